@@ -1,0 +1,1 @@
+"""The engine: a diffusion transformer spread over the ranks of a mesh. Imports neither ComfyUI nor `workers`."""

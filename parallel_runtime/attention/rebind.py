@@ -1,0 +1,139 @@
+"""Replaces the one place where a diffusers attention processor computes attention, in one model only.
+
+A processor's `__call__` reaches attention through a global name of its module: `dispatch_attention_fn`, or `F` with
+`scaled_dot_product_attention` in the older ones. We give the attention module a copy of its processor whose
+`__call__` is the same code with that name bound to ours. Projections, norms, rotary embeddings and everything else in
+the code stay diffusers' own, and other models in the process are not touched.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..errors import UnsupportedModelError
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "float | None"], torch.Tensor]
+"""(query, key, value, mask, scale) -> attended; tensors are (batch, tokens, heads, head dim)."""
+
+
+class ReboundAttention:
+    """Handle of `apply`: `undo` gives every module its own processor back."""
+
+    def __init__(self, originals: list[tuple[nn.Module, Any]]):
+        self._originals = originals
+
+    def undo(self) -> None:
+        """Restore the processors; a second call does nothing."""
+        while self._originals:
+            module, processor = self._originals.pop()
+            _set_processor(module, processor)
+
+
+def apply(modules: Mapping[str, nn.Module], attend: Attend) -> ReboundAttention:
+    """Let `attend` compute the attention of these modules, and leave the rest of their processors as it is.
+
+    Args:
+        modules: attention modules by their path in the transformer; each has a diffusers `processor`.
+        attend: see `Attend`.
+
+    Raises:
+        UnsupportedModelError: a processor that reaches attention in neither way, by name, before anything changes.
+    """
+    # One class for all processors of a class: torch.compile then shares one graph between the blocks.
+    classes: dict[type, type] = {}
+    for path, module in modules.items():
+        original = type(getattr(module, "processor", None))
+        if original not in classes:
+            classes[original] = _rebound_class(original, attend, path)
+    originals = [(module, module.processor) for module in modules.values()]
+    for module, processor in originals:
+        rebound = copy.copy(processor)
+        rebound.__class__ = classes[type(processor)]
+        _set_processor(module, rebound)
+    return ReboundAttention(originals)
+
+
+def _set_processor(module: nn.Module, processor: Any) -> None:
+    module._modules.pop("processor", None)  # a processor with weights is a submodule, and plain attributes hide behind it
+    module.processor = processor
+
+
+def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:
+    call = getattr(processor_class, "__call__", None)  # noqa: B004 - the function itself is wanted
+    code = getattr(call, "__code__", None)
+    names = code.co_names if code is not None else ()
+    if "dispatch_attention_fn" in names:
+        replaced = {"dispatch_attention_fn": _dispatch(attend)}
+    elif "F" in names and "scaled_dot_product_attention" in names:
+        replaced = {"F": _functional(attend)}
+    else:
+        raise UnsupportedModelError(
+            f"The attention module {path} uses {processor_class.__name__}, whose attention cannot be exchanged.",
+            "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention.",
+        )
+    # Without __name__ torch.compile looks names up in this dictionary; with it, in the module of that name.
+    namespace = {name: value for name, value in call.__globals__.items() if name != "__name__"} | replaced
+    function = types.FunctionType(code, namespace, call.__name__, call.__defaults__, call.__closure__)
+    function.__kwdefaults__ = call.__kwdefaults__
+    return type(processor_class.__name__, (processor_class,), {"__call__": function, "__module__": __name__})
+
+
+def _dispatch(attend: Attend) -> Callable[..., torch.Tensor]:
+    """Return a stand-in for diffusers.models.attention_dispatch.dispatch_attention_fn."""
+
+    def dispatch_attention_fn(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        attention_kwargs: dict[str, Any] | None = None,
+        *,
+        backend: Any = None,
+        parallel_config: Any = None,
+    ) -> torch.Tensor:
+        if is_causal or dropout_p or attention_kwargs:
+            raise UnsupportedModelError(
+                "The model asks for causal attention, dropout or kernel options inside of attention.",
+                "Use one of the supported models.",
+            )
+        if enable_gqa:
+            key, value = (t.repeat_interleave(query.shape[2] // t.shape[2], dim=2) for t in (key, value))
+        return attend(query, key, value, attn_mask, scale)
+
+    return dispatch_attention_fn
+
+
+def _functional(attend: Attend) -> types.ModuleType:
+    """Return a stand-in for torch.nn.functional whose scaled_dot_product_attention is ours."""
+    dispatch = _dispatch(attend)
+
+    def scaled_dot_product_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        tokens_first = (t.transpose(1, 2) for t in (query, key, value))
+        return dispatch(*tokens_first, attn_mask, dropout_p, is_causal, scale, enable_gqa).transpose(1, 2)
+
+    functional = types.ModuleType("functional")
+    functional.__dict__.update(
+        {name: value for name, value in vars(F).items() if not name.startswith("__")},
+        scaled_dot_product_attention=scaled_dot_product_attention,
+    )
+    return functional

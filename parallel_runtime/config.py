@@ -1,0 +1,145 @@
+"""The artist's wish (`ParallelConfig`) and what it resolves to for one request (`ParallelPlan`)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from .errors import ConfigurationError
+
+CONFIG_VERSION = 1
+AXES = ("data", "cfg", "pipe", "ring", "ulysses")
+"""Mesh axes, outermost first; ulysses is innermost because its ranks exchange the most."""
+ATTENTION_BACKENDS = ("auto", "sdpa", "cudnn", "flash", "efficient", "math")
+
+_DEVICES = re.compile(r"auto|cpu(:[1-9]\d*)?|\d+(,\d+)*")
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """What the artist asks for; None in a degree means `auto`.
+
+    Args:
+        devices: `auto` (every GPU that ComfyUI may see, else one CPU rank), a list such as `0,1`, or `cpu:N`.
+        data, cfg, ulysses: degree of that mesh axis, or None for auto.
+        attention: one of ATTENTION_BACKENDS.
+        compile: regional torch.compile of the repeated blocks.
+        version: schema of this configuration; a newer one than ours is refused.
+
+    Raises:
+        ConfigurationError: a value that cannot hold, with the value and what is valid.
+    """
+
+    devices: str = "auto"
+    data: int | None = None
+    cfg: int | None = None
+    ulysses: int | None = None
+    attention: str = "auto"
+    compile: bool = False
+    version: int = CONFIG_VERSION
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.version, int) or self.version > CONFIG_VERSION:
+            raise ConfigurationError(
+                f"This parallel configuration has version {self.version}, and the installed Parallel DiT reads "
+                f"up to version {CONFIG_VERSION}.",
+                "Update Parallel DiT, or make the Parallel Config node anew.",
+            )
+        if not isinstance(self.devices, str) or not _DEVICES.fullmatch(self.devices):
+            raise ConfigurationError(
+                f"Devices {self.devices!r} is not understood.",
+                "Write auto, GPU numbers such as 0,1, or cpu:2 for two ranks on the CPU.",
+            )
+        numbers = self.device_indices
+        if numbers is not None and len(set(numbers)) != len(numbers):
+            raise ConfigurationError(f"Devices {self.devices!r} names a GPU twice.", "Name each GPU once.")
+        for axis in ("data", "cfg", "ulysses"):
+            degree = getattr(self, axis)
+            if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int) or degree < 1):
+                raise ConfigurationError(f"Degree {axis} is {degree!r}.", "Use auto or a whole number from 1.")
+        if self.cfg is not None and self.cfg > 2:
+            raise ConfigurationError(
+                f"Degree cfg is {self.cfg}, but there are two CFG branches.", "Set cfg to auto, 1 or 2."
+            )
+        if self.attention not in ATTENTION_BACKENDS:
+            raise ConfigurationError(
+                f"Attention backend {self.attention!r} is not known.",
+                f"Choose one of {', '.join(ATTENTION_BACKENDS)}.",
+            )
+        if not isinstance(self.compile, bool):
+            raise ConfigurationError(f"Compile is {self.compile!r}.", "Use true or false.")
+
+    @property
+    def device_indices(self) -> tuple[int, ...] | None:
+        """GPU numbers where `devices` lists them, else None."""
+        return tuple(int(part) for part in self.devices.split(",")) if self.devices[0].isdigit() else None
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> ParallelConfig:
+        """Read a configuration from plain data (the PARALLEL_CONFIG socket, the wire).
+
+        Raises:
+            ConfigurationError: not a mapping, a newer version, or a field this version does not have.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigurationError(
+                f"A parallel configuration was expected, not {type(values).__name__}.",
+                "Connect a Parallel Config node.",
+            )
+        version = values.get("version", CONFIG_VERSION)
+        if not isinstance(version, int) or version > CONFIG_VERSION:
+            cls(version=version)
+        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+        if unknown:
+            raise ConfigurationError(
+                f"The parallel configuration has fields that are not known: {', '.join(unknown)}.",
+                "Make the Parallel Config node anew, or update Parallel DiT.",
+            )
+        return cls(**values)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, as `from_mapping` reads it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """Degrees of the mesh for one request: world_size == data * cfg * pipe * ring * ulysses."""
+
+    data: int = 1
+    cfg: int = 1
+    pipe: int = 1
+    ring: int = 1
+    ulysses: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            if getattr(self, axis) < 1:
+                raise ConfigurationError(f"Degree {axis} is {getattr(self, axis)}.", "Every degree is at least 1.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Degrees in the order of AXES."""
+        return tuple(getattr(self, axis) for axis in AXES)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that take part."""
+        return math.prod(self.shape)
+
+    @property
+    def batch(self) -> int:
+        """Ways the batch is split (data and cfg are one split where ComfyUI hands over a ready batch)."""
+        return self.data * self.cfg
+
+    @property
+    def sequence(self) -> int:
+        """Ways the token sequence is split."""
+        return self.ring * self.ulysses
+
+    def __str__(self) -> str:
+        named = [f"{axis} {degree}" for axis, degree in zip(AXES, self.shape, strict=True) if degree > 1]
+        return " × ".join(named) or "one rank"

@@ -1,0 +1,46 @@
+"""Typed errors. Each names its cause and its fix, and reads as one sentence pair in the artist's error dialog."""
+
+from __future__ import annotations
+
+
+class ParallelError(Exception):
+    """Base of every error this project raises on purpose.
+
+    Args:
+        cause: what went wrong, one sentence, with the names and numbers that matter.
+        fix: what the artist can do about it, one sentence.
+    """
+
+    def __init__(self, cause: str, fix: str):
+        super().__init__(cause, fix)
+        self.cause = cause
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.cause} {self.fix}".strip()
+
+
+class ConfigurationError(ParallelError):
+    """The parallel configuration cannot hold: degrees, devices, options."""
+
+
+class CheckpointError(ParallelError):
+    """A model file is missing, damaged, or not what its name says."""
+
+
+class UnsupportedModelError(ParallelError):
+    """The checkpoint is sound, but no model we have describes it."""
+
+
+class RequestError(ParallelError):
+    """A forward or sampling request that the loaded model cannot serve."""
+
+
+class PoolError(ParallelError):
+    """The worker pool could not start, or died while it worked."""
+
+
+ERROR_TYPES: dict[str, type[ParallelError]] = {
+    cls.__name__: cls
+    for cls in (ConfigurationError, CheckpointError, UnsupportedModelError, RequestError, PoolError)
+}

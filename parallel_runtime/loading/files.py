@@ -1,0 +1,133 @@
+"""Which files a model path stands for: one safetensors file, or a diffusers folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, UnsupportedModelError
+
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Files of one transformer.
+
+    Args:
+        weights: safetensors files, in a fixed order.
+        config: path of config.json; None for a single file.
+    """
+
+    weights: tuple[Path, ...]
+    config: Path | None = None
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file that decides what is loaded."""
+        return self.weights if self.config is None else (self.config, *self.weights)
+
+
+def find_files(path: str | Path) -> ModelFiles:
+    """Resolve a file, a diffusers pipeline folder (with transformer/), or a transformer folder.
+
+    Raises:
+        CheckpointError: nothing there, a folder without config.json or weights, a missing shard.
+        UnsupportedModelError: a pipeline without a transformer, or weights that are not safetensors.
+    """
+    path = Path(path).expanduser()
+    if path.is_file():
+        return ModelFiles((path,))
+    if not path.is_dir():
+        raise CheckpointError(f"{path} does not exist.", "Check the model's path, and refresh the list of models.")
+    folder = path / "transformer" if (path / "transformer").is_dir() else path
+    config = folder / "config.json"
+    if config.is_file():
+        return ModelFiles(_find_weights(folder), config)
+    if (path / "model_index.json").is_file():
+        name = read_json(path / "model_index.json").get("_class_name", "unknown")
+        raise UnsupportedModelError(
+            f"{path} is a diffusers folder of {name}, which has no transformer.",
+            "Choose the folder of a supported diffusion transformer.",
+        )
+    raise CheckpointError(
+        f"{folder} has no config.json.", "Choose a diffusers folder, or the .safetensors file itself."
+    )
+
+
+def _find_weights(folder: Path) -> tuple[Path, ...]:
+    found = sorted(folder.glob("*.safetensors"))
+    indices = sorted(folder.glob("*.safetensors.index*.json"))
+    default = folder / "diffusion_pytorch_model.safetensors"
+    if len(indices) > 1:
+        indices = [index for index in indices if index.name == f"{default.name}.index.json"]
+    if len(indices) == 1:
+        return _read_index(indices[0])
+    if default in found:
+        return (default,)
+    if not found:
+        pickles = sorted(folder.glob("*.bin"))
+        if pickles:
+            raise UnsupportedModelError(
+                f"{folder} has its weights as a PyTorch pickle ({pickles[0].name}), which could run code.",
+                "Download the safetensors version.",
+            )
+        raise CheckpointError(f"{folder} has no safetensors file.", "Download the folder again.")
+    shards = {(match.group(1), match.group(2)) for file in found if (match := _SHARD.fullmatch(file.name))}
+    if len(found) > 1 and (len(shards) != 1 or len(found) != int(next(iter(shards))[1])):
+        names = ", ".join(file.name for file in found[:4])
+        raise CheckpointError(
+            f"{folder} has {len(found)} safetensors files that are no complete set: {names}.",
+            "Keep one version of the weights there, or choose the .safetensors file itself.",
+        )
+    return tuple(found)
+
+
+def _read_index(index: Path) -> tuple[Path, ...]:
+    names = read_json(index).get("weight_map", {})
+    if not isinstance(names, dict) or not names or any(Path(str(name)).name != name for name in names.values()):
+        raise CheckpointError(f"{index} does not list the files of the model.", "Download the folder again.")
+    files = tuple(index.parent / name for name in sorted(set(names.values())))
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index.parent} lacks {len(missing)} of {len(files)} files of the model, first {missing[0]}.",
+            "Download the missing files.",
+        )
+    return files
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a small JSON file that holds an object.
+
+    Raises:
+        CheckpointError: it cannot be read, or is something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.", "Check its rights.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}).", "Download it again.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object.", "Download it again.")
+    return content
+
+
+def identity(path: str | Path) -> tuple[tuple[str, int, int], ...]:
+    """(file, size in bytes, mtime in ns) of every file behind `path`: equal as long as none was replaced.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: as `find_files`.
+    """
+    found = []
+    for file in find_files(path).all:
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror}.", "Check the file.") from error
+        found.append((str(file.resolve()), status.st_size, status.st_mtime_ns))
+    return tuple(found)

@@ -1,0 +1,103 @@
+"""Reads and checks the header of a safetensors file; no tensor is touched.
+
+Format: 8 bytes little-endian header length, the header as JSON, then the tensors' bytes
+(https://huggingface.co/docs/safetensors, "Format").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from ..errors import CheckpointError, UnsupportedModelError
+from ..models.spec import TensorInfo
+
+_LENGTH = struct.Struct("<Q")
+_LARGEST_HEADER = 100_000_000
+_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
+_BYTES |= {"I64": 8, "U64": 8, "F64": 8}
+_AGAIN = "Download or copy the file again."
+_FOREIGN = {
+    b"GGUF": ("a GGUF file", "Quantised files come later: use the bf16, fp16 or fp32 safetensors file of this model."),
+    b"PK\x03\x04": ("a PyTorch pickle, which could run code", "Convert it to safetensors, or download that version."),
+    b"\x80\x02": ("a PyTorch pickle, which could run code", "Convert it to safetensors, or download that version."),
+}
+_PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".pth", ".bin", ".pkl")
+_FOREIGN_SUFFIXES = {".gguf": b"GGUF", **dict.fromkeys(_PICKLE_SUFFIXES, b"PK\x03\x04")}
+
+
+@dataclass(frozen=True)
+class FileHeader:
+    """Header of one file: tensors by their key in the file, and the free-form text beside them."""
+
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+
+
+def read_header(path: Path) -> FileHeader:
+    """Read the header of a safetensors file, and check that the file holds what the header promises.
+
+    Raises:
+        CheckpointError: missing, unreadable, empty, truncated or damaged.
+        UnsupportedModelError: another format, such as GGUF or a pickle.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(_LENGTH.size)
+            size = path.stat().st_size
+            length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
+            text = file.read(length) if 2 <= length <= _LARGEST_HEADER else b""
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.", "Check the path and its rights.") from error
+    if not size:
+        raise CheckpointError(f"{path} is empty (0 bytes).", _AGAIN)
+    if not text.startswith(b"{"):
+        _refuse_foreign(path, start, size)
+    if len(text) < length:
+        raise CheckpointError(f"{path} is truncated: its header has {length} bytes, the file {size} in all.", _AGAIN)
+    header, data_size = _parse(path, text)
+    promised = _LENGTH.size + length + data_size
+    if promised != size:
+        state = "truncated" if size < promised else "damaged"
+        raise CheckpointError(f"{path} is {state}: its header promises {promised} bytes, the file has {size}.", _AGAIN)
+    return header
+
+
+def _refuse_foreign(path: Path, start: bytes, size: int) -> NoReturn:
+    magic = next((magic for magic in _FOREIGN if start.startswith(magic)), _FOREIGN_SUFFIXES.get(path.suffix.lower()))
+    if magic is not None:
+        what, fix = _FOREIGN[magic]
+        raise UnsupportedModelError(f"{path} is {what}, not safetensors.", fix)
+    if start.startswith(b"version "):
+        raise CheckpointError(f"{path} is a Git LFS pointer, not the model itself.", "Run git lfs pull.")
+    if start.startswith(b"<"):
+        raise CheckpointError(f"{path} is a web page, not a model.", "Download the file itself; it may need a login.")
+    raise CheckpointError(f"{path} is no safetensors file ({size} bytes that start with {start!r}).", _AGAIN)
+
+
+def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
+    """Return the header and the bytes that its tensors fill, without holes, in the order of their offsets."""
+    try:
+        entries = json.loads(text)
+        metadata = entries.pop("__metadata__", None) or {}
+        tensors, spans = {}, []
+        for key, entry in entries.items():
+            tensors[key] = TensorInfo(tuple(map(int, entry["shape"])), str(entry["dtype"]))
+            begin, end = map(int, entry["data_offsets"])
+            spans.append((begin, end, key))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} has a damaged header ({type(error).__name__}: {error}).", _AGAIN) from error
+    position = 0
+    for begin, end, key in sorted(spans):
+        info = tensors[key]
+        # Types that we do not know (packed ones) are refused by name later; only their place is checked here.
+        wanted = math.prod(info.shape) * _BYTES[info.dtype] if info.dtype in _BYTES else end - begin
+        if begin != position or end < begin or end - begin != wanted:
+            raise CheckpointError(f"{path} has a damaged header: the place of tensor {key} does not fit.", _AGAIN)
+        position = end
+    return FileHeader(tensors, metadata), position

@@ -1,0 +1,56 @@
+"""Says in words what a file is that no model of ours describes, by telltale keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..errors import UnsupportedModelError
+from ..registry import supported
+
+_TELLTALES: tuple[tuple[str, str], ...] = (
+    ("a LoRA", r"lora_(A|B|up|down)|\.lora\.|lokr_w|hada_w|dora_scale|\.oft_blocks"),
+    ("a ControlNet", r"^(control_model|controlnet)|controlnet_(blocks|x_embedder|cond_embedding|mode_embed)"),
+    ("a Chroma transformer", r"^distilled_guidance_layer\."),
+    ("a FLUX.2 transformer", r"^double_stream_modulation_img\."),
+    ("a HunyuanVideo transformer", r"^(txt_in\.individual_token_refiner|context_embedder\.token_refiner)\."),
+    ("an SD3 transformer", r"^joint_blocks\.0\."),
+    ("an AuraFlow transformer", r"^(double_layers|joint_transformer_blocks)\.0\."),
+    ("a Qwen-Image transformer", r"^transformer_blocks\.0\.img_mod\.1\."),
+    ("a Wan transformer", r"^blocks\.0\.(self_attn\.norm_q|attn1\.norm_q)\."),
+    ("an LTX-Video transformer", r"^patchify_proj\."),
+    ("a Lumina 2 or Z-Image transformer", r"^(cap_embedder|noise_refiner|context_refiner)\."),
+    ("a Mochi transformer", r"^t5_y(_embedder|proj)\."),
+    ("a HiDream transformer", r"^double_stream_blocks\.0\."),
+    ("a Cosmos transformer", r"^(net\.)?(blocks\.block0|x_embedder\.proj\.1)\."),
+    ("a PixArt transformer", r"^(t_block|adaln_single\.linear|y_embedder\.y_embedding)"),
+    ("a CogVideoX transformer", r"^patch_embed\.text_proj\."),
+    ("an SDXL UNet", r"^(label_emb\.0|add_embedding\.linear_1)\."),
+    ("a Stable Diffusion UNet", r"^(input_blocks\.0\.0|down_blocks\.0\.(attentions|resnets)\.0)\."),
+    ("a transformer in FLUX's key style that is not FLUX.1", r"^double_blocks\.0\.img_attn\."),
+    ("a transformer in FLUX's diffusers names that is not FLUX.1", r"^single_transformer_blocks\.0\."),
+    ("a VAE", r"^(first_stage_model\.|vae\.)?(encoder|decoder)\.(conv_in|conv1|conv_out|downsamples)\."),
+    ("a CLIP text encoder", r"(text_model\.encoder|transformer\.resblocks)"),
+    ("a CLIP vision encoder", r"vision_model\.encoder"),
+    ("a T5 text encoder", r"encoder\.block\.0\.layer\.0\.SelfAttention\."),
+    ("a language model", r"model\.layers\.0\.self_attn\."),
+)
+"""What it is, and an expression that finds it in a key (prefix taken off). The first one that is found counts."""
+
+
+def name_contents(keys: Iterable[str]) -> str:
+    """Describe a file by its keys, such as "a VAE", else by the first few keys."""
+    keys = sorted(keys)
+    for what, telltale in _TELLTALES:
+        if any(re.search(telltale, key) for key in keys):
+            return what
+    if not keys:
+        return "a file without tensors"
+    return f"something unknown, with {len(keys)} tensors such as {', '.join(keys[:4])}"
+
+
+def unsupported(path: object, what: str) -> UnsupportedModelError:
+    """The error for a sound file that is no transformer of ours."""
+    return UnsupportedModelError(
+        f"{path} is {what}, not a supported diffusion transformer.", f"Choose another file. {supported()}"
+    )

@@ -1,0 +1,119 @@
+"""What a model file declares. A model is data (a `ModelSpec`) plus one adapter; no forward is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import RequestError
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One entry of a safetensors header: shape, dtype name as safetensors spells it ("BF16", "F32", ...)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class WeightRule:
+    """One diffusers parameter out of one tensor of the original file.
+
+    Args:
+        target: parameter name in the diffusers transformer.
+        source: key in the original layout (without a prefix such as `model.diffusion_model.`).
+        rows: (start, length) on dim 0 of the source, for fused projections; None takes all of it.
+        swap_halves: the two halves of dim 0 change places (scale and shift of the final modulation).
+    """
+
+    target: str
+    source: str
+    rows: tuple[int, int] | None = None
+    swap_halves: bool = False
+
+
+class Adapter(Protocol):
+    """Pure pair between ComfyUI's `diffusion_model(x, timestep, context, **extras)` and the diffusers forward."""
+
+    extras: frozenset[str]
+    """Names of the keyword arguments, beside x, timestep and context, that the adapter can carry."""
+
+    def to_transformer(
+        self, x: torch.Tensor, timestep: torch.Tensor, context: torch.Tensor, config: Mapping[str, Any], **extras: Any
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of the diffusers transformer's forward."""
+        ...
+
+    def from_transformer(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return the prediction in ComfyUI's layout, the shape of the latent part of `x`."""
+        ...
+
+    def output_shape(self, x_shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
+        """Shape that `from_transformer` gives for an x of that shape."""
+        ...
+
+    def sequence_length(self, x_shape: tuple[int, ...], context_shape: tuple[int, ...]) -> int:
+        """Tokens of one forward (image and text), for planning; no tensors needed."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A transformer family as data.
+
+    Args:
+        name: registry key, the diffusers file name without `transformer_` ("flux").
+        title: how artists call it ("FLUX.1").
+        transformer_class: class name in diffusers.
+        block_lists: attribute paths of the block lists in forward order.
+        self_attention: glob patterns of the modules whose attention runs over the split sequence.
+        sequence_inputs: module path ("" is the transformer) -> {argument name: dim that is split}.
+        sequence_outputs: module path -> dim of its output that is gathered.
+        timestep_embedder: module whose first positional argument is the scaled timestep.
+        timestep_scale: what the transformer's forward multiplies the timestep by before that module.
+        detect: header of an original-layout file -> full diffusers config, or None when it is another family.
+        detect_diffusers: the same for a file with diffusers' parameter names.
+        weight_rules: diffusers config -> rules for an original-layout file.
+        heads: diffusers config -> number of attention heads.
+        adapter: see `Adapter`.
+        key_suffixes: original-layout key ending -> the ending that `detect` and `weight_rules` use, for files that
+            spell some keys another way.
+        prepare: called once on a freshly loaded transformer, for what ComfyUI's forward does and diffusers' does not.
+    """
+
+    name: str
+    title: str
+    transformer_class: str
+    block_lists: tuple[str, ...]
+    self_attention: tuple[str, ...]
+    sequence_inputs: Mapping[str, Mapping[str, int]]
+    sequence_outputs: Mapping[str, int]
+    timestep_embedder: str
+    timestep_scale: float
+    detect: Callable[[Mapping[str, TensorInfo]], dict[str, Any] | None]
+    detect_diffusers: Callable[[Mapping[str, TensorInfo]], dict[str, Any] | None]
+    weight_rules: Callable[[Mapping[str, Any]], Iterable[WeightRule]]
+    heads: Callable[[Mapping[str, Any]], int]
+    adapter: Adapter
+    key_suffixes: Mapping[str, str] = field(default_factory=dict)
+    prepare: Callable[[torch.nn.Module], None] | None = None
+    dtypes: tuple[str, ...] = field(default=("bfloat16", "float16", "float32"))
+    widths: Mapping[str, str] = field(default_factory=dict)
+
+    def check_widths(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Refuse inputs of another model, such as the conditioning of another family's text encoder.
+
+        Raises:
+            RequestError: an argument whose last dim differs from what the checkpoint takes.
+        """
+        for name, key in self.widths.items():
+            value = arguments.get(name)
+            if isinstance(value, torch.Tensor) and value.shape[-1] != config[key]:
+                raise RequestError(
+                    f"{self.title} takes {name} of width {config[key]} in this checkpoint, but got {value.shape[-1]}.",
+                    "Connect the text encoder and the latent that belong to this model.",
+                )

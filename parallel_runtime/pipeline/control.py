@@ -1,0 +1,46 @@
+"""What the engine tells and asks while it works: progress outwards, cancel inwards."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ..errors import ParallelError
+
+
+class Cancelled(ParallelError):
+    """The artist stopped the prompt. Not a failure: the pool stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__("The job was cancelled.", "")
+
+
+class Control(Protocol):
+    """Handed to `Engine.prepare` and `Prepared.run`; the rank process implements it."""
+
+    def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
+        """A step is through; `denoised` (B, C, ...) float32 is the preview where one was asked for."""
+        ...
+
+    def check_cancel(self) -> None:
+        """Raise `Cancelled` if this rank has heard of a cancel. For PREPARE, where ranks need not agree."""
+        ...
+
+    def all_stop(self) -> bool:
+        """Collective: whether all ranks stop before the next step. For RUN, where they must agree."""
+        ...
+
+
+class NoControl:
+    """For scripts under plain torchrun: nothing is reported and nothing cancels."""
+
+    def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
+        """Nobody listens."""
+
+    def check_cancel(self) -> None:
+        """Nobody cancels."""
+
+    def all_stop(self) -> bool:
+        """Nobody cancels."""
+        return False

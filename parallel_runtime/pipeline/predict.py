@@ -1,0 +1,125 @@
+"""The transformer as the loop sees it: calls in ComfyUI's convention, spread over the batch axes of the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..mesh import Mesh
+from ..models.spec import ModelSpec
+from ..wrappers.batch import gather_batch, share_of_batch
+from ..wrappers.parallel_transformer import ParallelTransformer
+from .conditioning import Conditioning
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the transformer: x (B, C, ...), timestep (B,) float32 in ComfyUI's convention, conditioning."""
+
+    x: torch.Tensor
+    timestep: torch.Tensor
+    conditioning: Conditioning
+
+    @property
+    def batch(self) -> int:
+        """Items in this call."""
+        return self.x.shape[0]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Runs calls on the ranks of one mesh. Every rank of the mesh holds the full inputs and gets the full outputs."""
+
+    transformer: ParallelTransformer
+    spec: ModelSpec
+    mesh: Mesh
+
+    def __call__(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        """Predictions, one per call, in the shape of the latent part of its x and in the model's dtype.
+
+        All items of all calls form one list, which is cut into contiguous shares along the batch axes: so the two
+        CFG branches land on different ranks even where their texts differ in length.
+        """
+        self.transformer.set_mesh(self.mesh)
+        merged = merge(calls)
+        total = sum(call.batch for call in merged)
+        start, stop = share_of_batch(total, self.mesh)
+        outputs, first = [], 0
+        for call in merged:
+            low, high = max(start - first, 0), min(stop - first, call.batch)
+            if low < high:
+                outputs.append(self._forward(select(call, low, high)))
+            first += call.batch
+        # A rank whose share is empty computes nothing, but joins the gather: every rank must.
+        local = torch.cat(outputs) if outputs else calls[0].x.new_empty((0, *self._output_shape(calls[0])))
+        gathered = gather_batch(local, total, self.mesh)
+        return list(gathered.split([call.batch for call in calls]))
+
+    def _forward(self, call: Call) -> torch.Tensor:
+        conditioning = call.conditioning
+        arguments = self.spec.adapter.to_transformer(
+            call.x, call.timestep, conditioning.context, self.transformer.config, **conditioning.extras
+        )
+        output = self.transformer(**arguments, return_dict=False)[0]
+        return self.spec.adapter.from_transformer(output, call.x)
+
+    def _output_shape(self, call: Call) -> tuple[int, ...]:
+        return self.spec.adapter.output_shape(tuple(call.x.shape), self.transformer.config)[1:]
+
+
+def merge(calls: Sequence[Call]) -> list[Call]:
+    """Join neighbouring calls whose conditionings have equal shapes: one larger forward instead of two small ones."""
+    merged: list[Call] = []
+    for call in calls:
+        if merged and _alike(merged[-1].conditioning.arguments, call.conditioning.arguments):
+            previous = merged.pop()
+            call = Call(
+                torch.cat([previous.x, call.x]),
+                torch.cat([previous.timestep, call.timestep]),
+                Conditioning(
+                    {
+                        name: _join(value, call.conditioning.arguments[name], previous.batch, call.batch)
+                        for name, value in previous.conditioning.arguments.items()
+                    }
+                ),
+            )
+        merged.append(call)
+    return merged
+
+
+def select(call: Call, low: int, high: int) -> Call:
+    """Items low to high of a call."""
+    if (low, high) == (0, call.batch):
+        return call
+    arguments = {name: _slice(value, low, high, call.batch) for name, value in call.conditioning.arguments.items()}
+    return replace(call, x=call.x[low:high], timestep=call.timestep[low:high], conditioning=Conditioning(arguments))
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    if one.keys() != other.keys():
+        return False
+    for name, value in one.items():
+        counterpart = other[name]
+        if isinstance(value, torch.Tensor) and isinstance(counterpart, torch.Tensor):
+            if value.shape[1:] != counterpart.shape[1:] or value.ndim == 0:
+                return False
+        elif isinstance(value, list) or isinstance(counterpart, list) or value != counterpart:
+            return False
+    return True
+
+
+def _join(one: Any, other: Any, batch: int, other_batch: int) -> Any:
+    if not isinstance(one, torch.Tensor):
+        return one
+    return torch.cat([one.expand(batch, *one.shape[1:]), other.expand(other_batch, *other.shape[1:])])
+
+
+def _slice(value: Any, low: int, high: int, batch: int) -> Any:
+    if isinstance(value, list):
+        return [_slice(item, low, high, batch) for item in value]
+    if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == batch:
+        return value[low:high]
+    return value

@@ -1,0 +1,128 @@
+"""What can be asked of the engine. Plain typed data: tensors travel beside it, by name."""
+
+from __future__ import annotations
+
+import msgspec
+
+Scalar = bool | int | float | str | None
+
+
+class ConditioningRef(msgspec.Struct, frozen=True):
+    """Arguments of the transformer's call that stay the same over a sampling run: context and extras.
+
+    Sent once; later requests name it by `id` alone (`new` is false). Tensors of a new one travel under
+    `tensor_name(id, key)`, or `tensor_name(id, key, i)` for the i-th of a list.
+
+    Args:
+        id: chosen by the client, unique in the life of a pool.
+        new: the tensors come with this request.
+        tensors: argument names whose value is a tensor.
+        lists: argument name -> number of tensors in its list.
+        constants: arguments that are plain values.
+        index: CFG branch, 0 positive and 1 negative (ComfyUI's cond_or_uncond).
+    """
+
+    id: int
+    new: bool = False
+    tensors: tuple[str, ...] = ()
+    lists: dict[str, int] = {}
+    constants: dict[str, Scalar] = {}
+    index: int = 0
+
+
+def tensor_name(conditioning: int, key: str, position: int | None = None) -> str:
+    """Name under which a conditioning tensor travels."""
+    return f"c{conditioning}.{key}" if position is None else f"c{conditioning}.{key}.{position}"
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Make a model resident.
+
+    Args:
+        model: the client's name for this model with this dtype and configuration.
+        path: file or diffusers folder.
+        dtype: a torch dtype's name.
+        config: `ParallelConfig.to_mapping()`.
+        ranks: how many of the pool's ranks, from rank 0, the configuration may use.
+    """
+
+    model: str
+    path: str
+    dtype: str
+    config: dict[str, Scalar]
+    ranks: int
+
+
+class Forward(msgspec.Struct, frozen=True, tag=True):
+    """One call of the transformer, batched as ComfyUI batched it.
+
+    Tensors: `x` (B, C, ...) in the model's dtype, `timestep` (B,) float32, and a new conditioning's own.
+    `dropped` conditionings are forgotten first.
+    """
+
+    model: str
+    conditioning: ConditioningRef
+    dropped: tuple[int, ...] = ()
+
+
+class Sample(msgspec.Struct, frozen=True, tag=True):
+    """A whole denoising loop of a flow model.
+
+    Tensors: `x` (B, C, ...) float32, the noised start latent; `sigmas` (steps + 1,) float32; with `inpaint`
+    also `mask`, `latent_image`, `noise`, shaped like `x`; and the new conditionings' own.
+    """
+
+    model: str
+    sampler: str
+    branches: tuple[ConditioningRef, ...]
+    cfg: float
+    seed: int
+    timestep_multiplier: float
+    noise_device: str
+    inpaint: bool = False
+    preview: bool = False
+    dropped: tuple[int, ...] = ()
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Free a resident model's memory; the processes stay. An unknown model is no error."""
+
+    model: str
+
+
+Request = Load | Forward | Sample | Release
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `Load`.
+
+    Args:
+        spec: registry name of the family.
+        parameters: number of parameters of the whole model.
+        bytes_per_rank: parameter bytes that one rank holds.
+        reused: it was resident already.
+        explanation: the plan for a single picture, in words.
+    """
+
+    spec: str
+    parameters: int
+    bytes_per_rank: int
+    reused: bool
+    explanation: str
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """Answer to the other requests.
+
+    Args:
+        plan: the mesh that ran it, in words.
+        bytes_freed: over one rank, for `Release`.
+        milliseconds: wall time inside the rank.
+    """
+
+    plan: str = ""
+    bytes_freed: int = 0
+    milliseconds: float = 0.0
+
+
+Answer = Loaded | Finished

@@ -1,0 +1,314 @@
+"""What the nodes talk to: models to load, calls to forward, loops to sample. Restarts and reloads when it must."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.pipeline.control import Cancelled
+from parallel_runtime.pipeline.requests import (
+    Answer,
+    ConditioningRef,
+    Finished,
+    Forward,
+    Load,
+    Loaded,
+    Release,
+    Request,
+    Sample,
+)
+
+from .conditioning_cache import ConditioningCache
+from .launch import PoolSpec, resolve_devices
+from .pool import OnProgress, RunningPool, ShouldCancel
+from .protocol import Status
+
+__all__ = ["Branch", "Cancelled", "Inpaint", "ModelRequest", "PoolClient", "SampleRequest", "close_pools", "get_pool"]
+
+log = logging.getLogger("parallel_dit")
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """A model as the artist asked for it.
+
+    Args:
+        path: single file or diffusers folder.
+        dtype: "bfloat16", "float16" or "float32".
+        config: degrees, attention and compile belong to the request; its devices choose the pool.
+    """
+
+    path: str
+    dtype: str
+    config: ParallelConfig
+
+    @property
+    def key(self) -> str:
+        """Name of this request in the pool."""
+        return repr(self)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One CFG branch: arguments of the transformer's call without x and timestep. Index 0 positive, 1 negative."""
+
+    conditioning: Mapping[str, Any]
+    index: int
+
+
+@dataclass(frozen=True)
+class Inpaint:
+    """Noise mask of an inpainting loop; all shaped like x, float32."""
+
+    mask: torch.Tensor
+    latent_image: torch.Tensor
+    noise: torch.Tensor
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """A denoising loop. `x` (B, C, ...) float32 is the noised start latent, `sigmas` (steps + 1,)."""
+
+    sampler: str
+    sigmas: torch.Tensor
+    x: torch.Tensor
+    branches: tuple[Branch, ...]
+    cfg: float
+    seed: int
+    timestep_multiplier: float = 1.0
+    noise_device: str = "cpu"
+    inpaint: Inpaint | None = None
+    preview: bool = False
+
+
+def _ignore_progress(step: int, total: int, denoised: torch.Tensor | None) -> None:
+    """For requests without steps."""
+
+
+def never() -> bool:
+    """For callers that never cancel."""
+    return False
+
+
+class PoolClient:
+    """One pool of ranks. Thread-safe: requests wait for each other.
+
+    A dead pool is replaced at the next request, and a model that the pool lost is loaded again: the MODEL that a
+    graph has cached outlives both.
+    """
+
+    def __init__(self, spec: PoolSpec):
+        self.spec = spec
+        self._lock = threading.RLock()
+        self._pool: RunningPool | None = None
+        self._resident: ModelRequest | None = None
+        self._cache = ConditioningCache()
+
+    def start(self, should_cancel: ShouldCancel = never) -> RunningPool:
+        """The running pool, started if need be.
+
+        Raises:
+            PoolError: it could not start.
+        """
+        with self._lock:
+            if self._pool is not None and not self._pool.alive:
+                self._pool.close()
+                self._pool = None
+            if self._pool is None:
+                log.info("Parallel DiT: starting a pool on %s", self.spec)
+                self._forget()
+                self._pool = RunningPool(self.spec)
+            self._pool.wait_until_ready(should_cancel)
+            return self._pool
+
+    def load(self, model: ModelRequest, should_cancel: ShouldCancel = never) -> Loaded:
+        """Make a model resident in the pool; quick when it is already.
+
+        Raises:
+            ParallelError: the file, the configuration or the pool; typed, with cause and fix.
+            Cancelled: the artist stopped it.
+        """
+        with self._lock:
+            pool = self.start(should_cancel)
+            ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
+            request = Load(model.key, model.path, model.dtype, model.config.to_mapping(), ranks)
+            self._resident = None
+            answer, _ = pool.submit(request, {}, _ignore_progress, should_cancel)
+            assert isinstance(answer, Loaded)
+            if not answer.reused:
+                self._cache.clear()
+            self._resident = model
+            return answer
+
+    def forward(
+        self,
+        model: ModelRequest,
+        x: torch.Tensor,
+        timestep: torch.Tensor,
+        conditioning: Mapping[str, Any],
+        should_cancel: ShouldCancel = never,
+    ) -> torch.Tensor:
+        """One call of the transformer.
+
+        Args:
+            x: (B, C, ...) in the model's dtype; timestep: (B,) float32.
+            conditioning: context (B, T, D) and the family's extras.
+
+        Returns:
+            The prediction, shaped like the latent part of x, on the CPU.
+
+        Raises:
+            ParallelError: the request, or the pool; typed, with cause and fix.
+            Cancelled: the artist stopped it.
+        """
+        with self._lock:
+            self._ensure(model, should_cancel)
+            reference, tensors, dropped = self._cache.refer(conditioning)
+            request = Forward(model.key, reference, dropped)
+            _, results = self._submit(request, {"x": x, "timestep": timestep, **tensors}, _ignore_progress, should_cancel)
+            return results["output"]
+
+    def sample(
+        self,
+        model: ModelRequest,
+        request: SampleRequest,
+        on_progress: OnProgress = _ignore_progress,
+        should_cancel: ShouldCancel = never,
+    ) -> torch.Tensor:
+        """A whole denoising loop in the pool; returns the latent (B, C, ...) float32 on the CPU.
+
+        Raises:
+            As `forward`.
+        """
+        with self._lock:
+            self._ensure(model, should_cancel)
+            references, tensors, dropped = self._refer_all(request.branches)
+            tensors |= {"x": request.x, "sigmas": request.sigmas}
+            if request.inpaint is not None:
+                inpaint = request.inpaint
+                tensors |= {"mask": inpaint.mask, "latent_image": inpaint.latent_image, "noise": inpaint.noise}
+            wire = Sample(
+                model.key,
+                request.sampler,
+                references,
+                request.cfg,
+                request.seed,
+                request.timestep_multiplier,
+                request.noise_device,
+                request.inpaint is not None,
+                request.preview,
+                dropped,
+            )
+            _, results = self._submit(wire, tensors, on_progress, should_cancel)
+            return results["latent"]
+
+    def release(self, model: ModelRequest) -> int:
+        """Free the model's memory in the pool, if the pool runs and holds it; return the bytes freed per rank."""
+        with self._lock:
+            if self._pool is None or not self._pool.alive or self._resident != model:
+                return 0
+            self._forget()
+            answer, _ = self._pool.submit(Release(model.key), {}, _ignore_progress, never)
+            assert isinstance(answer, Finished)
+            return answer.bytes_freed
+
+    def status(self) -> Status | None:
+        """The pool's state, or None while no pool runs. Does not wait for a job."""
+        pool = self._pool
+        return pool.status() if pool is not None and pool.alive else None
+
+    def close(self) -> None:
+        """End the pool."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
+            self._forget()
+
+    def _ensure(self, model: ModelRequest, should_cancel: ShouldCancel) -> None:
+        if self._pool is None or not self._pool.alive or self._resident != model:
+            self.load(model, should_cancel)
+
+    def _submit(
+        self, request: Request, tensors: dict[str, torch.Tensor], on_progress: OnProgress, should_cancel: ShouldCancel
+    ) -> tuple[Answer, dict[str, torch.Tensor]]:
+        assert self._pool is not None
+        try:
+            return self._pool.submit(request, tensors, on_progress, should_cancel)
+        except BaseException:
+            # Whether the ranks kept this request's conditionings is not certain any more.
+            self._cache.clear()
+            raise
+
+    def _refer_all(
+        self, branches: tuple[Branch, ...]
+    ) -> tuple[tuple[ConditioningRef, ...], dict[str, torch.Tensor], tuple[int, ...]]:
+        references: list[ConditioningRef] = []
+        tensors: dict[str, torch.Tensor] = {}
+        dropped: tuple[int, ...] = ()
+        for branch in branches:
+            reference, new, old = self._cache.refer(branch.conditioning, branch.index)
+            references.append(reference)
+            tensors |= new
+            dropped += old
+        return tuple(references), tensors, dropped
+
+    def _forget(self) -> None:
+        self._resident = None
+        self._cache.clear()
+
+
+class _Pools:
+    """The process's pools. A GPU belongs to one pool: a pool that another one needs the GPUs of is closed."""
+
+    def __init__(self) -> None:
+        self._clients: list[PoolClient] = []
+        self._lock = threading.Lock()
+
+    def get(self, spec: PoolSpec) -> PoolClient:
+        with self._lock:
+            for client in self._clients:
+                # A configuration that wants the first ranks of a larger pool takes part of it: nothing restarts.
+                if client.spec.device_type == spec.device_type and client.spec.devices[: spec.world_size] == spec.devices:
+                    return client
+            for client in [c for c in self._clients if _overlap(c.spec, spec)]:
+                client.close()
+                self._clients.remove(client)
+            client = PoolClient(spec)
+            self._clients.append(client)
+            return client
+
+    def close(self) -> None:
+        with self._lock:
+            for client in self._clients:
+                client.close()
+            self._clients.clear()
+
+
+def _overlap(one: PoolSpec, other: PoolSpec) -> bool:
+    return one.device_type == other.device_type and bool(set(one.devices) & set(other.devices))
+
+
+_pools = _Pools()  # processes are a resource of this process, so they are kept per process
+atexit.register(_pools.close)
+
+
+def get_pool(config: ParallelConfig) -> PoolClient:
+    """The pool for a configuration's devices; not started yet.
+
+    Raises:
+        ConfigurationError: devices that do not exist, or too few for the degrees.
+    """
+    return _pools.get(resolve_devices(config, torch.cuda.device_count))
+
+
+def close_pools() -> None:
+    """End every pool of this process."""
+    _pools.close()

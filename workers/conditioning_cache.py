@@ -1,0 +1,101 @@
+"""Which conditionings the pool holds already, so that a text context crosses the socket once a run, not once a step."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from parallel_runtime.errors import RequestError
+from parallel_runtime.pipeline.requests import ConditioningRef, tensor_name
+
+_CAPACITY = 8
+
+
+class ConditioningCache:
+    """Mirrors the ranks' stores. Compares contents, not identities: ComfyUI concatenates anew for every step."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self._to_drop: list[int] = []
+
+    def refer(
+        self, conditioning: Mapping[str, Any], index: int = 0
+    ) -> tuple[ConditioningRef, dict[str, torch.Tensor], tuple[int, ...]]:
+        """Return (reference, tensors to send along, numbers that the pool may drop).
+
+        Raises:
+            RequestError: an argument of a kind that does not travel, by name.
+        """
+        arguments = {name: value for name, value in conditioning.items() if value is not None}
+        for number, kept in reversed(self._kept.items()):
+            if _equal(kept, arguments):
+                self._kept.move_to_end(number)
+                return ConditioningRef(number, index=index), {}, self._dropped()
+        number = next(self._numbers)
+        reference, tensors = _describe(number, arguments, index)
+        # Copies: the caller may write into its tensors later, and a comparison with itself would not notice.
+        self._kept[number] = {name: _copy(value) for name, value in arguments.items()}
+        while len(self._kept) > _CAPACITY:
+            self._to_drop.append(self._kept.popitem(last=False)[0])
+        return reference, tensors, self._dropped()
+
+    def clear(self) -> None:
+        """Trust none of them any more; the pool drops with the next request what it may still hold."""
+        self._to_drop += self._kept
+        self._kept.clear()
+
+    def _dropped(self) -> tuple[int, ...]:
+        dropped, self._to_drop = tuple(self._to_drop), []
+        return dropped
+
+
+def _describe(
+    number: int, arguments: Mapping[str, Any], index: int
+) -> tuple[ConditioningRef, dict[str, torch.Tensor]]:
+    names, lists, constants = [], {}, {}
+    tensors: dict[str, torch.Tensor] = {}
+    for key, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            names.append(key)
+            tensors[tensor_name(number, key)] = value
+        elif isinstance(value, (list, tuple)) and all(isinstance(item, torch.Tensor) for item in value):
+            lists[key] = len(value)
+            tensors |= {tensor_name(number, key, i): item for i, item in enumerate(value)}
+        elif isinstance(value, (bool, int, float, str)):
+            constants[key] = value
+        else:
+            raise RequestError(
+                f"The model's input {key!r} is a {type(value).__name__}, which cannot be sent to the pool.",
+                "Remove the node that adds it, or load the model with Load Diffusion Model.",
+            )
+    return ConditioningRef(number, True, tuple(names), lists, constants, index), tensors
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
+    if isinstance(one, torch.Tensor):
+        return (
+            isinstance(other, torch.Tensor)
+            and one.dtype == other.dtype
+            and one.device == other.device
+            and torch.equal(one, other)
+        )
+    if isinstance(one, (list, tuple)):
+        return (
+            isinstance(other, (list, tuple))
+            and len(one) == len(other)
+            and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+        )
+    return type(one) is type(other) and one == other

@@ -1,0 +1,75 @@
+"""One end of a socket, blocking: client and ranks. (The supervisor has its own, asynchronous end.)"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+
+from .frames import PREFIX, Frame, FrameError, decode_header, decode_prefix, encode_header, encode_prefix
+from .protocol import Message
+
+
+class ConnectionClosed(Exception):
+    """The other side is gone."""
+
+
+class Connection:
+    """Sends from any thread, receives from one."""
+
+    def __init__(self, sock: socket.socket):
+        self._socket = sock
+        self._send_lock = threading.Lock()
+
+    def send(self, message: Message, buffers: Sequence[memoryview] = ()) -> None:
+        """Send a message and the bytes of its tensors, in the order of its `tensors`.
+
+        Raises:
+            ConnectionClosed: the other side is gone.
+        """
+        header = encode_header(message)
+        prefix = encode_prefix(header, sum(buffer.nbytes for buffer in buffers))
+        try:
+            with self._send_lock:
+                self._socket.sendall(prefix + header)
+                for buffer in buffers:
+                    self._socket.sendall(buffer)
+        except OSError as error:
+            raise ConnectionClosed(str(error)) from error
+
+    def receive(self) -> Frame:
+        """Wait for the next frame.
+
+        Raises:
+            ConnectionClosed: the other side is gone.
+            FrameError: it sent something that is no frame; the connection is of no use any more.
+        """
+        flags, header_bytes, payload_bytes = decode_prefix(self._read(PREFIX.size))
+        header = bytes(self._read(header_bytes))
+        message = decode_header(header, payload_bytes, flags)
+        payload = memoryview(self._read(payload_bytes)) if payload_bytes else None
+        return Frame(message, header, payload)
+
+    def _read(self, count: int) -> bytearray:
+        buffer = bytearray(count)
+        view = memoryview(buffer)
+        try:
+            while view:
+                received = self._socket.recv_into(view)
+                if not received:
+                    raise ConnectionClosed("end of file")
+                view = view[received:]
+        except OSError as error:
+            raise ConnectionClosed(str(error)) from error
+        return buffer
+
+    def close(self) -> None:
+        """Close both directions; a `receive` that waits in another thread returns with ConnectionClosed."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it was closed by the other side already
+        self._socket.close()
+
+
+__all__ = ["Connection", "ConnectionClosed", "FrameError"]

@@ -1,0 +1,132 @@
+"""Frames on a socket: prefix, msgpack header, raw tensor bytes. No pickle, every length capped before it is believed.
+
+    magic 4 | version 2 | flags 2 | header bytes 4 | payload bytes 8 | header | payload
+
+A frame whose tensors were left out (they go to rank 0 alone) has the flag WITHOUT_PAYLOAD.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from parallel_runtime.errors import PoolError
+
+from .protocol import VERSION, Message, TensorSpec
+
+PREFIX = struct.Struct("!4sHHIQ")
+MAGIC = b"PDiT"
+WITHOUT_PAYLOAD = 1
+MAX_HEADER = 1 << 20
+MAX_PAYLOAD = 1 << 33
+MAX_TENSORS = 4096
+MAX_DIMS = 16
+
+ITEM_BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+}
+"""Tensor types that may travel, by torch's names, and the bytes of one element."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+class FrameError(PoolError):
+    """Bytes that are no frame of ours: another program, another version, or damage."""
+
+    def __init__(self, cause: str):
+        super().__init__(cause, "The connection was closed; the next prompt starts a fresh pool.")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A received frame. `header` is kept raw so that it can be passed on as it came."""
+
+    message: Message
+    header: bytes
+    payload: memoryview | None
+
+
+def tensor_bytes(spec: TensorSpec) -> int:
+    """Bytes of one tensor.
+
+    Raises:
+        FrameError: a type that may not travel, or dimensions that are no shape.
+    """
+    if spec.dtype not in ITEM_BYTES:
+        raise FrameError(f"Tensor {spec.name!r} has type {spec.dtype!r}, which does not travel.")
+    if len(spec.shape) > MAX_DIMS or any(dim < 0 for dim in spec.shape):
+        raise FrameError(f"Tensor {spec.name!r} has no valid shape.")
+    return ITEM_BYTES[spec.dtype] * math.prod(spec.shape)
+
+
+def payload_bytes(message: Message) -> int:
+    """Bytes of the payload that a message's tensor list promises, checked against the caps."""
+    specs: Sequence[TensorSpec] = getattr(message, "tensors", ())
+    if len(specs) > MAX_TENSORS:
+        raise FrameError(f"A frame lists {len(specs)} tensors; at most {MAX_TENSORS} travel at once.")
+    total = sum(tensor_bytes(spec) for spec in specs)
+    if total > MAX_PAYLOAD:
+        raise FrameError(f"A frame promises {total} bytes of tensors; at most {MAX_PAYLOAD} travel at once.")
+    return total
+
+
+def encode_header(message: Message) -> bytes:
+    """The header's bytes.
+
+    Raises:
+        FrameError: it is longer than the receiver accepts.
+    """
+    header = _encoder.encode(message)
+    if len(header) > MAX_HEADER:
+        raise FrameError(f"A message of {len(header)} bytes is longer than the {MAX_HEADER} that travel.")
+    return header
+
+
+def encode_prefix(header: bytes, payload: int, flags: int = 0) -> bytes:
+    """The fixed part in front of a header."""
+    return PREFIX.pack(MAGIC, VERSION, flags, len(header), payload)
+
+
+def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int, int]:
+    """Return (flags, header bytes, payload bytes).
+
+    Raises:
+        FrameError: not our magic, another version, or a length over its cap.
+    """
+    magic, version, flags, header, payload = PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise FrameError("The connection carried bytes that are not of this protocol.")
+    if version != VERSION:
+        raise FrameError(f"The other side speaks protocol version {version}, this side version {VERSION}.")
+    if header > MAX_HEADER or payload > MAX_PAYLOAD or flags & ~WITHOUT_PAYLOAD:
+        raise FrameError(f"A frame announces {header} header bytes and {payload} payload bytes, over the caps.")
+    return flags, header, payload
+
+
+def decode_header(header: bytes | bytearray, payload: int, flags: int) -> Message:
+    """Decode a header and check that its tensors add up to the payload that was announced.
+
+    Raises:
+        FrameError: not a message of ours, or sizes that disagree.
+    """
+    try:
+        message = _decoder.decode(header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"A message could not be read: {error}.") from error
+    promised = payload_bytes(message)
+    if payload != (0 if flags & WITHOUT_PAYLOAD else promised):
+        raise FrameError(f"A frame announces {payload} payload bytes, but its tensors need {promised}.")
+    return message

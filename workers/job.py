@@ -1,0 +1,55 @@
+"""One job's way through the two phases, as a state machine without any input or output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .frames import Frame
+from .protocol import Done, Failed, Ready
+
+
+@dataclass
+class ActiveJob:
+    """The job that the pool is busy with, and what each rank answered.
+
+    `preparing` ends when every rank said `Ready` or `Failed`; `running` when every rank said `Done`, or one `Failed`.
+    """
+
+    number: int
+    world_size: int
+    phase: Literal["preparing", "running"] = "preparing"
+    ready: set[int] = field(default_factory=set)
+    failed: dict[int, Failed] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    result: Frame | None = None
+    cancelled: bool = False
+
+    def answer(self, frame: Frame) -> None:
+        """Take in a rank's answer; one for another job, or for another phase, is a late one and is dropped."""
+        message = frame.message
+        if not isinstance(message, (Ready, Done, Failed)) or message.number != self.number:
+            return
+        if isinstance(message, Failed):
+            self.failed[message.rank] = message
+        elif isinstance(message, Ready) and self.phase == "preparing":
+            self.ready.add(message.rank)
+        elif isinstance(message, Done) and self.phase == "running":
+            self.done.add(message.rank)
+            if message.rank == 0:
+                self.result = frame
+
+    @property
+    def prepared(self) -> bool:
+        """Every rank has answered the first phase."""
+        return len(self.ready) + len(self.failed) == self.world_size
+
+    @property
+    def finished(self) -> bool:
+        """Every rank has run the job."""
+        return self.phase == "running" and len(self.done) == self.world_size
+
+    @property
+    def failure(self) -> Failed:
+        """The failure to tell: a real one before a cancelled one, the lowest rank's first."""
+        return min(self.failed.values(), key=lambda failed: (failed.cancelled, failed.rank))

@@ -1,0 +1,212 @@
+"""A running pool as the client holds it: one supervisor process, one socket, jobs by number."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from parallel_runtime.errors import PoolError
+from parallel_runtime.pipeline.control import Cancelled
+from parallel_runtime.pipeline.requests import Answer, Request
+
+from .connection import Connection, ConnectionClosed, FrameError
+from .frames import Frame
+from .launch import PACK_ROOT, PoolSpec, log_directory
+from .protocol import AskStatus, Cancel, Done, Failed, Job, Progress, Shutdown, Status, revive
+from .tensors import pack, unpack
+
+POLL_SECONDS = 0.05
+EXIT_SECONDS = 10.0
+
+OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
+ShouldCancel = Callable[[], bool]
+
+
+class RunningPool:
+    """Started by its constructor, which does not wait for the ranks; `wait_until_ready` does.
+
+    Args:
+        spec: devices.
+        rank_module: what torchrun starts in each rank.
+    """
+
+    def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
+        self.spec = spec
+        self.directory = Path(tempfile.mkdtemp(prefix="parallel-dit-"))  # mode 0700
+        self.log = log_directory() / f"pool-{self.directory.name.rpartition('-')[2]}.log"
+        self._numbers = itertools.count(1)
+        self._jobs: dict[int, queue.SimpleQueue[Frame | None]] = {}
+        self._status: Status | None = None
+        self._status_changed = threading.Condition()
+        self._closed = False
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._supervisor = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "workers.supervisor",
+                    str(theirs.fileno()),
+                    str(self.directory),
+                    str(self.log),
+                    str(spec),
+                    rank_module,
+                ],
+                cwd=PACK_ROOT,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in ComfyUI's terminal is for ComfyUI; the pool ends with its socket
+            )
+        self._connection = Connection(ours)
+        self._reader = threading.Thread(target=self._receive, name="parallel-dit", daemon=True)
+        self._reader.start()
+
+    @property
+    def alive(self) -> bool:
+        """The pool can take a job, now or when it has started."""
+        return not self._closed and not (self._status is not None and self._status.state == "dead")
+
+    def wait_until_ready(self, should_cancel: ShouldCancel) -> None:
+        """Wait until every rank is online.
+
+        Raises:
+            PoolError: the pool could not start.
+            Cancelled: the artist did not want to wait; the pool goes on starting.
+        """
+        with self._status_changed:
+            while self._status is None or self._status.state == "starting":
+                if self._closed:
+                    break
+                if should_cancel():
+                    raise Cancelled
+                self._status_changed.wait(POLL_SECONDS)
+        if not self.alive:
+            raise self.death()
+
+    def status(self, timeout: float = 5.0) -> Status:
+        """Ask the supervisor for the pool's state; works while a job runs.
+
+        Raises:
+            PoolError: the pool is gone.
+        """
+        with self._status_changed:
+            before = self._status
+            self._send(AskStatus())
+            self._status_changed.wait_for(lambda: self._status is not before or self._closed, timeout)
+            if self._status is None:
+                raise self.death()
+            return self._status
+
+    def submit(
+        self,
+        request: Request,
+        tensors: Mapping[str, torch.Tensor],
+        on_progress: OnProgress,
+        should_cancel: ShouldCancel,
+    ) -> tuple[Answer, dict[str, torch.Tensor]]:
+        """Run one request to its end; return its answer and its tensors (on the CPU).
+
+        Raises:
+            ParallelError: what the ranks reported.
+            PoolError: the pool died; the next request needs a fresh one.
+            Cancelled: `should_cancel` said so, and the ranks have stopped.
+        """
+        number = next(self._numbers)
+        answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._jobs[number] = answers
+        try:
+            specs, buffers = pack(tensors)
+            self._send(Job(number, request, specs), buffers)
+            return self._await(number, answers, on_progress, should_cancel)
+        finally:
+            del self._jobs[number]
+
+    def _await(
+        self,
+        number: int,
+        answers: queue.SimpleQueue[Frame | None],
+        on_progress: OnProgress,
+        should_cancel: ShouldCancel,
+    ) -> tuple[Answer, dict[str, torch.Tensor]]:
+        asked_to_cancel = False
+        while True:
+            try:
+                frame = answers.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                if self._closed:
+                    raise self.death() from None
+                frame = None
+            if not asked_to_cancel and should_cancel():
+                asked_to_cancel = True
+                self._send(Cancel(number))
+            if frame is None:
+                continue
+            message = frame.message
+            if isinstance(message, Progress):
+                on_progress(message.step, message.total, unpack(message.tensors, frame.payload).get("denoised"))
+            elif isinstance(message, Failed):
+                raise Cancelled if message.cancelled else revive(message.error)
+            elif isinstance(message, Done):
+                if message.cancelled or asked_to_cancel:
+                    raise Cancelled
+                return message.answer, unpack(message.tensors, frame.payload)
+
+    def _send(self, message, buffers=()) -> None:
+        try:
+            self._connection.send(message, buffers)
+        except ConnectionClosed as error:
+            raise self.death() from error
+
+    def _receive(self) -> None:
+        """Reader thread: hands each frame to the job it belongs to."""
+        with contextlib.suppress(ConnectionClosed, FrameError):
+            while True:
+                frame = self._connection.receive()
+                message = frame.message
+                if isinstance(message, Status):
+                    with self._status_changed:
+                        self._status = message
+                        self._status_changed.notify_all()
+                elif isinstance(message, (Progress, Done, Failed)):
+                    job = self._jobs.get(message.number)
+                    if job is not None:
+                        job.put(frame)
+        with self._status_changed:
+            self._closed = True
+            self._status_changed.notify_all()
+
+    def death(self) -> PoolError:
+        """Why the pool is gone, as an error to raise."""
+        error = self._status.error if self._status is not None else None
+        if error is not None:
+            revived = revive(error)
+            return PoolError(revived.cause, revived.fix)
+        return PoolError(
+            "The worker pool ended without saying why.",
+            f"The next prompt starts a fresh pool; the log is {self.log}.",
+        )
+
+    def close(self) -> None:
+        """End the pool and wait until nothing of it is left."""
+        with contextlib.suppress(ConnectionClosed):
+            self._connection.send(Shutdown())
+        deadline = time.monotonic() + EXIT_SECONDS
+        while self._supervisor.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._connection.close()
+        if self._supervisor.poll() is None:
+            self._supervisor.kill()
+            self._supervisor.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)

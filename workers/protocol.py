@@ -1,0 +1,166 @@
+"""Messages between client, supervisor and ranks, as msgspec structs; `frames.py` puts them on a socket.
+
+A job goes through two phases. PREPARE: every rank validates, loads and allocates, and answers `Ready` or `Failed`;
+an error here costs the job only. RUN starts when all are ready; a failure in it costs the pool.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from parallel_runtime.errors import ERROR_TYPES, ParallelError, PoolError
+from parallel_runtime.pipeline.requests import Answer, Request
+
+VERSION = 1
+
+PoolState = Literal["starting", "idle", "preparing", "running", "dead"]
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """A tensor in the payload: name, torch dtype's name, shape. Its bytes follow those of the one before it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """A `ParallelError` as data. `traceback` is for the log and for developers, not for the artist."""
+
+    type: str
+    cause: str
+    fix: str
+    rank: int | None = None
+    traceback: str = ""
+
+
+# client -> supervisor, and onwards to every rank (its payload to rank 0 alone)
+class Job(msgspec.Struct, frozen=True, tag=True):
+    """A request with its number and the tensors that come with it."""
+
+    number: int
+    request: Request
+    tensors: tuple[TensorSpec, ...] = ()
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Stop this job at the next step (or in the middle of a load)."""
+
+    number: int
+
+
+class AskStatus(msgspec.Struct, frozen=True, tag=True):
+    """Ask for a `Status` now, whatever the pool is doing."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the pool."""
+
+
+# supervisor -> ranks
+class Run(msgspec.Struct, frozen=True, tag=True):
+    """All ranks are ready: run the prepared job."""
+
+    number: int
+
+
+class Abandon(msgspec.Struct, frozen=True, tag=True):
+    """Another rank could not prepare: undo what preparing did."""
+
+    number: int
+
+
+# rank -> supervisor
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First message on a rank's connection."""
+
+    rank: int
+    pid: int
+    version: int = VERSION
+
+
+class Online(msgspec.Struct, frozen=True, tag=True):
+    """This rank has its device and its process group."""
+
+    rank: int
+    device: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """This rank has prepared the job."""
+
+    number: int
+    rank: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Once a second from a thread of each rank. `progress` rises whenever the rank gets on with a job."""
+
+    rank: int
+    progress: int
+
+
+# rank -> supervisor -> client
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 finished a step; the denoised latent comes along where a preview was asked for."""
+
+    number: int
+    step: int
+    total: int
+    tensors: tuple[TensorSpec, ...] = ()
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The job is through; rank 0's carries the result. `cancelled` jobs carry none."""
+
+    number: int
+    rank: int
+    answer: Answer
+    cancelled: bool = False
+    tensors: tuple[TensorSpec, ...] = ()
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The job failed. From the supervisor, `pool_alive` says whether the pool lives on."""
+
+    number: int
+    rank: int
+    error: ErrorInfo
+    cancelled: bool = False
+    pool_alive: bool = True
+
+
+# supervisor -> client
+class Status(msgspec.Struct, frozen=True, tag=True):
+    """State of the pool."""
+
+    state: PoolState
+    pids: dict[int, int]
+    devices: dict[int, str]
+    torchrun: int
+    log: str
+    job: int | None = None
+    error: ErrorInfo | None = None
+
+
+Message = (
+    Job | Cancel | AskStatus | Shutdown | Run | Abandon | Hello | Online | Ready | Heartbeat | Progress | Done | Failed
+) | Status
+
+
+def describe(error: BaseException, rank: int | None, traceback: str = "") -> ErrorInfo:
+    """Turn an exception into data. One that is not ours keeps its class name in the cause."""
+    if isinstance(error, ParallelError):
+        return ErrorInfo(type(error).__name__, error.cause, error.fix, rank, traceback)
+    where = "The worker pool" if rank is None else f"Rank {rank} of the worker pool"
+    text = str(error).strip().split("\n")[0]
+    return ErrorInfo(
+        "PoolError", f"{where} failed with {type(error).__name__}: {text}.", "The log has the details.", rank, traceback
+    )
+
+
+def revive(info: ErrorInfo) -> ParallelError:
+    """The exception that `describe` turned into data."""
+    return ERROR_TYPES.get(info.type, PoolError)(info.cause, info.fix)

@@ -1,0 +1,205 @@
+"""The rank process: takes jobs from the supervisor, runs them on the engine. Started by torchrun.
+
+Three threads: this module's main loop works; one thread receives, so that a cancel or the supervisor's end is seen in
+the middle of a job; one sends a heartbeat.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from parallel_runtime.errors import ParallelError
+from parallel_runtime.pipeline.engine import Engine, Prepared
+from parallel_runtime.pipeline.control import Cancelled, Control
+
+from .connection import Connection, ConnectionClosed, FrameError
+from .frames import Frame
+from .launch import PoolSpec
+from .processes import die_with_parent
+from .protocol import Abandon, Cancel, Done, Failed, Heartbeat, Hello, Job, Online, Progress, Ready, Run, describe
+from .tensors import pack, share, unpack_meta
+
+HEARTBEAT_SECONDS = 1.0
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
+
+log = logging.getLogger("rank")
+
+
+class RankControl(Control):
+    """Progress and cancel of the job at hand, for the engine."""
+
+    def __init__(self, rank: Rank, number: int):
+        self._rank = rank
+        self._number = number
+
+    def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
+        self._rank.progress += 1
+        if self._rank.rank == 0:
+            specs, buffers = pack({} if denoised is None else {"denoised": denoised})
+            self._rank.connection.send(Progress(self._number, step, total, specs), buffers)
+
+    def check_cancel(self) -> None:
+        self._rank.progress += 1
+        if self._rank.cancelled == self._number:
+            raise Cancelled
+
+    def all_stop(self) -> bool:
+        stop = self._rank.cancelled == self._number
+        if self._rank.world_size == 1:
+            return stop
+        # Rank 0 alone decides, and its decision travels with the step: a cancel that ranks saw between different
+        # steps would leave some of them inside a collective for ever.
+        decision = torch.tensor([stop and self._rank.rank == 0], dtype=torch.uint8)
+        dist.broadcast(decision, src=0)
+        return bool(decision.item())
+
+
+class Rank:
+    """State of this process."""
+
+    def __init__(self, connection: Connection, rank: int, world_size: int, device: torch.device):
+        self.connection = connection
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
+        self.engine = Engine(device, rank, world_size)
+        self.inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self.cancelled: int | None = None
+        self.progress = 0
+
+    def receive(self) -> None:
+        """Receiver thread. The supervisor's end is this process's end, in the middle of whatever it does."""
+        try:
+            while True:
+                frame = self.connection.receive()
+                if isinstance(frame.message, Cancel):
+                    self.cancelled = frame.message.number
+                else:
+                    self.inbox.put(frame)
+        except (ConnectionClosed, FrameError) as error:
+            log.info("the supervisor is gone (%s)", error)
+            os._exit(0)
+
+    def beat(self) -> None:
+        """Heartbeat thread."""
+        while True:
+            threading.Event().wait(HEARTBEAT_SECONDS)
+            try:
+                self.connection.send(Heartbeat(self.rank, self.progress))
+            except ConnectionClosed:
+                return
+
+    def work(self) -> None:
+        """Main loop: one job at a time, each in its two phases."""
+        while True:
+            frame = self.inbox.get()
+            if not isinstance(frame.message, Job):
+                continue  # Run or Abandon of a job that failed here in PREPARE
+            prepared = self._prepare(frame.message)
+            if prepared is None:
+                continue
+            verdict = self._verdict(frame.message.number)
+            if isinstance(verdict, Abandon):
+                prepared.abandon()
+            else:
+                self._run(frame, prepared)
+
+    def _verdict(self, number: int) -> Run | Abandon:
+        while True:
+            message = self.inbox.get().message
+            if isinstance(message, (Run, Abandon)) and message.number == number:
+                return message
+
+    def _prepare(self, job: Job) -> Prepared | None:
+        try:
+            prepared = self.engine.prepare(job.request, unpack_meta(job.tensors), RankControl(self, job.number))
+        except Cancelled:
+            self._fail(job.number, Cancelled(), "", cancelled=True)
+        except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, the pool lives
+            self._fail(job.number, error, traceback.format_exc())
+        else:
+            self.connection.send(Ready(job.number, self.rank))
+            return prepared
+        return None
+
+    def _run(self, frame: Frame, prepared: Prepared) -> None:
+        job = frame.message
+        assert isinstance(job, Job)
+        try:
+            tensors = share(job.tensors, frame.payload, self.device, self.world_size)
+            answer, results = prepared.run(tensors, RankControl(self, job.number))
+            specs, buffers = pack(results if self.rank == 0 else {})
+        except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, which ends the pool
+            self._fail(job.number, error, traceback.format_exc())
+            return
+        self.progress += 1
+        self.connection.send(Done(job.number, self.rank, answer, cancelled=prepared.cancelled, tensors=specs), buffers)
+
+    def _fail(self, number: int, error: Exception, trace: str, cancelled: bool = False) -> None:
+        if not isinstance(error, ParallelError):
+            log.error("job %d: %s", number, trace)
+        self.connection.send(Failed(number, self.rank, describe(error, self.rank, trace), cancelled))
+
+
+def connect(directory: Path) -> Connection:
+    """Connect back to the supervisor."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(str(directory / "ranks.socket"))
+    return Connection(sock)
+
+
+def join_group(spec: PoolSpec, rank: int, directory: Path) -> torch.device:
+    """Take this rank's device and join the process group. One rank alone needs no group.
+
+    The store is a file in the pool's private directory: a TCP store would listen on every interface.
+    """
+    device = torch.device("cpu") if spec.device_type == "cpu" else torch.device("cuda", spec.devices[rank])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if spec.world_size > 1:
+        dist.init_process_group(
+            backend="cpu:gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            store=dist.FileStore(str(directory / "store"), spec.world_size),
+            rank=rank,
+            world_size=spec.world_size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """What the status shows for a rank."""
+    return f"cuda:{device.index} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
+
+
+def main() -> None:
+    """Process entry, under torchrun."""
+    die_with_parent(os.getppid())
+    number = int(os.environ["RANK"])
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=f"[rank {number}] %(name)s: %(message)s")
+    directory = Path(os.environ["PARALLEL_DIT_POOL"])
+    spec = PoolSpec.parse(os.environ["PARALLEL_DIT_DEVICES"])
+    connection = connect(directory)
+    connection.send(Hello(number, os.getpid()))
+    torch.set_grad_enabled(False)
+    device = join_group(spec, number, directory)
+    rank = Rank(connection, number, spec.world_size, device)
+    threading.Thread(target=rank.receive, name="receive", daemon=True).start()
+    threading.Thread(target=rank.beat, name="heartbeat", daemon=True).start()
+    connection.send(Online(number, device_name(device)))
+    rank.work()
+
+
+if __name__ == "__main__":
+    main()

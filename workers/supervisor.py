@@ -1,0 +1,348 @@
+"""The supervisor: a small process between ComfyUI and the ranks. It imports no torch.
+
+It starts torchrun, hands each job to every rank, brings the answers together, and ends the whole pool as soon as the
+client is gone or any part of the pool fails. Run as `python -m workers.supervisor FD DIRECTORY LOG DEVICES RANK_MODULE` by the
+client; FD is one end of a socket pair whose other end the client holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from parallel_runtime.errors import PoolError
+
+from .frames import PREFIX, WITHOUT_PAYLOAD, Frame, FrameError, decode_header, decode_prefix, encode_header
+from .frames import encode_prefix as prefix_of
+from .job import ActiveJob
+from .launch import PACK_ROOT, PoolSpec, rank_environment, torchrun_command
+from .pool_log import PoolLog
+from .processes import become_subreaper, end_descendants, spawn
+from .protocol import (
+    Abandon,
+    AskStatus,
+    Cancel,
+    Done,
+    ErrorInfo,
+    Failed,
+    Heartbeat,
+    Hello,
+    Job,
+    Message,
+    Online,
+    PoolState,
+    Progress,
+    Ready,
+    Run,
+    Shutdown,
+    Status,
+    describe,
+)
+
+START_SECONDS = 300.0
+EXIT_GRACE_SECONDS = 2.0
+BLAME_SECONDS = 0.3
+
+
+class Peer:
+    """One non-blocking connection: the client's, or a rank's."""
+
+    def __init__(self, sock: socket.socket, name: str):
+        sock.setblocking(False)
+        self.socket = sock
+        self.name = name
+        self._sending = asyncio.Lock()
+
+    async def receive(self) -> Frame | None:
+        """The next frame, or None at the end of the connection.
+
+        Raises:
+            FrameError: what came is no frame.
+        """
+        try:
+            prefix = await self._read(PREFIX.size)
+            flags, header_bytes, payload_bytes = decode_prefix(prefix)
+            header = bytes(await self._read(header_bytes))
+            message = decode_header(header, payload_bytes, flags)
+            payload = memoryview(await self._read(payload_bytes)) if payload_bytes else None
+        except (ConnectionError, EOFError):
+            return None
+        return Frame(message, header, payload)
+
+    async def _read(self, count: int) -> bytearray:
+        loop = asyncio.get_running_loop()
+        buffer = bytearray(count)
+        view = memoryview(buffer)
+        while view:
+            received = await loop.sock_recv_into(self.socket, view)
+            if not received:
+                raise EOFError(self.name)
+            view = view[received:]
+        return buffer
+
+    async def send(self, message: Message) -> None:
+        """Send a message that carries no tensors."""
+        await self.forward(Frame(message, encode_header(message), None), with_payload=False)
+
+    async def forward(self, frame: Frame, with_payload: bool = True) -> None:
+        """Pass a frame on as it came; without its payload the receiver gets the header alone.
+
+        A receiver that is gone is noticed where its connection is read, so a failed send is not an error here.
+        """
+        payload = frame.payload if with_payload else None
+        flags = WITHOUT_PAYLOAD if payload is None else 0
+        prefix = prefix_of(frame.header, payload.nbytes if payload is not None else 0, flags)
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            async with self._sending:
+                await loop.sock_sendall(self.socket, prefix + frame.header)
+                if payload is not None:
+                    await loop.sock_sendall(self.socket, payload)
+
+
+class Supervisor:
+    """The pool as one object: its state, its connections, its job."""
+
+    def __init__(self, client: socket.socket, spec: PoolSpec, directory: Path, log: PoolLog, rank_module: str):
+        self.client = Peer(client, "client")
+        self.spec = spec
+        self.directory = directory
+        self.log = log
+        self.rank_module = rank_module
+        self.state: PoolState = "starting"
+        self.ranks: dict[int, Peer] = {}
+        self.pids: dict[int, int] = {}
+        self.devices: dict[int, str] = {}
+        self.torchrun: asyncio.subprocess.Process | None = None
+        self.job: ActiveJob | None = None
+        self.waiting: deque[Frame] = deque()
+        self.error: ErrorInfo | None = None
+        self._ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Live until the client leaves or the pool fails; then take everything down."""
+        listener = self._listen()
+        self._watch(self._accept(listener))
+        self._watch(self._serve_client())
+        command = torchrun_command(self.spec, self.directory, self.rank_module)
+        self.torchrun = await spawn(command, rank_environment(self.spec, self.directory, os.environ), str(PACK_ROOT))
+        self._watch(self._pump_log())
+        self._watch(self._watch_torchrun())
+        self._watch(self._watch_start())
+        await self._ended.wait()
+        listener.close()
+        await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
+        for task in self._tasks:
+            task.cancel()
+        if self.error is not None:
+            await self._report_death(self.error)
+
+    def _watch(self, coroutine) -> None:
+        task = asyncio.ensure_future(self._guard(coroutine))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guard(self, coroutine) -> None:
+        try:
+            await coroutine
+        except FrameError as error:
+            self._die(describe(error, None))
+        except Exception as error:  # noqa: BLE001 - process border: a fault of ours must end the pool, not hang it
+            self.log.write(f"supervisor: {error!r}")
+            self._die(describe(error, None))
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(self.directory / "ranks.socket"))
+        listener.listen(self.spec.world_size)
+        listener.setblocking(False)
+        return listener
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            pid, uid, _ = struct.unpack("3i", credentials)
+            if uid != os.getuid():
+                self.log.write(f"refused a connection from user {uid} (pid {pid})")
+                connection.close()
+                continue
+            self._watch(self._serve_rank(Peer(connection, f"pid {pid}"), pid))
+
+    async def _serve_rank(self, peer: Peer, pid: int) -> None:
+        try:
+            hello = await peer.receive()
+        except FrameError as error:
+            self.log.write(f"dropped a connection from pid {pid}: {error}")
+            hello = None
+        if hello is None or not isinstance(hello.message, Hello) or hello.message.rank in self.ranks:
+            peer.socket.close()
+            return
+        rank = hello.message.rank
+        self.ranks[rank], self.pids[rank] = peer, pid
+        while (frame := await peer.receive()) is not None:
+            await self._from_rank(rank, frame)
+        if not self._ended.is_set():
+            # Another rank, or torchrun, may be about to say why: the first to fail is the one to blame.
+            await asyncio.sleep(BLAME_SECONDS)
+            self._die(self._loss(f"Rank {rank} (process {pid}) ended"))
+
+    async def _from_rank(self, rank: int, frame: Frame) -> None:
+        message = frame.message
+        if isinstance(message, Heartbeat):
+            return
+        if isinstance(message, Online):
+            self.devices[rank] = message.device
+            if len(self.devices) == self.spec.world_size:
+                self.state = "idle"
+                await self.client.send(self.status())
+                await self._next_job()
+            return
+        if isinstance(message, Progress):
+            await self.client.forward(frame)
+            return
+        if self.job is None or not isinstance(message, (Ready, Done, Failed)):
+            return
+        self.job.answer(frame)
+        await self._advance(self.job)
+
+    async def _advance(self, job: ActiveJob) -> None:
+        if job.phase == "preparing" and job.prepared:
+            if job.failed:
+                await self._abandon(job)
+            else:
+                job.phase = "running"
+                self.state = "running"
+                await self._to_ranks(Run(job.number))
+                if job.cancelled:
+                    await self._to_ranks(Cancel(job.number))
+        elif job.phase == "running" and job.failed:
+            self._die(job.failure.error)
+        elif job.finished:
+            self.job = None
+            self.state = "idle"
+            assert job.result is not None
+            await self.client.forward(job.result)
+            await self._next_job()
+
+    async def _abandon(self, job: ActiveJob) -> None:
+        await self._to_ranks(Abandon(job.number))
+        self.job = None
+        self.state = "idle"
+        await self.client.send(job.failure)
+        await self._next_job()
+
+    async def _to_ranks(self, message: Message) -> None:
+        for peer in self.ranks.values():
+            await peer.send(message)
+
+    async def _next_job(self) -> None:
+        if self.state != "idle" or not self.waiting:
+            return
+        frame = self.waiting.popleft()
+        assert isinstance(frame.message, Job)
+        self.job = ActiveJob(frame.message.number, self.spec.world_size)
+        self.state = "preparing"
+        for rank, peer in self.ranks.items():
+            await peer.forward(frame, with_payload=rank == 0)
+
+    async def _serve_client(self) -> None:
+        while (frame := await self.client.receive()) is not None:
+            message = frame.message
+            if isinstance(message, Job):
+                self.waiting.append(frame)
+                await self._next_job()
+            elif isinstance(message, Cancel):
+                await self._cancel(message)
+            elif isinstance(message, AskStatus):
+                await self.client.send(self.status())
+            elif isinstance(message, Shutdown):
+                break
+        self._ended.set()
+
+    async def _cancel(self, message: Cancel) -> None:
+        if self.job is not None and self.job.number == message.number:
+            self.job.cancelled = True
+            await self._to_ranks(message)
+            return
+        kept = deque(frame for frame in self.waiting if getattr(frame.message, "number", None) != message.number)
+        if len(kept) < len(self.waiting):
+            self.waiting = kept
+            await self.client.send(Failed(message.number, 0, ErrorInfo("PoolError", "Cancelled.", ""), cancelled=True))
+
+    def status(self) -> Status:
+        """The pool as the client may ask for it at any time."""
+        torchrun = self.torchrun.pid if self.torchrun else 0
+        job = self.job.number if self.job else None
+        return Status(self.state, self.pids, self.devices, torchrun, str(self.log.path), job, self.error)
+
+    async def _pump_log(self) -> None:
+        assert self.torchrun is not None
+        assert self.torchrun.stdout is not None
+        while line := await self.torchrun.stdout.readline():
+            self.log.write(line.decode(errors="replace").rstrip())
+
+    async def _watch_torchrun(self) -> None:
+        assert self.torchrun is not None
+        code = await self.torchrun.wait()
+        if not self._ended.is_set():
+            await asyncio.sleep(BLAME_SECONDS)
+            self._die(self._loss(f"torchrun (process {self.torchrun.pid}) ended with code {code}"))
+
+    async def _watch_start(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while self.state == "starting" and time.monotonic() < deadline:
+            await asyncio.sleep(0.2)
+        if self.state == "starting":
+            missing = sorted(set(range(self.spec.world_size)) - set(self.devices))
+            self._die(self._loss(f"Ranks {missing} did not start within {START_SECONDS:.0f} seconds"))
+
+    def _loss(self, what: str) -> ErrorInfo:
+        tail = self.log.tail()
+        doing = {"starting": "while the pool started", "idle": "while the pool was idle"}.get(
+            self.state, "in the middle of a job"
+        )
+        fix = f"The next prompt starts a fresh pool; the log is {self.log.path}."
+        return ErrorInfo("PoolError", f"{what} {doing}.", fix, traceback=tail)
+
+    def _die(self, error: ErrorInfo) -> None:
+        """The unit of failure is the pool: whatever failed, nothing in it is trusted any more."""
+        if self._ended.is_set():
+            return
+        self.error = error
+        self.state = "dead"
+        self.log.write(f"pool ends: {error.cause}\n{error.traceback}")
+        self._ended.set()
+
+    async def _report_death(self, error: ErrorInfo) -> None:
+        numbers = [self.job.number] if self.job else []
+        numbers += [frame.message.number for frame in self.waiting if isinstance(frame.message, Job)]
+        for number in numbers:
+            await self.client.send(Failed(number, error.rank or 0, error, pool_alive=False))
+        await self.client.send(self.status())
+
+
+def main() -> None:
+    """Process entry; see the module's docstring for the arguments."""
+    descriptor, directory, log_path, spec, rank_module = sys.argv[1:6]
+    become_subreaper()
+    client = socket.socket(fileno=int(descriptor))
+    log = PoolLog(Path(log_path))
+    try:
+        asyncio.run(Supervisor(client, PoolSpec.parse(spec), Path(directory), log, rank_module).run())
+    except PoolError as error:
+        log.write(str(error))
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Tensors as bytes on the wire, and from rank 0 to the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from .frames import ITEM_BYTES, tensor_bytes
+from .protocol import TensorSpec
+
+_DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ALIGNMENT = 16
+
+
+def pack(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
+    """Specs and bytes of named tensors, ready for `Connection.send`. Tensors on a GPU are copied to the host.
+
+    Raises:
+        TypeError: a tensor of a type that does not travel.
+    """
+    specs, buffers = [], []
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise TypeError(f"tensor {name!r} of type {tensor.dtype} does not travel")
+        host = tensor.detach().cpu().contiguous()
+        specs.append(TensorSpec(name, _NAMES[host.dtype], tuple(host.shape)))
+        if host.numel():
+            buffers.append(memoryview(host.reshape(-1).view(torch.uint8).numpy()).cast("B"))
+    return tuple(specs), buffers
+
+
+def unpack(specs: Sequence[TensorSpec], payload: memoryview | torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """The named tensors of a payload, without a copy where the alignment allows.
+
+    Args:
+        payload: the frame's bytes, or a uint8 tensor (on any device) that holds them.
+    """
+    if payload is None:
+        payload = torch.empty(0, dtype=torch.uint8)
+    elif not isinstance(payload, torch.Tensor):
+        payload = torch.frombuffer(payload, dtype=torch.uint8)
+    tensors: dict[str, torch.Tensor] = {}
+    start = 0
+    for spec in specs:
+        length = tensor_bytes(spec)
+        part = payload[start : start + length]
+        start += length
+        if part.storage_offset() % _ALIGNMENT:
+            part = part.clone()
+        dtype = _DTYPES[spec.dtype]
+        tensors[spec.name] = part.view(dtype).reshape(spec.shape) if length else part.new_empty(spec.shape, dtype=dtype)
+    return tensors
+
+
+def unpack_meta(specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+    """The named tensors without their data, on the meta device: what PREPARE validates, the same on every rank."""
+    return {spec.name: torch.empty(spec.shape, dtype=_DTYPES[spec.dtype], device="meta") for spec in specs}
+
+
+def share(
+    specs: Sequence[TensorSpec], payload: memoryview | None, device: torch.device, world_size: int
+) -> dict[str, torch.Tensor]:
+    """Bring the tensors that rank 0 received to every rank's device: one broadcast of raw bytes.
+
+    All ranks call it with the same specs; rank 0 alone has a payload. One rank makes no collective call.
+    """
+    total = sum(tensor_bytes(spec) for spec in specs)
+    if not total:
+        return unpack(specs, None)
+    if payload is not None:
+        flat = torch.frombuffer(payload, dtype=torch.uint8).to(device)
+    else:
+        flat = torch.empty(total, dtype=torch.uint8, device=device)
+    if world_size > 1:
+        dist.broadcast(flat, src=0)
+    return unpack(specs, flat)
