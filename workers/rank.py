@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -68,12 +69,12 @@ class RankControl(Control):
 class Rank:
     """State of this process."""
 
-    def __init__(self, connection: Connection, rank: int, world_size: int, device: torch.device):
+    def __init__(self, connection: Connection, engine: Engine):
         self.connection = connection
-        self.rank = rank
-        self.world_size = world_size
-        self.device = device
-        self.engine = Engine(device, rank, world_size)
+        self.engine = engine
+        self.rank = engine.rank
+        self.world_size = engine.world_size
+        self.device = engine.device
         self.inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self.cancelled: int | None = None
         self.progress = 0
@@ -183,8 +184,8 @@ def device_name(device: torch.device) -> str:
     return f"cuda:{device.index} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
 
 
-def main() -> None:
-    """Process entry, under torchrun."""
+def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> None:
+    """Process entry, under torchrun. `make_engine(device, rank, world_size)` lets tests put faults in."""
     die_with_parent(os.getppid())
     number = int(os.environ["RANK"])
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=f"[rank {number}] %(name)s: %(message)s")
@@ -194,7 +195,7 @@ def main() -> None:
     connection.send(Hello(number, os.getpid()))
     torch.set_grad_enabled(False)
     device = join_group(spec, number, directory)
-    rank = Rank(connection, number, spec.world_size, device)
+    rank = Rank(connection, make_engine(device, number, spec.world_size))
     threading.Thread(target=rank.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.beat, name="heartbeat", daemon=True).start()
     connection.send(Online(number, device_name(device)))

@@ -43,8 +43,8 @@ def _sdpa(
     mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
-    heads_first = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    return F.scaled_dot_product_attention(*heads_first, attn_mask=mask, scale=scale).transpose(1, 2)
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale).transpose(1, 2)
 
 
 def _only(backend: SDPBackend) -> AttentionKernel:

@@ -61,7 +61,7 @@ def apply(modules: Mapping[str, nn.Module], attend: Attend) -> ReboundAttention:
 
 
 def _set_processor(module: nn.Module, processor: Any) -> None:
-    module._modules.pop("processor", None)  # a processor with weights is a submodule, and plain attributes hide behind it
+    module._modules.pop("processor", None)  # a processor with weights is a submodule: two places, one name
     module.processor = processor
 
 
@@ -108,7 +108,8 @@ def _dispatch(attend: Attend) -> Callable[..., torch.Tensor]:
                 "Use one of the supported models.",
             )
         if enable_gqa:
-            key, value = (t.repeat_interleave(query.shape[2] // t.shape[2], dim=2) for t in (key, value))
+            key = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+            value = value.repeat_interleave(query.shape[2] // value.shape[2], dim=2)
         return attend(query, key, value, attn_mask, scale)
 
     return dispatch_attention_fn
@@ -128,8 +129,8 @@ def _functional(attend: Attend) -> types.ModuleType:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        tokens_first = (t.transpose(1, 2) for t in (query, key, value))
-        return dispatch(*tokens_first, attn_mask, dropout_p, is_causal, scale, enable_gqa).transpose(1, 2)
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        return dispatch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).transpose(1, 2)
 
     functional = types.ModuleType("functional")
     functional.__dict__.update(

@@ -5,23 +5,23 @@ Free of diffusers, so that the ComfyUI process can use it too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import CheckpointError, UnsupportedModelError
+from ..errors import UnsupportedModelError
 from ..models.spec import ModelSpec, TensorInfo
 from ..registry import MODELS, find_by_transformer_class
-from .files import find_files, read_json
+from .files import find_files, identity, read_json
 from .header import read_header
 from .recognise import name_contents, unsupported
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 """What the original-layout keys of a full checkpoint, or of a model that ComfyUI saved, start with."""
+Layout = Literal["original", "diffusers"]
 _PLAIN_DTYPES = {"F32", "F16", "BF16", "F64"}
 _QUANTISED_ENDINGS = (".comfy_quant", ".weight_scale", ".scale_weight", ".weight_scale_2", ".absmax", ".quant_map")
-_DETECTED_KEYS = ("patch_size", "axes_dims_rope")
 _DTYPE_NAMES = {"F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8", "U8": "packed 4 or 8 bit"}
 
 
@@ -31,6 +31,9 @@ class TensorPlace:
 
     file: Path
     key: str
+
+
+_Tensors = dict[str, tuple[TensorPlace, TensorInfo]]
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,11 @@ class Checkpoint:
         prefix: what the keys in the file start with.
         files: the safetensors files.
         metadata: free-form text of the first file's header.
+        identity: see `files.identity`, taken before the headers were read.
     """
 
     path: Path
-    layout: Literal["original", "diffusers"]
+    layout: Layout
     spec: ModelSpec
     config: Mapping[str, Any]
     header: Mapping[str, TensorInfo]
@@ -58,6 +62,7 @@ class Checkpoint:
     prefix: str
     files: tuple[Path, ...]
     metadata: Mapping[str, str]
+    identity: tuple[tuple[str, int, int], ...]
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -69,20 +74,71 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path).expanduser()
     found = find_files(path)
-    header: dict[str, TensorInfo] = {}
-    places: dict[str, TensorPlace] = {}
-    metadata: Mapping[str, str] = {}
-    for number, file in enumerate(found.weights):
-        content = read_header(file)
-        metadata = metadata if number else content.metadata
-        header.update(content.tensors)
-        places.update({key: TensorPlace(file, key) for key in content.tensors})
-    prefix = "" if found.config else _find_prefix(header)
-    header = {key[len(prefix) :]: info for key, info in header.items() if key.startswith(prefix)}
-    places = {key[len(prefix) :]: place for key, place in places.items() if key.startswith(prefix)}
+    stamp = identity(path)  # before reading: a file replaced from here on will not look like this one
+    contents = [(file, read_header(file)) for file in found.weights]
+    raw = {key: (TensorPlace(file, key), info) for file, content in contents for key, info in content.tensors.items()}
+    prefix = "" if found.config else _find_prefix(raw)
+    tensors = {key[len(prefix) :]: entry for key, entry in raw.items() if key.startswith(prefix)}
+    metadata = contents[0][1].metadata
     if found.config:
-        checkpoint = _from_folder(path, found.config, header)
+        layout, spec, config, tensors = _match_folder(path, found.config, tensors)
     else:
-        checkpoint = _from_file(path, header)
-'''
-'''
+        layout, spec, config, tensors = _match_file(path, tensors)
+    header = {key: info for key, (_, info) in tensors.items()}
+    _refuse_quantised(path, header, metadata)
+    places = {key: place for key, (place, _) in tensors.items()}
+    return Checkpoint(path, layout, spec, config, header, places, prefix, found.weights, metadata, stamp)
+
+
+def _find_prefix(keys: Iterable[str]) -> str:
+    keys = list(keys)
+    return next((prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in keys)), "")
+
+
+def _match_file(path: Path, tensors: _Tensors) -> tuple[Layout, ModelSpec, dict[str, Any], _Tensors]:
+    """Find the family of a single file by the shapes of its tensors."""
+    for spec in MODELS:
+        renamed = {_rename(key, spec.key_suffixes): entry for key, entry in tensors.items()}
+        config = spec.detect({key: info for key, (_, info) in renamed.items()})
+        if config is not None:
+            return "original", spec, config, renamed
+        config = spec.detect_diffusers({key: info for key, (_, info) in tensors.items()})
+        if config is not None:
+            return "diffusers", spec, config, tensors
+    raise unsupported(path, name_contents(tensors))
+
+
+def _rename(key: str, suffixes: Mapping[str, str]) -> str:
+    return next((key.removesuffix(old) + new for old, new in suffixes.items() if key.endswith(old)), key)
+
+
+def _match_folder(
+    path: Path, config_file: Path, tensors: _Tensors
+) -> tuple[Layout, ModelSpec, dict[str, Any], _Tensors]:
+    """Take the family from config.json; what it leaves out (older ones do) comes from the tensors' shapes."""
+    written = read_json(config_file)
+    name = written.get("_class_name")
+    if name is None:
+        raise unsupported(path, f"{name_contents(tensors)} (its config.json names no diffusers class)")
+    spec = find_by_transformer_class(str(name))
+    if written.get("quantization_config"):
+        raise _quantised(path, f"has a quantization_config in {config_file.name}")
+    seen = spec.detect_diffusers({key: info for key, (_, info) in tensors.items()}) or {}
+    given = {key: value for key, value in written.items() if not key.startswith("_") and value is not None}
+    return "diffusers", spec, {**seen, **given}, tensors
+
+
+def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:
+    for key, info in header.items():
+        if info.dtype not in _PLAIN_DTYPES:
+            raise _quantised(path, f"has {_DTYPE_NAMES.get(info.dtype, info.dtype)} weights ({key})")
+        if key == "scaled_fp8" or key.endswith(_QUANTISED_ENDINGS):
+            raise _quantised(path, f"has quantised weights ({key})")
+    if "_quantization_metadata" in metadata:
+        raise _quantised(path, "says in its header that its weights are quantised")
+
+
+def _quantised(path: Path, why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{path} {why}.", "Quantised files come later: use the bf16, fp16 or fp32 file of this model."
+    )

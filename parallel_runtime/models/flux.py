@@ -192,4 +192,9 @@ FLUX = ModelSpec(
     # ComfyUI saves its norms under the module's own parameter name.
     key_suffixes={".query_norm.weight": ".query_norm.scale", ".key_norm.weight": ".key_norm.scale"},
     prepare=prepare,
+    widths={
+        "hidden_states": "in_channels",
+        "encoder_hidden_states": "joint_attention_dim",
+        "pooled_projections": "pooled_projection_dim",
+    },
 )

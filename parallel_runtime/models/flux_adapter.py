@@ -86,15 +86,15 @@ class FluxAdapter:
         Args:
             x: (B, C, H, W) in the model's dtype; extra input channels (Fill, Canny, Depth) already appended.
             timestep: (B,) float32 sigma, kept as it is: the transformer scales it.
-            context: (B, T, joint_attention_dim).
+            context: (1 or B, T, joint_attention_dim).
             config: the diffusers config; `guidance_embeds` decides whether guidance is passed.
-            extras: y (B, >= pooled_projection_dim) or None (zeros); guidance (B,) or None (embedding left out);
+            extras: y (1 or B, >= pooled_projection_dim) or None (zeros); guidance (B,) or None (embedding left out);
                 ref_latents, a list of (1 or B, C, h, w); ref_latents_method, one of REFERENCE_METHODS.
 
         Raises:
             RequestError: shapes that do not fit the model, an extra or a method that is not carried.
         """
-        self._check(x, context, config, extras)
+        self._check(x, context, extras)
         batch, device = x.shape[0], x.device
         references = list(extras.get("ref_latents") or ())
         method = extras.get("ref_latents_method") or REFERENCE_METHODS[0]
@@ -106,7 +106,7 @@ class FluxAdapter:
             ids.append(_position_ids(*reference.shape[-2:], *place, device=device))
         arguments = {
             "hidden_states": torch.cat(tokens, dim=1),
-            "encoder_hidden_states": context,
+            "encoder_hidden_states": context.expand(batch, -1, -1),
             "pooled_projections": self._pooled(extras.get("y"), x, config["pooled_projection_dim"]),
             "timestep": _per_item(timestep, batch, "timestep"),
             "img_ids": torch.cat(ids),
@@ -125,31 +125,26 @@ class FluxAdapter:
         latent = patches.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, rows * PATCH, columns * PATCH)
         return latent[:, :, :height, :width]
 
+    def output_shape(self, x_shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
+        """(B, out_channels / PATCH², H, W): the latent without the channels that Fill, Canny and Depth append."""
+        return (x_shape[0], config["out_channels"] // (PATCH * PATCH), *x_shape[2:])
+
     def sequence_length(self, x_shape: tuple[int, ...], context_shape: tuple[int, ...]) -> int:
         """Image tokens and text tokens of one forward, without reference images."""
         return _tokens(x_shape[-2]) * _tokens(x_shape[-1]) + context_shape[1]
 
-    def _check(
-        self, x: torch.Tensor, context: torch.Tensor, config: Mapping[str, Any], extras: Mapping[str, Any]
-    ) -> None:
-        channels = config["in_channels"] // (PATCH * PATCH)
-        if x.ndim != 4 or x.shape[1] != channels:
+    def _check(self, x: torch.Tensor, context: torch.Tensor, extras: Mapping[str, Any]) -> None:
+        """What the widths of the arguments (`ModelSpec.check_widths`) do not show. Shapes only: runs on meta too."""
+        if x.ndim != 4 or context.ndim != 3 or context.shape[0] not in (1, x.shape[0]):
             raise RequestError(
-                f"This FLUX.1 takes latents of shape (batch, {channels}, height, width), and got {tuple(x.shape)}.",
-                "Use a latent made for FLUX.1, such as Empty SD3 Latent Image or one of FLUX's VAE.",
-            )
-        wanted = (x.shape[0], config["joint_attention_dim"])
-        if context.ndim != 3 or (context.shape[0], context.shape[2]) != wanted:
-            raise RequestError(
-                f"This FLUX.1 takes text of shape ({wanted[0]}, tokens, {wanted[1]}), and got {tuple(context.shape)}.",
-                "Encode the prompt with FLUX's text encoders (DualCLIPLoader, type flux).",
+                f"FLUX.1 takes a latent (batch, channels, height, width) and text (batch, tokens, width), and got "
+                f"{tuple(x.shape)} and {tuple(context.shape)}.",
+                "Use a latent and a prompt made for FLUX.1.",
             )
         if unknown := sorted(set(extras) - self.extras):
-            raise RequestError(f"FLUX.1 in the pool does not take {', '.join(unknown)}.", "Remove the node that adds it.")
-        self._check_references(x, extras)
-
-    @staticmethod
-    def _check_references(x: torch.Tensor, extras: Mapping[str, Any]) -> None:
+            raise RequestError(
+                f"FLUX.1 in the pool does not take {', '.join(unknown)}.", "Remove the node that adds it."
+            )
         method = extras.get("ref_latents_method") or REFERENCE_METHODS[0]
         references = extras.get("ref_latents") or ()
         if references and method not in REFERENCE_METHODS:
@@ -158,8 +153,7 @@ class FluxAdapter:
                 f"Choose one of {', '.join(REFERENCE_METHODS)}.",
             )
         for reference in references:
-            fits = reference.ndim == 4 and reference.shape[1] == x.shape[1] and reference.shape[0] in (1, x.shape[0])
-            if not fits or not math.prod(reference.shape):
+            if reference.ndim != 4 or reference.shape[1] != x.shape[1] or reference.shape[0] not in (1, x.shape[0]):
                 raise RequestError(
                     f"A reference latent of shape {tuple(reference.shape)} does not go with a latent of "
                     f"{tuple(x.shape)}.",
@@ -170,11 +164,12 @@ class FluxAdapter:
     def _pooled(y: torch.Tensor | None, x: torch.Tensor, dim: int) -> torch.Tensor:
         if y is None:
             return x.new_zeros(x.shape[0], dim)
-        if y.ndim != 2 or y.shape[0] not in (1, x.shape[0]) or y.shape[1] < dim:
+        if y.ndim != 2 or y.shape[0] not in (1, x.shape[0]):
             raise RequestError(
-                f"This FLUX.1 takes a pooled text of shape ({x.shape[0]}, {dim}), and got {tuple(y.shape)}.",
+                f"FLUX.1 takes a pooled text of shape ({x.shape[0]}, {dim}), and got {tuple(y.shape)}.",
                 "Encode the prompt with FLUX's text encoders (DualCLIPLoader, type flux).",
             )
+        # Wider pooled texts are cut, as ComfyUI does.
         return y[:, :dim].to(x).expand(x.shape[0], -1)
 
     @staticmethod

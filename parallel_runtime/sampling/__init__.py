@@ -1,0 +1,1 @@
+"""The denoising loop inside the ranks, with the sigmas and the noise that ComfyUI would use."""

@@ -1,0 +1,31 @@
+# `make demo` and `make test` are all a newcomer needs. Both work in a virtual environment of their own (.venv).
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint venv clean
+
+demo: venv
+	$(BIN)/python -m benchmarks.demo
+
+test: venv
+	$(BIN)/python -m tests.host.requirements
+	$(BIN)/python -m pytest $(PYTEST)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy nodes workers parallel_runtime benchmarks
+
+venv: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output

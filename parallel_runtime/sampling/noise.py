@@ -1,0 +1,64 @@
+"""Random numbers of a sampling run, drawn as ComfyUI would draw them for the same seed."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import RequestError
+
+MAX_SEED = 2**64 - 1
+
+
+def _generator(seed: int, device: torch.device) -> torch.Generator:
+    if not 0 <= seed <= MAX_SEED:
+        raise RequestError(
+            f"Seed {seed} cannot start the noise on {device.type}.", f"Choose a seed from 0 to {MAX_SEED - 1}."
+        )
+    try:
+        generator = torch.Generator(device=device)
+    except RuntimeError as error:
+        raise RequestError(
+            f"The noise of this sampler is drawn on {device.type}, and the pool has no such device.",
+            "Run the pool on the kind of device that ComfyUI uses, or choose a sampler that adds no noise.",
+        ) from error
+    return generator.manual_seed(seed)
+
+
+class NoiseSource:
+    """Noise that a sampler adds between steps: one stream, drawn on a chosen device.
+
+    The same seed gives other numbers on a GPU than on a CPU, so the device must be of the type on which ComfyUI's own
+    sampler would run. There ComfyUI starts the stream from `seed` on a GPU, and from `seed + 1` on the CPU, because
+    the start noise of the run has come from a CPU stream with `seed` already.
+
+    Every rank draws the whole noise for itself. Ranks could diverge here: the CUDA stream depends on the number of
+    multiprocessors, so GPUs of different models would draw different numbers.
+
+    Args:
+        seed: of the run, 0 to 2**64 - 1 (2**64 - 2 on the CPU).
+        device: where the numbers are drawn.
+        scale: factor on every draw (the noise scale of ComfyUI's model sampling).
+
+    Raises:
+        RequestError: a seed out of range, or a device that is not there.
+    """
+
+    def __init__(self, seed: int, device: torch.device | str = "cpu", scale: float = 1.0):
+        self.device = torch.device(device)
+        self.scale = scale
+        self._stream = _generator(seed + 1 if self.device.type == "cpu" else seed, self.device)
+
+    def draw(self, like: torch.Tensor) -> torch.Tensor:
+        """Return the next noise, with the shape, dtype and device of `like`."""
+        drawn = torch.randn(like.shape, dtype=like.dtype, device=self.device, generator=self._stream)
+        return drawn.to(like.device) * self.scale
+
+
+def mask_noise(seed: int, like: torch.Tensor) -> torch.Tensor:
+    """Return the second noise that ddim puts under an inpaint mask: always from the CPU, from `seed + 1`.
+
+    Raises:
+        RequestError: a seed out of range.
+    """
+    generator = _generator(seed + 1, torch.device("cpu"))
+    return torch.randn(like.shape, generator=generator).to(like.device, like.dtype)

@@ -1,0 +1,117 @@
+"""A whole sampling run, from start noise and input latent to the finished latent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import RequestError
+from .denoiser import FlowDenoiser, Inpaint, Predict
+from .flow import add_noise, undo_scaling
+from .noise import NoiseSource, mask_noise
+from .samplers import OnStep, StepState, find_sampler
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """The plain values of a run.
+
+    Args:
+        sampler: one of `samplers.SUPPORTED`.
+        seed: of the run; start noise comes with the request, this is for the noise between steps.
+        cfg: guidance scale.
+        noise_device: device type on which ComfyUI's sampler would run ("cpu", "cuda").
+        multiplier: timestep = sigma * multiplier.
+        noise_scale: factor on every noise (ComfyUI's ModelNoiseScale; 1 for nearly every model).
+
+    Raises:
+        RequestError: an unknown sampler, or a number that is not finite.
+    """
+
+    sampler: str
+    seed: int = 0
+    cfg: float = 1.0
+    noise_device: str = "cpu"
+    multiplier: float = 1.0
+    noise_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        find_sampler(self.sampler)
+        for name in ("cfg", "multiplier", "noise_scale"):
+            if not math.isfinite(getattr(self, name)):
+                raise RequestError(f"The {name} is {getattr(self, name)}.", "Give a finite number.")
+
+
+def _check_inputs(
+    sigmas: torch.Tensor, noise: torch.Tensor, latent_image: torch.Tensor, mask: torch.Tensor | None
+) -> None:
+    """Refuse what could only give NaN. Pure, and the same on every rank: nothing has been exchanged yet."""
+    for name, tensor in {"sigmas": sigmas, "noise": noise, "latent": latent_image, "noise mask": mask}.items():
+        if tensor is not None and not bool(torch.isfinite(tensor).all()):
+            raise RequestError(
+                f"The {name} of this run holds NaN or infinity.", "Look at the node that makes it; its output is damaged."
+            )
+    if sigmas.ndim != 1 or len(sigmas) == 0:
+        raise RequestError(f"Sigmas of shape {tuple(sigmas.shape)} are no schedule.", "Give a list of sigmas.")
+    levels = sigmas.tolist()
+    if min(levels) < 0 or 0 in levels[:-1]:
+        raise RequestError(
+            "The sigmas fall to 0 or below before their end.", "Use a schedule in which only the last sigma is 0."
+        )
+    for name, tensor in {"latent": latent_image, "noise mask": mask}.items():
+        if tensor is not None and tensor.shape != noise.shape:
+            raise RequestError(
+                f"The {name} has shape {tuple(tensor.shape)}, and the noise {tuple(noise.shape)}.",
+                "They belong to different pictures; make both from one latent.",
+            )
+
+
+def _ignore(state: StepState) -> None:
+    """Stand in for `on_step` where nobody listens."""
+
+
+@torch.no_grad()
+def sample_latent(
+    settings: SampleSettings,
+    predict: Predict,
+    *,
+    sigmas: torch.Tensor,
+    noise: torch.Tensor,
+    latent_image: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    on_step: OnStep = _ignore,
+) -> torch.Tensor:
+    """Return the finished latent, as ComfyUI's KSAMPLER.sample does for a flow model.
+
+    Args:
+        settings: sampler, seed, guidance.
+        predict: see `denoiser.Predict`.
+        sigmas: (steps + 1,), ComfyUI's own list; only the last may be 0.
+        noise: (B, C, H, W) start noise, or zeros where an earlier run left its noise in the latent.
+        latent_image: like noise, on the scale of the model (after process_in); the result has that scale too.
+        mask: like noise, 1 where the picture is made anew.
+        on_step: see `samplers.Sampler`; must decide alike on every rank.
+
+    Raises:
+        RequestError: inputs that do not fit together, or that hold NaN.
+    """
+    _check_inputs(sigmas, noise, latent_image, mask)
+    sampler = find_sampler(settings.sampler)
+    sigmas, latent_image = sigmas.to(noise.device, torch.float32), latent_image.to(noise.device, torch.float32)
+    start = noise.float() * settings.noise_scale
+    inpaint = None
+    if mask is not None:
+        under = mask_noise(settings.seed, start) * settings.noise_scale if sampler.draws_mask_noise else start
+        inpaint = Inpaint(mask.to(start.device, torch.float32), latent_image, under)
+    # Drawn on the rank's own GPU where that is of the wanted type, so that no rank reaches for GPU 0.
+    drawn_on = start.device if start.device.type == settings.noise_device else torch.device(settings.noise_device)
+    x = sampler(
+        FlowDenoiser(predict, settings.cfg, settings.multiplier, inpaint),
+        add_noise(latent_image, start, sigmas[0]),
+        sigmas,
+        noise=NoiseSource(settings.seed, drawn_on, settings.noise_scale),
+        on_step=on_step,
+    )
+    return undo_scaling(x, sigmas[-1])

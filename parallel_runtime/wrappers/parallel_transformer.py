@@ -1,0 +1,168 @@
+"""Wraps a diffusers transformer so that the ranks of a mesh compute one forward together, with the same result."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..attention import rebind
+from ..attention.kernels import KERNELS, resolve_kernel
+from ..errors import ConfigurationError, UnsupportedModelError
+from ..mesh import Mesh
+from ..models.spec import ModelSpec
+from .sequence import SequenceAttention, SequenceSplit, gather_hook, split_hook
+from .timestep import ExactTimestep
+
+_RECOMPILES = 64
+"""Graphs per kind of block: sizes, batches, meshes and uneven shares each may need one. PyTorch's 8 is soon used up,
+and with fullgraph the ninth is an error."""
+
+
+def parallelize(
+    transformer: nn.Module, spec: ModelSpec, mesh: Mesh, attention: str = "auto", compile: bool = False
+) -> ParallelTransformer:
+    """Let the ranks of `mesh` run `transformer` together; call it on every rank with the same arguments.
+
+    Args:
+        transformer: a diffusers transformer with its weights on this rank's device, whole on every rank.
+        spec: the model as data.
+        mesh: may be changed later with `ParallelTransformer.use`; one rank needs no torch.distributed.
+        attention: one of config.ATTENTION_BACKENDS.
+        compile: regional torch.compile of the blocks in `spec.block_lists`.
+
+    Raises:
+        UnsupportedModelError: the transformer is not what the spec describes, or its attention cannot be exchanged.
+        ConfigurationError: the mesh or the attention backend cannot be used here.
+    """
+    return ParallelTransformer(transformer, spec, mesh, attention, compile)
+
+
+class ParallelTransformer:
+    """A transformer whose forward is computed by all ranks of a sequence group; see `parallelize`.
+
+    Called as the wrapped transformer is, with whole (not split) arguments, alike on all ranks of the group, and
+    returns the whole result on each of them. Attributes it does not have are the wrapped transformer's.
+    Inference only: no gradients flow.
+    """
+
+    def __init__(self, transformer: nn.Module, spec: ModelSpec, mesh: Mesh, attention: str, compile: bool):
+        _check_class(transformer, spec)
+        _check_mesh(mesh)
+        self.transformer = transformer
+        self.spec = spec
+        self.mesh = mesh
+        self.compiled = compile
+        self.attention = resolve_kernel(attention, *_attention_traits(transformer))
+        self._signature = inspect.signature(transformer.forward)
+        self._split = SequenceSplit(mesh, spec.attended)
+        self._timestep = ExactTimestep(spec.timestep_scale)
+        blocks = list(_blocks(transformer, spec)) if compile else []
+        # From here on the transformer is changed, and nothing refuses any more but `apply`, which comes first.
+        self._rebound = rebind.apply(
+            _self_attention(transformer, spec), SequenceAttention(KERNELS[self.attention], self._split)
+        )
+        self._handles = self._register_hooks()
+        self._compiled_blocks = blocks
+        for block in blocks:
+            block.compile(fullgraph=True)
+
+    def _register_hooks(self) -> list[Any]:
+        find = self.transformer.get_submodule
+        handles = [
+            find(self.spec.timestep_embedder).register_forward_pre_hook(self._timestep.hook, with_kwargs=True),
+        ]
+        for path, dims in self.spec.sequence_inputs.items():
+            hook = split_hook(self._split, find(path), dict(dims))
+            handles.append(find(path).register_forward_pre_hook(hook, with_kwargs=True))
+        for path, dim in self.spec.sequence_outputs.items():
+            handles.append(find(path).register_forward_hook(gather_hook(self._split, dim)))
+        return handles
+
+    def use(self, mesh: Mesh) -> None:
+        """Run over another mesh from the next forward on, with the same weights. Costs nothing; every rank calls it.
+
+        Raises:
+            ConfigurationError: the mesh has an axis that this wrapper does not run.
+        """
+        _check_mesh(mesh)
+        self.mesh = mesh
+        self._split.use(mesh)
+
+    def unwrap(self) -> nn.Module:
+        """Undo everything and return the transformer as it was. The wrapper is of no use afterwards."""
+        for handle in self._handles:
+            handle.remove()
+        self._rebound.undo()
+        for block in self._compiled_blocks:
+            block._compiled_call_impl = None  # what Module.compile sets; there is no public way back
+        self._handles, self._compiled_blocks = [], []
+        return self.transformer
+
+    @torch.no_grad()
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the wrapped transformer's forward. Collective over the sequence group."""
+        self._split.begin()
+        self._timestep.begin(self._signature.bind(*args, **kwargs).arguments.get("timestep"))
+        if not self.compiled:
+            return self.transformer(*args, **kwargs)
+        config = torch._dynamo.config
+        limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # torch 2.6
+        with config.patch({limit: _RECOMPILES}):
+            return self.transformer(*args, **kwargs)
+
+    __call__ = forward
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "transformer":  # not set yet: construction failed, or a copy is being made
+            raise AttributeError(name)
+        return getattr(self.transformer, name)
+
+
+def _check_class(transformer: nn.Module, spec: ModelSpec) -> None:
+    if type(transformer).__name__ != spec.transformer_class:
+        raise UnsupportedModelError(
+            f"A {type(transformer).__name__} cannot run as {spec.title}, which is a {spec.transformer_class}.",
+            "Choose a model file of a supported family.",
+        )
+
+
+def _check_mesh(mesh: Mesh) -> None:
+    for axis in ("pipe", "ring"):
+        degree = getattr(mesh.plan, axis)
+        if degree > 1:
+            raise ConfigurationError(f"The plan asks for {axis} {degree}, which does not run yet.", f"Set {axis} to 1.")
+
+
+def _attention_traits(transformer: nn.Module) -> tuple[torch.device, torch.dtype, int]:
+    """Return device, dtype and head dim of the transformer's attention."""
+    parameter = next(transformer.parameters())
+    return parameter.device, parameter.dtype, getattr(transformer.config, "attention_head_dim", 64)
+
+
+def _self_attention(transformer: nn.Module, spec: ModelSpec) -> dict[str, nn.Module]:
+    patterns = [pattern.split(".") for pattern in spec.self_attention]
+    found = {
+        path: module
+        for path, module in transformer.named_modules()
+        if any(_matches(path.split("."), pattern) for pattern in patterns)
+    }
+    if not found:
+        raise UnsupportedModelError(
+            f"No attention module of {spec.transformer_class} has a name like {', '.join(spec.self_attention)}.",
+            "Install the diffusers version that this pack asks for.",
+        )
+    return found
+
+
+def _matches(path: list[str], pattern: list[str]) -> bool:
+    return len(path) == len(pattern) and all(fnmatchcase(part, glob) for part, glob in zip(path, pattern, strict=True))
+
+
+def _blocks(transformer: nn.Module, spec: ModelSpec) -> Iterator[nn.Module]:
+    for path in spec.block_lists:
+        yield from transformer.get_submodule(path).children()

@@ -1,0 +1,126 @@
+"""The sequence split of one transformer: split and gather at module borders, attention across the ranks between."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..attention.kernels import AttentionKernel
+from ..attention.ulysses import ulysses_attention
+from ..errors import UnsupportedModelError
+from ..mesh import Mesh
+from .shares import gather_shares, split_sizes, take_share
+
+
+class SequenceSplit:
+    """Which tokens are whose during the current forward; one object per wrapped transformer.
+
+    `lengths` is what attention reads inside of compiled blocks: the tokens of every rank, or None when all have
+    equally many. It follows from the arguments' shapes and the plan alone, so it is the same on every rank.
+    """
+
+    def __init__(self, mesh: Mesh, attended: tuple[str, ...]):
+        self.attended = attended
+        self.use(mesh)
+
+    def use(self, mesh: Mesh) -> None:
+        """Split over another mesh from the next forward on."""
+        self.degree = mesh.plan.sequence
+        self.index = mesh.sequence_index
+        self.group = mesh.sequence
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the lengths of the previous forward."""
+        self._totals: dict[str, int] = {}
+        self.lengths: tuple[int, ...] | None = None
+
+    def record(self, name: str, total: int) -> None:
+        """Note that argument `name` has `total` tokens before it is split."""
+        self._totals[name] = total
+        shares = [split_sizes(self._totals[n], self.degree) for n in self.attended if n in self._totals]
+        lengths = tuple(sum(rank_shares) for rank_shares in zip(*shares, strict=True))
+        self.lengths = None if not lengths or min(lengths) == max(lengths) else lengths
+
+    @property
+    def output_total(self) -> int:
+        """Tokens of the whole output."""
+        return self._totals[self.attended[0]]
+
+
+class SequenceAttention:
+    """Attention over the tokens of all ranks; what the processors are rebound to."""
+
+    def __init__(self, kernel: AttentionKernel, split: SequenceSplit):
+        self._kernel = kernel
+        self._split = split
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float | None,
+    ) -> torch.Tensor:
+        split = self._split
+        if split.degree == 1:
+            return self._kernel(query, key, value, mask, scale)
+        if mask is not None or query.shape[:3] != key.shape[:3]:
+            raise UnsupportedModelError(
+                "The model attends with a mask, or to other tokens than its own, where the sequence is split.",
+                "Set ulysses to 1; the batch can still be split.",
+            )
+        return ulysses_attention(
+            query,
+            key,
+            value,
+            kernel=self._kernel,
+            group=split.group,
+            degree=split.degree,
+            lengths=split.lengths,
+            scale=scale,
+        )
+
+
+def split_hook(split: SequenceSplit, module: nn.Module, dims: dict[str, int]) -> Callable[..., Any]:
+    """Return a forward pre-hook (with_kwargs) that leaves this rank its share of the named arguments."""
+    positions = {name: index for index, name in enumerate(inspect.signature(module.forward).parameters)}
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if split.degree == 1:
+            return None
+        shared_args, shared_kwargs = list(args), dict(kwargs)
+        for name, dim in dims.items():
+            if name in kwargs:
+                shared_kwargs[name] = _share(split, name, kwargs[name], dim)
+            elif positions[name] < len(args):
+                shared_args[positions[name]] = _share(split, name, args[positions[name]], dim)
+        return tuple(shared_args), shared_kwargs
+
+    return hook
+
+
+def _share(split: SequenceSplit, name: str, value: Any, dim: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        split.record(name, value.shape[dim])
+        return take_share(value, dim, split.degree, split.index)
+    if isinstance(value, list | tuple):  # residuals of a ControlNet: one tensor per block
+        return type(value)(_share(split, name, item, dim) for item in value)
+    return value
+
+
+def gather_hook(split: SequenceSplit, dim: int) -> Callable[..., Any]:
+    """Return a forward hook that makes the output whole again, on every rank."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor | None:
+        if split.degree == 1:
+            return None
+        assert split.group is not None
+        return gather_shares(output, dim, split.output_total, split.group, split.degree)
+
+    return hook

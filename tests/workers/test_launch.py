@@ -1,0 +1,51 @@
+"""From the artist's devices to ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import ConfigurationError
+from workers.launch import PoolSpec, rank_environment, resolve_devices
+
+
+def gpus(count: int):
+    return lambda: count
+
+
+@pytest.mark.parametrize(
+    ("devices", "present", "expected"),
+    [
+        ("auto", 0, PoolSpec("cpu", (0,))),
+        ("auto", 2, PoolSpec("cuda", (0, 1))),
+        ("1", 2, PoolSpec("cuda", (1,))),
+        ("1,0", 2, PoolSpec("cuda", (1, 0))),
+        ("cpu", 4, PoolSpec("cpu", (0,))),
+        ("cpu:3", 0, PoolSpec("cpu", (0, 1, 2))),
+    ],
+)
+def test_devices_become_ranks(devices, present, expected):
+    spec = resolve_devices(ParallelConfig(devices=devices), gpus(present))
+    assert spec == expected
+    assert PoolSpec.parse(str(spec)) == spec
+
+
+def test_a_gpu_that_does_not_exist_is_named_with_those_that_do():
+    with pytest.raises(ConfigurationError, match=r"asks for GPU 3, but ComfyUI sees 2 GPUs, 0 to 1\. Set devices"):
+        resolve_devices(ParallelConfig(devices="0,3"), gpus(2))
+    with pytest.raises(ConfigurationError, match="sees no GPU"):
+        resolve_devices(ParallelConfig(devices="0"), gpus(0))
+
+
+def test_degrees_that_need_more_ranks_than_devices_are_refused_with_both_numbers():
+    with pytest.raises(ConfigurationError, match=r"needs 8 ranks \(cfg 2 × ulysses 4\).*are 2 GPUs\. Lower a degree"):
+        resolve_devices(ParallelConfig(cfg=2, ulysses=4), gpus(2))
+
+
+def test_ranks_keep_to_the_loopback_interface_and_offline_whatever_the_host_set(tmp_path):
+    host = {"NCCL_SOCKET_IFNAME": "eth0", "HF_HUB_OFFLINE": "0", "RANK": "7", "PYTORCH_CUDA_ALLOC_CONF": "backend:x"}
+    environment = rank_environment(PoolSpec("cuda", (0, 1)), tmp_path, host)
+    assert environment["NCCL_SOCKET_IFNAME"] == environment["GLOO_SOCKET_IFNAME"] == "lo"
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert "RANK" not in environment
+    assert "backend" not in environment["PYTORCH_CUDA_ALLOC_CONF"]
