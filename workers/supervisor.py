@@ -140,6 +140,7 @@ class Supervisor:
         await self._ended.wait()
         listener.close()
         await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
+        await self.torchrun.wait()
         for task in self._tasks:
             task.cancel()
         if self.error is not None:

@@ -102,7 +102,7 @@ def _match_file(path: Path, tensors: _Tensors) -> tuple[Layout, ModelSpec, dict[
         config = spec.detect({key: info for key, (_, info) in renamed.items()})
         if config is not None:
             return "original", spec, config, renamed
-        config = spec.detect_diffusers({key: info for key, (_, info) in tensors.items()})
+        config = spec.detect_diffusers({key: info for key, (_, info) in tensors.items()}, {})
         if config is not None:
             return "diffusers", spec, config, tensors
     raise unsupported(path, name_contents(tensors))
@@ -120,12 +120,15 @@ def _match_folder(
     name = written.get("_class_name")
     if name is None:
         raise unsupported(path, f"{name_contents(tensors)} (its config.json names no diffusers class)")
+    if name not in {spec.transformer_class for spec in MODELS}:
+        raise unsupported(path, f"a diffusers folder of {name}")
     spec = find_by_transformer_class(str(name))
     if written.get("quantization_config"):
         raise _quantised(path, f"has a quantization_config in {config_file.name}")
-    seen = spec.detect_diffusers({key: info for key, (_, info) in tensors.items()}) or {}
     given = {key: value for key, value in written.items() if not key.startswith("_") and value is not None}
-    return "diffusers", spec, {**seen, **given}, tensors
+    header = {key: info for key, (_, info) in tensors.items()}
+    # Where the shapes fit no config, the written one alone names the tensors that are missing.
+    return "diffusers", spec, spec.detect_diffusers(header, given) or given, tensors
 
 
 def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:

@@ -79,7 +79,7 @@ def _meta_parameters() -> Iterator[None]:
     Holds for the whole process while it lasts: build models in one thread at a time.
     """
 
-    def to_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> torch.nn.Parameter | None:
+    def to_meta(module, name, parameter):
         return None if parameter is None else torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
 
     hook = register_module_parameter_registration_hook(to_meta)

@@ -103,21 +103,27 @@ def _count(header: Mapping[str, TensorInfo], blocks: str) -> int:
 
 
 def _config(
-    header: Mapping[str, TensorInfo], image: str, text: str, pooled: str, output: str, norm: str
+    header: Mapping[str, TensorInfo],
+    image: str,
+    text: str,
+    pooled: str,
+    output: str,
+    norm: str,
+    head_dim: int = HEAD_DIM,
 ) -> dict[str, Any] | None:
     """The part of the diffusers config that both layouts tell in the same way, from five tensors' shapes."""
     shapes = [header[key].shape if key in header else () for key in (image, text, pooled, output)]
-    if any(len(shape) != 2 for shape in shapes) or norm not in header or header[norm].shape != (HEAD_DIM,):
+    if any(len(shape) != 2 for shape in shapes) or norm not in header or header[norm].shape != (head_dim,):
         return None
     width = shapes[0][0]
-    if width < HEAD_DIM or width % HEAD_DIM:
+    if width < head_dim or width % head_dim:
         return None
     return {
         "patch_size": 1,
         "in_channels": shapes[0][1],
         "out_channels": shapes[3][0],
-        "attention_head_dim": HEAD_DIM,
-        "num_attention_heads": width // HEAD_DIM,
+        "attention_head_dim": head_dim,
+        "num_attention_heads": width // head_dim,
         "joint_attention_dim": shapes[1][1],
         "pooled_projection_dim": shapes[2][1],
         "axes_dims_rope": AXES_DIMS_ROPE,
@@ -143,14 +149,15 @@ def detect(header: Mapping[str, TensorInfo]) -> dict[str, Any] | None:
     }
 
 
-def detect_diffusers(header: Mapping[str, TensorInfo]) -> dict[str, Any] | None:
-    """Config of a file with diffusers' FluxTransformer2DModel names, without its config.json."""
+def detect_diffusers(header: Mapping[str, TensorInfo], written: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Config of a file with diffusers' FluxTransformer2DModel names; `written` wins where it says something."""
     if any(key.startswith(_LOOKALIKES) for key in header):
         return None
     embedder = "time_text_embed."
     norm = "transformer_blocks.0.attn.norm_q.weight"
     pooled = embedder + "text_embedder.linear_1.weight"
-    found = _config(header, "x_embedder.weight", "context_embedder.weight", pooled, "proj_out.weight", norm)
+    head_dim = written.get("attention_head_dim", HEAD_DIM)
+    found = _config(header, "x_embedder.weight", "context_embedder.weight", pooled, "proj_out.weight", norm, head_dim)
     if found is None or "single_transformer_blocks.0.proj_mlp.weight" not in header:
         return None
     return {
@@ -158,6 +165,7 @@ def detect_diffusers(header: Mapping[str, TensorInfo]) -> dict[str, Any] | None:
         "num_layers": _count(header, "transformer_blocks."),
         "num_single_layers": _count(header, "single_transformer_blocks."),
         "guidance_embeds": embedder + "guidance_embedder.linear_1.weight" in header,
+        **written,
     }
 
 

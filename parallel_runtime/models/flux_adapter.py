@@ -98,12 +98,12 @@ class FluxAdapter:
         batch, device = x.shape[0], x.device
         references = list(extras.get("ref_latents") or ())
         method = extras.get("ref_latents_method") or REFERENCE_METHODS[0]
-        tokens, ids = [_pack(x)], [_position_ids(*x.shape[-2:], device=device)]
+        tokens, ids = [_pack(x)], [_position_ids(x.shape[-2], x.shape[-1], device=device)]
         sizes = [(reference.shape[-2], reference.shape[-1]) for reference in references]
         places = _reference_places(sizes, (x.shape[-2], x.shape[-1]), method)
-        for reference, place in zip(references, places, strict=True):
+        for reference, (index, top, left) in zip(references, places, strict=True):
             tokens.append(_pack(reference.to(x).expand(batch, -1, -1, -1)))
-            ids.append(_position_ids(*reference.shape[-2:], *place, device=device))
+            ids.append(_position_ids(reference.shape[-2], reference.shape[-1], index, top, left, device))
         arguments = {
             "hidden_states": torch.cat(tokens, dim=1),
             "encoder_hidden_states": context.expand(batch, -1, -1),

@@ -78,7 +78,8 @@ class ModelSpec:
         timestep_embedder: module whose first positional argument is the scaled timestep.
         timestep_scale: what the transformer's forward multiplies the timestep by before that module.
         detect: header of an original-layout file -> full diffusers config, or None when it is another family.
-        detect_diffusers: the same for a file with diffusers' parameter names.
+        detect_diffusers: the same for diffusers' parameter names; its second argument is what a config.json beside
+            them says (empty for a single file), which wins over the shapes.
         weight_rules: diffusers config -> rules for an original-layout file.
         heads: diffusers config -> number of attention heads.
         adapter: see `Adapter`.
@@ -97,7 +98,7 @@ class ModelSpec:
     timestep_embedder: str
     timestep_scale: float
     detect: Callable[[Mapping[str, TensorInfo]], dict[str, Any] | None]
-    detect_diffusers: Callable[[Mapping[str, TensorInfo]], dict[str, Any] | None]
+    detect_diffusers: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], dict[str, Any] | None]
     weight_rules: Callable[[Mapping[str, Any]], Iterable[WeightRule]]
     heads: Callable[[Mapping[str, Any]], int]
     adapter: Adapter

@@ -10,8 +10,9 @@ import torch
 
 from ..mesh import Mesh
 from ..models.spec import ModelSpec
-from ..wrappers.batch import gather_batch, share_of_batch
+from ..wrappers.batch import gather_batch
 from ..wrappers.parallel_transformer import ParallelTransformer
+from ..wrappers.shares import split_sizes
 from .conditioning import Conditioning
 
 
@@ -46,7 +47,9 @@ class Predictor:
         self.transformer.set_mesh(self.mesh)
         merged = merge(calls)
         total = sum(call.batch for call in merged)
-        start, stop = share_of_batch(total, self.mesh)
+        sizes = split_sizes(total, self.mesh.plan.batch)
+        start = sum(sizes[: self.mesh.batch_index])
+        stop = start + sizes[self.mesh.batch_index]
         outputs, first = [], 0
         for call in merged:
             low, high = max(start - first, 0), min(stop - first, call.batch)
@@ -54,7 +57,7 @@ class Predictor:
                 outputs.append(self._forward(select(call, low, high)))
             first += call.batch
         # A rank whose share is empty computes nothing, but joins the gather: every rank must.
-        local = torch.cat(outputs) if outputs else calls[0].x.new_empty((0, *self._output_shape(calls[0])))
+        local = torch.cat(outputs) if outputs else self._no_rows(calls[0])
         gathered = gather_batch(local, total, self.mesh)
         return list(gathered.split([call.batch for call in calls]))
 
@@ -66,8 +69,9 @@ class Predictor:
         output = self.transformer(**arguments, return_dict=False)[0]
         return self.spec.adapter.from_transformer(output, call.x)
 
-    def _output_shape(self, call: Call) -> tuple[int, ...]:
-        return self.spec.adapter.output_shape(tuple(call.x.shape), self.transformer.config)[1:]
+    def _no_rows(self, call: Call) -> torch.Tensor:
+        shape = self.spec.adapter.output_shape(tuple(call.x.shape), self.transformer.config)
+        return call.x.new_empty((0, *shape[1:]))
 
 
 def merge(calls: Sequence[Call]) -> list[Call]:

@@ -9,19 +9,17 @@ from ..errors import RequestError
 MAX_SEED = 2**64 - 1
 
 
-def _generator(seed: int, device: torch.device) -> torch.Generator:
-    if not 0 <= seed <= MAX_SEED:
-        raise RequestError(
-            f"Seed {seed} cannot start the noise on {device.type}.", f"Choose a seed from 0 to {MAX_SEED - 1}."
-        )
+def _generator(seed: int, offset: int, device: torch.device | str) -> torch.Generator:
+    if not 0 <= seed <= MAX_SEED - offset:
+        raise RequestError(f"Seed {seed} cannot start the noise on {device}.", f"Choose one from 0 to {MAX_SEED - 1}.")
     try:
         generator = torch.Generator(device=device)
     except RuntimeError as error:
         raise RequestError(
-            f"The noise of this sampler is drawn on {device.type}, and the pool has no such device.",
+            f"The noise of this sampler is drawn on {device}, and the pool has no such device.",
             "Run the pool on the kind of device that ComfyUI uses, or choose a sampler that adds no noise.",
         ) from error
-    return generator.manual_seed(seed)
+    return generator.manual_seed(seed + offset)
 
 
 class NoiseSource:
@@ -44,13 +42,12 @@ class NoiseSource:
     """
 
     def __init__(self, seed: int, device: torch.device | str = "cpu", scale: float = 1.0):
-        self.device = torch.device(device)
         self.scale = scale
-        self._stream = _generator(seed + 1 if self.device.type == "cpu" else seed, self.device)
+        self._stream = _generator(seed, 1 if str(device).startswith("cpu") else 0, device)
 
     def draw(self, like: torch.Tensor) -> torch.Tensor:
         """Return the next noise, with the shape, dtype and device of `like`."""
-        drawn = torch.randn(like.shape, dtype=like.dtype, device=self.device, generator=self._stream)
+        drawn = torch.randn(like.shape, dtype=like.dtype, device=self._stream.device, generator=self._stream)
         return drawn.to(like.device) * self.scale
 
 
@@ -60,5 +57,5 @@ def mask_noise(seed: int, like: torch.Tensor) -> torch.Tensor:
     Raises:
         RequestError: a seed out of range.
     """
-    generator = _generator(seed + 1, torch.device("cpu"))
+    generator = _generator(seed, 1, "cpu")
     return torch.randn(like.shape, generator=generator).to(like.device, like.dtype)

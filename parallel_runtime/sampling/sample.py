@@ -27,7 +27,7 @@ class SampleSettings:
         noise_scale: factor on every noise (ComfyUI's ModelNoiseScale; 1 for nearly every model).
 
     Raises:
-        RequestError: an unknown sampler, or a number that is not finite.
+        RequestError: a sampler that the pool does not have, or a number that is not finite.
     """
 
     sampler: str
@@ -44,6 +44,12 @@ class SampleSettings:
                 raise RequestError(f"The {name} is {getattr(self, name)}.", "Give a finite number.")
 
 
+def _spreads_over(tensor: torch.Tensor, noise: torch.Tensor) -> bool:
+    return tensor.ndim == noise.ndim and all(
+        own in (1, wanted) for own, wanted in zip(tensor.shape, noise.shape, strict=True)
+    )
+
+
 def _check_inputs(
     sigmas: torch.Tensor, noise: torch.Tensor, latent_image: torch.Tensor, mask: torch.Tensor | None
 ) -> None:
@@ -51,7 +57,8 @@ def _check_inputs(
     for name, tensor in {"sigmas": sigmas, "noise": noise, "latent": latent_image, "noise mask": mask}.items():
         if tensor is not None and not bool(torch.isfinite(tensor).all()):
             raise RequestError(
-                f"The {name} of this run holds NaN or infinity.", "Look at the node that makes it; its output is damaged."
+                f"The {name} of this run holds NaN or infinity.",
+                "Look at the node that makes it; its output is damaged.",
             )
     if sigmas.ndim != 1 or len(sigmas) == 0:
         raise RequestError(f"Sigmas of shape {tuple(sigmas.shape)} are no schedule.", "Give a list of sigmas.")
@@ -61,7 +68,7 @@ def _check_inputs(
             "The sigmas fall to 0 or below before their end.", "Use a schedule in which only the last sigma is 0."
         )
     for name, tensor in {"latent": latent_image, "noise mask": mask}.items():
-        if tensor is not None and tensor.shape != noise.shape:
+        if tensor is not None and not _spreads_over(tensor, noise):
             raise RequestError(
                 f"The {name} has shape {tuple(tensor.shape)}, and the noise {tuple(noise.shape)}.",
                 "They belong to different pictures; make both from one latent.",
@@ -90,8 +97,8 @@ def sample_latent(
         predict: see `denoiser.Predict`.
         sigmas: (steps + 1,), ComfyUI's own list; only the last may be 0.
         noise: (B, C, H, W) start noise, or zeros where an earlier run left its noise in the latent.
-        latent_image: like noise, on the scale of the model (after process_in); the result has that scale too.
-        mask: like noise, 1 where the picture is made anew.
+        latent_image: on the scale of the model (after process_in); the result has that scale too.
+        mask: 1 where the picture is made anew. Dims of latent and mask are those of the noise, or 1.
         on_step: see `samplers.Sampler`; must decide alike on every rank.
 
     Raises:
@@ -105,13 +112,16 @@ def sample_latent(
     if mask is not None:
         under = mask_noise(settings.seed, start) * settings.noise_scale if sampler.draws_mask_noise else start
         inpaint = Inpaint(mask.to(start.device, torch.float32), latent_image, under)
-    # Drawn on the rank's own GPU where that is of the wanted type, so that no rank reaches for GPU 0.
-    drawn_on = start.device if start.device.type == settings.noise_device else torch.device(settings.noise_device)
+    noise_source = None
+    if sampler.adds_noise:
+        # Drawn on the rank's own GPU where that is of the wanted type, so that no rank reaches for GPU 0.
+        drawn_on = start.device if start.device.type == settings.noise_device else settings.noise_device
+        noise_source = NoiseSource(settings.seed, drawn_on, settings.noise_scale)
     x = sampler(
         FlowDenoiser(predict, settings.cfg, settings.multiplier, inpaint),
         add_noise(latent_image, start, sigmas[0]),
         sigmas,
-        noise=NoiseSource(settings.seed, drawn_on, settings.noise_scale),
+        noise=noise_source,
         on_step=on_step,
     )
     return undo_scaling(x, sigmas[-1])

@@ -46,16 +46,21 @@ class Step:
 
     Args:
         sigma, sigma_next: where the step starts and ends.
-        is_last: sigma_next is 0, the step ends on a clean latent.
+        ends_clean: sigma_next is 0, nothing but the denoised latent is left.
         previous: sigma and denoised latent of the step before; None on the first.
     """
 
     sigma: torch.Tensor
     sigma_next: torch.Tensor
-    is_last: bool
+    ends_clean: bool
     previous: tuple[torch.Tensor, torch.Tensor] | None
     denoise: Denoise
-    noise: NoiseSource
+    noise: NoiseSource | None
+
+    def draw_noise(self, like: torch.Tensor) -> torch.Tensor:
+        """Return the next noise, like `like`; only for rules whose sampler says `adds_noise`."""
+        assert self.noise is not None, "a sampler that adds noise was run without a noise source"
+        return self.noise.draw(like)
 
 
 Rule = Callable[[Step, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -74,7 +79,7 @@ def _euler(step: Step, x: torch.Tensor, denoised: torch.Tensor) -> torch.Tensor:
 def _heun(step: Step, x: torch.Tensor, denoised: torch.Tensor) -> torch.Tensor:
     """Trapezoid: the slope at both ends, a second evaluation (Karras et al. 2022, algorithm 1); the last is Euler."""
     predicted = _euler(step, x, denoised)
-    if step.is_last:
+    if step.ends_clean:
         return predicted
     slope = _slope(x, denoised, step.sigma)
     slope_next = _slope(predicted, step.denoise(predicted, step.sigma_next), step.sigma_next)
@@ -85,7 +90,7 @@ def _dpmpp_2m(step: Step, x: torch.Tensor, denoised: torch.Tensor) -> torch.Tens
     """DPM-Solver++(2M), Lu et al. 2022, in the log of sigma; first order at the first step and on the way to 0."""
     log_sigma, log_next = step.sigma.log(), step.sigma_next.log()
     towards = denoised
-    if step.previous is not None and not step.is_last:
+    if step.previous is not None and not step.ends_clean:
         previous_sigma, previous_denoised = step.previous
         reach = (previous_sigma.log() - log_sigma) / (log_sigma - log_next)
         weight = 1 / (2 * reach)
@@ -100,19 +105,19 @@ def _euler_ancestral(step: Step, x: torch.Tensor, denoised: torch.Tensor) -> tor
     The part of the signal is 1 - sigma and the part of the noise sigma, so a point at `down` becomes one at
     sigma_next by the ratio of the signals, and by the noise that is then missing in quadrature.
     """
-    if step.is_last:
+    if step.ends_clean:
         return denoised
     down = step.sigma_next * (1 + (step.sigma_next / step.sigma - 1))
     kept = down / step.sigma
     signal_next, signal_down = 1 - step.sigma_next, 1 - down
     missing = (step.sigma_next**2 - down**2 * signal_next**2 / signal_down**2) ** 0.5
     at_down = kept * x + (1 - kept) * denoised
-    return signal_next / signal_down * at_down + step.noise.draw(x) * missing
+    return signal_next / signal_down * at_down + step.draw_noise(x) * missing
 
 
 def _lcm(step: Step, x: torch.Tensor, denoised: torch.Tensor) -> torch.Tensor:
     """Multistep consistency sampling (Luo et al. 2023): take the denoised latent, noise it afresh."""
-    return denoised if step.is_last else add_noise(denoised, step.noise.draw(x), step.sigma_next)
+    return denoised if step.ends_clean else add_noise(denoised, step.draw_noise(x), step.sigma_next)
 
 
 @dataclass(frozen=True)
@@ -122,16 +127,18 @@ class Sampler:
     Args:
         name: ComfyUI's.
         rule: takes one step.
+        adds_noise: needs a noise source.
         draws_mask_noise: with a mask, the kept part gets a noise of its own (`noise.mask_noise`).
     """
 
     name: str
     rule: Rule
+    adds_noise: bool = False
     draws_mask_noise: bool = False
 
     @torch.no_grad()
     def __call__(
-        self, denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor, *, noise: NoiseSource, on_step: OnStep
+        self, denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor, *, noise: NoiseSource | None, on_step: OnStep
     ) -> torch.Tensor:
         """Run len(sigmas) - 1 steps and return x at the last sigma.
 
@@ -139,7 +146,7 @@ class Sampler:
             denoise: see `Denoise`; two calls a step for heun, one for the others.
             x: latent noised to sigmas[0], (B, C, H, W) float32.
             sigmas: (steps + 1,) float32; only the last may be 0.
-            noise: read by the samplers that add noise.
+            noise: read by the samplers that add noise; None will do for the others.
             on_step: called once a step, before it is taken; what it raises ends the run.
         """
         levels = sigmas.tolist()
@@ -162,10 +169,10 @@ SAMPLERS: Mapping[str, Sampler] = MappingProxyType(
         sampler.name: sampler
         for sampler in (
             Sampler("euler", _euler),
-            Sampler("euler_ancestral", _euler_ancestral),
+            Sampler("euler_ancestral", _euler_ancestral, adds_noise=True),
             Sampler("heun", _heun),
             Sampler("dpmpp_2m", _dpmpp_2m),
-            Sampler("lcm", _lcm),
+            Sampler("lcm", _lcm, adds_noise=True),
             # In ComfyUI ddim is euler, told apart only by what it puts under a mask.
             Sampler("ddim", _euler, draws_mask_noise=True),
         )

@@ -31,7 +31,7 @@ def parallelize(
     Args:
         transformer: a diffusers transformer with its weights on this rank's device, whole on every rank.
         spec: the model as data.
-        mesh: may be changed later with `ParallelTransformer.use`; one rank needs no torch.distributed.
+        mesh: may be changed later with `ParallelTransformer.set_mesh`; one rank needs no torch.distributed.
         attention: one of config.ATTENTION_BACKENDS.
         compile: regional torch.compile of the blocks in `spec.block_lists`.
 
@@ -83,7 +83,7 @@ class ParallelTransformer:
             handles.append(find(path).register_forward_hook(gather_hook(self._split, dim)))
         return handles
 
-    def use(self, mesh: Mesh) -> None:
+    def set_mesh(self, mesh: Mesh) -> None:
         """Run over another mesh from the next forward on, with the same weights. Costs nothing; every rank calls it.
 
         Raises:
@@ -91,7 +91,7 @@ class ParallelTransformer:
         """
         _check_mesh(mesh)
         self.mesh = mesh
-        self._split.use(mesh)
+        self._split.set_mesh(mesh)
 
     def unwrap(self) -> nn.Module:
         """Undo everything and return the transformer as it was. The wrapper is of no use afterwards."""

@@ -25,9 +25,9 @@ class SequenceSplit:
 
     def __init__(self, mesh: Mesh, attended: tuple[str, ...]):
         self.attended = attended
-        self.use(mesh)
+        self.set_mesh(mesh)
 
-    def use(self, mesh: Mesh) -> None:
+    def set_mesh(self, mesh: Mesh) -> None:
         """Split over another mesh from the next forward on."""
         self.degree = mesh.plan.sequence
         self.index = mesh.sequence_index

@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+# The same collective; torch 2.13 renamed it and warns at every call of the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 def split_sizes(total: int, degree: int) -> tuple[int, ...]:
     """Return the rows of every rank: as equal as can be, the first `total % degree` ranks have one more."""
@@ -33,7 +36,7 @@ def gather_shares(share: torch.Tensor, dim: int, total: int, group: dist.Process
     # Not every rank has equally many rows and the collective wants it so: pad on the wire, by sizes known to all.
     padded = F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, sizes[0] - rows.shape[0])).contiguous()
     gathered = padded.new_empty((degree * sizes[0], *padded.shape[1:]))
-    dist.all_gather_into_tensor(gathered, padded, group=group)
+    _all_gather(gathered, padded, group=group)
     if sizes[0] != sizes[-1]:
         gathered = torch.cat([part[:size] for part, size in zip(gathered.split(sizes[0]), sizes, strict=True)])
     return gathered.movedim(0, dim)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from diffusers import FluxTransformer2DModel
 
-from parallel_runtime.models.flux import SPEC
+from parallel_runtime.models.flux import FLUX
 
 
 def tiny_flux(heads: int = 4, layers: int = 1, single_layers: int = 1, guidance: bool = True, seed: int = 0) -> Any:
@@ -50,4 +50,4 @@ def flux_inputs(
     return inputs
 
 
-__all__ = ["SPEC", "flux_inputs", "tiny_flux"]
+__all__ = ["FLUX", "flux_inputs", "tiny_flux"]
