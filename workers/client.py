@@ -102,10 +102,15 @@ class PoolClient:
 
     A dead pool is replaced at the next request, and a model that the pool lost is loaded again: the MODEL that a
     graph has cached outlives both.
+
+    Args:
+        spec: devices.
+        rank_module: what each rank runs.
     """
 
-    def __init__(self, spec: PoolSpec):
+    def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
         self.spec = spec
+        self._rank_module = rank_module
         self._lock = threading.RLock()
         self._pool: RunningPool | None = None
         self._resident: ModelRequest | None = None
@@ -124,7 +129,7 @@ class PoolClient:
             if self._pool is None:
                 log.info("Parallel DiT: starting a pool on %s", self.spec)
                 self._forget()
-                self._pool = RunningPool(self.spec)
+                self._pool = RunningPool(self.spec, self._rank_module)
             self._pool.wait_until_ready(should_cancel)
             return self._pool
 

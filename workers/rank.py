@@ -168,6 +168,7 @@ def join_group(spec: PoolSpec, rank: int, directory: Path) -> torch.device:
     device = torch.device("cpu") if spec.device_type == "cpu" else torch.device("cuda", spec.devices[rank])
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.zeros(1, device=device)  # the context exists before DeviceMesh looks, which would choose a device itself
     if spec.world_size > 1:
         dist.init_process_group(
             backend="cpu:gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",

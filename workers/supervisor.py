@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import struct
 import sys
 import time
 from collections import deque
 from pathlib import Path
-
-from parallel_runtime.errors import PoolError
 
 from .frames import PREFIX, WITHOUT_PAYLOAD, Frame, FrameError, decode_header, decode_prefix, encode_header
 from .frames import encode_prefix as prefix_of
@@ -340,9 +339,8 @@ def main() -> None:
     log = PoolLog(Path(log_path))
     try:
         asyncio.run(Supervisor(client, PoolSpec.parse(spec), Path(directory), log, rank_module).run())
-    except PoolError as error:
-        log.write(str(error))
-        raise
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)  # the client may be gone, so it is removed here
 
 
 if __name__ == "__main__":

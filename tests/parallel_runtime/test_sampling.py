@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -276,8 +275,8 @@ def test_a_run_cut_in_two_gives_the_run_in_one(name):
     inputs, how = sample_inputs(), SampleSettings(name, cfg=2.0)
     whole = sample_latent(how, velocities, **inputs)
     first = sample_latent(how, velocities, **{**inputs, "sigmas": torch.tensor(FULL[:4])})
-    rest = {"sigmas": torch.tensor(FULL[3:]), "noise": torch.zeros_like(first), "latent_image": first}
-    second = sample_latent(how, velocities, **rest)
+    none = torch.zeros_like(first)
+    second = sample_latent(how, velocities, sigmas=torch.tensor(FULL[3:]), noise=none, latent_image=first)
     torch.testing.assert_close(second, whole, atol=1e-5, rtol=1e-5)
 
 
@@ -310,5 +309,6 @@ def test_inputs_that_could_only_give_nan_are_refused_before_the_first_evaluation
 
 @pytest.mark.parametrize("field", ["cfg", "multiplier", "noise_scale"])
 def test_settings_that_are_not_finite_are_refused(field):
+    values: dict[str, Any] = {field: math.nan}
     with pytest.raises(RequestError, match=field):
-        replace(SampleSettings("euler"), **{field: math.nan})
+        SampleSettings("euler", **values)

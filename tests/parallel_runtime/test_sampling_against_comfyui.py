@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import MethodType, SimpleNamespace
 
 import pytest
@@ -13,7 +11,11 @@ import torch
 
 from parallel_runtime.sampling.sample import SampleSettings, sample_latent
 from parallel_runtime.sampling.samplers import SUPPORTED
+from tests.comfyui_checkout import HOW, find_comfyui
 
+COMFYUI = find_comfyui()
+if COMFYUI is None:
+    pytest.skip(HOW, allow_module_level=True)
 pytestmark = pytest.mark.host
 
 SHAPE = (2, 4, 7, 9)
@@ -36,19 +38,13 @@ SCHEDULES = {
 @pytest.fixture(scope="module")
 def comfy():
     """ComfyUI's modules, imported from a checkout without starting a server."""
-    # The pack lies in <ComfyUI>/custom_nodes/<pack> where it is installed.
-    installed = Path(__file__).parents[4] if "custom_nodes" in Path(__file__).parts else None
-    places = [os.environ.get("COMFYUI_PATH"), installed, Path.home() / "ComfyUI"]
-    root = next((Path(place) for place in places if place and (Path(place) / "comfy/k_diffusion").is_dir()), None)
-    if root is None:
-        pytest.skip("no ComfyUI found: set COMFYUI_PATH to a checkout to compare with it")
     # At the end, and only for the import: its root has a nodes.py that must not stand in for ours.
-    sys.path.append(str(root))
+    sys.path.append(str(COMFYUI))
     try:
         import_module("comfy.cli_args").args.cpu = True
         samplers, base = import_module("comfy.samplers"), import_module("comfy.model_base")
     finally:
-        sys.path.remove(str(root))
+        sys.path.remove(str(COMFYUI))
     return SimpleNamespace(samplers=samplers, model_base=base)
 
 

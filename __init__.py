@@ -1,0 +1,51 @@
+"""Parallel DiT: ComfyUI's entry into the pack."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+WEB_DIRECTORY = "./web"
+
+_PACK_ROOT = Path(__file__).resolve().parent
+_PACKAGES = ("parallel_runtime", "workers")
+
+
+def _register_package(name: str) -> None:
+    """Make a folder of the pack importable under its own name, as it is in the ranks and in scripts.
+
+    `sys.path` stays as it is: the pack's `nodes` folder would hide ComfyUI's module of that name.
+
+    Raises:
+        ImportError: another pack has taken the name.
+    """
+    folder = _PACK_ROOT / name
+    taken = sys.modules.get(name)
+    if taken is not None:
+        places = [Path(place).resolve() for place in getattr(taken, "__path__", ())]
+        if folder in places:
+            return
+        where = places[0] if places else getattr(taken, "__file__", "a built-in module")
+        raise ImportError(
+            f"Parallel DiT needs the Python package name {name!r}, which {where} has taken already. "
+            "Disable the custom node pack that lies there, or Parallel DiT."
+        )
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+for _name in _PACKAGES:
+    _register_package(_name)
+
+
+def comfy_entrypoint():
+    """Return the pack's ComfyExtension; ComfyUI calls it once at its start."""
+    return importlib.import_module(".nodes.extension", __name__).ParallelExtension()

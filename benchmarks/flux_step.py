@@ -1,0 +1,186 @@
+"""FLUX.1-dev size on real GPUs: milliseconds per step from the client to the latent, beside plain diffusers.
+
+    python -m benchmarks.flux_step --ranks 1,2 --sizes 1024 --steps 12 --out DIR
+
+Random bf16 weights, written once as a checkpoint file in --scratch (24 GB). Everything in one run on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parallel_runtime.config import ParallelConfig
+from workers.client import Branch, ModelRequest, SampleRequest, close_pools, get_pool
+
+from .flux_checkpoint import write_random_flux
+
+TEXT_TOKENS = 512
+
+
+def inputs(size: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Start latent (1, 16, size / 8, size / 8) and text of FLUX.1-dev, from a fixed seed."""
+    generator = torch.Generator().manual_seed(size)
+    return {
+        "x": torch.randn(1, 16, size // 8, size // 8, generator=generator).to(device),
+        "context": torch.randn(1, TEXT_TOKENS, 4096, generator=generator).bfloat16().to(device),
+        "y": torch.randn(1, 768, generator=generator).bfloat16().to(device),
+        "guidance": torch.tensor([3.5], device=device),
+    }
+
+
+def per_step(times: list[float]) -> float:
+    """Median milliseconds between the ends of steps; the first step and its warm-up are left out."""
+    return statistics.median(b - a for a, b in zip(times[1:], times[2:], strict=False)) * 1000
+
+
+def run_pool(path: Path, ranks: int, compiled: bool, size: int, steps: int, attention: str) -> dict[str, Any]:
+    """Sample through the pool: once to warm up, once measured; then one call per step, as KSampler does."""
+    config = ParallelConfig(devices=",".join(map(str, range(ranks))), compile=compiled, attention=attention)
+    model = ModelRequest(str(path), "bfloat16", config)
+    client = get_pool(config)
+    started = time.perf_counter()
+    client.load(model)
+    load_seconds = time.perf_counter() - started
+    given = inputs(size)
+    conditioning = {name: given[name] for name in ("context", "y", "guidance")}
+    request = SampleRequest(
+        "euler", torch.linspace(1, 0, steps + 1), given["x"], (Branch(conditioning, 0),), 1.0, seed=0, preview=True
+    )
+    started = time.perf_counter()
+    client.sample(model, request)
+    warm_seconds = time.perf_counter() - started
+    times: list[float] = [time.perf_counter()]
+    latent = client.sample(model, request, lambda step, total, denoised: times.append(time.perf_counter()))
+    times.append(time.perf_counter())
+    calls = [time.perf_counter()]
+    for sigma in request.sigmas[:-1]:
+        client.forward(model, given["x"].bfloat16(), sigma[None], conditioning)
+        calls.append(time.perf_counter())
+    return {
+        "engine": f"Parallel DiT, {ranks} GPU{'s' * (ranks > 1)}{', compiled' * compiled}",
+        "size": size,
+        "ms_per_step": per_step(times),
+        "ms_per_call": per_step(calls),
+        "load_seconds": load_seconds,
+        "first_run_seconds": warm_seconds,
+        "latent": latent,
+    }
+
+
+@torch.no_grad()
+def run_diffusers(path: Path, compiled: bool, sizes: list[int], steps: int, out: Path) -> None:
+    """The same loop with diffusers' own class on one GPU. Runs in a process of its own, to have the GPU to itself."""
+    from diffusers.models.attention_dispatch import attention_backend
+
+    from parallel_runtime.loading.checkpoint import open_checkpoint
+    from parallel_runtime.loading.weights import load_transformer
+    from parallel_runtime.models.flux import FLUX
+
+    device = torch.device("cuda")
+    checkpoint = open_checkpoint(path)
+    transformer = load_transformer(checkpoint, torch.bfloat16, device)
+    if compiled:
+        transformer.compile_repeated_blocks(fullgraph=True)
+    rows = []
+    for size in sizes:
+        given = inputs(size, "cuda")
+
+        def loop(given: dict[str, torch.Tensor] = given) -> tuple[torch.Tensor, list[float]]:
+            x, times = given["x"], [time.perf_counter()]
+            sigmas = torch.linspace(1, 0, steps + 1, device=device)
+            for i in range(steps):
+                arguments = FLUX.adapter.to_transformer(
+                    x.bfloat16(), sigmas[i][None], given["context"], checkpoint.config,
+                    y=given["y"], guidance=given["guidance"],
+                )  # fmt: skip
+                with attention_backend("_native_cudnn" if compiled else "native"):
+                    velocity = FLUX.adapter.from_transformer(transformer(**arguments, return_dict=False)[0], x)
+                x = x + velocity.float() * (sigmas[i + 1] - sigmas[i])
+                torch.cuda.synchronize()
+                times.append(time.perf_counter())
+            return x, times
+
+        loop()
+        latent, times = loop()
+        name = "diffusers, 1 GPU, " + ("cuDNN attention, blocks compiled" if compiled else "eager, SDPA")
+        torch.save(latent.cpu(), out / f"diffusers-{size}-{compiled}.pt")
+        rows.append({"engine": name, "size": size, "ms_per_step": per_step(times)})
+    (out / f"diffusers-{compiled}.json").write_text(json.dumps(rows))
+
+
+def difference(latent: torch.Tensor, reference: torch.Tensor) -> float:
+    """Relative distance of two latents."""
+    return ((latent - reference).norm() / reference.norm()).item()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--sizes", default="1024")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--scratch", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--diffusers", choices=["eager", "compiled"])
+    arguments = parser.parse_args()
+    path = arguments.scratch / "flux-dev-random.safetensors"
+    sizes = [int(size) for size in arguments.sizes.split(",")]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.diffusers:
+        run_diffusers(path, arguments.diffusers == "compiled", sizes, arguments.steps, arguments.out)
+        return
+    if not path.exists():
+        started = time.perf_counter()
+        write_random_flux(path)
+        torch.cuda.empty_cache()
+        print(f"wrote {path} in {time.perf_counter() - started:.0f} s", flush=True)
+    rows: list[dict[str, Any]] = []
+    for kind in ("eager", "compiled"):
+        again = [sys.executable, "-m", "benchmarks.flux_step", *sys.argv[1:], "--diffusers", kind]
+        subprocess.run(again, check=True)
+        rows += json.loads((arguments.out / f"diffusers-{kind == 'compiled'}.json").read_text())
+    references = {size: torch.load(arguments.out / f"diffusers-{size}-False.pt", weights_only=True) for size in sizes}
+    for ranks in [int(count) for count in arguments.ranks.split(",")]:
+        for compiled in (False, True):
+            for size in sizes:
+                row = run_pool(path, ranks, compiled, size, arguments.steps, arguments.attention)
+                row["difference"] = difference(row.pop("latent"), references[size])
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+        close_pools()
+    for size in sizes:
+        for kind in ("False", "True"):
+            (arguments.out / f"diffusers-{size}-{kind}.pt").unlink()
+    report(rows, arguments.out)
+
+
+def report(rows: list[dict[str, Any]], out: Path) -> None:
+    """Print the table and keep it with the machine's description."""
+    lines = [
+        "| engine | size | ms per step (in the pool) | ms per step (one call each) | load s | first run s | difference |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [row["engine"], str(row["size"]), f"{row['ms_per_step']:.1f}"]
+        for key, form in (("ms_per_call", ".1f"), ("load_seconds", ".1f"), ("first_run_seconds", ".1f"), ("difference", ".4f")):
+            cells.append(format(row[key], form) if key in row else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    machine = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}"
+    text = f"{machine}\n\n" + "\n".join(lines) + "\n"
+    (out / "flux_step.md").write_text(text)
+    (out / "flux_step.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""What the pool can carry, and the names of what it cannot. No ComfyUI needed: all arguments are its plain data.
+
+Two questions. `forward_obstacles` and `weight_obstacles`: would the transformer's call lose something on the way to
+the pool? Then it is refused. `loop_obstacles`, `condition_obstacles` and `call_obstacles`: would a whole loop in the
+pool differ from ComfyUI's own? Then it runs per step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .transformer_call import TransformerCall
+
+_TRANSFORMER_PATCHES = {
+    "patches": "patches inside the model's blocks",
+    "patches_replace": "replaced attention or blocks",
+    "optimized_attention_override": "another attention function (choose the kernel in Parallel Config)",
+}
+_PLAIN_OPTIONS = {"cond_or_uncond", "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "rope_options"}
+_PLAIN_MODEL_OPTIONS = {"transformer_options", "disable_cfg1_optimization", "to_load_options"}
+_MODEL_FUNCTIONS = {
+    "sampler_cfg_function": "a custom CFG function",
+    "sampler_pre_cfg_function": "a function before CFG",
+    "sampler_post_cfg_function": "a function after CFG",
+    "sampler_calc_cond_batch_function": "a custom batching of the conditionings",
+    "model_function_wrapper": "a wrapper around the model",
+    "denoise_mask_function": "a function on the noise mask",
+    "context_handler": "context windows",
+    "multigpu_clones": "ComfyUI's own multi-GPU split",
+    "registered_hooks": "conditioning hooks",
+}
+_CONDITION_PARTS = {
+    "area": "an area",
+    "mask": "a mask",
+    "control": "a ControlNet",
+    "gligen": "GLIGEN boxes",
+    "hooks": "hooks",
+    "default": "a default conditioning",
+    "timestep_start": "a timestep range",
+    "timestep_end": "a timestep range",
+}
+
+
+def forward_obstacles(options: Mapping[str, Any]) -> list[str]:
+    """Name what `transformer_options` asks of the transformer and its call cannot carry to the pool."""
+    found = [text for key, text in _TRANSFORMER_PATCHES.items() if _is_set(options.get(key))]
+    rope = options.get("rope_options") or {}
+    if any(value != (1.0 if key.startswith("scale") else 0.0) for key, value in rope.items()):
+        found.append("scaled or shifted positions (RoPE options)")
+    return found
+
+
+def weight_obstacles(
+    patches: Mapping[str, Sequence[Sequence[Any]]],
+    hook_patches: Mapping[Any, Any],
+    weight_wrappers: Mapping[str, Any],
+    object_patches: Iterable[str],
+    injections: Mapping[str, Any],
+    wrappers: Mapping[str, Mapping[Any, Any]],
+) -> list[str]:
+    """Name the changes on a MODEL that would have to reach the weights or modules in the pool.
+
+    Args are the attributes of ComfyUI's ModelPatcher. A weight patch is (strength, value, strength of the model, ...).
+    """
+    found = []
+    if any(patch[0] != 0 or patch[2] != 1 for entries in patches.values() for patch in entries):
+        found.append("a LoRA or another weight patch")
+    if hook_patches:
+        found.append("weight hooks on a conditioning")
+    if weight_wrappers:
+        found.append("wrapped weights")
+    objects = list(object_patches)
+    found += [f"a replaced {name}" for name in objects if name.startswith("diffusion_model")]
+    if "manual_cast_dtype" in objects:
+        found.append("another compute dtype (choose weight_dtype in Parallel Loader)")
+    found += [f"modules injected by {name}" for name in injections]
+    if wrappers.get("apply_model", {}).get("torch.compile"):
+        found.append("torch.compile (switch compile on in Parallel Config)")
+    return found
+
+
+def loop_obstacles(model_options: Mapping[str, Any]) -> list[str]:
+    """Name what in ComfyUI's `model_options` acts between the steps, or inside them, and is not known to the pool.
+
+    Anything that is not known to be harmless counts: running per step is always right.
+    """
+    found = [
+        _MODEL_FUNCTIONS.get(key, f"the model option {key}")
+        for key, value in model_options.items()
+        if key not in _PLAIN_MODEL_OPTIONS and _is_set(value)
+    ]
+    options = model_options.get("transformer_options", {})
+    found += forward_obstacles(options)
+    for key in ("wrappers", "callbacks"):
+        names = {name for kind in options.get(key, {}).values() for name in kind if kind[name]}
+        found += [f"a {key[:-1]} of a node ({name or 'unnamed'})" for name in sorted(names, key=str)]
+    known = _PLAIN_OPTIONS | _TRANSFORMER_PATCHES.keys() | {"wrappers", "callbacks"}
+    return found + [f"the transformer option {key}" for key in options if key not in known and _is_set(options[key])]
+
+
+def condition_obstacles(conds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Name what in the conditionings (after ComfyUI has processed them) is more than a text for the whole picture."""
+    found = []
+    for name, entries in conds.items():
+        if len(entries) > 1:
+            found.append(f"{len(entries)} {name} conditionings")
+        for entry in entries:
+            parts = {text for key, text in _CONDITION_PARTS.items() if entry.get(key) is not None}
+            if entry.get("strength", 1.0) != 1.0:
+                parts.add("a strength")
+            found += sorted(f"{part} on the {name} conditioning" for part in parts)
+    return found
+
+
+def call_obstacles(
+    calls: Sequence[TransformerCall],
+    latent_shape: Sequence[int],
+    sigma: torch.Tensor,
+    multiplier: float,
+    cfg: float,
+) -> list[str]:
+    """Name what in the calls of one step is not a plain evaluation of each branch on the whole latent.
+
+    Args:
+        calls: of one evaluation by ComfyUI at `sigma` (B,).
+        latent_shape: (B, C, ...) of the latent.
+        multiplier: timestep that is expected = sigma * multiplier.
+        cfg: guidance scale; other than 1 it needs a negative branch.
+    """
+    found = []
+    batch = latent_shape[0]
+    for call in calls:
+        branches = len(call.cond_or_uncond)
+        if tuple(call.x.shape) != (branches * batch, *latent_shape[1:]):
+            found.append(f"a model input of shape {tuple(call.x.shape)} for a latent of {tuple(latent_shape)}")
+        expected = (sigma.float() * multiplier).repeat(branches)
+        if call.timestep.shape != expected.shape or not torch.equal(call.timestep.float(), expected):
+            found.append("timesteps of the model's own")
+        if branches > 1:
+            found += [
+                f"a shared input {name}"
+                for name, value in call.conditioning.items()
+                if not _is_batched(value, branches * batch)
+            ]
+    indices = sorted(index for call in calls for index in call.cond_or_uncond)
+    if indices not in ([0], [0, 1]):
+        found.append(f"{indices.count(0)} positive and {indices.count(1)} negative evaluations a step")
+    elif indices == [0] and not math.isclose(cfg, 1.0):
+        found.append("no negative conditioning for a CFG other than 1")
+    return found
+
+
+def split_branches(calls: Sequence[TransformerCall]) -> list[tuple[int, dict[str, Any]]]:
+    """Return (branch index, conditioning of that branch alone) in the order of the index, from batched calls."""
+    branches = []
+    for call in calls:
+        count = len(call.cond_or_uncond)
+        for position, index in enumerate(call.cond_or_uncond):
+            part = {name: _chunk(value, count, position) for name, value in call.conditioning.items()}
+            branches.append((index, part))
+    return sorted(branches, key=lambda branch: branch[0])
+
+
+def listed(found: Iterable[str]) -> str:
+    """Obstacles as one phrase, each once."""
+    return ", ".join(dict.fromkeys(found))
+
+
+def _is_set(value: Any) -> bool:
+    """Whether an option is there at all: an empty dict or list, None and False are ComfyUI's ways to say no."""
+    if isinstance(value, (Mapping, list, tuple)):
+        return len(value) > 0
+    return value is not None and value is not False
+
+
+def _is_batched(value: Any, rows: int) -> bool:
+    if isinstance(value, list):
+        return all(_is_batched(item, rows) for item in value)
+    return not isinstance(value, torch.Tensor) or (value.ndim > 0 and value.shape[0] == rows)
+
+
+def _chunk(value: Any, count: int, position: int) -> Any:
+    if isinstance(value, list):
+        return [_chunk(item, count, position) for item in value]
+    return value.chunk(count)[position] if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,25 @@
+"""What ComfyUI learns of the pack: its nodes, and what happens at start."""
+
+from __future__ import annotations
+
+from comfy_api.latest import ComfyExtension, io
+from typing_extensions import override
+
+from .parallel_config import ParallelConfigNode
+from .parallel_loader import ParallelLoader
+from .parallel_sampler import ParallelSampler
+from .start_setting import start_pool_if_wished
+
+
+class ParallelExtension(ComfyExtension):
+    """Parallel Config, Parallel Loader, Parallel Sampler."""
+
+    @override
+    async def on_load(self) -> None:
+        """Start the pool now if the artist set that; else the first prompt starts it."""
+        start_pool_if_wished()
+
+    @override
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        """Node classes, in the order of the menu."""
+        return [ParallelConfigNode, ParallelLoader, ParallelSampler]

@@ -1,0 +1,162 @@
+"""Parallel Sampler: KSampler with the loop in the pool."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import comfy.sample
+import comfy.samplers
+import comfy.utils
+from comfy_api.latest import io
+
+from .carry import listed
+from .node_text import show_text
+
+log = logging.getLogger("parallel_dit")
+
+_IN_POOL = "Sampled in the pool."
+_MAX_SEED = 0xFFFFFFFFFFFFFFFF
+
+
+def describe_run(obstacles: list[str]) -> str:
+    """What the node says about a run."""
+    if not obstacles:
+        return _IN_POOL
+    return f"Sampled step by step, because the loop in the pool does not know {listed(obstacles)}."
+
+
+class ParallelSampler(io.ComfyNode):
+    """Inputs and result of KSampler. What the pool's loop does not know runs per step, and the node says so."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs, outputs and texts of the node."""
+        return io.Schema(
+            node_id="ParallelSampler",
+            display_name="Parallel Sampler",
+            category="parallel",
+            description="Denoises like KSampler, with the whole loop in the pool. Takes a MODEL of Parallel Loader.",
+            search_aliases=["ksampler", "multi gpu", "parallel"],
+            inputs=[
+                io.Model.Input("model", tooltip="A MODEL of Parallel Loader."),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=_MAX_SEED,
+                    control_after_generate=True,
+                    tooltip="Number that the noise is made from. The same seed gives KSampler's picture.",
+                ),
+                io.Int.Input("steps", default=20, min=1, max=10000, tooltip="Denoising steps."),
+                io.Float.Input(
+                    "cfg",
+                    default=1.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.1,
+                    round=0.01,
+                    tooltip="How strongly the positive prompt is preferred over the negative one. FLUX.1 dev is made "
+                    "for 1, which leaves the negative prompt out.",
+                ),
+                io.Combo.Input(
+                    "sampler_name",
+                    options=comfy.samplers.KSampler.SAMPLERS,
+                    default="euler",
+                    tooltip="Denoising method. euler, euler_ancestral, heun, dpmpp_2m, lcm and ddim run in the pool; "
+                    "the others run step by step from here.",
+                ),
+                io.Combo.Input(
+                    "scheduler",
+                    options=comfy.samplers.KSampler.SCHEDULERS,
+                    default="simple",
+                    tooltip="How the noise level falls from step to step.",
+                ),
+                io.Conditioning.Input("positive", tooltip="What should be in the picture."),
+                io.Conditioning.Input("negative", tooltip="What should not be in it; counts only with CFG above 1."),
+                io.Latent.Input("latent_image", tooltip="The latent to denoise; its noise mask is respected."),
+                io.Float.Input(
+                    "denoise",
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip="Part of the noise that is put in and taken out again; below 1 the input shows through.",
+                ),
+            ],
+            outputs=[io.Latent.Output(tooltip="The denoised latent.")],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model,
+        seed: int,
+        steps: int,
+        cfg: float,
+        sampler_name: str,
+        scheduler: str,
+        positive,
+        negative,
+        latent_image: dict[str, Any],
+        denoise: float = 1.0,
+    ) -> io.NodeOutput:
+        """Sample and say where it was done.
+
+        Raises:
+            RequestError: a MODEL of another loader, or one that carries what the pool cannot.
+            ParallelError: see PoolClient.sample.
+        """
+        # Imported here and not at the top: ComfyUI's start shall not pay for it.
+        import latent_preview
+        from comfy.cli_args import LatentPreviewMethod, args
+
+        from .pool_sampler import PoolSampler
+        from .remote_model import remote_of
+
+        remote = remote_of(model)
+        native = comfy.samplers.KSampler(
+            model,
+            steps=steps,
+            device=model.load_device,
+            sampler=sampler_name,
+            scheduler=scheduler,
+            denoise=denoise,
+            model_options=model.model_options,
+        )
+        latent = _fix_latent(model, latent_image)
+        sampler = PoolSampler(sampler_name, remote, preview=args.preview_method is not LatentPreviewMethod.NoPreviews)
+        samples = comfy.sample.sample_custom(
+            model,
+            comfy.sample.prepare_noise(latent, seed, latent_image.get("batch_index")),
+            cfg,
+            sampler,
+            native.sigmas,
+            positive,
+            negative,
+            latent,
+            noise_mask=latent_image.get("noise_mask"),
+            callback=latent_preview.prepare_callback(model, steps),
+            disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
+            seed=seed,
+        )
+        text = describe_run(sampler.obstacles)
+        log.info("Parallel Sampler: %s", text)
+        return io.NodeOutput(_output(latent_image, samples), ui=show_text(cls.hidden.unique_id, text))
+
+
+def _fix_latent(model, latent: dict[str, Any]):
+    """Give an empty latent the channels and the size that the model's format has."""
+    return comfy.sample.fix_empty_latent_channels(
+        model,
+        latent["samples"],
+        latent.get("downscale_ratio_spacial"),
+        latent.get("downscale_ratio_temporal"),
+    )
+
+
+def _output(latent: dict[str, Any], samples) -> dict[str, Any]:
+    """The input's other entries (mask, batch index) with new samples; what described the empty latent is left out."""
+    kept = {key: value for key, value in latent.items() if not key.startswith("downscale_ratio_")}
+    return {**kept, "samples": samples}

@@ -1,0 +1,146 @@
+"""A SAMPLER that hands the whole denoising loop to the pool, or says why it cannot and runs per step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import comfy.model_base
+import comfy.model_sampling
+import comfy.samplers
+import torch
+
+from parallel_runtime.sampling.samplers import SAMPLERS
+
+from .carry import call_obstacles, condition_obstacles, loop_obstacles, split_branches
+from .interrupt import stopping_with_prompt
+
+if TYPE_CHECKING:
+    from workers.client import Inpaint, SampleRequest
+
+    from .remote_transformer import RemoteTransformer
+    from .transformer_call import TransformerCall
+
+_FLOW = comfy.model_sampling.CONST
+_FLOW_RULES = ("calculate_input", "calculate_denoised", "noise_scaling")
+
+
+def flow_obstacles(model: Any) -> list[str]:
+    """Name where a model's sampling differs from the plain flow that the pool's samplers know.
+
+    Args:
+        model: ComfyUI's BaseModel.
+    """
+    sampling = type(model.model_sampling)
+    plain = issubclass(sampling, _FLOW) and all(getattr(sampling, rule) is getattr(_FLOW, rule) for rule in _FLOW_RULES)
+    if not plain:
+        return [f"the model sampling {sampling.__name__}"]
+    if getattr(model.model_sampling, "noise_scale", 1.0) != 1.0:
+        return ["a noise scale"]
+    return []
+
+
+class PoolSampler(comfy.samplers.Sampler):
+    """ComfyUI's KSAMPLER with the loop elsewhere; noise and sigmas are ComfyUI's.
+
+    Args:
+        name: a sampler of ComfyUI's list.
+        remote: the transformer.
+        preview: wish denoised latents along with the progress.
+
+    After `sample`, `obstacles` names why it ran per step; empty when it ran in the pool.
+    """
+
+    def __init__(self, name: str, remote: RemoteTransformer, preview: bool):
+        self.name = name
+        self.remote = remote
+        self.preview = preview
+        self.obstacles: list[str] = []
+        self._native = comfy.samplers.sampler_object(name)
+
+    def sample(
+        self, model_wrap, sigmas, extra_args, callback, noise, latent_image=None, denoise_mask=None, disable_pbar=False
+    ) -> torch.Tensor:
+        """Called by ComfyUI's guider; arguments and result are those of KSAMPLER.sample."""
+        native = (model_wrap, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
+        self.obstacles = self._obstacles(model_wrap, extra_args["model_options"], denoise_mask)
+        if self.obstacles or len(sigmas) < 2:
+            return self._native.sample(*native)
+        sampling = model_wrap.inner_model.model_sampling
+        x = sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
+        sigma = sigmas[0].expand(x.shape[0])
+        calls = self._evaluate_dry(model_wrap, x, sigma, extra_args)
+        multiplier = float(getattr(sampling, "multiplier", 1.0))
+        self.obstacles = call_obstacles(calls, tuple(x.shape), sigma, multiplier, model_wrap.cfg)
+        if self.obstacles:
+            return self._native.sample(*native)
+        inpaint = self._inpaint(noise, latent_image, denoise_mask, extra_args["seed"])
+        request = self._request(calls, x, sigmas, model_wrap.cfg, extra_args["seed"], multiplier, inpaint)
+        return sampling.inverse_noise_scaling(sigmas[-1], self._run(request, callback))
+
+    def _obstacles(self, model_wrap, model_options, denoise_mask) -> list[str]:
+        """Everything that can be told without an evaluation."""
+        model = model_wrap.inner_model
+        found = [] if self.name in SAMPLERS else [f"the sampler {self.name}"]
+        found += flow_obstacles(model) + loop_obstacles(model_options) + condition_obstacles(model_wrap.conds)
+        if self._native.extra_options:
+            found.append("sampler options")
+        if model.latent_shapes is not None and len(model.latent_shapes) > 1:
+            found.append("several latents in one")
+        rule = type(model).scale_latent_inpaint
+        if denoise_mask is not None and rule is not comfy.model_base.BaseModel.scale_latent_inpaint:
+            found.append(f"the noise mask of {type(model).__name__}")
+        if self._adds_noise and not self._same_noise(model_wrap.model_patcher.load_device):
+            found.append("noise of a device that the pool does not have")
+        return found
+
+    @property
+    def _adds_noise(self) -> bool:
+        return self.name in SAMPLERS and SAMPLERS[self.name].adds_noise
+
+    def _same_noise(self, device: torch.device) -> bool:
+        """Numbers drawn on ComfyUI's device can be drawn in the pool: on a CPU always, on a GPU only by a GPU."""
+        if device.type == "cuda":
+            return not self.remote.model.config.devices.startswith("cpu")
+        return device.type == "cpu"
+
+    def _evaluate_dry(self, model_wrap, x, sigma, extra_args) -> list[TransformerCall]:
+        """Let ComfyUI prepare one step; what it hands to the transformer is what the pool gets."""
+        with self.remote.capture(x.shape[1]) as calls:
+            model_wrap(x, sigma, model_options=extra_args["model_options"], seed=extra_args["seed"])
+        return calls
+
+    def _inpaint(self, noise, latent_image, denoise_mask, seed) -> Inpaint | None:
+        from workers.client import Inpaint
+
+        if denoise_mask is None:
+            return None
+        if self._native.inpaint_options.get("random", False):
+            # ddim: ComfyUI puts another noise under the mask than the one it starts from.
+            generator = torch.Generator("cpu").manual_seed(seed + 1)
+            noise = torch.randn(noise.shape, generator=generator).to(noise)
+        return Inpaint(denoise_mask.expand_as(noise), latent_image.expand_as(noise), noise)
+
+    def _request(self, calls, x, sigmas, cfg, seed, multiplier, inpaint) -> SampleRequest:
+        from workers.client import Branch, SampleRequest
+
+        return SampleRequest(
+            sampler=self.name,
+            sigmas=sigmas.float(),
+            x=x,
+            branches=tuple(Branch(conditioning, index) for index, conditioning in split_branches(calls)),
+            cfg=float(cfg),
+            seed=seed,
+            timestep_multiplier=multiplier,
+            noise_device=x.device.type if self._adds_noise else "cpu",
+            inpaint=inpaint,
+            preview=self.preview,
+        )
+
+    def _run(self, request: SampleRequest, callback) -> torch.Tensor:
+        def on_progress(step: int, total: int, denoised: torch.Tensor | None) -> None:
+            if callback is not None:
+                latent = request.x if denoised is None else denoised.to(request.x)
+                callback(step, latent, latent, total)
+
+        with stopping_with_prompt() as interrupted:
+            return self.remote.sample(request, on_progress, interrupted)

@@ -1,0 +1,131 @@
+"""Builds an ordinary MODEL around a transformer that is elsewhere.
+
+ComfyUI's own class for the checkpoint is made from the file's header alone, on the meta device (no weight is read),
+and `_forward` of its transformer is replaced by the call to the pool. All that ComfyUI knows of the family stays:
+latent format, conditioning, model sampling, wrappers of other nodes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import comfy.model_detection
+import comfy.model_management
+import comfy.ops
+import torch
+
+from parallel_runtime.errors import RequestError, UnsupportedModelError
+
+from .interrupt import stopping_with_prompt
+from .remote_patcher import RemoteModelPatcher
+from .remote_transformer import RemoteTransformer
+from .transformer_call import read_call
+
+if TYPE_CHECKING:
+    from parallel_runtime.loading.checkpoint import Checkpoint
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """ComfyUI's reading of a checkpoint: its model configuration, and the state dict on the meta device."""
+
+    model_config: Any
+    state_dict: dict[str, torch.Tensor]
+    parameters: int
+    stored_dtype: torch.dtype
+
+
+def draw_blueprint(checkpoint: Checkpoint) -> Blueprint:
+    """Let ComfyUI recognise a checkpoint by its header.
+
+    Raises:
+        UnsupportedModelError: this ComfyUI does not know the model.
+    """
+    header = checkpoint.header
+    meta = {key: torch.empty(info.shape, dtype=_STORED.get(info.dtype), device="meta") for key, info in header.items()}
+    counts = Counter(dict.fromkeys(_STORED.values(), 0))
+    for tensor in meta.values():
+        counts[tensor.dtype] += tensor.numel()
+    state_dict, metadata = meta, dict(checkpoint.metadata)
+    if checkpoint.layout == "diffusers":
+        state_dict, metadata = comfy.model_detection.convert_diffusers_mmdit(dict(meta)) or {}, {}
+    config = comfy.model_detection.model_config_from_unet(state_dict, "", metadata=metadata) if state_dict else None
+    if config is None:
+        raise UnsupportedModelError(
+            f"ComfyUI does not recognise {checkpoint.path}, a {checkpoint.spec.title} transformer.",
+            "Update ComfyUI, or choose another file.",
+        )
+    return Blueprint(config, state_dict, counts.total(), counts.most_common(1)[0][0])
+
+
+def choose_dtype(blueprint: Blueprint, weight_dtype: str) -> torch.dtype:
+    """The type that the model computes in: as named, or what Load Diffusion Model would take for this file.
+
+    Raises:
+        RequestError: ComfyUI was started with a type that the pool does not have.
+    """
+    if weight_dtype in DTYPES:
+        return DTYPES[weight_dtype]
+    supported = blueprint.model_config.supported_inference_dtypes
+    device = comfy.model_management.get_torch_device()
+    stored = comfy.model_management.unet_dtype(
+        model_params=blueprint.parameters, supported_dtypes=list(supported), weight_dtype=blueprint.stored_dtype
+    )
+    dtype = comfy.model_management.unet_manual_cast(stored, device, supported) or stored
+    if dtype not in DTYPES.values():
+        raise RequestError(
+            f"ComfyUI would compute this model in {dtype}, which the pool does not have.",
+            "Set weight_dtype to bf16, fp16 or fp32.",
+        )
+    return dtype
+
+
+def build_model(blueprint: Blueprint, dtype: torch.dtype, remote: RemoteTransformer) -> RemoteModelPatcher:
+    """Make the MODEL. Costs no memory; the weights of `remote` need not be loaded yet."""
+    config = blueprint.model_config
+    config.set_inference_dtype(dtype, None)
+    config.custom_operations = comfy.ops.disable_weight_init
+    model = config.get_model(blueprint.state_dict, "", device="meta")
+    model.parallel_remote = remote
+    # The batch of CFG branches is the pool's to split: ComfyUI shall hand it over whole.
+    model.memory_required = lambda *args, **kwargs: 0
+    _redirect(model.diffusion_model, remote)
+    return RemoteModelPatcher(
+        model,
+        load_device=comfy.model_management.get_torch_device(),
+        offload_device=comfy.model_management.unet_offload_device(),
+    )
+
+
+def remote_of(model: Any) -> RemoteTransformer:
+    """The remote transformer of a MODEL.
+
+    Raises:
+        RequestError: the MODEL is not from Parallel Loader.
+    """
+    remote = getattr(getattr(model, "model", None), "parallel_remote", None)
+    if isinstance(remote, RemoteTransformer):
+        return remote
+    name = type(getattr(model, "model", model)).__name__
+    raise RequestError(
+        f"Parallel Sampler takes a MODEL of Parallel Loader, and this one ({name}) comes from another loader.",
+        "Load the model with Parallel Loader, or sample with KSampler.",
+    )
+
+
+def _redirect(transformer: torch.nn.Module, remote: RemoteTransformer) -> None:
+    """Replace `_forward`, behind the wrappers that other nodes add; `forward` in families that have no `_forward`."""
+    name = "_forward" if hasattr(transformer, "_forward") else "forward"
+    signature = inspect.signature(getattr(transformer, name))
+
+    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        with stopping_with_prompt() as interrupted:
+            return remote.forward(read_call(signature, args, kwargs), interrupted)
+
+    setattr(transformer, name, forward)

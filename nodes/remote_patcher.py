@@ -1,0 +1,124 @@
+"""ComfyUI's handle on the MODEL. Its weights are on the meta device: nothing here may copy or move them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import comfy.model_patcher
+import torch
+from comfy.patcher_extension import CallbacksMP
+
+from parallel_runtime.errors import ParallelError, RequestError
+
+from .carry import listed, weight_obstacles
+
+if TYPE_CHECKING:
+    from parallel_runtime.config import ParallelConfig
+
+    from .remote_transformer import RemoteTransformer
+
+log = logging.getLogger("parallel_dit")
+
+_META = torch.device("meta")
+
+
+def shares_device(config: ParallelConfig, device: torch.device, current_index: int) -> bool:
+    """Whether a rank of the pool computes on the device that ComfyUI uses, and so competes for its memory.
+
+    Args:
+        device: ComfyUI's; without an index it means `current_index`.
+    """
+    if device.type != "cuda" or config.devices.startswith("cpu"):
+        return False
+    index = current_index if device.index is None else device.index
+    return config.device_indices is None or index in config.device_indices
+
+
+class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
+    """ModelPatcher whose weights are the pool's.
+
+    To ComfyUI's memory management the weights cost what the pool holds on ComfyUI's own GPU: `model_size` is what
+    has to be free there before a load, `loaded_size` what a release would give back.
+    """
+
+    @property
+    def remote(self) -> RemoteTransformer:
+        """The transformer in the pool, shared by all clones."""
+        return self.model.parallel_remote
+
+    @property
+    def shares_device(self) -> bool:
+        """Whether the pool computes on ComfyUI's own device, too."""
+        index = torch.cuda.current_device() if self.load_device.type == "cuda" else 0
+        return shares_device(self.remote.model.config, self.load_device, index)
+
+    def model_size(self) -> int:
+        """Bytes that the pool still needs on ComfyUI's GPU."""
+        return self.remote.size_bytes if self.shares_device and not self.remote.resident_bytes else 0
+
+    def loaded_size(self) -> int:
+        """Bytes that the pool holds per rank, wherever it is: only unloading everything asks for more than that."""
+        return self.remote.resident_bytes
+
+    def current_loaded_device(self) -> torch.device:
+        """Where ComfyUI's own copy is."""
+        return _META
+
+    def load(self, device_to=None, lowvram_model_memory=0, force_patch_weights=False, full_load=False) -> None:
+        """Move what is not the transformer (model sampling tables); the pool loads at the first call."""
+        self._move_others(device_to)
+        for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
+            callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
+        self.apply_hooks(self.forced_hooks, force_apply=True)
+
+    def unpatch_model(self, device_to=None, unpatch_weights=True) -> None:
+        """Take back object patches. The device is not passed on: ComfyUI would move the whole module there."""
+        super().unpatch_model(None, unpatch_weights)
+        if unpatch_weights:
+            self._move_others(device_to)
+
+    def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
+        """Give memory back under pressure: all of it or, where the pool is on other GPUs, none.
+
+        Returns:
+            Bytes freed. For a pool elsewhere the wished-for number, so that ComfyUI turns to other models.
+        """
+        return self._release() if self.shares_device else memory_to_free
+
+    def detach(self, unpatch_all=True):
+        """Let go of the model; when ComfyUI unloads everything (Free, Unload), also of the weights in the pool."""
+        model = super().detach(unpatch_all)
+        if unpatch_all:
+            self._release()
+        return model
+
+    def pre_run(self) -> None:
+        """Called before each sampling run.
+
+        Raises:
+            RequestError: a LoRA or another change of the weights, which do not reach the pool yet.
+        """
+        found = weight_obstacles(
+            self.patches, self.hook_patches, self.weight_wrapper_patches, self.object_patches, self.injections,
+            self.wrappers,
+        )  # fmt: skip
+        if found:
+            raise RequestError(
+                f"The pool cannot carry {listed(found)}.",
+                "That comes later: remove the node that adds it, or load the model with Load Diffusion Model.",
+            )
+        super().pre_run()
+
+    def _release(self) -> int:
+        held = self.remote.resident_bytes
+        try:
+            return self.remote.release() if held else 0
+        except ParallelError as error:
+            log.info("Parallel DiT: nothing to unload. %s", error)
+            return held
+
+    def _move_others(self, device: torch.device | None) -> None:
+        for name, module in self.model.named_children():
+            if name != "diffusion_model" and device is not None:
+                module.to(device)

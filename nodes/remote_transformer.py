@@ -1,0 +1,138 @@
+"""The transformer that runs in the pool, as something to call. No ComfyUI needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import RequestError
+
+from .carry import forward_obstacles, listed
+from .transformer_call import TransformerCall
+
+if TYPE_CHECKING:
+    from parallel_runtime.pipeline.requests import Loaded
+    from workers.client import ModelRequest, PoolClient, SampleRequest
+
+
+def _connect(config: ParallelConfig) -> PoolClient:
+    from workers.client import get_pool
+
+    return get_pool(config)
+
+
+def check_finite(x: torch.Tensor, what: str = "latent") -> None:
+    """Refuse what could only give NaN.
+
+    Raises:
+        RequestError: `x` holds NaN or infinity.
+    """
+    if not torch.isfinite(x).all():
+        raise RequestError(
+            f"The {what} that came to the model holds NaN or infinity.",
+            "Check the input latent and the nodes before this one; with fp16 weights, try bf16.",
+        )
+
+
+class RemoteTransformer:
+    """A model in a pool. Shared by all clones of a MODEL; outlives the pool, which is started and filled anew.
+
+    Args:
+        model: what to load.
+        connect: configuration -> pool.
+    """
+
+    def __init__(self, model: ModelRequest, connect: Callable[[ParallelConfig], PoolClient] = _connect):
+        self.model = model
+        self.resident_bytes = 0
+        """Bytes that one rank holds now, as far as this process knows; 0 while nothing is loaded."""
+        self.size_bytes = 0
+        """Bytes that one rank holds when the model is loaded; 0 until it was."""
+        self._connect = connect
+        self._pool: PoolClient | None = None
+        self._capture: Callable[[TransformerCall], torch.Tensor] | None = None
+
+    def load(self, should_cancel: Callable[[], bool]) -> Loaded:
+        """Make the model resident; quick when it is.
+
+        Raises:
+            ParallelError: see PoolClient.load.
+        """
+        loaded = self._use_pool().load(self.model, should_cancel)
+        self.size_bytes = self.resident_bytes = loaded.bytes_per_rank
+        return loaded
+
+    def forward(self, call: TransformerCall, should_cancel: Callable[[], bool]) -> torch.Tensor:
+        """Run one call in the pool; returns the prediction on x's device, in x's dtype.
+
+        Raises:
+            RequestError: the call carries what the pool cannot, or numbers that are not finite.
+            ParallelError: see PoolClient.forward.
+        """
+        if self._capture is not None:
+            return self._capture(call)
+        self._check(call)
+        output = self._use_pool().forward(self.model, call.x, call.timestep, call.conditioning, should_cancel)
+        self.resident_bytes = self.size_bytes
+        return output.to(call.x)
+
+    def sample(
+        self,
+        request: SampleRequest,
+        on_progress: Callable[[int, int, torch.Tensor | None], None],
+        should_cancel: Callable[[], bool],
+    ) -> torch.Tensor:
+        """Run a whole loop in the pool; returns the latent on x's device.
+
+        Raises:
+            As `forward`.
+        """
+        check_finite(request.x)
+        output = self._use_pool().sample(self.model, request, on_progress, should_cancel)
+        self.resident_bytes = self.size_bytes
+        return output.to(request.x)
+
+    def release(self) -> int:
+        """Free the weights in the pool; returns the bytes freed per rank.
+
+        Raises:
+            PoolError: the pool died meanwhile, and its memory with it.
+        """
+        self.resident_bytes = 0
+        return self._pool.release(self.model) if self._pool is not None else 0
+
+    @contextmanager
+    def capture(self, channels: int) -> Iterator[list[TransformerCall]]:
+        """Record calls instead of running them: inside, `forward` returns zeros of that many channels, at once."""
+        calls: list[TransformerCall] = []
+
+        def record(call: TransformerCall) -> torch.Tensor:
+            calls.append(call)
+            return call.x.new_zeros((call.x.shape[0], channels, *call.x.shape[2:]))
+
+        self._capture = record
+        try:
+            yield calls
+        finally:
+            self._capture = None
+
+    def _use_pool(self) -> PoolClient:
+        # Asked for at each request: the pool for these devices may have been replaced by then.
+        self._pool = self._connect(self.model.config)
+        return self._pool
+
+    @staticmethod
+    def _check(call: TransformerCall) -> None:
+        found = forward_obstacles(call.options)
+        if call.control is not None:
+            found.append("a ControlNet")
+        if found:
+            raise RequestError(
+                f"The pool cannot carry {listed(found)}.",
+                "That comes later: remove the node that adds it, or load the model with Load Diffusion Model.",
+            )
+        check_finite(call.x)

@@ -1,0 +1,52 @@
+"""The wish to start the pool together with ComfyUI, instead of at the first prompt."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import ParallelError
+
+SETTING = "ParallelDiT.StartDevices"
+VARIABLE = "PARALLEL_DIT_START"
+
+log = logging.getLogger("parallel_dit")
+
+
+def wished_devices(settings_file: Path, environment: str | None) -> str | None:
+    """Devices to start a pool on: the environment variable's, else the canvas setting's; None or "" means none.
+
+    The settings file is the user's and may hold anything; what is no text is ignored.
+    """
+    if environment is not None:
+        return environment or None
+    try:
+        settings = json.loads(settings_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # no settings were ever saved
+    devices = settings.get(SETTING) if isinstance(settings, dict) else None
+    return devices if isinstance(devices, str) and devices else None
+
+
+def start_pool(devices: str) -> None:
+    """Start a pool on `devices` and wait for it; what fails is logged, the first prompt will tell it again."""
+    from workers.client import get_pool
+
+    try:
+        get_pool(ParallelConfig(devices=devices)).start()
+    except ParallelError as error:
+        log.warning("Parallel DiT: the pool did not start with ComfyUI. %s", error)
+
+
+def start_pool_if_wished() -> None:
+    """Start the pool in the background if the environment or ComfyUI's settings ask for it."""
+    import folder_paths
+
+    settings = Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json"
+    devices = wished_devices(settings, os.environ.get(VARIABLE))
+    if devices is not None:
+        threading.Thread(target=start_pool, args=(devices,), name="parallel-dit-start", daemon=True).start()

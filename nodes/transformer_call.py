@@ -1,0 +1,54 @@
+"""The call `diffusion_model(x, timestep, context, **extras)` as data, read from any family's own signature."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_NOT_CONDITIONING = ("control", "transformer_options")
+
+
+@dataclass(frozen=True)
+class TransformerCall:
+    """One call, as ComfyUI batched it.
+
+    Args:
+        x: (branches * B, C, ...) latent in the model's dtype, extra input channels appended.
+        timestep: (branches * B,) float32, as the model's sampling converted it.
+        conditioning: context and the family's extras, None left out.
+        control: ControlNet outputs, or None.
+        options: ComfyUI's transformer_options.
+    """
+
+    x: torch.Tensor
+    timestep: torch.Tensor
+    conditioning: Mapping[str, Any]
+    control: Any
+    options: Mapping[str, Any]
+
+    @property
+    def cond_or_uncond(self) -> Sequence[int]:
+        """Branch of each chunk of the batch: 0 positive, 1 negative."""
+        return self.options.get("cond_or_uncond", (0,))
+
+
+def read_call(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TransformerCall:
+    """Name the arguments of a call by the signature of the family's own `_forward` (without self).
+
+    Families differ in names and order, but x and the timestep come first in all of them.
+    """
+    bound = signature.bind(*args, **kwargs)
+    arguments: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            arguments |= value
+        else:
+            arguments[name] = value
+    x, timestep = (arguments.pop(name) for name in list(signature.parameters)[:2])
+    control, options = (arguments.pop(name, None) for name in _NOT_CONDITIONING)
+    conditioning = {name: value for name, value in arguments.items() if value is not None}
+    return TransformerCall(x, timestep, conditioning, control, options or {})

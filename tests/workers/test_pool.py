@@ -1,0 +1,220 @@
+"""The pool with a real (tiny) FLUX: persistent, warm, reused, and gone with its client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import CheckpointError, ConfigurationError, RequestError
+from parallel_runtime.loading.checkpoint import open_checkpoint
+from parallel_runtime.loading.weights import load_transformer
+from parallel_runtime.models.flux import FLUX
+from parallel_runtime.sampling.samplers import SUPPORTED
+from tests.tiny_flux import write_original
+from workers.client import Branch, Cancelled, Inpaint, ModelRequest, PoolClient, SampleRequest
+from workers.launch import PACK_ROOT, PoolSpec
+
+TWO = ParallelConfig(devices="cpu:2")
+ONE = ParallelConfig(devices="cpu:1")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_original(tmp_path_factory.mktemp("models") / "tiny.safetensors")
+
+
+@pytest.fixture(scope="module")
+def client():
+    client = PoolClient(PoolSpec("cpu", (0, 1)))
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def model(path):
+    return ModelRequest(str(path), "float32", TWO)
+
+
+def conditioning(seed: int = 0, text: int = 7, batch: int = 1):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "context": torch.randn(batch, text, 64, generator=generator),
+        "y": torch.randn(batch, 32, generator=generator),
+        "guidance": torch.full((batch,), 3.5),
+    }
+
+
+def latent(batch: int = 1, height: int = 10, width: int = 12):
+    return torch.randn(batch, 16, height, width, generator=torch.Generator().manual_seed(height * width))
+
+
+def oracle(path, x, timestep, given):
+    """One process, diffusers' class alone."""
+    checkpoint = open_checkpoint(path)
+    transformer = load_transformer(checkpoint, torch.float32, torch.device("cpu"))
+    extras = {name: value for name, value in given.items() if name != "context"}
+    arguments = FLUX.adapter.to_transformer(x, timestep, given["context"], checkpoint.config, **extras)
+    with torch.no_grad():
+        return FLUX.adapter.from_transformer(transformer(**arguments, return_dict=False)[0], x)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_a_forward_through_the_pool_is_the_transformers_own(client, model, path, batch):
+    x, timestep, given = latent(batch), torch.linspace(0.3, 0.9, batch), conditioning(batch=batch)
+    output = client.forward(model, x, timestep, given)
+    expected = oracle(path, x, timestep, given)
+    assert (output - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("sampler", SUPPORTED)
+def test_two_ranks_sample_what_one_rank_samples_with_prompts_of_unequal_length(client, path, sampler):
+    positive, negative = Branch(conditioning(1, 9), 0), Branch(conditioning(2, 4), 1)
+    x = latent(2)
+    inpaint = Inpaint((x > 0).float(), latent(2) * 0.5, latent(2))
+    request = SampleRequest(sampler, torch.tensor([0.9, 0.6, 0.2, 0.0]), x, (positive, negative), 3.0, 5, inpaint=inpaint)
+    two = client.sample(ModelRequest(str(path), "float32", TWO), request)
+    one = client.sample(ModelRequest(str(path), "float32", ONE), request)
+    assert (two - one).abs().max() < 1e-5 * one.abs().max()
+
+
+def test_the_second_run_finds_the_same_processes_and_the_same_weights(client, model):
+    client.load(model)
+    before = client.status()
+    assert client.load(model).reused
+    client.forward(model, latent(), torch.tensor([0.5]), conditioning())
+    after = client.status()
+    assert before.pids == after.pids
+    assert len(set(after.pids.values())) == 2
+    assert after.state == "idle"
+
+
+def test_another_model_and_another_configuration_keep_the_processes(client, model, path, tmp_path):
+    client.load(model)
+    pids = client.status().pids
+    other = ModelRequest(str(write_original(tmp_path / "other.safetensors", seed=1)), "float32", TWO)
+    assert not client.load(other).reused
+    assert client.load(replace(other, config=replace(TWO, attention="math"))).reused
+    assert client.load(replace(other, config=replace(TWO, ulysses=1))).reused
+    assert not client.load(model).reused
+    assert client.status().pids == pids
+
+
+def test_a_replaced_file_is_loaded_again(client, tmp_path):
+    model = ModelRequest(str(write_original(tmp_path / "m.safetensors", seed=1)), "float32", TWO)
+    client.load(model)
+    first = client.forward(model, latent(), torch.tensor([0.5]), conditioning())
+    (tmp_path / "m.safetensors").unlink()
+    write_original(tmp_path / "m.safetensors", seed=2)
+    assert not client.load(model).reused
+    assert not torch.allclose(first, client.forward(model, latent(), torch.tensor([0.5]), conditioning()))
+
+
+def test_released_memory_comes_back_and_the_next_call_loads_by_itself(client, model, path):
+    info = client.load(model)
+    assert client.release(model) == info.bytes_per_rank > 0
+    assert client.release(model) == 0
+    output = client.forward(model, latent(), torch.tensor([0.5]), conditioning())
+    assert torch.isfinite(output).all()
+
+
+def test_cancel_stops_at_the_next_step_and_leaves_the_weights_warm(client, model):
+    client.load(model)
+    seen = []
+    request = SampleRequest("euler", torch.linspace(1, 0, 201), latent(1, 32, 32), (Branch(conditioning(), 0),), 1.0, 0)
+    with pytest.raises(Cancelled):
+        client.sample(model, request, lambda step, total, _: seen.append(step), lambda: len(seen) >= 3)
+    assert 3 <= len(seen) < 100
+    assert client.load(model).reused
+    short = replace(request, sigmas=torch.linspace(1, 0, 4), preview=True)
+    previews = []
+    client.sample(model, short, lambda step, total, denoised: previews.append((step, total, denoised.shape)))
+    assert previews == [(step, 3, (1, 16, 32, 32)) for step in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"path": "/nowhere/flux.safetensors"}, CheckpointError, "/nowhere/flux.safetensors does not exist"),
+        ({"config": replace(TWO, ulysses=4)}, ConfigurationError, "needs 4 ranks"),
+    ],
+)
+def test_a_wrong_load_is_one_readable_error_and_the_pool_lives(client, model, change, error, says):
+    client.load(model)
+    pids = client.status().pids
+    with pytest.raises(error, match=says):
+        client.load(replace(model, **change))
+    client.forward(model, latent(), torch.tensor([0.5]), conditioning())
+    assert client.status().pids == pids
+
+
+def test_a_head_count_that_does_not_divide_is_refused_with_the_valid_choices(path):
+    client = PoolClient(PoolSpec("cpu", (0, 1, 2)))
+    try:
+        wrong = ModelRequest(str(path), "float32", ParallelConfig(devices="cpu:3", ulysses=3))
+        with pytest.raises(ConfigurationError, match=r"does not divide the model's 4 attention heads.*one of 1, 2"):
+            client.load(wrong)
+        auto = replace(wrong, config=ParallelConfig(devices="cpu:3"))
+        assert "not used" in client.load(auto).explanation
+        x, timestep = latent(), torch.tensor([0.5])
+        expected = oracle(path, x, timestep, conditioning())
+        assert torch.allclose(client.forward(auto, x, timestep, conditioning()), expected, atol=1e-5)
+        request = SampleRequest("heun", torch.linspace(1, 0, 4), x, (Branch(conditioning(), 0),), 1.0, 0)
+        assert torch.isfinite(client.sample(auto, request)).all()  # the idle rank keeps step with the others
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({**conditioning(), "context": torch.randn(1, 7, 99)}, "width 64 in this checkpoint, but got 99"),
+        ({**conditioning(), "clip_fea": torch.zeros(1, 3)}, "cannot carry clip_fea"),
+        (conditioning(batch=3), "3 items, but the latent batch holds 2"),
+    ],
+)
+def test_a_wrong_request_costs_nothing(client, model, given, says):
+    client.load(model)
+    pids = client.status().pids
+    with pytest.raises(RequestError, match=says):
+        client.forward(model, latent(2), torch.tensor([0.5, 0.5]), given)
+    assert client.load(model).reused
+    assert client.status().pids == pids
+
+
+def test_the_pool_ends_with_a_client_that_is_killed(path):
+    script = textwrap.dedent(f"""
+        from parallel_runtime.config import ParallelConfig
+        from workers.client import ModelRequest, get_pool
+        config = ParallelConfig(devices="cpu:2")
+        pool = get_pool(config)
+        pool.load(ModelRequest({str(path)!r}, "float32", config))
+        status = pool.status()
+        print(status.torchrun, *status.pids.values(), pool._pool._supervisor.pid, pool._pool.directory, flush=True)
+        import time
+        time.sleep(60)
+    """)
+    client = subprocess.Popen([sys.executable, "-c", script], cwd=PACK_ROOT, stdout=subprocess.PIPE, text=True)
+    assert client.stdout is not None
+    *pids, directory = client.stdout.readline().split()
+    processes = [psutil.Process(int(pid)) for pid in pids]
+    os.kill(client.pid, signal.SIGKILL)
+    client.wait()
+    deadline = time.monotonic() + 10
+    while any(alive(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [process.pid for process in processes if alive(process)] == []
+    assert not os.path.exists(directory)
+
+
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
