@@ -34,9 +34,8 @@ def write_random_flux(path: Path, config: dict[str, Any] = FLUX_DEV, seed: int =
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device("meta"):
-        shapes = {
-            name: tensor.shape for name, tensor in diffusers.FluxTransformer2DModel(**config).state_dict().items()
-        }
+        transformer: Any = diffusers.FluxTransformer2DModel(**config)
+    shapes = {name: tensor.shape for name, tensor in transformer.state_dict().items()}
     generator = torch.Generator(device).manual_seed(seed)
     parts: dict[str, list[tuple[int, torch.Tensor]]] = {}
     for rule in FLUX.weight_rules(config):
@@ -46,7 +45,8 @@ def write_random_flux(path: Path, config: dict[str, Any] = FLUX_DEV, seed: int =
         if len(shape) == 1 and "norm" in rule.target and rule.target.endswith("weight"):
             values += 1
         parts.setdefault(rule.source, []).append((rule.rows[0] if rule.rows else 0, values.bfloat16().cpu()))
-    save_file(
-        {source: torch.cat([piece for _, piece in sorted(pieces, key=lambda p: p[0])]) for source, pieces in parts.items()},
-        path,
-    )
+    whole = {}
+    for source, pieces in parts.items():
+        pieces.sort(key=lambda piece: piece[0])
+        whole[source] = torch.cat([rows for _, rows in pieces])
+    save_file(whole, path)

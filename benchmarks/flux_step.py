@@ -8,6 +8,7 @@ Random bf16 weights, written once as a checkpoint file in --scratch (24 GB). Eve
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -39,7 +40,7 @@ def inputs(size: int, device: str = "cpu") -> dict[str, torch.Tensor]:
 
 def per_step(times: list[float]) -> float:
     """Median milliseconds between the ends of steps; the first step and its warm-up are left out."""
-    return statistics.median(b - a for a, b in zip(times[1:], times[2:], strict=False)) * 1000
+    return statistics.median(b - a for a, b in itertools.pairwise(times[1:])) * 1000
 
 
 def run_pool(path: Path, ranks: int, compiled: bool, size: int, steps: int, attention: str) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def run_diffusers(path: Path, compiled: bool, sizes: list[int], steps: int, out:
 
     device = torch.device("cuda")
     checkpoint = open_checkpoint(path)
-    transformer = load_transformer(checkpoint, torch.bfloat16, device)
+    transformer: Any = load_transformer(checkpoint, torch.bfloat16, device)
     if compiled:
         transformer.compile_repeated_blocks(fullgraph=True)
     rows = []
@@ -166,15 +167,18 @@ def main() -> None:
 
 def report(rows: list[dict[str, Any]], out: Path) -> None:
     """Print the table and keep it with the machine's description."""
-    lines = [
-        "| engine | size | ms per step (in the pool) | ms per step (one call each) | load s | first run s | difference |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = {
+        "ms_per_step": ("ms per step in the pool", ".1f"),
+        "ms_per_call": ("ms per single call", ".1f"),
+        "load_seconds": ("load s", ".1f"),
+        "first_run_seconds": ("first run s", ".1f"),
+        "difference": ("difference", ".4f"),
+    }
+    lines = ["| engine | size | " + " | ".join(title for title, _ in columns.values()) + " |"]
+    lines.append("|---" * (len(columns) + 2) + "|")
     for row in rows:
-        cells = [row["engine"], str(row["size"]), f"{row['ms_per_step']:.1f}"]
-        for key, form in (("ms_per_call", ".1f"), ("load_seconds", ".1f"), ("first_run_seconds", ".1f"), ("difference", ".4f")):
-            cells.append(format(row[key], form) if key in row else "")
-        lines.append("| " + " | ".join(cells) + " |")
+        cells = [format(row[key], form) if key in row else "" for key, (_, form) in columns.items()]
+        lines.append("| " + " | ".join([row["engine"], str(row["size"]), *cells]) + " |")
     machine = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}"
     text = f"{machine}\n\n" + "\n".join(lines) + "\n"
     (out / "flux_step.md").write_text(text)

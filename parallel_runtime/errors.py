@@ -41,6 +41,5 @@ class PoolError(ParallelError):
 
 
 ERROR_TYPES: dict[str, type[ParallelError]] = {
-    cls.__name__: cls
-    for cls in (ConfigurationError, CheckpointError, UnsupportedModelError, RequestError, PoolError)
+    cls.__name__: cls for cls in (ConfigurationError, CheckpointError, UnsupportedModelError, RequestError, PoolError)
 }

@@ -57,13 +57,11 @@ def explain(plan: ParallelPlan, config: ParallelConfig, world_size: int, heads: 
 
 
 def _check_product(config: ParallelConfig, world_size: int) -> None:
-    given = {axis: getattr(config, axis) for axis in _GIVEN if getattr(config, axis) is not None}
-    product = math.prod(given.values())
-    if product > world_size:
-        wish = " × ".join(f"{axis} {degree}" for axis, degree in given.items())
+    wish = ParallelPlan(**{axis: getattr(config, axis) or 1 for axis in _GIVEN})
+    if wish.world_size > world_size:
         ranks = "rank is" if world_size == 1 else "ranks are"
         raise ConfigurationError(
-            f"The degrees {wish} need {product} ranks, and {world_size} {ranks} there.",
+            f"The degrees {wish} need {wish.world_size} ranks, and {world_size} {ranks} there.",
             "Set a degree to auto or a smaller number, or add devices.",
         )
 
@@ -105,7 +103,7 @@ def _divisors(heads: int, limit: int) -> list[int]:
 
 def _explain_batch(plan: ParallelPlan, batch: int) -> str:
     if batch < plan.batch:
-        return f"the batch of {batch} fills only {batch} of the {plan.batch} ways it is split, as the configuration asks"
+        return f"the batch of {batch} fills {batch} of the {plan.batch} ways that the configuration splits it"
     least, rest = divmod(batch, plan.batch)
     rows = f"{least} or {least + 1}" if rest else f"{least}"
     return f"the batch of {batch} is split {plan.batch} ways, {rows} each, which needs no exchange inside of the model"

@@ -97,9 +97,7 @@ def _main(folder: Path, target: str, rank: int, world_size: int) -> None:
 
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=100)
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=100))
     module, function = target.split(":")
     args = json.loads((folder / "args.json").read_text())
     _write(folder, rank, getattr(importlib.import_module(module), function)(rank, world_size, **args))

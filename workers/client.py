@@ -177,7 +177,9 @@ class PoolClient:
             self._ensure(model, should_cancel)
             reference, tensors, dropped = self._cache.refer(conditioning)
             request = Forward(model.key, reference, dropped)
-            _, results = self._submit(request, {"x": x, "timestep": timestep, **tensors}, _ignore_progress, should_cancel)
+            _, results = self._submit(
+                request, {"x": x, "timestep": timestep, **tensors}, _ignore_progress, should_cancel
+            )
             return results["output"]
 
     def sample(
@@ -281,7 +283,10 @@ class _Pools:
         with self._lock:
             for client in self._clients:
                 # A configuration that wants the first ranks of a larger pool takes part of it: nothing restarts.
-                if client.spec.device_type == spec.device_type and client.spec.devices[: spec.world_size] == spec.devices:
+                if (
+                    client.spec.device_type == spec.device_type
+                    and client.spec.devices[: spec.world_size] == spec.devices
+                ):
                     return client
             for client in [c for c in self._clients if _overlap(c.spec, spec)]:
                 client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Sequence
@@ -65,10 +66,8 @@ class Connection:
 
     def close(self) -> None:
         """Close both directions; a `receive` that waits in another thread returns with ConnectionClosed."""
-        try:
+        with contextlib.suppress(OSError):  # it was closed by the other side already
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it was closed by the other side already
         self._socket.close()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from logging.handlers import RotatingFileHandler
 from logging import LogRecord
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 _TAIL_LINES = 40

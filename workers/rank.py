@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.errors import ParallelError
-from parallel_runtime.pipeline.engine import Engine, Prepared
 from parallel_runtime.pipeline.control import Cancelled, Control
+from parallel_runtime.pipeline.engine import Engine, Prepared
 
 from .connection import Connection, ConnectionClosed, FrameError
 from .frames import Frame

@@ -1,8 +1,9 @@
 """The supervisor: a small process between ComfyUI and the ranks. It imports no torch.
 
 It starts torchrun, hands each job to every rank, brings the answers together, and ends the whole pool as soon as the
-client is gone or any part of the pool fails. Run as `python -m workers.supervisor FD DIRECTORY LOG DEVICES RANK_MODULE` by the
-client; FD is one end of a socket pair whose other end the client holds.
+client is gone or any part of the pool fails. The client runs it as
+`python -m workers.supervisor FD DIRECTORY LOG DEVICES RANK_MODULE`; FD is one end of a socket pair whose other end
+the client holds.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[TensorSpec, ...], l
         host = tensor.detach().cpu().contiguous()
         specs.append(TensorSpec(name, _NAMES[host.dtype], tuple(host.shape)))
         if host.numel():
-            buffers.append(memoryview(host.reshape(-1).view(torch.uint8).numpy()).cast("B"))
+            buffers.append(host.reshape(-1).view(torch.uint8).numpy().data)
     return tuple(specs), buffers
 
 

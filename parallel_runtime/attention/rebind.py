@@ -67,8 +67,8 @@ def _set_processor(module: nn.Module, processor: Any) -> None:
 
 def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:
     call = getattr(processor_class, "__call__", None)  # noqa: B004 - the function itself is wanted
-    code = getattr(call, "__code__", None)
-    names = code.co_names if code is not None else ()
+    names = call.__code__.co_names if isinstance(call, types.FunctionType) else ()
+    replaced: dict[str, Any]
     if "dispatch_attention_fn" in names:
         replaced = {"dispatch_attention_fn": _dispatch(attend)}
     elif "F" in names and "scaled_dot_product_attention" in names:
@@ -78,9 +78,10 @@ def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:
             f"The attention module {path} uses {processor_class.__name__}, whose attention cannot be exchanged.",
             "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention.",
         )
+    assert isinstance(call, types.FunctionType)
     # Without __name__ torch.compile looks names up in this dictionary; with it, in the module of that name.
     namespace = {name: value for name, value in call.__globals__.items() if name != "__name__"} | replaced
-    function = types.FunctionType(code, namespace, call.__name__, call.__defaults__, call.__closure__)
+    function = types.FunctionType(call.__code__, namespace, call.__name__, call.__defaults__, call.__closure__)
     function.__kwdefaults__ = call.__kwdefaults__
     return type(processor_class.__name__, (processor_class,), {"__call__": function, "__module__": __name__})
 

@@ -48,7 +48,8 @@ def ulysses_attention(
     packed = all_to_all_5D(packed, scatter_idx=3, gather_idx=1, group=group)
     if lengths is not None:
         packed = _drop_padding(packed, lengths)
-    attended = kernel(*packed.unbind(2), scale=scale)
+    all_query, all_key, all_value = packed.unbind(2)
+    attended = kernel(all_query, all_key, all_value, scale=scale)
     if lengths is not None:
         attended = _insert_padding(attended, lengths)
     attended = all_to_all_4D(attended, scatter_idx=1, gather_idx=2, group=group)

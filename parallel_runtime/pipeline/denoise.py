@@ -79,7 +79,9 @@ class Denoising:
             return None
         return Inpaint(tensors["mask"], tensors["latent_image"], tensors["noise"])
 
-    def _noise(self, x: torch.Tensor) -> NoiseSource:
+    def _noise(self, x: torch.Tensor) -> NoiseSource | None:
+        if not self.sampler.adds_noise:
+            return None
         # Drawn on the rank's own GPU where that is of the wanted type, so that no rank reaches for GPU 0.
         same = x.device.type == self.request.noise_device
-        return NoiseSource(self.request.seed, x.device if same else torch.device(self.request.noise_device))
+        return NoiseSource(self.request.seed, x.device if same else self.request.noise_device)

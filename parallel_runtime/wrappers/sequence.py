@@ -75,6 +75,7 @@ class SequenceAttention:
                 "The model attends with a mask, or to other tokens than its own, where the sequence is split.",
                 "Set ulysses to 1; the batch can still be split.",
             )
+        assert split.group is not None
         return ulysses_attention(
             query,
             key,

@@ -208,6 +208,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fill": ("fill", _case(9, (8, 7), 2, channels=96)),
     "references": ("dev", _case(10, (8, 7), ref_sizes=REFERENCES)),
     "references, offset": ("dev", _case(11, (9, 7), 2, ref_sizes=REFERENCES, ref_latents_method="offset")),
+    "square references": ("dev", _case(14, (8, 8), ref_sizes=[(4, 4)] * 3)),
     "references, index": ("dev", _case(12, (9, 7), 2, ref_sizes=REFERENCES, ref_latents_method="index")),
     "references, uxo": ("dev", _case(13, (9, 7), 2, ref_sizes=REFERENCES, ref_latents_method="uxo")),
 }

@@ -1,10 +1,9 @@
-"""Opening model files and loading them: layouts, damaged and foreign files, shared memory."""
+"""Opening model files and loading them: layouts, dtypes, memory shared between processes."""
 
 from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_runtime.errors import CheckpointError, ParallelError, UnsupportedModelError
+from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
 from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.models.flux import FLUX
-from parallel_runtime.registry import MODELS, find_by_name, find_by_transformer_class
+from parallel_runtime.registry import find_by_name, find_by_transformer_class
 from tests.tiny_flux import (
     make_state_dict,
     tiny_config,
@@ -212,220 +211,6 @@ def test_three_processes_share_one_copy_of_the_file(tmp_path):
     size = path.stat().st_size
     taken = 1024 * sum(map(int, answers))
     assert 0.8 * size < taken < 1.8 * size, f"{taken / size:.2f} copies"
-
-
-def _write(path: Path, header: object, data: bytes = b"", length: int | None = None) -> Path:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
-    return path
-
-
-def _entry(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict:
-    return {"shape": shape, "dtype": dtype, "data_offsets": [begin, end]}
-
-
-def _cut(path: Path, size: int) -> Path:
-    os.truncate(path, size)
-    return path
-
-
-DAMAGED = {
-    "missing": (lambda path: path / "no such.safetensors", "does not exist"),
-    "empty": (lambda path: _cut(write_original(path / "m.safetensors", CONFIG), 0), "is empty"),
-    "a few bytes": (lambda path: _cut(write_original(path / "m.safetensors", CONFIG), 5), "no safetensors file"),
-    "cut in the header": (lambda path: _cut(write_original(path / "m.safetensors", CONFIG), 500), "truncated"),
-    "cut in the data": (lambda path: _cut(write_original(path / "m.safetensors", CONFIG), 9_000_000), "truncated"),
-    "bytes too many": (
-        lambda path: _write(path / "m.safetensors", {"a": _entry([1], 0, 4)}, b"12345678"),
-        "is damaged: its header promises",
-    ),
-    "absurd header length": (lambda path: _write(path / "m.safetensors", b"{}", length=2**60), "no safetensors file"),
-    "header is no JSON": (lambda path: _write(path / "m.safetensors", b"{nonsense"), "damaged header"),
-    "entry without a shape": (
-        lambda path: _write(path / "m.safetensors", {"a": {"dtype": "F32", "data_offsets": [0, 4]}}, b"1234"),
-        "damaged header",
-    ),
-    "offsets that overlap": (
-        lambda path: _write(path / "m.safetensors", {"a": _entry([1], 0, 4), "b": _entry([1], 2, 6)}, b"123456"),
-        "tensor b",
-    ),
-    "bytes that do not fit the shape": (
-        lambda path: _write(path / "m.safetensors", {"a": _entry([3], 0, 4)}, b"1234"),
-        "tensor a",
-    ),
-    "web page": (lambda path: _text(path / "m.safetensors", "<!DOCTYPE html><html></html>"), "web page"),
-    "LFS pointer": (lambda path: _text(path / "m.safetensors", "version https://git-lfs.github.com"), "git lfs pull"),
-    "empty folder": (lambda path: path, "no config.json"),
-    "folder without weights": (lambda path: _only_config(path / "m"), "no safetensors file"),
-    "missing shard": (lambda path: _without_shard(path / "m"), "lacks 1 of 3 files"),
-    "missing shard, no index": (lambda path: _without_index(_without_shard(path / "m")), "no complete set"),
-    "config.json is no JSON": (lambda path: _bad_config(path / "m"), "not valid JSON"),
-    "index outside of the folder": (lambda path: _index_outside(path / "m"), "does not list the files"),
-}
-
-
-def _text(path: Path, text: str) -> Path:
-    path.write_text(text)
-    return path
-
-
-def _only_config(folder: Path) -> Path:
-    write_diffusers_folder(folder, CONFIG)
-    (folder / "diffusion_pytorch_model.safetensors").unlink()
-    return folder
-
-
-def _without_shard(folder: Path) -> Path:
-    write_diffusers_folder(folder, CONFIG, shards=3)
-    (folder / "diffusion_pytorch_model-00002-of-00003.safetensors").unlink()
-    return folder
-
-
-def _bad_config(folder: Path) -> Path:
-    write_diffusers_folder(folder, CONFIG)
-    (folder / "config.json").write_text("{")
-    return folder
-
-
-def _index_outside(folder: Path) -> Path:
-    write_diffusers_folder(folder, CONFIG, shards=2)
-    index = folder / "diffusion_pytorch_model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
-    return folder
-
-
-def _assert_readable(error: ParallelError) -> None:
-    assert error.cause.endswith(".")
-    assert error.fix.endswith(".")
-    assert "\n" not in str(error)
-
-
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_missing_and_damaged_files_are_refused_with_cause_and_fix(damage, tmp_path):
-    make, named = DAMAGED[damage]
-    with pytest.raises(CheckpointError, match=named) as error:
-        open_checkpoint(make(tmp_path))
-    _assert_readable(error.value)
-
-
-def _keys(*keys: str):
-    return lambda path: _saved(path / "m.safetensors", {key: torch.ones(2, 2) for key in keys})
-
-
-def _saved(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
-    save_file(tensors, path)
-    return path
-
-
-def _changed(path: Path, metadata: dict[str, str] | None = None, **tensors: torch.Tensor) -> Path:
-    file = write_original(path / "m.safetensors", CONFIG)
-    save_file({**load_file(file), **{key.replace("__", "."): value for key, value in tensors.items()}}, file, metadata)
-    return file
-
-
-def _quantised_folder(folder: Path) -> Path:
-    return _with_config(write_diffusers_folder(folder, CONFIG), quantization_config={"quant_method": "bitsandbytes"})
-
-
-def _sdxl_pipeline(folder: Path) -> Path:
-    (folder / "unet").mkdir(parents=True)
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionXLPipeline"}))
-    return folder
-
-
-FP8 = torch.ones(2, 2).to(torch.float8_e4m3fn)
-FOREIGN = {
-    "GGUF": (lambda path: _text(path / "m.gguf", "GGUF and more"), "GGUF"),
-    "GGUF under another name": (lambda path: _text(path / "m.safetensors", "GGUF and more"), "GGUF"),
-    "pickle": (lambda path: _pickle(path / "m.ckpt"), "pickle"),
-    "pickle under another name": (lambda path: _pickle(path / "m.safetensors"), "pickle"),
-    "no tensors": (lambda path: _saved(path / "m.safetensors", {}), "without tensors"),
-    "unknown": (_keys("b.weight", "a.weight"), "such as a.weight, b.weight"),
-    "VAE": (_keys("encoder.conv_in.weight", "decoder.conv_in.weight"), "a VAE"),
-    "CLIP": (_keys("text_model.encoder.layers.0.mlp.fc1.weight"), "a CLIP text encoder"),
-    "T5": (_keys("encoder.block.0.layer.0.SelfAttention.q.weight"), "a T5 text encoder"),
-    "LoRA": (_keys("diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight"), "a LoRA"),
-    "kohya LoRA": (_keys("lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight"), "a LoRA"),
-    "ControlNet": (_keys("controlnet_blocks.0.weight", "double_blocks.0.img_attn.qkv.weight"), "a ControlNet"),
-    "SDXL": (_keys("model.diffusion_model.label_emb.0.0.weight", "first_stage_model.x"), "an SDXL UNet"),
-    "SD 1.5": (_keys("model.diffusion_model.input_blocks.0.0.weight"), "a Stable Diffusion UNet"),
-    "Chroma": (lambda path: _changed(path, distilled_guidance_layer__in_proj__weight=torch.ones(2, 2)), "a Chroma"),
-    "FLUX.2": (lambda path: _changed(path, double_stream_modulation_img__lin__weight=torch.ones(2, 2)), "a FLUX.2"),
-    "SD3": (_keys("model.diffusion_model.joint_blocks.0.x_block.attn.qkv.weight"), "an SD3"),
-    "Wan": (_keys("blocks.0.self_attn.norm_q.weight", "patch_embedding.weight"), "a Wan"),
-    "HunyuanVideo": (_keys("txt_in.individual_token_refiner.blocks.0.norm1.weight"), "a HunyuanVideo"),
-    "Qwen-Image": (_keys("transformer_blocks.0.img_mod.1.weight"), "a Qwen-Image"),
-    "FLUX without a pooled text": (_keys("double_blocks.0.img_attn.qkv.weight"), "that is not FLUX.1"),
-    "another diffusers class": (
-        lambda path: _with_config(write_diffusers_folder(path / "m", CONFIG), _class_name="AutoencoderKL"),
-        "AutoencoderKL",
-    ),
-    "a transformers folder": (
-        lambda path: _with_config(write_diffusers_folder(path / "m", CONFIG), _class_name=None),
-        "no diffusers class",
-    ),
-    "a pipeline without a transformer": (lambda path: _sdxl_pipeline(path / "m"), "StableDiffusionXLPipeline"),
-    "fp8": (lambda path: _changed(path, img_in__weight=torch.ones(256, 64).to(FP8.dtype)), "fp8 .*bf16"),
-    "scaled fp8": (lambda path: _changed(path, scaled_fp8=FP8), "bf16, fp16 or fp32"),
-    "int8": (lambda path: _changed(path, img_in__weight=torch.ones(256, 64).to(torch.int8)), "int8 .*bf16"),
-    "comfy_quant": (lambda path: _changed(path, img_in__comfy_quant=torch.ones(2)), "bf16, fp16 or fp32"),
-    "weight_scale": (lambda path: _changed(path, img_in__weight_scale=torch.ones(())), "bf16, fp16 or fp32"),
-    "quantised by metadata": (
-        lambda path: _changed(path, {"_quantization_metadata": '{"layers": {}}'}),
-        "bf16, fp16 or fp32",
-    ),
-    "quantised folder": (lambda path: _quantised_folder(path / "m"), "bf16, fp16 or fp32"),
-}
-
-
-def _pickle(path: Path) -> Path:
-    torch.save({"a": torch.ones(2)}, path)
-    return path
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_files_that_are_no_supported_transformer_are_named_and_refused(kind, tmp_path):
-    make, named = FOREIGN[kind]
-    with pytest.raises(UnsupportedModelError, match=named) as error:
-        open_checkpoint(make(tmp_path))
-    _assert_readable(error.value)
-
-
-def test_the_error_for_a_foreign_file_lists_what_is_supported(tmp_path):
-    with pytest.raises(UnsupportedModelError) as error:
-        open_checkpoint(_keys("encoder.conv_in.weight")(tmp_path))
-    assert all(spec.title in error.value.fix for spec in MODELS)
-
-
-@pytest.mark.parametrize("layout", ["original", "folder"])
-def test_missing_and_misshapen_tensors_are_named_and_counted(layout, tmp_path):
-    if layout == "original":
-        path = file = write_original(tmp_path / "m.safetensors", CONFIG)
-        gone, bent = ("single_blocks.0.linear2.bias", "single_blocks.0.norm.key_norm.scale"), "img_in.bias"
-    else:
-        path = write_diffusers_folder(tmp_path / "m", CONFIG)
-        file = path / "diffusion_pytorch_model.safetensors"
-        gone, bent = ("proj_out.weight", "proj_out.bias"), "x_embedder.bias"
-    tensors = load_file(file)
-    save_file({key: tensor for key, tensor in tensors.items() if key not in gone}, file)
-    with pytest.raises(CheckpointError, match=rf"lacks 2 of \d+ tensors .*first {min(gone)}") as error:
-        load_transformer(open_checkpoint(path), torch.float32, CPU)
-    _assert_readable(error.value)
-    save_file({**tensors, bent: torch.ones(3)}, file)
-    with pytest.raises(CheckpointError, match=rf"1 tensors .*first {bent}: \(3,\) where .*\(256,\)"):
-        load_transformer(open_checkpoint(path), torch.float32, CPU)
-
-
-def test_a_fused_tensor_with_rows_to_spare_is_refused(tmp_path):
-    path = _changed(tmp_path, single_blocks__0__linear1__weight=torch.ones(8 * 256, 256))
-    with pytest.raises(CheckpointError, match=r"single_blocks.0.linear1.weight: \(2048, 256\) where .*\(1792, 256\)"):
-        load_transformer(open_checkpoint(path), torch.float32, CPU)
-
-
-def test_a_config_that_the_class_does_not_take_is_refused(tmp_path):
-    folder = _with_config(write_diffusers_folder(tmp_path / "m", CONFIG), from_the_future=1)
-    with pytest.raises(UnsupportedModelError, match="from_the_future"):
-        load_transformer(open_checkpoint(folder), torch.float32, CPU)
 
 
 def test_loading_stops_where_the_caller_cancels(tmp_path):

@@ -81,7 +81,9 @@ def test_two_ranks_sample_what_one_rank_samples_with_prompts_of_unequal_length(c
     positive, negative = Branch(conditioning(1, 9), 0), Branch(conditioning(2, 4), 1)
     x = latent(2)
     inpaint = Inpaint((x > 0).float(), latent(2) * 0.5, latent(2))
-    request = SampleRequest(sampler, torch.tensor([0.9, 0.6, 0.2, 0.0]), x, (positive, negative), 3.0, 5, inpaint=inpaint)
+    request = SampleRequest(
+        sampler, torch.tensor([0.9, 0.6, 0.2, 0.0]), x, (positive, negative), 3.0, 5, inpaint=inpaint
+    )
     two = client.sample(ModelRequest(str(path), "float32", TWO), request)
     one = client.sample(ModelRequest(str(path), "float32", ONE), request)
     assert (two - one).abs().max() < 1e-5 * one.abs().max()

@@ -1,0 +1,224 @@
+"""A real ComfyUI on a base directory of its own, driven through /prompt and its websocket."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import websocket
+from safetensors.torch import load_file
+
+from .find_host import HOW_TO, PACK_ROOT, Host, NoHost
+from .workflow import Prompt
+
+START_SECONDS = 120
+PROMPT_SECONDS = 120
+_FOLDERS = ("models/diffusion_models", "models/diffusers", "custom_nodes", "input", "output", "temp", "user")
+_PREVIEW_IMAGE, _TEXT = 1, 3  # types of ComfyUI's binary messages
+
+
+@dataclass
+class Run:
+    """What came of one prompt.
+
+    Args:
+        outputs: node id -> its UI output.
+        error: ComfyUI's `execution_error` message, None if there was none.
+        interrupted: it was cancelled.
+        progress: (node id, value, maximum) in order.
+        previews: JPEG or PNG bytes, in order.
+        texts: (node id, text) shown on nodes while it ran.
+        executed: nodes that ran; those taken from the cache are not among them.
+    """
+
+    outputs: dict[str, Any] = field(default_factory=dict)
+    error: dict[str, Any] | None = None
+    interrupted: bool = False
+    progress: list[tuple[str, int, int]] = field(default_factory=list)
+    previews: list[bytes] = field(default_factory=list)
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    executed: list[str] = field(default_factory=list)
+
+
+class PromptRefused(Exception):
+    """ComfyUI did not queue the prompt; `answer` is its JSON."""
+
+    def __init__(self, answer: dict[str, Any]):
+        super().__init__(json.dumps(answer))
+        self.answer = answer
+
+
+class ComfyHost:
+    """One ComfyUI process.
+
+    Args:
+        host: which ComfyUI.
+        base: empty folder that becomes its base directory.
+    """
+
+    def __init__(self, host: Host, base: Path):
+        self.base = base
+        for folder in _FOLDERS:
+            (base / folder).mkdir(parents=True)
+        (base / "custom_nodes" / "parallel-dit").symlink_to(PACK_ROOT)
+        (base / "custom_nodes" / "tensor-pack").symlink_to(PACK_ROOT / "tests" / "host" / "tensor_pack")
+        self.log = base / "comfyui.log"
+        self.address = f"127.0.0.1:{_free_port()}"
+        self.client_id = uuid.uuid4().hex
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environment |= {
+            "PYTHONPATH": host.python_path,
+            "OMP_NUM_THREADS": "1",
+            "PARALLEL_DIT_LOGS": str(base / "pools"),
+        }
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*_command(host, base), "--port", self.address.rpartition(":")[2]],
+                cwd=host.path,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._wait_until_up()
+        self.socket = websocket.create_connection(f"ws://{self.address}/ws?clientId={self.client_id}", timeout=10)
+
+    def run(self, prompt: Prompt, during: Callable[[Run], None] | None = None) -> Run:
+        """Queue a prompt and follow it to its end.
+
+        Args:
+            during: called after every message, with what came so far.
+
+        Raises:
+            PromptRefused: the prompt is not valid.
+        """
+        prompt_id = self.post("/prompt", {"prompt": prompt, "client_id": self.client_id})["prompt_id"]
+        run = Run()
+        deadline = time.monotonic() + PROMPT_SECONDS
+        while time.monotonic() < deadline:
+            message = self.socket.recv()
+            finished = _read_binary(run, message) if isinstance(message, bytes) else _read(run, message, prompt_id)
+            if during is not None:
+                during(run)
+            if finished:
+                run.outputs = self.get(f"/history/{prompt_id}")[prompt_id]["outputs"]
+                return run
+        raise TimeoutError(f"the prompt did not end in {PROMPT_SECONDS} s; log:\n{self.log_tail()}")
+
+    def latent(self, run: Run, node: str) -> torch.Tensor:
+        """The tensor that a SaveLatent node wrote."""
+        assert run.error is None, run.error
+        saved = run.outputs[node]["latents"][0]
+        return load_file(self.base / "output" / saved["subfolder"] / saved["filename"])["latent_tensor"]
+
+    def get(self, path: str) -> Any:
+        """JSON of a GET request."""
+        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as answer:
+            return json.load(answer)
+
+    def post(self, path: str, content: dict[str, Any] | None = None) -> Any:
+        """JSON of a POST request; None where the answer is empty."""
+        data = json.dumps(content or {}).encode()
+        request = urllib.request.Request(
+            f"http://{self.address}{path}", data=data, headers={"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return json.loads(answer.read() or "null")
+        except urllib.error.HTTPError as error:
+            if error.code != 400:
+                raise
+            raise PromptRefused(json.load(error)) from error
+
+    def interrupt(self) -> None:
+        """Press cancel."""
+        self.post("/interrupt")
+
+    def log_tail(self, lines: int = 60) -> str:
+        """End of ComfyUI's console output."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self) -> None:
+        """End ComfyUI."""
+        self.socket.close()
+        self.process.terminate()
+        self.process.wait(timeout=20)
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                self._explain_early_end()
+            try:
+                self.get("/system_stats")
+            except OSError:
+                time.sleep(0.2)
+            else:
+                return
+        self.process.kill()
+        raise AssertionError(f"ComfyUI did not answer within {START_SECONDS} s; log:\n{self.log_tail()}")
+
+    def _explain_early_end(self) -> None:
+        tail = self.log_tail()
+        missing = [line for line in tail.splitlines() if line.startswith("ModuleNotFoundError")]
+        if missing:
+            raise NoHost(f"ComfyUI's Python lacks a package ({missing[-1]}): {HOW_TO}")
+        raise AssertionError(f"ComfyUI ended with code {self.process.returncode}; log:\n{tail}")
+
+
+def _command(host: Host, base: Path) -> list[str]:
+    return [
+        host.python,
+        str(host.path / "main.py"),
+        "--cpu",
+        "--listen=127.0.0.1",
+        "--disable-api-nodes",
+        f"--base-directory={base}",
+        "--database-url=sqlite:///:memory:",
+        "--preview-method=latent2rgb",
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _read_binary(run: Run, message: bytes) -> bool:
+    (kind,) = struct.unpack(">I", message[:4])
+    if kind == _PREVIEW_IMAGE:
+        run.previews.append(message[8:])
+    elif kind == _TEXT:
+        (length,) = struct.unpack(">I", message[4:8])
+        run.texts.append((message[8 : 8 + length].decode(), message[8 + length :].decode()))
+    return False
+
+
+def _read(run: Run, message: str, prompt_id: str) -> bool:
+    """Take in one message; True when the prompt has come to its end (history is complete only then)."""
+    kind, data = (content := json.loads(message))["type"], content["data"]
+    if data.get("prompt_id") != prompt_id:
+        return False
+    if kind == "progress":
+        run.progress.append((data["node"], data["value"], data["max"]))
+    elif kind == "execution_error":
+        run.error = data
+    elif kind == "execution_interrupted":
+        run.interrupted = True
+    elif kind == "executing":
+        if data["node"] is None:
+            return True
+        run.executed.append(data["node"])
+    return False

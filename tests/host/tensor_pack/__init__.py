@@ -1,0 +1,115 @@
+"""A custom node pack for the host tests: random CONDITIONING, LATENT and MASK tensors, made from seeds."""
+
+from __future__ import annotations
+
+import torch
+from comfy_api.latest import ComfyExtension, io
+
+
+def _random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class RandomConditioning(io.ComfyNode):
+    """A text that no encoder ever saw."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestRandomConditioning",
+            category="test",
+            inputs=[
+                io.Int.Input("seed", default=0),
+                io.Int.Input("length", default=7),
+                io.Int.Input("width", default=64),
+                io.Int.Input("pooled", default=32),
+                io.Float.Input("guidance", default=3.5),
+            ],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(cls, seed: int, length: int, width: int, pooled: int, guidance: float) -> io.NodeOutput:
+        extras = {"pooled_output": _random(seed + 1, 1, pooled), "guidance": guidance}
+        return io.NodeOutput([[_random(seed, 1, length, width), extras]])
+
+
+class RandomLatent(io.ComfyNode):
+    """A latent of noise; seed 0 gives an empty one."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestRandomLatent",
+            category="test",
+            inputs=[
+                io.Int.Input("seed", default=0),
+                io.Int.Input("batch", default=1),
+                io.Int.Input("height", default=14),
+                io.Int.Input("width", default=20),
+                io.Boolean.Input("broken", default=False),
+            ],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, seed: int, batch: int, height: int, width: int, broken: bool) -> io.NodeOutput:
+        samples = _random(seed, batch, 16, height, width) if seed else torch.zeros(batch, 16, height, width)
+        if broken:
+            samples[0, 0, 0, 0] = float("nan")
+        return io.NodeOutput({"samples": samples})
+
+
+class RandomMask(io.ComfyNode):
+    """A mask of soft blocks."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestRandomMask",
+            category="test",
+            inputs=[io.Int.Input("seed", default=0), io.Int.Input("height"), io.Int.Input("width")],
+            outputs=[io.Mask.Output()],
+        )
+
+    @classmethod
+    def execute(cls, seed: int, height: int, width: int) -> io.NodeOutput:
+        generator = torch.Generator().manual_seed(seed)
+        return io.NodeOutput(torch.rand((1, height, width), generator=generator).round(decimals=1))
+
+
+class ModelPatch(io.ComfyNode):
+    """A MODEL with one change of the kind that a node of an artist's graph would make."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestModelPatch",
+            category="test",
+            inputs=[io.Model.Input("model"), io.Combo.Input("kind", options=["lora", "attention", "rope", "cfg"])],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model, kind: str) -> io.NodeOutput:
+        patched = model.clone()
+        if kind == "lora":
+            key = "diffusion_model.txt_in.weight"
+            shape = model.model.state_dict()[key].shape
+            assert patched.add_patches({key: ("diff", (torch.ones(shape),))}, 0.5) == [key]
+        elif kind == "attention":
+            patched.set_model_attn1_patch(lambda q, k, v, options: (q, k, v))
+        elif kind == "rope":
+            patched.set_model_rope_options(2.0, 0.0, 2.0, 0.0, 1.0, 0.0)
+        else:
+            patched.set_model_sampler_post_cfg_function(lambda args: args["denoised"] * 0.9)
+        return io.NodeOutput(patched)
+
+
+class TensorPack(ComfyExtension):
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return [RandomConditioning, RandomLatent, RandomMask, ModelPatch]
+
+
+def comfy_entrypoint() -> TensorPack:
+    return TensorPack()

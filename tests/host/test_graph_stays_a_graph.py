@@ -1,0 +1,156 @@
+"""Progress, preview, cancel, caching, unloading and errors behave as with a native MODEL."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.tiny_flux import write_original
+
+from .comfy_host import PromptRefused, Run
+from .workflow import LOADER, SAMPLER, SAVE, Workflow
+
+pytestmark = pytest.mark.host
+
+SAMPLERS = ["KSampler", "ParallelSampler"]
+LONG = Workflow(loader="cpu:2", steps=400, cfg=4.0, latent=(0, 1, 64, 64))
+
+
+def pool_pids(host) -> set[int]:
+    """Process ids of the ranks: children's children of this ComfyUI that run the rank module."""
+    found = set()
+    for process in os.listdir("/proc"):
+        if process.isdigit():
+            try:
+                command = open(f"/proc/{process}/cmdline").read().split("\0")  # noqa: SIM115
+                environment = open(f"/proc/{process}/environ").read()  # noqa: SIM115
+            except OSError:
+                continue
+            if "workers.rank" in command and "torch.distributed.run" not in command and str(host.base) in environment:
+                found.add(int(process))
+    return found
+
+
+@pytest.mark.parametrize("sampler_node", SAMPLERS)
+def test_progress_counts_every_step_and_shows_previews(host, sampler_node):
+    run = host.run(Workflow(loader="cpu:2", sampler_node=sampler_node, steps=5, seed=77).prompt())
+    assert run.error is None
+    steps = [(value, maximum) for node, value, maximum in run.progress if node == SAMPLER]
+    assert sorted(set(steps)) == [(step, 5) for step in range(1, 6)]
+    assert run.previews
+    assert run.previews[0][:2] == b"\xff\xd8"  # JPEG
+
+
+def test_the_loader_shows_the_plan(host):
+    run = host.run(Workflow(loader="cpu:2", model="plan.safetensors").prompt())
+    assert run.error is None, run.error
+    assert any(node in (LOADER, "model") and "ulysses" in text.lower() for node, text in run.texts), run.texts
+
+
+@pytest.mark.parametrize("sampler_node", SAMPLERS)
+def test_cancel_stops_soon_and_the_next_prompt_finds_the_pool_warm(host, sampler_node):
+    workflow = Workflow(loader="cpu:2", sampler_node=sampler_node, seed=101)
+    assert host.run(workflow.prompt()).error is None
+    before = pool_pids(host)
+    assert len(before) == 2
+    pressed = []
+
+    def press(run: Run) -> None:
+        if run.progress and not pressed:
+            pressed.append(len(run.progress))
+            host.interrupt()
+
+    run = host.run(replace(LONG, sampler_node=sampler_node).prompt(), during=press)
+    assert run.interrupted
+    assert run.error is None
+    assert len({value for _, value, _ in run.progress}) < 100
+    after = host.run(replace(workflow, seed=102).prompt())
+    assert after.error is None
+    assert host.latent(after, SAVE).isfinite().all()
+    assert pool_pids(host) == before
+
+
+def test_a_second_prompt_reuses_loader_and_processes(host):
+    workflow = Workflow(loader="cpu:2", seed=31)
+    host.run(workflow.prompt())
+    before = pool_pids(host)
+    again = host.run(replace(workflow, seed=32).prompt())
+    assert again.error is None
+    assert "model" not in again.executed
+    assert pool_pids(host) == before
+
+
+def test_a_file_replaced_on_disk_is_loaded_again(host):
+    path = host.base / "models" / "diffusion_models" / "replaced.safetensors"
+    workflow = Workflow(loader="cpu:2", model=path.name)
+    write_original(path, seed=1)
+    first = host.latent(host.run(workflow.prompt()), SAVE)
+    write_original(path, seed=2)
+    run = host.run(workflow.prompt())
+    second = host.latent(run, SAVE)
+    assert "model" in run.executed
+    assert (first - second).abs().max() > 0.1
+    wanted = host.latent(host.run(workflow.on("native").prompt()), SAVE)
+    assert (second - wanted).abs().max() < 1e-4
+
+
+def test_unload_frees_the_weights_and_the_cached_model_loads_them_again(host):
+    workflow = Workflow(loader="cpu:2", seed=41)
+    first = host.latent(host.run(workflow.prompt()), SAVE)
+    processes = pool_pids(host)
+    host.post("/free", {"unload_models": True})
+    run = host.run(replace(workflow, denoise=0.99999).prompt())  # a changed input, so that the sampler runs again
+    assert run.error is None
+    assert "model" not in run.executed
+    assert (host.latent(run, SAVE) - first).abs().max() < 1e-4
+    assert pool_pids(host) == processes
+
+
+BAD = {
+    "too many ranks": (
+        Workflow(loader="cpu:2", patch="").on("0,1,2"),
+        r"GPU",
+    ),
+    "NaN latent": (Workflow(loader="cpu:2", latent=(9, 1, 14, 20), broken=True), r"NaN.*[Ii]nput latent"),
+    "NaN latent in the pool": (
+        Workflow(loader="cpu:2", sampler_node="ParallelSampler", latent=(9, 1, 14, 20), broken=True),
+        r"NaN.*[Ii]nput latent",
+    ),
+    "LoRA": (Workflow(loader="cpu:2", patch="lora"), r"LoRA.*comes later"),
+    "LoRA in the pool": (Workflow(loader="cpu:2", sampler_node="ParallelSampler", patch="lora"), r"LoRA.*comes later"),
+    "attention patch": (Workflow(loader="cpu:2", patch="attention"), r"patches inside.*comes later"),
+    "attention patch in the pool": (
+        Workflow(loader="cpu:2", sampler_node="ParallelSampler", patch="attention"),
+        r"patches inside.*comes later",
+    ),
+    "scaled positions": (Workflow(loader="cpu:2", patch="rope"), r"RoPE.*comes later"),
+    "a MODEL of another loader": (Workflow(sampler_node="ParallelSampler"), r"Parallel Loader.*another loader"),
+    "a VAE": (Workflow(loader="cpu:2", model="vae.safetensors"), r"a VAE.*supported"),
+    "truncated file": (Workflow(loader="cpu:2", model="truncated.safetensors"), r"truncated.*again"),
+    "devices that mean nothing": (Workflow(loader="gpu one"), r"not understood.*Write auto"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_names_cause_and_fix_and_the_next_prompt_works(host, name):
+    workflow, expected = BAD[name]
+    run = host.run(workflow.prompt())
+    assert run.error is not None
+    message = run.error["exception_message"]
+    assert re.search(expected, message, re.DOTALL), message
+    good = host.run(Workflow(loader="cpu:2", seed=abs(hash(name)) % 10000).prompt())
+    assert good.error is None
+
+
+def test_a_missing_file_is_refused_by_name(host):
+    with pytest.raises(PromptRefused, match=r"gone\.safetensors"):
+        host.run(Workflow(loader="cpu:2", model="gone.safetensors").prompt())
+
+
+def test_the_pack_imports_quickly(host):
+    times = re.findall(r"([\d.]+) seconds.*?: .*parallel-dit", host.log.read_text())
+    assert times
+    assert float(times[0]) < 0.2

@@ -1,0 +1,100 @@
+"""The promise: Parallel Loader gives the latents that Load Diffusion Model gives, whatever samples them.
+
+float32 on both sides, so what remains is the order of additions in two implementations of the same transformer.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from .workflow import SAVE, Workflow
+
+pytestmark = pytest.mark.host
+
+TOLERANCE = 1e-4
+ODD = (0, 1, 13, 19)
+PICTURE = (9, 1, 14, 20)
+
+PER_STEP = {
+    "euler": Workflow(),
+    "euler, cfg, unequal prompts": Workflow(cfg=4.0, lengths=(9, 5)),
+    "euler, beta, cfg": Workflow(scheduler="beta", cfg=4.0),
+    "dpmpp_2m, simple, cfg": Workflow(sampler="dpmpp_2m", cfg=4.0),
+    "dpmpp_2m, beta, batch": Workflow(sampler="dpmpp_2m", scheduler="beta", latent=(0, 2, 14, 20)),
+    "dpmpp_2m, beta, cfg, batch": Workflow(sampler="dpmpp_2m", scheduler="beta", cfg=4.0, latent=(0, 2, 14, 20)),
+    "euler_ancestral": Workflow(sampler="euler_ancestral"),
+    "euler_ancestral, beta, cfg": Workflow(sampler="euler_ancestral", scheduler="beta", cfg=4.0),
+    "odd sizes": Workflow(latent=ODD, cfg=4.0),
+    "odd sizes, batch of three": Workflow(latent=(0, 3, 9, 7), cfg=4.0, lengths=(3, 4)),
+    "denoise 0.6 on a picture": Workflow(latent=PICTURE, denoise=0.6),
+    "noise mask": Workflow(latent=PICTURE, mask=True, cfg=4.0),
+    "ModelSamplingFlux": Workflow(flux_shift=True),
+    "SamplerCustomAdvanced": Workflow(sampler_node="SamplerCustomAdvanced", cfg=4.0, lengths=(9, 5)),
+    "KSampler Advanced": Workflow(sampler_node="KSamplerAdvanced", latent=PICTURE, cfg=4.0),
+    "uni_pc": Workflow(sampler="uni_pc", cfg=4.0),
+}
+
+IN_POOL = {
+    **{f"{sampler}, {scheduler}, cfg {cfg:g}": Workflow(sampler=sampler, scheduler=scheduler, cfg=cfg)
+       for sampler in ("euler", "euler_ancestral", "dpmpp_2m", "heun", "lcm", "ddim")
+       for scheduler, cfg in (("simple", 1.0), ("beta", 4.0))},
+    "unequal prompts": Workflow(cfg=4.0, lengths=(9, 5)),
+    "batch": Workflow(latent=(0, 2, 14, 20), cfg=4.0),
+    "batch, ancestral": Workflow(latent=(0, 2, 14, 20), sampler="euler_ancestral"),
+    "odd sizes": Workflow(latent=ODD, cfg=4.0),
+    "denoise 0.6 on a picture": Workflow(latent=PICTURE, denoise=0.6, sampler="dpmpp_2m"),
+    "noise mask": Workflow(latent=PICTURE, mask=True, cfg=4.0),
+    "noise mask, denoise, lcm": Workflow(latent=PICTURE, mask=True, denoise=0.6, sampler="lcm"),
+    "noise mask of ddim": Workflow(latent=PICTURE, mask=True, sampler="ddim"),
+    "ModelSamplingFlux": Workflow(flux_shift=True, sampler="dpmpp_2m"),
+    "nothing to denoise": Workflow(latent=PICTURE, denoise=0.0),
+}  # fmt: skip
+
+STEP_BY_STEP = {
+    "the sampler res_multistep": Workflow(sampler="res_multistep", cfg=4.0),
+    "the sampler uni_pc": Workflow(sampler="uni_pc", scheduler="beta"),
+    "a function after CFG": Workflow(patch="cfg", cfg=4.0),
+}
+
+
+def compare(host, workflow: Workflow, parallel: Workflow) -> list[tuple[str, str]]:
+    """Assert that both make the same latent; return the texts that the parallel run showed on its nodes."""
+    ours = host.run(parallel.prompt())
+    theirs = host.run(workflow.prompt())
+    latent, wanted = host.latent(ours, SAVE), host.latent(theirs, SAVE)
+    assert latent.shape == wanted.shape
+    assert wanted.std() > 0.1
+    assert (latent - wanted).abs().max() < TOLERANCE
+    return ours.texts
+
+
+@pytest.mark.parametrize("name", PER_STEP)
+def test_native_samplers_give_the_same_latent_over_two_ranks(host, name):
+    compare(host, PER_STEP[name], PER_STEP[name].on("cpu:2"))
+
+
+@pytest.mark.parametrize("name", IN_POOL)
+def test_the_loop_in_the_pool_gives_ksamplers_latent(host, name):
+    workflow = IN_POOL[name]
+    texts = compare(host, workflow, workflow.on("cpu:2", "ParallelSampler"))
+    assert ("sampler", "Sampled in the pool.") in texts
+
+
+@pytest.mark.parametrize("reason", STEP_BY_STEP)
+def test_what_the_pool_does_not_know_runs_per_step_and_the_node_names_it(host, reason):
+    workflow = STEP_BY_STEP[reason]
+    texts = compare(host, workflow, workflow.on("cpu:2", "ParallelSampler"))
+    assert any(node == "sampler" and reason in text for node, text in texts), texts
+
+
+@pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
+def test_one_rank_gives_the_same_latent(host, sampler_node):
+    workflow = Workflow(cfg=4.0, lengths=(9, 5))
+    compare(host, workflow, workflow.on("cpu:1", sampler_node))
+
+
+@pytest.mark.parametrize("model", ["tiny-pipeline/", "diffusers.safetensors", "prefixed.safetensors"])
+def test_every_layout_of_the_same_weights_gives_the_same_latent(host, model):
+    workflow = Workflow(sampler="dpmpp_2m", cfg=4.0)
+    other = Workflow(sampler="dpmpp_2m", cfg=4.0, loader="cpu:2", model=model)
+    compare(host, workflow, other)

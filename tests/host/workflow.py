@@ -1,0 +1,131 @@
+"""API-format workflows for the host tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+Prompt = dict[str, dict[str, Any]]
+
+MODEL = "tiny.safetensors"
+SAVE, SAMPLER, LOADER = "save", "sampler", "loader"
+
+
+def link(node: str, output: int = 0) -> list[Any]:
+    """A connection to a node's output."""
+    return [node, output]
+
+
+def node(kind: str, **inputs: Any) -> dict[str, Any]:
+    """One node."""
+    return {"class_type": kind, "inputs": inputs, "_meta": {"title": kind}}
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """A picture's settings; `prompt` makes the graph of them.
+
+    Args:
+        loader: "native" (Load Diffusion Model), or the devices of Parallel Config.
+        sampler_node: KSampler, ParallelSampler, KSamplerAdvanced or SamplerCustomAdvanced.
+        lengths: tokens of the positive and the negative prompt.
+        latent: seed (0 is empty), batch, height, width.
+        patch: kind of the test pack's change on the MODEL, if any.
+    """
+
+    loader: str = "native"
+    sampler_node: str = "KSampler"
+    sampler: str = "euler"
+    scheduler: str = "simple"
+    cfg: float = 1.0
+    steps: int = 4
+    seed: int = 5
+    denoise: float = 1.0
+    lengths: tuple[int, int] = (7, 7)
+    latent: tuple[int, int, int, int] = (0, 1, 14, 20)
+    mask: bool = False
+    flux_shift: bool = False
+    broken: bool = False
+    patch: str = ""
+    model: str = MODEL
+    weight_dtype: str = "default"
+
+    def on(self, loader: str, sampler_node: str | None = None) -> Workflow:
+        """The same picture with another loader, and another sampler node if given."""
+        return replace(self, loader=loader, sampler_node=sampler_node or self.sampler_node)
+
+    def prompt(self) -> Prompt:
+        """The graph."""
+        seed, batch, height, width = self.latent
+        latent = node("TestRandomLatent", seed=seed, batch=batch, height=height, width=width, broken=self.broken)
+        graph = {**self._model(), "latent": latent}
+        for name, length, number in zip(("positive", "negative"), self.lengths, (11, 22), strict=True):
+            graph[name] = node("TestRandomConditioning", seed=number, length=length, width=64, pooled=32, guidance=3.0)
+        if self.mask:
+            graph["mask"] = node("TestRandomMask", seed=3, height=height * 8, width=width * 8)
+            graph["masked"] = node("SetLatentNoiseMask", samples=link("latent"), mask=link("mask"))
+        graph |= self._sampling(link("model"), link("masked" if self.mask else "latent"))
+        graph[SAVE] = node("SaveLatent", samples=link(SAMPLER), filename_prefix="latents/test")
+        return graph
+
+    def _model(self) -> Prompt:
+        if self.loader == "native":
+            loaded = {LOADER: node("UNETLoader", unet_name=self.model, weight_dtype="default")}
+        else:
+            auto = dict.fromkeys(("cfg", "data", "ulysses", "attention"), "auto")
+            loaded = {
+                "config": node("ParallelConfig", devices=self.loader, compile=False, **auto),
+                LOADER: node(
+                    "ParallelLoader",
+                    model_name=self.model,
+                    weight_dtype=self.weight_dtype,
+                    parallel_config=link("config"),
+                ),
+            }
+        last = LOADER
+        if self.patch:
+            loaded["patched"] = node("TestModelPatch", model=link(last), kind=self.patch)
+            last = "patched"
+        if self.flux_shift:
+            loaded["model"] = node(
+                "ModelSamplingFlux", model=link(last), max_shift=1.15, base_shift=0.5, width=512, height=768
+            )
+            return loaded
+        return _rename(loaded, last, "model")
+
+    def _sampling(self, model: list[Any], latent: list[Any]) -> Prompt:
+        conds = {"positive": link("positive"), "negative": link("negative")}
+        if self.sampler_node == "SamplerCustomAdvanced":
+            return {
+                "noise": node("RandomNoise", noise_seed=self.seed),
+                "guider": node("CFGGuider", model=model, cfg=self.cfg, **conds),
+                "method": node("KSamplerSelect", sampler_name=self.sampler),
+                "sigmas": node(
+                    "BasicScheduler", model=model, scheduler=self.scheduler, steps=self.steps, denoise=self.denoise
+                ),
+                SAMPLER: node(
+                    "SamplerCustomAdvanced",
+                    noise=link("noise"),
+                    guider=link("guider"),
+                    sampler=link("method"),
+                    sigmas=link("sigmas"),
+                    latent_image=latent,
+                ),
+            }
+        common = {
+            "model": model,
+            "steps": self.steps,
+            "cfg": self.cfg,
+            "sampler_name": self.sampler,
+            "scheduler": self.scheduler,
+            "latent_image": latent,
+            **conds,
+        }
+        if self.sampler_node == "KSamplerAdvanced":
+            steps = {"start_at_step": 1, "end_at_step": self.steps - 1, "return_with_leftover_noise": "enable"}
+            return {SAMPLER: node("KSamplerAdvanced", add_noise="enable", noise_seed=self.seed, **common, **steps)}
+        return {SAMPLER: node(self.sampler_node, seed=self.seed, denoise=self.denoise, **common)}
+
+
+def _rename(graph: Prompt, old: str, new: str) -> Prompt:
+    return {new if name == old else name: content for name, content in graph.items()}

@@ -1,0 +1,168 @@
+"""Guidance, masks and whole runs against what is known in closed form; ComfyUI is not needed here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_runtime.errors import RequestError
+from parallel_runtime.sampling.denoiser import FlowDenoiser, Inpaint, combine_branches, needs_uncond
+from parallel_runtime.sampling.flow import add_noise, undo_scaling
+from parallel_runtime.sampling.noise import mask_noise
+from parallel_runtime.sampling.sample import SampleSettings, sample_latent
+from parallel_runtime.sampling.samplers import SUPPORTED
+
+FULL = (1.0, 0.93, 0.8, 0.55, 0.3, 0.1, 0.0)
+PARTIAL = (0.62, 0.4, 0.15, 0.0)
+
+
+def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def velocities(x, timestep):
+    t = timestep.view(-1, 1, 1, 1)
+    return [torch.tanh(x * 1.3 + t), torch.sin(x - 0.4 * t)]
+
+
+def test_guidance_of_denoised_latents_is_guidance_of_velocities():
+    x, sigma = gaussian(2, 3, 4, 4), torch.tensor(0.6)
+    cond, uncond = velocities(x, (sigma * 1000).expand(2))
+    guided = x - sigma * (uncond + (cond - uncond) * 3.5)
+    assert torch.allclose(FlowDenoiser(velocities, 3.5, multiplier=1000.0)(x, sigma), guided, atol=1e-5)
+
+
+def test_at_cfg_1_the_uncond_branch_plays_no_part():
+    cond, broken = gaussian(1, 2, 2, 2), torch.full((1, 2, 2, 2), math.nan)
+    assert not needs_uncond(1.0)
+    assert needs_uncond(1.01)
+    assert combine_branches([cond, broken], 1.0) is cond
+    assert combine_branches([cond], 1.0) is cond
+
+
+@pytest.mark.parametrize("branches", [0, 1, 3])
+def test_branches_that_do_not_fit_the_guidance_are_refused(branches):
+    with pytest.raises(RequestError):
+        combine_branches([torch.zeros(1)] * branches, 4.0)
+
+
+def test_a_half_precision_velocity_leaves_latent_and_timestep_in_float32():
+    seen = []
+
+    def predict(x, timestep):
+        seen.append((x.dtype, timestep))
+        return [x.to(torch.bfloat16)]
+
+    x, sigma = gaussian(2, 1, 2, 2), torch.tensor(0.9046)
+    denoised = FlowDenoiser(predict, multiplier=1000.0)(x, sigma)
+    assert denoised.dtype == torch.float32
+    assert torch.equal(denoised, x - x.to(torch.bfloat16).float() * sigma)
+    dtype, timestep = seen[0]
+    assert dtype == timestep.dtype == torch.float32
+    assert torch.equal(timestep, torch.tensor([0.9046, 0.9046]) * 1000)
+
+
+def straight(x, timestep):
+    """Velocity towards a picture of 0.5 everywhere."""
+    return [(x - 0.5) / timestep.view(-1, 1, 1, 1)]
+
+
+def sample_inputs(sigmas=FULL) -> dict[str, Any]:
+    shape = (1, 2, 4, 6)
+    return {"sigmas": torch.tensor(sigmas), "noise": gaussian(*shape), "latent_image": gaussian(*shape, seed=1)}
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_mask_keeps_the_latent_outside_and_denoises_inside(name):
+    inputs = sample_inputs()
+    mask = torch.zeros(1, 1, 4, 6)
+    mask[..., :3] = 1
+    result = sample_latent(SampleSettings(name), straight, mask=mask, **inputs)
+    torch.testing.assert_close(result[..., 3:], inputs["latent_image"][..., 3:], atol=1e-6, rtol=0)
+    torch.testing.assert_close(result[..., :3], torch.full((1, 2, 4, 3), 0.5), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_mask_of_ones_changes_nothing(name):
+    inputs = sample_inputs(PARTIAL)
+
+    def predict(x, timestep):
+        return velocities(x, timestep)[:1]
+
+    plain = sample_latent(SampleSettings(name), predict, **inputs)
+    assert torch.equal(sample_latent(SampleSettings(name), predict, mask=torch.ones(1, 1, 4, 6), **inputs), plain)
+
+
+def test_the_model_sees_the_kept_part_at_the_noise_level_of_the_step():
+    latent, noise, x, sigma = gaussian(1, 1, 2, 2), gaussian(1, 1, 2, 2, seed=1), torch.zeros(1, 1, 2, 2), 0.3
+    seen = Inpaint(torch.zeros(1, 1, 1, 1), latent, noise).before(x, torch.tensor(sigma))
+    torch.testing.assert_close(seen, 0.3 * noise + 0.7 * latent)
+
+
+@pytest.mark.parametrize("name", ["euler", "ddim", "heun"])
+def test_a_run_cut_in_two_gives_the_run_in_one(name):
+    """As two KSampler Advanced nodes in a row: leftover noise out, no new noise in; these samplers have no memory."""
+    inputs, how = sample_inputs(), SampleSettings(name, cfg=2.0)
+    whole = sample_latent(how, velocities, **inputs)
+    first = sample_latent(how, velocities, **{**inputs, "sigmas": torch.tensor(FULL[:4])})
+    none = torch.zeros_like(first)
+    second = sample_latent(how, velocities, sigmas=torch.tensor(FULL[3:]), noise=none, latent_image=first)
+    torch.testing.assert_close(second, whole, atol=1e-5, rtol=1e-5)
+
+
+def test_undoing_the_scale_of_a_noised_latent_leaves_latent_plus_noise_ratio():
+    latent, noise = gaussian(1, 1, 2, 2), gaussian(1, 1, 2, 2, seed=1)
+    unscaled = undo_scaling(add_noise(latent, noise, torch.tensor(0.4)), torch.tensor(0.4))
+    torch.testing.assert_close(unscaled, latent + noise * 0.4 / 0.6)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"noise": torch.full((1, 2, 4, 6), math.nan)}, "noise .* NaN"),
+        ({"latent_image": torch.full((1, 2, 4, 6), math.inf)}, "latent .* NaN"),
+        ({"sigmas": torch.tensor([math.nan, 0.0])}, "sigmas .* NaN"),
+        ({"sigmas": torch.tensor([0.8, 0.0, 0.0])}, "before their end"),
+        ({"sigmas": torch.tensor([0.8, -0.1])}, "0 or below"),
+        ({"sigmas": torch.tensor([])}, "no schedule"),
+        ({"latent_image": torch.zeros(1, 3, 4, 6)}, "shape"),
+        ({"mask": torch.ones(4, 6)}, "mask has shape"),
+    ],
+)
+def test_inputs_that_could_only_give_nan_are_refused_before_the_first_evaluation(change, words):
+    def never(x, timestep):
+        raise AssertionError("the transformer was called")
+
+    with pytest.raises(RequestError, match=words):
+        sample_latent(SampleSettings("euler"), never, **{**sample_inputs(), **change})
+
+
+@pytest.mark.parametrize("field", ["cfg", "multiplier", "noise_scale"])
+def test_settings_that_are_not_finite_are_refused(field):
+    values: dict[str, Any] = {field: math.nan}
+    with pytest.raises(RequestError, match=field):
+        SampleSettings("euler", **values)
+
+
+def test_a_device_that_is_not_there_is_refused_only_by_samplers_that_draw_on_it():
+    inputs = sample_inputs()
+    with pytest.raises(RequestError, match="no such device"):
+        sample_latent(SampleSettings("euler_ancestral", noise_device="xpu"), straight, **inputs)
+    sample_latent(SampleSettings("euler", noise_device="xpu"), straight, **inputs)
+
+
+@pytest.mark.parametrize(("name", "own_noise"), [("euler", False), ("ddim", True)])
+def test_ddim_puts_a_noise_of_its_own_under_the_mask(name, own_noise):
+    seen, inputs = [], sample_inputs()
+
+    def predict(x, timestep):
+        seen.append((x, timestep[0]))
+        return straight(x, timestep)
+
+    sample_latent(SampleSettings(name, seed=8), predict, mask=torch.zeros(1, 1, 1, 1), **inputs)
+    under = mask_noise(8, inputs["noise"]) if own_noise else inputs["noise"]
+    for x, sigma in seen:
+        assert torch.equal(x, add_noise(inputs["latent_image"], under, sigma))
