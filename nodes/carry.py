@@ -135,8 +135,11 @@ def call_obstacles(
     batch = latent_shape[0]
     for call in calls:
         branches = len(call.cond_or_uncond)
-        if tuple(call.x.shape) != (branches * batch, *latent_shape[1:]):
-            found.append(f"a model input of shape {tuple(call.x.shape)} for a latent of {tuple(latent_shape)}")
+        wanted, shape = (branches * batch, *latent_shape[1:]), tuple(call.x.shape)
+        if (shape[0], *shape[2:]) == (wanted[0], *wanted[2:]) and shape[1] > wanted[1]:
+            found.append("extra input channels (as FLUX Fill, Canny and Depth have)")
+        elif shape != wanted:
+            found.append(f"a model input of shape {shape} for a latent of {tuple(latent_shape)}")
         expected = (sigma.float() * multiplier).repeat(branches)
         if call.timestep.shape != expected.shape or not torch.equal(call.timestep.float(), expected):
             found.append("timesteps of the model's own")

@@ -16,6 +16,7 @@ from .node_text import show_text
 log = logging.getLogger("parallel_dit")
 
 _IN_POOL = "Sampled in the pool."
+_RATIOS = ("downscale_ratio_spacial", "downscale_ratio_temporal")
 _MAX_SEED = 0xFFFFFFFFFFFFFFFF
 
 
@@ -148,15 +149,12 @@ class ParallelSampler(io.ComfyNode):
 
 def _fix_latent(model, latent: dict[str, Any]):
     """Give an empty latent the channels and the size that the model's format has."""
-    return comfy.sample.fix_empty_latent_channels(
-        model,
-        latent["samples"],
-        latent.get("downscale_ratio_spacial"),
-        latent.get("downscale_ratio_temporal"),
-    )
+    # Named as ComfyUI's parameters are; older versions lack the parameter together with the entry.
+    ratios = {key: value for key, value in latent.items() if key.startswith(_RATIOS)}
+    return comfy.sample.fix_empty_latent_channels(model, latent["samples"], **ratios)
 
 
 def _output(latent: dict[str, Any], samples) -> dict[str, Any]:
     """The input's other entries (mask, batch index) with new samples; what described the empty latent is left out."""
-    kept = {key: value for key, value in latent.items() if not key.startswith("downscale_ratio_")}
+    kept = {key: value for key, value in latent.items() if not key.startswith(_RATIOS)}
     return {**kept, "samples": samples}

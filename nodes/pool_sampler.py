@@ -84,7 +84,7 @@ class PoolSampler(comfy.samplers.Sampler):
         found += flow_obstacles(model) + loop_obstacles(model_options) + condition_obstacles(model_wrap.conds)
         if self._native.extra_options:
             found.append("sampler options")
-        if model.latent_shapes is not None and len(model.latent_shapes) > 1:
+        if len(getattr(model, "latent_shapes", None) or ()) > 1:
             found.append("several latents in one")
         rule = type(model).scale_latent_inpaint
         if denoise_mask is not None and rule is not comfy.model_base.BaseModel.scale_latent_inpaint:

@@ -14,25 +14,11 @@ from parallel_runtime.errors import ParallelError, RequestError
 from .carry import listed, weight_obstacles
 
 if TYPE_CHECKING:
-    from parallel_runtime.config import ParallelConfig
-
     from .remote_transformer import RemoteTransformer
 
 log = logging.getLogger("parallel_dit")
 
 _META = torch.device("meta")
-
-
-def shares_device(config: ParallelConfig, device: torch.device, current_index: int) -> bool:
-    """Whether a rank of the pool computes on the device that ComfyUI uses, and so competes for its memory.
-
-    Args:
-        device: ComfyUI's; without an index it means `current_index`.
-    """
-    if device.type != "cuda" or config.devices.startswith("cpu"):
-        return False
-    index = current_index if device.index is None else device.index
-    return config.device_indices is None or index in config.device_indices
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
@@ -51,7 +37,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def shares_device(self) -> bool:
         """Whether the pool computes on ComfyUI's own device, too."""
         index = torch.cuda.current_device() if self.load_device.type == "cuda" else 0
-        return shares_device(self.remote.model.config, self.load_device, index)
+        return self.remote.shares(self.load_device, index)
 
     def model_size(self) -> int:
         """Bytes that the pool still needs on ComfyUI's GPU."""

@@ -56,6 +56,18 @@ class RemoteTransformer:
         self._pool: PoolClient | None = None
         self._capture: Callable[[TransformerCall], torch.Tensor] | None = None
 
+    def shares(self, device: torch.device, current_index: int) -> bool:
+        """Whether a rank of the pool computes on ComfyUI's `device`, and so competes for its memory.
+
+        Args:
+            current_index: what a device without an index means.
+        """
+        config = self.model.config
+        if device.type != "cuda" or config.devices.startswith("cpu"):
+            return False
+        index = current_index if device.index is None else device.index
+        return config.device_indices is None or index in config.device_indices
+
     def load(self, should_cancel: Callable[[], bool]) -> Loaded:
         """Make the model resident; quick when it is.
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.tiny_flux import write_diffusers_file, write_diffusers_folder, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_file, write_diffusers_folder, write_original
 
 from .find_host import NoHost, find_host
 from .workflow import MODEL
@@ -26,9 +26,11 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
         comfy = ComfyHost(found, tmp_path_factory.mktemp("comfyui") / "base")
     except NoHost as missing:
         pytest.skip(f"host tests: {missing}")
-    _write_models(comfy.base / "models")
-    yield comfy
-    comfy.stop()
+    try:
+        _write_models(comfy.base / "models")
+        yield comfy
+    finally:
+        comfy.stop()
 
 
 def _write_models(models: Path) -> None:
@@ -36,6 +38,9 @@ def _write_models(models: Path) -> None:
     whole = write_original(files / MODEL)
     write_original(files / "prefixed.safetensors", prefix="model.diffusion_model.", norm_key="weight")
     write_original(files / "plan.safetensors", seed=3)
+    write_original(files / "bf16.safetensors", dtype=torch.bfloat16)
+    write_original(files / "schnell.safetensors", config=tiny_config(guidance_embeds=False))
+    write_original(files / "canny.safetensors", config=tiny_config(in_channels=128))
     write_diffusers_file(files / "diffusers.safetensors")
     write_diffusers_folder(models / "diffusers" / "tiny-pipeline", pipeline=True)
     (files / "truncated.safetensors").write_bytes(whole.read_bytes()[:-1000])

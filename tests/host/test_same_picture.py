@@ -32,6 +32,10 @@ PER_STEP = {
     "SamplerCustomAdvanced": Workflow(sampler_node="SamplerCustomAdvanced", cfg=4.0, lengths=(9, 5)),
     "KSampler Advanced": Workflow(sampler_node="KSamplerAdvanced", latent=PICTURE, cfg=4.0),
     "uni_pc": Workflow(sampler="uni_pc", cfg=4.0),
+    "a reference latent": Workflow(reference=True, cfg=4.0),
+    "schnell": Workflow(model="schnell.safetensors", cfg=4.0),
+    "extra input channels": Workflow(model="canny.safetensors", cfg=4.0),
+    "a bf16 file in the type that ComfyUI takes": Workflow(model="bf16.safetensors", cfg=4.0),
 }
 
 IN_POOL = {
@@ -47,12 +51,15 @@ IN_POOL = {
     "noise mask, denoise, lcm": Workflow(latent=PICTURE, mask=True, denoise=0.6, sampler="lcm"),
     "noise mask of ddim": Workflow(latent=PICTURE, mask=True, sampler="ddim"),
     "ModelSamplingFlux": Workflow(flux_shift=True, sampler="dpmpp_2m"),
+    "a reference latent": Workflow(reference=True, cfg=4.0),
+    "schnell": Workflow(model="schnell.safetensors", cfg=4.0, sampler="dpmpp_2m"),
     "nothing to denoise": Workflow(latent=PICTURE, denoise=0.0),
 }  # fmt: skip
 
 STEP_BY_STEP = {
     "the sampler res_multistep": Workflow(sampler="res_multistep", cfg=4.0),
     "the sampler uni_pc": Workflow(sampler="uni_pc", scheduler="beta"),
+    "extra input channels": Workflow(model="canny.safetensors", cfg=4.0),
     "a function after CFG": Workflow(patch="cfg", cfg=4.0),
 }
 

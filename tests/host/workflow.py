@@ -16,7 +16,7 @@ def link(node: str, output: int = 0) -> list[Any]:
     return [node, output]
 
 
-def node(kind: str, **inputs: Any) -> dict[str, Any]:
+def node(kind: str, /, **inputs: Any) -> dict[str, Any]:
     """One node."""
     return {"class_type": kind, "inputs": inputs, "_meta": {"title": kind}}
 
@@ -30,6 +30,7 @@ class Workflow:
         sampler_node: KSampler, ParallelSampler, KSamplerAdvanced or SamplerCustomAdvanced.
         lengths: tokens of the positive and the negative prompt.
         latent: seed (0 is empty), batch, height, width.
+        reference: the positive prompt has a reference latent (Kontext).
         patch: kind of the test pack's change on the MODEL, if any.
     """
 
@@ -46,6 +47,7 @@ class Workflow:
     mask: bool = False
     flux_shift: bool = False
     broken: bool = False
+    reference: bool = False
     patch: str = ""
     model: str = MODEL
     weight_dtype: str = "default"
@@ -61,6 +63,10 @@ class Workflow:
         graph = {**self._model(), "latent": latent}
         for name, length, number in zip(("positive", "negative"), self.lengths, (11, 22), strict=True):
             graph[name] = node("TestRandomConditioning", seed=number, length=length, width=64, pooled=32, guidance=3.0)
+        if self.reference:
+            graph["picture"] = node("TestRandomLatent", seed=8, batch=1, height=10, width=12, broken=False)
+            graph["text"] = graph["positive"]
+            graph["positive"] = node("ReferenceLatent", conditioning=link("text"), latent=link("picture"))
         if self.mask:
             graph["mask"] = node("TestRandomMask", seed=3, height=height * 8, width=width * 8)
             graph["masked"] = node("SetLatentNoiseMask", samples=link("latent"), mask=link("mask"))

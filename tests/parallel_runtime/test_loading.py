@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,11 +100,12 @@ def test_weights_are_cast_to_the_wanted_dtype(stored, wanted, tmp_path):
 def test_the_loaded_model_is_the_class_of_diffusers_with_that_state_dict(tmp_path):
     from diffusers import FluxTransformer2DModel
 
-    loaded = load_transformer(open_checkpoint(write_original(tmp_path / "m.safetensors", CONFIG)), torch.float32, CPU)
+    checkpoint = open_checkpoint(write_original(tmp_path / "m.safetensors", CONFIG))
+    loaded = load_transformer(checkpoint, torch.float32, CPU)
     assert not loaded.training
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
-    reference = FluxTransformer2DModel(**CONFIG).eval()
-    reference.load_state_dict(make_state_dict(CONFIG))
+    reference: Any = FluxTransformer2DModel(**CONFIG)
+    reference.eval().load_state_dict(make_state_dict(CONFIG))
     arguments = FLUX.adapter.to_transformer(
         torch.randn(2, 16, 6, 5), torch.tensor([0.9, 0.2]), torch.randn(2, 4, 64), CONFIG, guidance=torch.ones(2)
     )
@@ -116,7 +118,8 @@ def test_the_loaded_model_is_the_class_of_diffusers_with_that_state_dict(tmp_pat
 def test_a_head_dim_that_only_config_json_tells_is_taken_from_there(tmp_path):
     config = tiny_config(attention_head_dim=32, num_attention_heads=2, axes_dims_rope=(8, 12, 12))
     checkpoint = open_checkpoint(write_diffusers_folder(tmp_path / "m", config))
-    assert load_transformer(checkpoint, torch.float32, CPU).config["axes_dims_rope"] == [8, 12, 12]
+    loaded: Any = load_transformer(checkpoint, torch.float32, CPU)
+    assert loaded.config["axes_dims_rope"] == [8, 12, 12]
 
 
 def _mapped(path: Path) -> list[tuple[int, int]]:
@@ -146,7 +149,7 @@ def test_buffers_that_no_file_holds_keep_their_values():
             self.register_buffer("frequencies", torch.arange(4.0), persistent=False)
 
     with _meta_parameters():
-        module = Rotary()
+        module: Any = Rotary()
     assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
     assert module.frequencies.tolist() == [0, 1, 2, 3]
     assert torch.nn.Linear(1, 1).weight.device.type == "cpu"

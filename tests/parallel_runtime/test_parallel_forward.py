@@ -1,0 +1,117 @@
+"""One forward on P ranks against the same diffusers transformer, unwrapped, in one process and float32."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.mesh import build_mesh
+from parallel_runtime.models.flux import FLUX
+from parallel_runtime.wrappers.batch import gather_batch, share_of_batch
+from parallel_runtime.wrappers.parallel_transformer import ParallelTransformer, parallelize
+from tests.parallel_runtime.flux_forward import build_transformer, forward_arguments, relative_error, run
+from tests.ranks import run_ranks
+
+# ((rows, columns), text tokens, batch)
+EVEN: list[list[Any]] = [[[4, 6], 12, 1], [[8, 3], 12, 2], [[4, 3], 24, 1]]
+UNEVEN: list[list[Any]] = [
+    [[5, 5], 7, 1],  # neither divides
+    [[4, 6], 7, 2],  # the text does not
+    [[5, 7], 12, 1],  # the image does not
+    [[3, 7], 1, 3],  # ranks without text
+    [[3, 3], 0, 1],  # no text at all
+    [[1, 2], 2, 1],  # ranks without any token where there are more than two
+]
+
+
+def run_plans(
+    rank: int, world_size: int, heads: list[int], plans: list[dict[str, int]], cases: list[list[Any]]
+) -> dict[str, Any]:
+    """Run by `run_ranks`: every case on every plan, the same wrapped weights throughout."""
+    outputs = {}
+    meshes = [build_mesh(ParallelPlan(**plan), "cpu", rank, world_size) for plan in plans]
+    for count in heads:
+        transformer = None
+        for number, mesh in enumerate(meshes):
+            if mesh is None:
+                continue
+            if transformer is None:
+                transformer = parallelize(build_transformer(heads=count), FLUX, mesh)
+            transformer.set_mesh(mesh)
+            for case, given in enumerate(cases):
+                outputs[f"{count} {number} {case}"] = run_batch_split(transformer, given)
+    return outputs
+
+
+def run_batch_split(transformer: ParallelTransformer, given: list[Any]) -> torch.Tensor:
+    """One forward whose rows are dealt over the batch axes."""
+    image, text, batch = given
+    arguments = forward_arguments(image, text, batch)
+    start, stop = share_of_batch(batch, transformer.mesh)
+    whole = ("img_ids", "txt_ids")
+    share = {
+        name: value[start:stop] if isinstance(value, torch.Tensor) and name not in whole else value
+        for name, value in arguments.items()
+    }
+    rows = transformer(**share)[0] if start < stop else torch.empty(0, *arguments["hidden_states"].shape[1:])
+    return gather_batch(rows, batch, transformer.mesh)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "heads", "plans"),
+    [
+        (2, [4, 3], [{"ulysses": 2}, {"cfg": 2}]),
+        (3, [3, 4], [{"ulysses": 3}, {"data": 3}, {"ulysses": 2}]),
+        (4, [4, 6], [{"ulysses": 4}, {"cfg": 2, "ulysses": 2}, {"ulysses": 3}, {}, {"data": 2, "cfg": 2}]),
+    ],
+)
+def test_any_plan_gives_the_one_process_result_on_every_rank(world_size, heads, plans):
+    cases = EVEN + UNEVEN
+    results = run_ranks(
+        world_size, f"{__name__}:run_plans", {"heads": heads, "plans": plans, "cases": cases}, timeout=250
+    )
+    for count in heads:
+        transformer = build_transformer(heads=count)
+        expected = [run(transformer, *case) for case in cases]
+        for number, plan in enumerate(plans):
+            for case, given in enumerate(cases):
+                outputs = [result.get(f"{count} {number} {case}") for result in results]
+                ranks = ParallelPlan(**plan).world_size
+                assert all(output is None for output in outputs[ranks:])
+                assert relative_error(outputs[0], expected[case]) < 1e-5, (count, plan, given)
+                assert all(torch.equal(output, outputs[0]) for output in outputs[1:ranks]), (count, plan, given)
+
+
+def run_compiled(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
+    """Run by `run_ranks`: compiled blocks; outputs, and the number of graphs after every case."""
+    from torch._dynamo.utils import counters
+
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), "cpu", rank, world_size)
+    assert mesh is not None
+    transformer = parallelize(build_transformer(), FLUX, mesh, compile=True)
+    results: dict[str, Any] = {"graphs": []}
+    for number, (image, text, batch) in enumerate(cases):
+        results[str(number)] = run(transformer, image, text, batch)
+        results["graphs"].append(counters["stats"]["unique_graphs"])
+    plain = transformer.unwrap()
+    results["unwrapped"] = run(plain, *cases[0])
+    return results
+
+
+def test_compiled_blocks_give_the_same_result_and_new_sizes_soon_need_no_new_graph():
+    learnt = [EVEN[0], [[4, 4], 6, 1], [[5, 5], 8, 1], [[5, 7], 10, 1]]  # two even sizes, two uneven ones
+    more = [[[6, 6], 20, 1], [[7, 7], 14, 1], [[9, 5], 4, 1], [[2, 6], 16, 1]]
+    cases = learnt + more
+    results = run_ranks(2, f"{__name__}:run_compiled", {"cases": cases}, timeout=280)
+    transformer = build_transformer()
+    for result in results:
+        for number, case in enumerate(cases):
+            assert relative_error(result[str(number)], run(transformer, *case)) < 1e-5, case
+        assert result["graphs"][0] == 2, "one graph per kind of block"
+        assert result["graphs"][len(learnt) - 1] == result["graphs"][-1]
+        assert torch.equal(result["unwrapped"], run(transformer, *cases[0]))

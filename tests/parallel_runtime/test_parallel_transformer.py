@@ -1,0 +1,129 @@
+"""The wrapped transformer on one rank: same result, exact timestep, a way back, and its refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
+from parallel_runtime.mesh import Mesh, single_rank_mesh
+from parallel_runtime.models.flux import FLUX
+from parallel_runtime.wrappers.parallel_transformer import parallelize
+from parallel_runtime.wrappers.sequence import SequenceAttention, SequenceSplit
+from tests.parallel_runtime.flux_forward import build_transformer, forward_arguments, relative_error, run
+
+GIVEN = ((5, 3), 7, 2)
+ONE = single_rank_mesh()
+
+
+def hooks(transformer):
+    """Every hook that sits on the transformer or a part of it."""
+    return [
+        (name, hook)
+        for name, module in transformer.named_modules()
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    ]
+
+
+def test_one_rank_gives_the_transformers_own_result_without_a_process_group():
+    transformer = build_transformer(layers=2)
+    expected = run(transformer, *GIVEN)
+    assert torch.equal(run(parallelize(transformer, FLUX, ONE), *GIVEN), expected)
+    assert not dist.is_initialized()
+
+
+def test_arguments_may_be_given_by_position():
+    transformer = parallelize(build_transformer(), FLUX, ONE)
+    given = forward_arguments(*GIVEN)
+    names = ("hidden_states", "encoder_hidden_states", "pooled_projections", "timestep", "img_ids", "txt_ids")
+    output = transformer(*(given[name] for name in names), given["guidance"], return_dict=False)[0]
+    assert torch.equal(output, run(transformer, *GIVEN))
+
+
+def test_attributes_that_the_wrapper_does_not_have_are_the_transformers():
+    transformer = build_transformer()
+    wrapped = parallelize(transformer, FLUX, ONE)
+    assert wrapped.config is transformer.config
+    assert wrapped.dtype == torch.float32
+    assert wrapped.attention == "sdpa"
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = wrapped.no_such_thing
+
+
+def test_unwrap_leaves_no_trace_and_the_transformer_gives_its_own_result_bit_for_bit():
+    transformer = build_transformer(dtype=torch.bfloat16)
+    expected, before = run(transformer, *GIVEN, dtype=torch.bfloat16), hooks(transformer)
+    processors = {name: m.processor for name, m in transformer.named_modules() if hasattr(m, "processor")}
+    wrapped = parallelize(transformer, FLUX, ONE, attention="math", compile=True)
+    assert len(hooks(transformer)) > len(before)
+    assert transformer.transformer_blocks[0]._compiled_call_impl is not None
+    assert wrapped.unwrap() is transformer
+    assert hooks(transformer) == before
+    assert all(block._compiled_call_impl is None for block in transformer.modules())
+    after = {name: module.processor for name, module in transformer.named_modules() if hasattr(module, "processor")}
+    assert all(after[name] is processor for name, processor in processors.items())
+    assert torch.equal(run(transformer, *GIVEN, dtype=torch.bfloat16), expected)
+
+
+@pytest.mark.parametrize("embedder", ["time_text_embed", "time_text_embed.time_proj"])
+def test_the_timestep_stays_exact_in_bfloat16(embedder):
+    transformer = build_transformer(dtype=torch.bfloat16)
+    reference = build_transformer()
+    reference.load_state_dict(transformer.state_dict())  # the same weights, rounded alike
+    given = forward_arguments(*GIVEN, dtype=torch.bfloat16)
+    # Between two bfloat16 numbers, where rounding moves the scaled timestep by several units.
+    given["timestep"] = torch.tensor([0.9046, 0.6039])
+    in_float32 = {
+        name: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for name, value in given.items()
+    }
+    with torch.no_grad():
+        expected, rounded = reference(**in_float32)[0], transformer(**given)[0]
+    wrapped = parallelize(transformer, replace(FLUX, timestep_embedder=embedder), ONE)
+    exact = wrapped(**given)[0]
+    assert exact.dtype == torch.bfloat16
+    assert relative_error(exact, expected) < 0.02
+    assert relative_error(rounded, expected) > 5 * relative_error(exact, expected)
+
+
+def test_another_class_than_the_specs_is_refused_by_name():
+    with pytest.raises(UnsupportedModelError, match="A Linear cannot run as FLUX.1"):
+        parallelize(torch.nn.Linear(2, 2), FLUX, ONE)
+
+
+def test_attention_modules_that_are_not_found_are_refused():
+    spec = replace(FLUX, self_attention=("blocks.*.self_attn",))
+    with pytest.raises(UnsupportedModelError, match=r"blocks\.\*\.self_attn"):
+        parallelize(build_transformer(), spec, ONE)
+
+
+@pytest.mark.parametrize("axis", ["pipe", "ring"])
+def test_axes_that_do_not_run_yet_are_refused_and_nothing_changes(axis):
+    mesh = Mesh(ParallelPlan(**{axis: 2}), 0, ONE.coordinate)
+    transformer = build_transformer()
+    with pytest.raises(ConfigurationError, match=f"{axis} 2"):
+        parallelize(transformer, FLUX, mesh)
+    assert hooks(transformer) == []
+    with pytest.raises(ConfigurationError, match=f"{axis} 2"):
+        parallelize(transformer, FLUX, ONE).set_mesh(mesh)
+
+
+def test_an_attention_backend_that_cannot_run_is_refused_and_nothing_changes():
+    transformer = build_transformer()
+    with pytest.raises(ConfigurationError, match="'cudnn' cannot run on cpu"):
+        parallelize(transformer, FLUX, ONE, attention="cudnn")
+    assert hooks(transformer) == []
+
+
+def test_attention_to_other_tokens_than_its_own_is_refused_where_the_sequence_is_split():
+    mesh = Mesh(ParallelPlan(ulysses=2), 0, ONE.coordinate)
+    attend = SequenceAttention(lambda *given: pytest.fail("attended"), SequenceSplit(mesh, ("hidden_states",)))
+    query, other = torch.zeros(1, 4, 2, 8), torch.zeros(1, 3, 2, 8)
+    with pytest.raises(UnsupportedModelError, match="other tokens"):
+        attend(query, other, other, None, None)
+    with pytest.raises(UnsupportedModelError, match="mask"):
+        attend(query, query, query, torch.zeros(4, 4, dtype=torch.bool), None)

@@ -1,0 +1,62 @@
+"""Shares: dealing rows and putting them together again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.wrappers.batch import gather_batch, share_of_batch
+from parallel_runtime.wrappers.shares import gather_shares, split_sizes, take_share
+from tests.ranks import run_ranks
+
+
+@given(total=st.integers(0, 60), degree=st.integers(1, 9))
+def test_shares_are_near_equal_and_make_up_the_whole(total, degree):
+    sizes = split_sizes(total, degree)
+    assert sum(sizes) == total
+    assert max(sizes) - min(sizes) <= 1
+    assert list(sizes) == sorted(sizes, reverse=True)
+    whole = torch.arange(2 * total).reshape(2, total)
+    shares = [take_share(whole, 1, degree, index) for index in range(degree)]
+    assert tuple(share.shape[1] for share in shares) == sizes
+    assert torch.equal(torch.cat(shares, dim=1), whole)
+
+
+def gather_everything(rank: int, world_size: int) -> dict[str, Any]:
+    """Run by `run_ranks`: which gathers did not give the whole tensor back on this rank."""
+    wrong = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for total in range(9):
+            for dim in (0, 1, 2, -2):
+                shape = [2, 3, 4]
+                shape[dim] = total
+                whole = torch.randn(shape, generator=torch.Generator().manual_seed(total)).to(dtype)
+                share = take_share(whole, dim, world_size, rank)
+                gathered = gather_shares(share, dim, total, dist.group.WORLD, world_size)
+                if not torch.equal(gathered, whole):
+                    wrong.append(f"{dtype} {total} {dim}")
+    mesh = build_mesh(ParallelPlan(data=world_size), "cpu", rank, world_size)
+    for batch in range(1, 8):
+        whole = torch.arange(batch * 6.0).reshape(batch, 2, 3)
+        start, stop = share_of_batch(batch, mesh)
+        if not torch.equal(gather_batch(whole[start:stop], batch, mesh), whole):
+            wrong.append(f"batch {batch}")
+    return {"wrong": wrong}
+
+
+def test_every_rank_gathers_the_whole_also_from_uneven_and_empty_shares():
+    assert [result["wrong"] for result in run_ranks(3, f"{__name__}:gather_everything")] == [[], [], []]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_one_rank_has_the_whole_batch(batch):
+    rows = torch.randn(batch, 4)
+    assert share_of_batch(batch, single_rank_mesh()) == (0, batch)
+    assert gather_batch(rows, batch, single_rank_mesh()) is rows

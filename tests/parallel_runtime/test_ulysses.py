@@ -1,0 +1,49 @@
+"""Ulysses attention on P ranks is attention over the whole sequence on one."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel_runtime.attention.kernels import KERNELS
+from parallel_runtime.attention.ulysses import ulysses_attention
+from tests.ranks import run_ranks
+
+
+def largest_errors(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
+    """Run by `run_ranks`: this rank's largest difference per case (batch, heads, lengths, scale)."""
+    errors = []
+    for batch, heads, lengths, scale in cases:
+        generator = torch.Generator().manual_seed(sum(lengths) + heads)
+        whole = torch.randn(3, batch, sum(lengths), heads, 16, generator=generator)
+        expected = KERNELS["math"](*whole, scale=scale)
+        own = slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
+        output = ulysses_attention(
+            *whole[:, :, own],
+            kernel=KERNELS["sdpa"],
+            group=dist.group.WORLD,
+            degree=world_size,
+            lengths=None if len(set(lengths)) == 1 else tuple(lengths),
+            scale=scale,
+        )
+        assert output.shape == (batch, lengths[rank], heads, 16)
+        errors.append(float((output - expected[:, own]).abs().max()) if lengths[rank] else 0.0)
+    return {"errors": errors}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_any_lengths_and_head_counts_give_attention_over_the_whole(world_size):
+    cases: list[list[Any]] = []
+    for batch in (1, 2):
+        for heads in (world_size, 2 * world_size, 2 * world_size + 1, 1):  # the last two do not divide
+            cases.append([batch, heads, [5] * world_size, None])
+            cases.append([batch, heads, list(accumulate([4] + [3] * (world_size - 1))), 0.2])  # far from equal
+            cases.append([batch, heads, [0] * (world_size - 1) + [3], None])  # ranks without tokens
+            cases.append([batch, heads, [7] + [6] * (world_size - 1), None])
+    results = run_ranks(world_size, f"{__name__}:largest_errors", {"cases": cases})
+    for result in results:
+        assert max(result["errors"]) < 1e-5, [c for c, e in zip(cases, result["errors"], strict=True) if e >= 1e-5]
