@@ -13,11 +13,6 @@ def add_noise(latent: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) ->
     return sigma * noise + (1.0 - sigma) * latent
 
 
-def undo_scaling(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-    """Return x(sigma) on the scale of a latent; a loop that ends above sigma 0 hands its leftover noise on so."""
-    return x / (1.0 - sigma)
-
-
 def denoised_from_velocity(x: torch.Tensor, velocity: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """Return the latent at the end of the straight line through `x` along `velocity`, in x's dtype."""
     return x - velocity.to(x.dtype) * sigma

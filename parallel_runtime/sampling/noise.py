@@ -49,13 +49,3 @@ class NoiseSource:
         """Return the next noise, with the shape, dtype and device of `like`."""
         drawn = torch.randn(like.shape, dtype=like.dtype, device=self._stream.device, generator=self._stream)
         return drawn.to(like.device) * self.scale
-
-
-def mask_noise(seed: int, like: torch.Tensor) -> torch.Tensor:
-    """Return the second noise that ddim puts under an inpaint mask: always from the CPU, from `seed + 1`.
-
-    Raises:
-        RequestError: a seed out of range.
-    """
-    generator = _generator(seed, 1, "cpu")
-    return torch.randn(like.shape, generator=generator).to(like.device, like.dtype)

@@ -128,13 +128,11 @@ class Sampler:
         name: ComfyUI's.
         rule: takes one step.
         adds_noise: needs a noise source.
-        draws_mask_noise: with a mask, the kept part gets a noise of its own (`noise.mask_noise`).
     """
 
     name: str
     rule: Rule
     adds_noise: bool = False
-    draws_mask_noise: bool = False
 
     @torch.no_grad()
     def __call__(
@@ -174,7 +172,7 @@ SAMPLERS: Mapping[str, Sampler] = MappingProxyType(
             Sampler("dpmpp_2m", _dpmpp_2m),
             Sampler("lcm", _lcm, adds_noise=True),
             # In ComfyUI ddim is euler, told apart only by what it puts under a mask.
-            Sampler("ddim", _euler, draws_mask_noise=True),
+            Sampler("ddim", _euler),
         )
     }
 )

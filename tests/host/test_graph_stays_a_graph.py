@@ -57,7 +57,7 @@ def test_cancel_stops_soon_and_the_next_prompt_finds_the_pool_warm(host, sampler
     assert host.run(workflow.prompt()).error is None
     before = pool_pids(host)
     assert len(before) == 2
-    pressed = []
+    pressed: list[int] = []
 
     def press(run: Run) -> None:
         if run.progress and not pressed:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.flow import add_noise
-from parallel_runtime.sampling.noise import NoiseSource, mask_noise
+from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, StepState, find_sampler
+from tests.parallel_runtime.sample_latent import mask_noise
 
 DETERMINISTIC = tuple(name for name, sampler in SAMPLERS.items() if not sampler.adds_noise)
 STOCHASTIC = tuple(name for name, sampler in SAMPLERS.items() if sampler.adds_noise)

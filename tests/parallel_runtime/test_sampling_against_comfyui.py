@@ -9,9 +9,9 @@ from types import MethodType, SimpleNamespace
 import pytest
 import torch
 
-from parallel_runtime.sampling.sample import SampleSettings, sample_latent
 from parallel_runtime.sampling.samplers import SUPPORTED
 from tests.comfyui_checkout import HOW, find_comfyui
+from tests.parallel_runtime.sample_latent import SampleSettings, sample_latent
 
 COMFYUI = find_comfyui()
 if COMFYUI is None:

@@ -10,10 +10,9 @@ import torch
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import FlowDenoiser, Inpaint, combine_branches, needs_uncond
-from parallel_runtime.sampling.flow import add_noise, undo_scaling
-from parallel_runtime.sampling.noise import mask_noise
-from parallel_runtime.sampling.sample import SampleSettings, sample_latent
+from parallel_runtime.sampling.flow import add_noise
 from parallel_runtime.sampling.samplers import SUPPORTED
+from tests.parallel_runtime.sample_latent import SampleSettings, mask_noise, sample_latent, undo_scaling
 
 FULL = (1.0, 0.93, 0.8, 0.55, 0.3, 0.1, 0.0)
 PARTIAL = (0.62, 0.4, 0.15, 0.0)

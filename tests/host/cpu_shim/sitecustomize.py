@@ -26,7 +26,7 @@ _SCHEMAS = (
 class _EmptyModule(types.ModuleType):
     """Any attribute is a function that says that it is not there."""
 
-    __path__ = ()
+    __path__: list[str] = []  # noqa: RUF012 - what import machinery expects
     __version__ = "0"
 
     def __getattr__(self, name):

@@ -1,4 +1,7 @@
-"""A whole sampling run, from start noise and input latent to the finished latent."""
+"""A whole sampling run around the pool's samplers, as PoolSampler and the ranks make it together.
+
+Start scaling, noise under the mask and the final scaling, so that a run can be compared with ComfyUI's KSAMPLER.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import RequestError
-from .denoiser import FlowDenoiser, Inpaint, Predict
-from .flow import add_noise, undo_scaling
-from .noise import NoiseSource, mask_noise
-from .samplers import OnStep, StepState, find_sampler
+from parallel_runtime.errors import RequestError
+from parallel_runtime.sampling.denoiser import FlowDenoiser, Inpaint, Predict
+from parallel_runtime.sampling.flow import add_noise
+from parallel_runtime.sampling.noise import NoiseSource
+from parallel_runtime.sampling.samplers import OnStep, StepState, find_sampler
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def sample_latent(
     start = noise.float() * settings.noise_scale
     inpaint = None
     if mask is not None:
-        under = mask_noise(settings.seed, start) * settings.noise_scale if sampler.draws_mask_noise else start
+        under = mask_noise(settings.seed, start) * settings.noise_scale if sampler.name == "ddim" else start
         inpaint = Inpaint(mask.to(start.device, torch.float32), latent_image, under)
     noise_source = None
     if sampler.adds_noise:
@@ -125,3 +128,14 @@ def sample_latent(
         on_step=on_step,
     )
     return undo_scaling(x, sigmas[-1])
+
+
+def undo_scaling(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    """Return x(sigma) on the scale of a latent; a loop that ends above sigma 0 hands its leftover noise on so."""
+    return x / (1.0 - sigma)
+
+
+def mask_noise(seed: int, like: torch.Tensor) -> torch.Tensor:
+    """Return the second noise that ddim puts under an inpaint mask: always from the CPU, from `seed + 1`."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return torch.randn(like.shape, generator=generator).to(like.device, like.dtype)

@@ -1,0 +1,182 @@
+"""What the pool can carry is told apart from what it cannot, and named."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from nodes.carry import (
+    call_obstacles,
+    condition_obstacles,
+    forward_obstacles,
+    loop_obstacles,
+    split_branches,
+    weight_obstacles,
+)
+from nodes.transformer_call import TransformerCall, read_call
+
+LATENT = (2, 4, 6, 8)
+SIGMA = torch.full((2,), 0.75)
+NO_CHANGES = {
+    "patches": {},
+    "hook_patches": {},
+    "weight_wrappers": {},
+    "object_patches": {"model_sampling": object()},
+    "injections": {},
+    "wrappers": {"outer_sample": {"a": [print]}},
+}
+
+
+def make_call(branches=(0,), channels=4, size=(6, 8), timestep=0.75, **conditioning) -> TransformerCall:
+    rows = 2 * len(branches)
+    return TransformerCall(
+        x=torch.zeros(rows, channels, *size),
+        timestep=torch.full((rows,), timestep),
+        conditioning={"context": torch.randn(rows, 3, 5), **conditioning},
+        control=None,
+        options={"cond_or_uncond": list(branches)},
+    )
+
+
+def test_a_plain_graph_has_no_obstacles():
+    options = {
+        "cond_or_uncond": [0],
+        "sigmas": SIGMA,
+        "wrappers": {"diffusion_model": {}},
+        "patches": {},
+        "rope_options": {"scale_x": 1.0, "shift_y": 0.0},
+    }
+    assert forward_obstacles(options) == []
+    assert loop_obstacles({"transformer_options": options, "disable_cfg1_optimization": True}) == []
+    assert condition_obstacles({"positive": [{"strength": 1.0, "pooled_output": 1}], "negative": [{}]}) == []
+    assert weight_obstacles(**NO_CHANGES) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"patches": {"attn1_patch": [print]}}, "patches inside"),
+        ({"patches_replace": {"dit": {("double_block", 0): print}}}, "replaced attention"),
+        ({"optimized_attention_override": print}, "attention function"),
+        ({"rope_options": {"scale_x": 2.0}}, "RoPE"),
+        ({"rope_options": {"shift_t": 0.5}}, "RoPE"),
+    ],
+)
+def test_patches_of_the_transformer_are_named_for_both_ways(options, name):
+    assert name in " ".join(forward_obstacles(options))
+    assert name in " ".join(loop_obstacles({"transformer_options": options}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"patches": {"w": [(0.5, "lora", 1.0, None, None)]}}, "LoRA"),
+        ({"patches": {"w": [(0.0, "lora", 0.9, None, None)]}}, "LoRA"),
+        ({"hook_patches": {"ref": {}}}, "hooks"),
+        ({"weight_wrappers": {"w": [print]}}, "wrapped"),
+        ({"object_patches": {"diffusion_model.img_in": 1}}, r"diffusion_model.img_in"),
+        ({"object_patches": {"manual_cast_dtype": 1}}, "weight_dtype"),
+        ({"injections": {"animate": [1]}}, "animate"),
+        ({"wrappers": {"apply_model": {"torch.compile": [print]}}}, "Parallel Config"),
+    ],
+)
+def test_changes_of_the_weights_are_named(changes, name):
+    assert name in " ".join(weight_obstacles(**{**NO_CHANGES, **changes}))
+
+
+def test_a_lora_of_strength_zero_changes_nothing():
+    assert weight_obstacles(**{**NO_CHANGES, "patches": {"w": [(0.0, "lora", 1.0, None, None)]}}) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"sampler_cfg_function": print}, "custom CFG"),
+        ({"sampler_post_cfg_function": [print]}, "after CFG"),
+        ({"model_function_wrapper": print}, "wrapper around"),
+        ({"invented_by_a_node": 3}, "invented_by_a_node"),
+        ({"transformer_options": {"wrappers": {"diffusion_model": {"EasyCache": [print]}}}}, "EasyCache"),
+        ({"transformer_options": {"callbacks": {"on_prepare_state": {None: [print]}}}}, "callback"),
+        ({"transformer_options": {"invented": 1}}, "invented"),
+    ],
+)
+def test_what_acts_between_steps_is_named_and_the_unknown_counts(options, name):
+    assert name in " ".join(loop_obstacles(options))
+
+
+@pytest.mark.parametrize(
+    ("conds", "name"),
+    [
+        ({"positive": [{"area": (1, 1, 0, 0)}]}, "an area on the positive"),
+        ({"negative": [{"mask": torch.ones(1, 2, 2)}]}, "a mask on the negative"),
+        ({"positive": [{"strength": 0.5}]}, "a strength"),
+        ({"positive": [{"timestep_start": 0.9}]}, "timestep range"),
+        ({"positive": [{"control": object()}]}, "ControlNet"),
+        ({"positive": [{}, {}]}, "2 positive"),
+    ],
+)
+def test_conditionings_that_are_more_than_a_text_are_named(conds, name):
+    assert name in " ".join(condition_obstacles(conds))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [make_call((0,))],
+        [make_call((0,)), make_call((1,))],
+        [make_call((1, 0), guidance=torch.ones(4), method="index")],
+    ],
+)
+def test_plain_evaluations_have_no_obstacles(calls):
+    cfg = 1.0 if len(calls) == 1 and calls[0].cond_or_uncond == [0] else 4.0
+    assert call_obstacles(calls, LATENT, SIGMA, 1.0, cfg) == []
+
+
+@pytest.mark.parametrize(
+    ("calls", "name"),
+    [
+        ([make_call(channels=8)], "extra input channels"),
+        ([make_call(size=(6, 4))], "shape"),
+        ([make_call(timestep=0.5)], "timesteps"),
+        ([make_call((0,)), make_call((0,))], "2 positive"),
+        ([make_call((1,))], "0 positive"),
+        ([make_call((1, 0), y=torch.ones(1, 3))], "shared input y"),
+        ([make_call((1, 0), ref_latents=[torch.ones(1, 3)])], "shared input ref_latents"),
+    ],
+)
+def test_evaluations_that_are_not_plain_are_named(calls, name):
+    assert name in " ".join(call_obstacles(calls, LATENT, SIGMA, 1.0, 1.0))
+
+
+def test_guidance_without_a_negative_is_named():
+    assert "no negative" in " ".join(call_obstacles([make_call()], LATENT, SIGMA, 1.0, 4.0))
+
+
+def test_the_timestep_multiplier_of_other_families_is_expected():
+    assert call_obstacles([make_call(timestep=750.0)], LATENT, SIGMA, 1000.0, 1.0) == []
+
+
+def test_batched_branches_are_taken_apart_in_the_order_of_their_index():
+    call = make_call((1, 0), ref_latents=[torch.arange(4.0)], method="index")
+    (first, positive), (second, negative) = split_branches([call])
+    assert (first, second) == (0, 1)
+    assert torch.equal(positive["context"], call.conditioning["context"][2:])
+    assert torch.equal(negative["context"], call.conditioning["context"][:2])
+    assert positive["ref_latents"][0].tolist() == [2.0, 3.0]
+    assert positive["method"] == negative["method"] == "index"
+
+
+def test_arguments_are_named_by_the_familys_own_signature():
+    def flux(x, timestep, context, y=None, guidance=None, control=None, transformer_options=None, **kwargs): ...
+
+    def other(x, t, cap_feats, num_tokens, transformer_options=None, **kwargs): ...
+
+    x, t, context = torch.zeros(1), torch.ones(1), torch.ones(2)
+    call = read_call(inspect.signature(flux), (x, t, context, None, 3.5, "net", {"sigmas": 1}), {"ref_latents": [x]})
+    assert (call.x is x, call.timestep is t, call.control, call.options) == (True, True, "net", {"sigmas": 1})
+    assert dict(call.conditioning) == {"context": context, "guidance": 3.5, "ref_latents": [x]}
+    call = read_call(inspect.signature(other), (x, t), {"cap_feats": context, "num_tokens": 5, "control": None})
+    assert dict(call.conditioning) == {"cap_feats": context, "num_tokens": 5}
+    assert call.cond_or_uncond == (0,)

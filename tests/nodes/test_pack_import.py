@@ -1,0 +1,62 @@
+"""The pack's root module registers its packages, leaves sys.path alone, and says who took a name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PACK = Path(__file__).resolve().parents[2]
+
+IMPORT_AS_COMFYUI_DOES = """
+import importlib.util, sys
+path = sys.argv[1]
+spec = importlib.util.spec_from_file_location("a_pack", path + "/__init__.py")
+module = importlib.util.module_from_spec(spec)
+sys.modules["a_pack"] = module
+before = list(sys.path)
+spec.loader.exec_module(module)
+assert sys.path == before
+"""
+
+
+def run(script: str, cwd: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", script, str(PACK)], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_import_registers_the_packages_and_hides_no_module_of_comfyui(tmp_path):
+    script = (
+        IMPORT_AS_COMFYUI_DOES
+        + """
+import parallel_runtime.config, workers
+spec.loader.exec_module(module)  # a second import, as after a reload, is fine
+assert callable(module.comfy_entrypoint) and module.WEB_DIRECTORY == "./web"
+assert "nodes" not in sys.modules and importlib.util.find_spec("nodes") is None
+assert not {"torch", "diffusers", "comfy"} & sys.modules.keys()
+"""
+    )
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_foreign_package_of_that_name_is_named(tmp_path):
+    foreign = tmp_path / "workers"
+    foreign.mkdir()
+    (foreign / "__init__.py").touch()
+    done = run("import workers\n" + IMPORT_AS_COMFYUI_DOES, tmp_path)
+    assert done.returncode != 0
+    assert (
+        f"ImportError: Parallel DiT needs the Python package name 'workers', which {foreign} has taken" in done.stderr
+    )
+
+
+def test_node_logic_needs_neither_comfyui_nor_diffusers(tmp_path):
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import nodes.carry, nodes.remote_transformer, nodes.model_list, nodes.start_setting\n"
+        "assert not {'diffusers', 'comfy', 'workers', 'folder_paths'} & sys.modules.keys()\n"
+    )
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
