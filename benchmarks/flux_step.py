@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from workers.client import Branch, ModelRequest, SampleRequest, close_pools, get_pool
+from workers.client import Branch, ModelRequest, SampleRequest
+from workers.pools import close_pools, get_pool
 
 from .flux_checkpoint import write_random_flux
 

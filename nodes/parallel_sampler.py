@@ -8,6 +8,8 @@ from typing import Any
 import comfy.sample
 import comfy.samplers
 import comfy.utils
+import latent_preview
+from comfy.cli_args import LatentPreviewMethod, args
 from comfy_api.latest import io
 
 from .carry import listed
@@ -110,30 +112,20 @@ class ParallelSampler(io.ComfyNode):
             ParallelError: see PoolClient.sample.
         """
         # Imported here and not at the top: ComfyUI's start shall not pay for it.
-        import latent_preview
-        from comfy.cli_args import LatentPreviewMethod, args
-
         from .pool_sampler import PoolSampler
         from .remote_model import remote_of
 
-        remote = remote_of(model)
-        native = comfy.samplers.KSampler(
-            model,
-            steps=steps,
-            device=model.load_device,
-            sampler=sampler_name,
-            scheduler=scheduler,
-            denoise=denoise,
-            model_options=model.model_options,
-        )
+        sampler = PoolSampler(sampler_name, remote_of(model), previews_wished())
+        sigmas = comfy.samplers.KSampler(
+            model, steps, model.load_device, sampler_name, scheduler, denoise, model.model_options
+        ).sigmas
         latent = _fix_latent(model, latent_image)
-        sampler = PoolSampler(sampler_name, remote, preview=args.preview_method is not LatentPreviewMethod.NoPreviews)
         samples = comfy.sample.sample_custom(
             model,
             comfy.sample.prepare_noise(latent, seed, latent_image.get("batch_index")),
             cfg,
             sampler,
-            native.sigmas,
+            sigmas,
             positive,
             negative,
             latent,
@@ -145,6 +137,11 @@ class ParallelSampler(io.ComfyNode):
         text = describe_run(sampler.obstacles)
         log.info("Parallel Sampler: %s", text)
         return io.NodeOutput(_output(latent_image, samples), ui=show_text(cls.hidden.unique_id, text))
+
+
+def previews_wished() -> bool:
+    """Whether ComfyUI shows previews now; each prompt may set it anew."""
+    return args.preview_method is not LatentPreviewMethod.NoPreviews
 
 
 def _fix_latent(model, latent: dict[str, Any]):

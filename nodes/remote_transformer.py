@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _connect(config: ParallelConfig) -> PoolClient:
-    from workers.client import get_pool
+    from workers.pools import get_pool
 
     return get_pool(config)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from parallel_runtime.config import ParallelConfig
 from parallel_runtime.pipeline.control import Cancelled
 from parallel_runtime.pipeline.requests import (
     Answer,
@@ -25,67 +22,15 @@ from parallel_runtime.pipeline.requests import (
     Sample,
 )
 
+from .client_requests import Branch, Inpaint, ModelRequest, SampleRequest
 from .conditioning_cache import ConditioningCache
 from .launch import PoolSpec, resolve_devices
 from .pool import OnProgress, RunningPool, ShouldCancel
 from .protocol import Status
 
-__all__ = ["Branch", "Cancelled", "Inpaint", "ModelRequest", "PoolClient", "SampleRequest", "close_pools", "get_pool"]
+__all__ = ["Branch", "Cancelled", "Inpaint", "ModelRequest", "PoolClient", "SampleRequest", "never"]
 
 log = logging.getLogger("parallel_dit")
-
-
-@dataclass(frozen=True)
-class ModelRequest:
-    """A model as the artist asked for it.
-
-    Args:
-        path: single file or diffusers folder.
-        dtype: "bfloat16", "float16" or "float32".
-        config: degrees, attention and compile belong to the request; its devices choose the pool.
-    """
-
-    path: str
-    dtype: str
-    config: ParallelConfig
-
-    @property
-    def key(self) -> str:
-        """Name of this request in the pool."""
-        return repr(self)
-
-
-@dataclass(frozen=True)
-class Branch:
-    """One CFG branch: arguments of the transformer's call without x and timestep. Index 0 positive, 1 negative."""
-
-    conditioning: Mapping[str, Any]
-    index: int
-
-
-@dataclass(frozen=True)
-class Inpaint:
-    """Noise mask of an inpainting loop; all shaped like x, float32."""
-
-    mask: torch.Tensor
-    latent_image: torch.Tensor
-    noise: torch.Tensor
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """A denoising loop. `x` (B, C, ...) float32 is the noised start latent, `sigmas` (steps + 1,)."""
-
-    sampler: str
-    sigmas: torch.Tensor
-    x: torch.Tensor
-    branches: tuple[Branch, ...]
-    cfg: float
-    seed: int
-    timestep_multiplier: float = 1.0
-    noise_device: str = "cpu"
-    inpaint: Inpaint | None = None
-    preview: bool = False
 
 
 def _ignore_progress(step: int, total: int, denoised: torch.Tensor | None) -> None:
@@ -270,55 +215,3 @@ class PoolClient:
     def _forget(self) -> None:
         self._resident = None
         self._cache.clear()
-
-
-class _Pools:
-    """The process's pools. A GPU belongs to one pool: a pool that another one needs the GPUs of is closed."""
-
-    def __init__(self) -> None:
-        self._clients: list[PoolClient] = []
-        self._lock = threading.Lock()
-
-    def get(self, spec: PoolSpec) -> PoolClient:
-        with self._lock:
-            for client in self._clients:
-                # A configuration that wants the first ranks of a larger pool takes part of it: nothing restarts.
-                if (
-                    client.spec.device_type == spec.device_type
-                    and client.spec.devices[: spec.world_size] == spec.devices
-                ):
-                    return client
-            for client in [c for c in self._clients if _overlap(c.spec, spec)]:
-                client.close()
-                self._clients.remove(client)
-            client = PoolClient(spec)
-            self._clients.append(client)
-            return client
-
-    def close(self) -> None:
-        with self._lock:
-            for client in self._clients:
-                client.close()
-            self._clients.clear()
-
-
-def _overlap(one: PoolSpec, other: PoolSpec) -> bool:
-    return one.device_type == other.device_type and bool(set(one.devices) & set(other.devices))
-
-
-_pools = _Pools()  # processes are a resource of this process, so they are kept per process
-atexit.register(_pools.close)
-
-
-def get_pool(config: ParallelConfig) -> PoolClient:
-    """The pool for a configuration's devices; not started yet.
-
-    Raises:
-        ConfigurationError: devices that do not exist, or too few for the degrees.
-    """
-    return _pools.get(resolve_devices(config, torch.cuda.device_count))
-
-
-def close_pools() -> None:
-    """End every pool of this process."""
-    _pools.close()

@@ -7,12 +7,42 @@ They want equal shares, so uneven ones are padded on the wire only: no padded ke
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from yunchang.comm.all_to_all import all_to_all_4D, all_to_all_5D
 
 from .kernels import AttentionKernel
+
+
+@dataclass(frozen=True)
+class WireLayout:
+    """Where tokens lie when ranks hold unequal numbers of them and the exchange wants equal shares.
+
+    Index tensors and not numbers, because numbers would become constants of a compiled graph: another size of
+    picture would then need another graph.
+
+    Args:
+        own: (longest,) this rank's tokens with the last one repeated.
+        kept: (tokens of all ranks,) where each token lies on the wire.
+        spread: (ranks · longest,) the token that lies at each place of the wire.
+    """
+
+    own: torch.Tensor
+    kept: torch.Tensor
+    spread: torch.Tensor
+
+    @classmethod
+    def build(cls, lengths: tuple[int, ...], rank: int, device: torch.device) -> WireLayout:
+        """Lay out ranks of these lengths, each at least 1, from the plan alone: no collective."""
+        places = torch.arange(max(lengths)).expand(len(lengths), -1)
+        counts = torch.tensor(lengths)[:, None]
+        starts = counts.cumsum(0) - counts
+        tokens = places.minimum(counts - 1)  # padding repeats a rank's last token
+        kept = (places < counts).flatten().nonzero().flatten()
+        return cls(tokens[rank].to(device), kept.to(device), (starts + tokens).flatten().to(device))
 
 
 def ulysses_attention(
@@ -23,7 +53,7 @@ def ulysses_attention(
     kernel: AttentionKernel,
     group: dist.ProcessGroup,
     degree: int,
-    lengths: tuple[int, ...] | None = None,
+    layout: WireLayout | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
     """Attend over the tokens of all ranks of the group. Collective over the group.
@@ -32,8 +62,7 @@ def ulysses_attention(
         query, key, value: this rank's tokens, (batch, local tokens, heads, head dim), alike in shape and dtype.
         kernel: attention over whole sequences.
         group: the Ulysses group, of `degree` ranks.
-        lengths: tokens of every rank in group order, from the plan and never from a collective; None when all ranks
-            hold equally many, which costs no copies beside the exchange's own.
+        layout: None when all ranks hold equally many tokens; it then costs no copy beside the exchange's own.
         scale: of the logits, None for 1/sqrt(head dim).
 
     Returns:
@@ -41,29 +70,18 @@ def ulysses_attention(
     """
     tokens, heads = query.shape[1], query.shape[2]
     packed = torch.stack((query, key, value), dim=2)
-    spare_heads = -heads % degree
-    spare_tokens = 0 if lengths is None else max(lengths) - tokens
-    if spare_heads or spare_tokens:
-        packed = F.pad(packed, (0, 0, 0, spare_heads, 0, 0, 0, spare_tokens))
+    if heads % degree:
+        packed = F.pad(packed, (0, 0, 0, -heads % degree))
+    if layout is not None:
+        packed = packed.index_select(1, layout.own)
     packed = all_to_all_5D(packed, scatter_idx=3, gather_idx=1, group=group)
-    if lengths is not None:
-        packed = _drop_padding(packed, lengths)
+    if layout is not None:
+        packed = packed.index_select(1, layout.kept)
     all_query, all_key, all_value = packed.unbind(2)
     attended = kernel(all_query, all_key, all_value, scale=scale)
-    if lengths is not None:
-        attended = _insert_padding(attended, lengths)
+    if layout is not None:
+        attended = attended.index_select(1, layout.spread)
     attended = all_to_all_4D(attended, scatter_idx=1, gather_idx=2, group=group)
-    return attended[:, :tokens, :heads]
-
-
-def _drop_padding(packed: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
-    """(batch, ranks · longest, ...) -> (batch, sum of lengths, ...)."""
-    longest = max(lengths)
-    return torch.cat([packed.narrow(1, rank * longest, length) for rank, length in enumerate(lengths)], dim=1)
-
-
-def _insert_padding(attended: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
-    """(batch, sum of lengths, heads, head dim) -> (batch, ranks · longest, heads, head dim)."""
-    longest = max(lengths)
-    shares = attended.split(lengths, dim=1)
-    return torch.cat([F.pad(share, (0, 0, 0, 0, 0, longest - share.shape[1])) for share in shares], dim=1)
+    if heads % degree:
+        attended = attended.narrow(2, 0, heads)
+    return attended.narrow(1, 0, tokens) if layout is not None else attended

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..attention.kernels import AttentionKernel
-from ..attention.ulysses import ulysses_attention
+from ..attention.ulysses import WireLayout, ulysses_attention
 from ..errors import UnsupportedModelError
 from ..mesh import Mesh
 from .shares import gather_shares, split_sizes, take_share
@@ -19,8 +19,8 @@ from .shares import gather_shares, split_sizes, take_share
 class SequenceSplit:
     """Which tokens are whose during the current forward; one object per wrapped transformer.
 
-    `lengths` is what attention reads inside of compiled blocks: the tokens of every rank, or None when all have
-    equally many. It follows from the arguments' shapes and the plan alone, so it is the same on every rank.
+    `layout` is what attention reads inside of compiled blocks, None when all ranks have equally many tokens. It
+    follows from the arguments' shapes and the plan alone, so the ranks agree on it without a collective.
     """
 
     def __init__(self, mesh: Mesh, attended: tuple[str, ...]):
@@ -29,22 +29,31 @@ class SequenceSplit:
 
     def set_mesh(self, mesh: Mesh) -> None:
         """Split over another mesh from the next forward on."""
-        self.degree = mesh.plan.sequence
-        self.index = mesh.sequence_index
-        self.group = mesh.sequence
+        self._mesh = mesh
         self.begin()
 
     def begin(self) -> None:
         """Forget the lengths of the previous forward."""
+        self.degree = self._mesh.plan.sequence
+        self.index = self._mesh.sequence_index
+        self.group = self._mesh.sequence
+        self.layout: WireLayout | None = None
         self._totals: dict[str, int] = {}
-        self.lengths: tuple[int, ...] | None = None
 
-    def record(self, name: str, total: int) -> None:
-        """Note that argument `name` has `total` tokens before it is split."""
-        self._totals[name] = total
-        shares = [split_sizes(self._totals[n], self.degree) for n in self.attended if n in self._totals]
+    def record(self, totals: dict[str, int], device: torch.device) -> None:
+        """Note how many tokens each argument has before it is split.
+
+        Where a rank would be left without any token, which diffusers cannot compute, nothing is split: every rank
+        computes the whole, of a handful of tokens.
+        """
+        self._totals.update(totals)
+        shares = [split_sizes(self._totals[name], self.degree) for name in self.attended if name in self._totals]
         lengths = tuple(sum(rank_shares) for rank_shares in zip(*shares, strict=True))
-        self.lengths = None if not lengths or min(lengths) == max(lengths) else lengths
+        self.layout = None
+        if lengths and min(lengths) == 0:
+            self.degree = 1
+        elif len(set(lengths)) > 1:
+            self.layout = WireLayout.build(lengths, self.index, device)
 
     @property
     def output_total(self) -> int:
@@ -83,7 +92,7 @@ class SequenceAttention:
             kernel=self._kernel,
             group=split.group,
             degree=split.degree,
-            lengths=split.lengths,
+            layout=split.layout,
             scale=scale,
         )
 
@@ -95,23 +104,34 @@ def split_hook(split: SequenceSplit, module: nn.Module, dims: dict[str, int]) ->
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if split.degree == 1:
             return None
+        given = {
+            name: kwargs[name] if name in kwargs else args[positions[name]]
+            for name in dims
+            if name in kwargs or positions[name] < len(args)
+        }
+        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        if tensors:
+            device = next(iter(tensors.values())).device
+            split.record({name: tensor.shape[dims[name]] for name, tensor in tensors.items()}, device)
+        if split.degree == 1:
+            return None
         shared_args, shared_kwargs = list(args), dict(kwargs)
-        for name, dim in dims.items():
+        for name, value in given.items():
+            share = _share(split, value, dims[name])
             if name in kwargs:
-                shared_kwargs[name] = _share(split, name, kwargs[name], dim)
-            elif positions[name] < len(args):
-                shared_args[positions[name]] = _share(split, name, args[positions[name]], dim)
+                shared_kwargs[name] = share
+            else:
+                shared_args[positions[name]] = share
         return tuple(shared_args), shared_kwargs
 
     return hook
 
 
-def _share(split: SequenceSplit, name: str, value: Any, dim: int) -> Any:
+def _share(split: SequenceSplit, value: Any, dim: int) -> Any:
     if isinstance(value, torch.Tensor):
-        split.record(name, value.shape[dim])
         return take_share(value, dim, split.degree, split.index)
     if isinstance(value, list | tuple):  # residuals of a ControlNet: one tensor per block
-        return type(value)(_share(split, name, item, dim) for item in value)
+        return type(value)(_share(split, item, dim) for item in value)
     return value
 
 

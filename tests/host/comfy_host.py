@@ -20,7 +20,7 @@ import torch
 import websocket
 from safetensors.torch import load_file
 
-from .find_host import HOW_TO, PACK_ROOT, Host, NoHost
+from .find_host import PACK_ROOT, Host
 from .workflow import Prompt
 
 START_SECONDS = 120
@@ -159,7 +159,7 @@ class ComfyHost:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                self._explain_early_end()
+                raise AssertionError(f"ComfyUI ended with {self.process.returncode}; log:\n{self.log_tail()}")
             try:
                 self.get("/system_stats")
             except OSError:
@@ -168,13 +168,6 @@ class ComfyHost:
                 return
         self.process.kill()
         raise AssertionError(f"ComfyUI did not answer within {START_SECONDS} s; log:\n{self.log_tail()}")
-
-    def _explain_early_end(self) -> None:
-        tail = self.log_tail()
-        missing = [line for line in tail.splitlines() if line.startswith("ModuleNotFoundError")]
-        if missing:
-            raise NoHost(f"ComfyUI's Python lacks a package ({missing[-1]}): {HOW_TO}")
-        raise AssertionError(f"ComfyUI ended with code {self.process.returncode}; log:\n{tail}")
 
 
 def _command(host: Host, base: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,21 +12,33 @@ from safetensors.torch import save_file
 
 from tests.tiny_flux import tiny_config, write_diffusers_file, write_diffusers_folder, write_original
 
-from .find_host import NoHost, find_host
+from .find_host import Host, NoHost, find_host
 from .workflow import MODEL
+
+_HOST = pytest.StashKey[Host]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a ComfyUI, leave one of the host tests, to be skipped with one line that says how to give one."""
+    host_tests = [item for item in items if item.get_closest_marker("host")]
+    if not host_tests:
+        return
+    try:
+        if find_spec("websocket") is None:
+            raise NoHost("the package websocket-client is not installed")
+        config.stash[_HOST] = find_host()
+    except NoHost as missing:
+        host_tests[0].add_marker(pytest.mark.skip(reason=f"{len(host_tests)} host tests: {missing}"))
+        config.hook.pytest_deselected(items=host_tests[1:])
+        items[:] = [item for item in items if item not in host_tests[1:]]
 
 
 @pytest.fixture(scope="session")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """A running ComfyUI with the pack, the test pack and tiny models; skipped where there is no ComfyUI."""
-    pytest.importorskip("websocket", reason="host tests need the package websocket-client")
+def host(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """A running ComfyUI with the pack, the test pack and tiny models."""
     from .comfy_host import ComfyHost
 
-    try:
-        found = find_host()
-        comfy = ComfyHost(found, tmp_path_factory.mktemp("comfyui") / "base")
-    except NoHost as missing:
-        pytest.skip(f"host tests: {missing}")
+    comfy = ComfyHost(pytestconfig.stash[_HOST], tmp_path_factory.mktemp("comfyui") / "base")
     try:
         _write_models(comfy.base / "models")
         yield comfy

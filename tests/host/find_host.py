@@ -13,13 +13,20 @@ SHIM = Path(__file__).resolve().parent / "cpu_shim"
 HOW_TO = "set COMFYUI_PATH to a ComfyUI checkout, and COMFYUI_PYTHON to its Python if that is another one than this"
 
 _PROBE = """
-import torch, importlib, sys
-if torch.version.cuda or torch.version.hip:
-    sys.exit()
-try:
-    import torchvision, torchaudio
-except Exception as error:
-    print("shim")
+import importlib.metadata, re, sys
+for line in open(sys.argv[1]):
+    name = re.split(r"[=<>~!;#\\[ ]", line.strip())[0]
+    if name and not name.startswith("torchaudio"):
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            print("missing", name)
+import torch
+if not torch.version.cuda and not torch.version.hip:
+    try:
+        import torchvision, torchaudio
+    except Exception:
+        print("shim")
 """
 
 
@@ -60,13 +67,21 @@ def find_host() -> Host:
     """The checkout and the Python that runs it.
 
     Raises:
-        NoHost: none found, or its Python has no torch.
+        NoHost: none found, or its Python lacks what ComfyUI requires.
     """
     path = find_checkout()
     python = os.environ.get("COMFYUI_PYTHON") or sys.executable
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    probe = subprocess.run([python, "-c", _PROBE], env=clean, capture_output=True, text=True, timeout=120)
+    probe = subprocess.run(
+        [python, "-c", _PROBE, str(path / "requirements.txt")], env=clean, capture_output=True, text=True, timeout=120
+    )
+    found = probe.stdout.splitlines()
+    missing = [line.removeprefix("missing ") for line in found if line.startswith("missing ")]
+    if missing:
+        raise NoHost(
+            f"{python} lacks {', '.join(missing)} for the ComfyUI in {path}: "
+            f"run `python -m tests.host.requirements`, or {HOW_TO}"
+        )
     if probe.returncode:
-        reason = probe.stderr.strip().splitlines()[-1]
-        raise NoHost(f"{python} cannot run ComfyUI ({reason}): {HOW_TO}")
-    return Host(path, python, str(SHIM) if probe.stdout.strip() == "shim" else "")
+        raise NoHost(f"{python} cannot run ComfyUI ({probe.stderr.strip().splitlines()[-1]}): {HOW_TO}")
+    return Host(path, python, str(SHIM) if "shim" in found else "")

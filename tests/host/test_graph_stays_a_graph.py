@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from dataclasses import replace
 
 import pytest
@@ -155,3 +156,25 @@ def test_the_pack_imports_quickly(host):
     times = re.findall(r"([\d.]+) seconds.*?: .*parallel-dit", host.log.read_text())
     assert times
     assert float(times[0]) < 0.2
+
+
+def test_a_pool_that_was_killed_is_replaced_at_the_next_prompt(host):
+    workflow = Workflow(loader="cpu:2", seed=51)
+    first = host.latent(host.run(workflow.prompt()), SAVE)
+    before = pool_pids(host)
+    for process in before:
+        os.kill(process, signal.SIGKILL)
+    run = host.run(replace(workflow, denoise=0.99999).prompt())  # a changed input, so that the sampler runs again
+    if run.error is not None:  # the death was noticed by this prompt: it says so, and the next one has a fresh pool
+        assert "fresh pool" in run.error["exception_message"]
+        run = host.run(replace(workflow, denoise=0.99999).prompt())
+    assert run.error is None
+    assert (host.latent(run, SAVE) - first).abs().max() < 1e-4
+    assert len(pool_pids(host)) == 2
+    assert not pool_pids(host) & before
+
+
+@pytest.mark.parametrize("sampler_node", SAMPLERS)
+def test_the_largest_seed_works(host, sampler_node):
+    run = host.run(Workflow(loader="cpu:2", sampler_node=sampler_node, seed=2**64 - 1).prompt())
+    assert run.error is None, run.error["exception_message"]

@@ -24,7 +24,7 @@ UNEVEN: list[list[Any]] = [
     [[5, 7], 12, 1],  # the image does not
     [[3, 7], 1, 3],  # ranks without text
     [[3, 3], 0, 1],  # no text at all
-    [[1, 2], 2, 1],  # ranks without any token where there are more than two
+    [[1, 2], 2, 1],  # on more than two ranks, some would have no token at all
 ]
 
 

@@ -196,7 +196,8 @@ def test_a_wrong_request_costs_nothing(client, model, given, says):
 def test_the_pool_ends_with_a_client_that_is_killed(path):
     script = textwrap.dedent(f"""
         from parallel_runtime.config import ParallelConfig
-        from workers.client import ModelRequest, get_pool
+        from workers.client import ModelRequest
+        from workers.pools import get_pool
         config = ParallelConfig(devices="cpu:2")
         pool = get_pool(config)
         pool.load(ModelRequest({str(path)!r}, "float32", config))

@@ -1,0 +1,66 @@
+"""One end of a socket, asynchronous: the supervisor's. (Client and ranks have theirs in `connection.py`.)"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+from .frames import PREFIX, WITHOUT_PAYLOAD, Frame, decode_header, decode_prefix, encode_header, encode_prefix
+from .protocol import Message
+
+
+class Peer:
+    """One non-blocking connection: the client's, or a rank's."""
+
+    def __init__(self, sock: socket.socket, name: str):
+        sock.setblocking(False)
+        self.socket = sock
+        self.name = name
+        self._sending = asyncio.Lock()
+
+    async def receive(self) -> Frame | None:
+        """The next frame, or None at the end of the connection.
+
+        Raises:
+            FrameError: what came is no frame.
+        """
+        try:
+            prefix = await self._read(PREFIX.size)
+            flags, header_bytes, payload_bytes = decode_prefix(prefix)
+            header = bytes(await self._read(header_bytes))
+            message = decode_header(header, payload_bytes, flags)
+            payload = memoryview(await self._read(payload_bytes)) if payload_bytes else None
+        except (ConnectionError, EOFError):
+            return None
+        return Frame(message, header, payload)
+
+    async def _read(self, count: int) -> bytearray:
+        loop = asyncio.get_running_loop()
+        buffer = bytearray(count)
+        view = memoryview(buffer)
+        while view:
+            received = await loop.sock_recv_into(self.socket, view)
+            if not received:
+                raise EOFError(self.name)
+            view = view[received:]
+        return buffer
+
+    async def send(self, message: Message) -> None:
+        """Send a message that carries no tensors."""
+        await self.forward(Frame(message, encode_header(message), None), with_payload=False)
+
+    async def forward(self, frame: Frame, with_payload: bool = True) -> None:
+        """Pass a frame on as it came; without its payload the receiver gets the header alone.
+
+        A receiver that is gone is noticed where its connection is read, so a failed send is not an error here.
+        """
+        payload = frame.payload if with_payload else None
+        flags = WITHOUT_PAYLOAD if payload is None else 0
+        prefix = encode_prefix(frame.header, payload.nbytes if payload is not None else 0, flags)
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            async with self._sending:
+                await loop.sock_sendall(self.socket, prefix + frame.header)
+                if payload is not None:
+                    await loop.sock_sendall(self.socket, payload)

@@ -1,0 +1,65 @@
+"""The pools of this process, by their devices."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+
+import torch
+
+from parallel_runtime.config import ParallelConfig
+
+from .client import PoolClient
+from .launch import PoolSpec, resolve_devices
+
+
+class _Pools:
+    """The process's pools. A GPU belongs to one pool: a pool that another one needs the GPUs of is closed."""
+
+    def __init__(self) -> None:
+        self._clients: list[PoolClient] = []
+        self._lock = threading.Lock()
+
+    def get(self, spec: PoolSpec) -> PoolClient:
+        with self._lock:
+            for client in self._clients:
+                # A configuration that wants the first ranks of a larger pool takes part of it: nothing restarts.
+                if (
+                    client.spec.device_type == spec.device_type
+                    and client.spec.devices[: spec.world_size] == spec.devices
+                ):
+                    return client
+            for client in [c for c in self._clients if _overlap(c.spec, spec)]:
+                client.close()
+                self._clients.remove(client)
+            client = PoolClient(spec)
+            self._clients.append(client)
+            return client
+
+    def close(self) -> None:
+        with self._lock:
+            for client in self._clients:
+                client.close()
+            self._clients.clear()
+
+
+def _overlap(one: PoolSpec, other: PoolSpec) -> bool:
+    return one.device_type == other.device_type and bool(set(one.devices) & set(other.devices))
+
+
+_pools = _Pools()  # processes are a resource of this process, so they are kept per process
+atexit.register(_pools.close)
+
+
+def get_pool(config: ParallelConfig) -> PoolClient:
+    """The pool for a configuration's devices; not started yet.
+
+    Raises:
+        ConfigurationError: devices that do not exist, or too few for the degrees.
+    """
+    return _pools.get(resolve_devices(config, torch.cuda.device_count))
+
+
+def close_pools() -> None:
+    """End every pool of this process."""
+    _pools.close()
