@@ -36,10 +36,15 @@ class RequestError(ParallelError):
     """A forward or sampling request that the loaded model cannot serve."""
 
 
+class OutOfMemoryError(ParallelError):
+    """A device has too little free memory for what was asked of it."""
+
+
 class PoolError(ParallelError):
     """The worker pool could not start, or died while it worked."""
 
 
 ERROR_TYPES: dict[str, type[ParallelError]] = {
-    cls.__name__: cls for cls in (ConfigurationError, CheckpointError, UnsupportedModelError, RequestError, PoolError)
+    cls.__name__: cls
+    for cls in (ConfigurationError, CheckpointError, UnsupportedModelError, RequestError, OutOfMemoryError, PoolError)
 }

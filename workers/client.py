@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ from .protocol import Status
 __all__ = ["Branch", "Cancelled", "Inpaint", "ModelRequest", "PoolClient", "SampleRequest", "never"]
 
 log = logging.getLogger("parallel_dit")
+
+MAX_BACK_OFF_SECONDS = 30.0
 
 
 def _ignore_progress(step: int, total: int, denoised: torch.Tensor | None) -> None:
@@ -60,6 +63,7 @@ class PoolClient:
         self._pool: RunningPool | None = None
         self._resident: ModelRequest | None = None
         self._cache = ConditioningCache()
+        self._deaths = 0  # in a row, without a job that succeeded in between
 
     def start(self, should_cancel: ShouldCancel = never) -> RunningPool:
         """The running pool, started if need be.
@@ -71,12 +75,23 @@ class PoolClient:
             if self._pool is not None and not self._pool.alive:
                 self._pool.close()
                 self._pool = None
+                self._deaths += 1
             if self._pool is None:
+                self._back_off(should_cancel)
                 log.info("Parallel DiT: starting a pool on %s", self.spec)
                 self._forget()
                 self._pool = RunningPool(self.spec, self._rank_module)
             self._pool.wait_until_ready(should_cancel)
             return self._pool
+
+    def _back_off(self, should_cancel: ShouldCancel) -> None:
+        """A pool that died once is replaced at once; one that dies again and again is replaced ever more slowly."""
+        wait = min(2.0 ** (self._deaths - 2), MAX_BACK_OFF_SECONDS) if self._deaths > 1 else 0.0
+        until = time.monotonic() + wait
+        while time.monotonic() < until:
+            if should_cancel():
+                raise Cancelled
+            time.sleep(0.05)
 
     def load(self, model: ModelRequest, should_cancel: ShouldCancel = never) -> Loaded:
         """Make a model resident in the pool; quick when it is already.
@@ -193,7 +208,9 @@ class PoolClient:
     ) -> tuple[Answer, dict[str, torch.Tensor]]:
         assert self._pool is not None
         try:
-            return self._pool.submit(request, tensors, on_progress, should_cancel)
+            answer = self._pool.submit(request, tensors, on_progress, should_cancel)
+            self._deaths = 0
+            return answer
         except BaseException:
             # Whether the ranks kept this request's conditionings is not certain any more.
             self._cache.clear()

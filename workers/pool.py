@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import queue
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 
-from parallel_runtime.errors import PoolError
+from parallel_runtime.errors import OutOfMemoryError, ParallelError, PoolError
 from parallel_runtime.pipeline.control import Cancelled
 from parallel_runtime.pipeline.requests import Answer, Request
 
 from .connection import Connection, ConnectionClosed, FrameError
 from .frames import Frame
 from .launch import PACK_ROOT, PoolSpec, log_directory
+from .leftovers import make_directory, remove_leftovers
 from .protocol import AskStatus, Cancel, Done, Failed, Job, Progress, Shutdown, Status, revive
 from .tensors import pack, unpack
+
+log = logging.getLogger("parallel_dit")
 
 POLL_SECONDS = 0.05
 EXIT_SECONDS = 10.0
@@ -44,7 +46,8 @@ class RunningPool:
 
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
         self.spec = spec
-        self.directory = Path(tempfile.mkdtemp(prefix="parallel-dit-"))  # mode 0700
+        remove_leftovers()
+        self.directory = make_directory()
         self.log = log_directory() / f"pool-{self.directory.name.rpartition('-')[2]}.log"
         self._numbers = itertools.count(1)
         self._jobs: dict[int, queue.SimpleQueue[Frame | None]] = {}
@@ -157,11 +160,21 @@ class RunningPool:
             if isinstance(message, Progress):
                 on_progress(message.step, message.total, unpack(message.tensors, frame.payload).get("denoised"))
             elif isinstance(message, Failed):
-                raise Cancelled if message.cancelled else revive(message.error)
+                raise Cancelled if message.cancelled else self._explain(message)
             elif isinstance(message, Done):
                 if message.cancelled or asked_to_cancel:
                     raise Cancelled
                 return message.answer, unpack(message.tensors, frame.payload)
+
+    def _explain(self, failed: Failed) -> ParallelError:
+        error = revive(failed.error)
+        if failed.error.traceback and isinstance(error, PoolError):
+            log.error("Parallel DiT, rank %d:\n%s", failed.rank, failed.error.traceback)
+        if isinstance(error, OutOfMemoryError) and failed.fits:
+            devices = ",".join(str(self.spec.devices[rank]) for rank in failed.fits)
+            smaller = devices if self.spec.device_type == "cuda" else f"cpu:{len(failed.fits)}"
+            return OutOfMemoryError(error.cause, f"It fits on the others: set devices to {smaller} in Parallel Config.")
+        return error
 
     def _send(self, message, buffers=()) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from logging import LogRecord
@@ -17,9 +18,11 @@ class PoolLog:
 
     def __init__(self, path: Path):
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        # Neither a full disk nor a folder that cannot be made may end the pool: the last lines are kept in memory.
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
         self._handler = RotatingFileHandler(path, maxBytes=_ROTATE_BYTES, backupCount=2, encoding="utf-8", delay=True)
-        self._handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk must not end the pool
+        self._handler.handleError = lambda record: None  # type: ignore[method-assign]
         self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def write(self, text: str) -> None:

@@ -11,6 +11,8 @@ import time
 
 import psutil
 
+DUMP_STACKS = signal.SIGUSR1
+"""Ranks answer it with the stacks of all their threads, in the log."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -123,13 +123,15 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The job failed. From the supervisor, `pool_alive` says whether the pool lives on."""
+    """The job failed. From the supervisor, `pool_alive` says whether the pool lives on, and `fits` names the ranks
+    that could have done it."""
 
     number: int
     rank: int
     error: ErrorInfo
     cancelled: bool = False
     pool_alive: bool = True
+    fits: tuple[int, ...] = ()
 
 
 # supervisor -> client
@@ -151,13 +153,13 @@ Message = (
 
 
 def describe(error: BaseException, rank: int | None, traceback: str = "") -> ErrorInfo:
-    """Turn an exception into data. One that is not ours keeps its class name in the cause."""
+    """Turn an exception into data. One that is not ours keeps its class name in the cause; its fix is left open."""
     if isinstance(error, ParallelError):
         return ErrorInfo(type(error).__name__, error.cause, error.fix, rank, traceback)
     where = "The worker pool" if rank is None else f"Rank {rank} of the worker pool"
     text = str(error).strip().split("\n")[0]
     return ErrorInfo(
-        "PoolError", f"{where} failed with {type(error).__name__}: {text}.", "The log has the details.", rank, traceback
+        "PoolError", f"{where} failed with {type(error).__name__}: {text.rstrip('.')}.", "", rank, traceback
     )
 
 

@@ -7,6 +7,7 @@ the middle of a job; one sends a heartbeat.
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import logging
 import os
 import queue
@@ -20,6 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from parallel_runtime import memory
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.pipeline.control import Cancelled, Control
 from parallel_runtime.pipeline.engine import Engine, Prepared
@@ -27,8 +29,9 @@ from parallel_runtime.pipeline.engine import Engine, Prepared
 from .connection import Connection, ConnectionClosed, FrameError
 from .frames import Frame
 from .launch import PoolSpec
-from .processes import die_with_parent
+from .processes import DUMP_STACKS, die_with_parent
 from .protocol import Abandon, Cancel, Done, Failed, Heartbeat, Hello, Job, Online, Progress, Ready, Run, describe
+from .rank_output import RankOutput
 from .tensors import pack, share, unpack_meta
 
 HEARTBEAT_SECONDS = 1.0
@@ -69,8 +72,9 @@ class RankControl(Control):
 class Rank:
     """State of this process."""
 
-    def __init__(self, connection: Connection, engine: Engine):
+    def __init__(self, connection: Connection, engine: Engine, output: RankOutput):
         self.connection = connection
+        self.output = output
         self.engine = engine
         self.rank = engine.rank
         self.world_size = engine.world_size
@@ -123,6 +127,7 @@ class Rank:
                 return message
 
     def _prepare(self, job: Job) -> Prepared | None:
+        self.output.job = job.number
         try:
             prepared = self.engine.prepare(job.request, unpack_meta(job.tensors), RankControl(self, job.number))
         except Cancelled:
@@ -148,6 +153,9 @@ class Rank:
         self.connection.send(Done(job.number, self.rank, answer, cancelled=prepared.cancelled, tensors=specs), buffers)
 
     def _fail(self, number: int, error: Exception, trace: str, cancelled: bool = False) -> None:
+        if memory.is_out_of_memory(error):
+            self.engine.free()
+            error = memory.explain_out_of_memory(error, self.device, self.rank)
         if not isinstance(error, ParallelError):
             log.error("job %d: %s", number, trace)
         self.connection.send(Failed(number, self.rank, describe(error, self.rank, trace), cancelled))
@@ -180,6 +188,17 @@ def join_group(spec: PoolSpec, rank: int, directory: Path) -> torch.device:
     return device
 
 
+def note_compilation(rank: Rank) -> None:
+    """Compiling takes minutes without a step; each graph that begins or ends counts as progress."""
+
+    def count(*_: object) -> None:
+        rank.progress += 1
+
+    handler = torch._dynamo.callback.callback_handler
+    handler.register_start_callback(count)
+    handler.register_end_callback(count)
+
+
 def device_name(device: torch.device) -> str:
     """What the status shows for a rank."""
     return f"cuda:{device.index} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
@@ -189,14 +208,18 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     """Process entry, under torchrun. `make_engine(device, rank, world_size)` lets tests put faults in."""
     die_with_parent(os.getppid())
     number = int(os.environ["RANK"])
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=f"[rank {number}] %(name)s: %(message)s")
+    output = RankOutput.install(number)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
+    faulthandler.enable()
+    faulthandler.register(DUMP_STACKS, all_threads=True)
     directory = Path(os.environ["PARALLEL_DIT_POOL"])
     spec = PoolSpec.parse(os.environ["PARALLEL_DIT_DEVICES"])
     connection = connect(directory)
     connection.send(Hello(number, os.getpid()))
     torch.set_grad_enabled(False)
     device = join_group(spec, number, directory)
-    rank = Rank(connection, make_engine(device, number, spec.world_size))
+    rank = Rank(connection, make_engine(device, number, spec.world_size), output)
+    note_compilation(rank)
     threading.Thread(target=rank.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.beat, name="heartbeat", daemon=True).start()
     connection.send(Online(number, device_name(device)))

@@ -9,6 +9,7 @@ the client holds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -18,12 +19,14 @@ import time
 from collections import deque
 from pathlib import Path
 
+import msgspec
+
 from .frames import Frame, FrameError
 from .job import ActiveJob
 from .launch import PACK_ROOT, PoolSpec, rank_environment, torchrun_command
 from .peer import Peer
 from .pool_log import PoolLog
-from .processes import become_subreaper, end_descendants, spawn
+from .processes import DUMP_STACKS, become_subreaper, end_descendants, spawn
 from .protocol import (
     Abandon,
     AskStatus,
@@ -44,10 +47,12 @@ from .protocol import (
     Status,
     describe,
 )
+from .stall import TICK_SECONDS, StallWatch
 
-START_SECONDS = 300.0
+START_SECONDS = float(os.environ.get("PARALLEL_DIT_START_SECONDS", 300.0))
 EXIT_GRACE_SECONDS = 2.0
 BLAME_SECONDS = 0.3
+DUMP_SECONDS = 0.7
 
 
 class Supervisor:
@@ -67,6 +72,7 @@ class Supervisor:
         self.job: ActiveJob | None = None
         self.waiting: deque[Frame] = deque()
         self.error: ErrorInfo | None = None
+        self.stall = StallWatch()
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -80,6 +86,7 @@ class Supervisor:
         self._watch(self._pump_log())
         self._watch(self._watch_torchrun())
         self._watch(self._watch_start())
+        self._watch(self._watch_stall())
         await self._ended.wait()
         listener.close()
         await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
@@ -142,8 +149,11 @@ class Supervisor:
 
     async def _from_rank(self, rank: int, frame: Frame) -> None:
         message = frame.message
+        now = time.monotonic()
         if isinstance(message, Heartbeat):
+            self.stall.beat(rank, message.progress, now)
             return
+        self.stall.answered(rank, now)
         if isinstance(message, Online):
             self.devices[rank] = message.device
             if len(self.devices) == self.spec.world_size:
@@ -152,6 +162,7 @@ class Supervisor:
                 await self._next_job()
             return
         if isinstance(message, Progress):
+            self.stall.step(now)
             await self.client.forward(frame)
             return
         if self.job is None or not isinstance(message, (Ready, Done, Failed)):
@@ -165,25 +176,35 @@ class Supervisor:
                 await self._abandon(job)
             else:
                 job.phase = "running"
+                self.stall.start(self.spec.world_size, time.monotonic())
                 self.state = "running"
                 await self._to_ranks(Run(job.number))
                 if job.cancelled:
                     await self._to_ranks(Cancel(job.number))
         elif job.phase == "running" and job.failed:
-            self._die(job.failure.error)
+            error = job.failure.error
+            self._die(msgspec.structs.replace(error, fix=f"{error.fix} {self._fresh()}".strip()))
         elif job.finished:
-            self.job = None
-            self.state = "idle"
+            self._rest()
             assert job.result is not None
             await self.client.forward(job.result)
             await self._next_job()
 
     async def _abandon(self, job: ActiveJob) -> None:
         await self._to_ranks(Abandon(job.number))
+        self._rest()
+        failure = job.failure
+        error = failure.error if failure.error.fix else msgspec.structs.replace(failure.error, fix=self._see_log())
+        await self.client.send(msgspec.structs.replace(failure, error=error, fits=tuple(sorted(job.ready))))
+        await self._next_job()
+
+    def _see_log(self) -> str:
+        return f"The log is {self.log.path}."
+
+    def _rest(self) -> None:
         self.job = None
         self.state = "idle"
-        await self.client.send(job.failure)
-        await self._next_job()
+        self.stall.stop()
 
     async def _to_ranks(self, message: Message) -> None:
         for peer in self.ranks.values():
@@ -196,6 +217,7 @@ class Supervisor:
         assert isinstance(frame.message, Job)
         self.job = ActiveJob(frame.message.number, self.spec.world_size)
         self.state = "preparing"
+        self.stall.start(self.spec.world_size, time.monotonic())
         for rank, peer in self.ranks.items():
             await peer.forward(frame, with_payload=rank == 0)
 
@@ -250,13 +272,27 @@ class Supervisor:
             missing = sorted(set(range(self.spec.world_size)) - set(self.devices))
             self._die(self._loss(f"Ranks {missing} did not start within {START_SECONDS:.0f} seconds"))
 
-    def _loss(self, what: str) -> ErrorInfo:
-        tail = self.log.tail()
+    async def _watch_stall(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            stall = self.stall.tick(time.monotonic())
+            if stall is not None:
+                for pid in self.pids.values():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, DUMP_STACKS)
+                await asyncio.sleep(DUMP_SECONDS)
+                pid = self.pids[stall.rank]
+                what = f"Rank {stall.rank} (process {pid}) made no progress for {stall.seconds:.0f} seconds"
+                self._die(self._loss(what, "with the stacks of all ranks "))
+
+    def _loss(self, what: str, log_holds: str = "") -> ErrorInfo:
         doing = {"starting": "while the pool started", "idle": "while the pool was idle"}.get(
             self.state, "in the middle of a job"
         )
-        fix = f"The next prompt starts a fresh pool; the log is {self.log.path}."
-        return ErrorInfo("PoolError", f"{what} {doing}.", fix, traceback=tail)
+        return ErrorInfo("PoolError", f"{what} {doing}.", self._fresh(log_holds), traceback=self.log.tail())
+
+    def _fresh(self, log_holds: str = "") -> str:
+        return f"The next prompt starts a fresh pool; the log {log_holds}is {self.log.path}."
 
     def _die(self, error: ErrorInfo) -> None:
         """The unit of failure is the pool: whatever failed, nothing in it is trusted any more."""

@@ -21,8 +21,8 @@ from .kernels import AttentionKernel
 class WireLayout:
     """Where tokens lie when ranks hold unequal numbers of them and the exchange wants equal shares.
 
-    Index tensors and not numbers, because numbers would become constants of a compiled graph: another size of
-    picture would then need another graph.
+    Index tensors and not numbers, because numbers would become constants of a compiled graph: every size of picture
+    would then need a graph of its own.
 
     Args:
         own: (longest,) this rank's tokens with the last one repeated.
@@ -42,7 +42,11 @@ class WireLayout:
         starts = counts.cumsum(0) - counts
         tokens = places.minimum(counts - 1)  # padding repeats a rank's last token
         kept = (places < counts).flatten().nonzero().flatten()
-        return cls(tokens[rank].to(device), kept.to(device), (starts + tokens).flatten().to(device))
+        layout = cls(tokens[rank].to(device), kept.to(device), (starts + tokens).flatten().to(device))
+        for indices in (layout.own, layout.kept, layout.spread):
+            # They reach a graph as attributes, whose sizes torch.compile does not learn to be dynamic by itself.
+            torch._dynamo.maybe_mark_dynamic(indices, 0)
+        return layout
 
 
 def ulysses_attention(

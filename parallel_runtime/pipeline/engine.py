@@ -108,6 +108,10 @@ class Engine:
 
         return Prepared(work)
 
+    def free(self) -> None:
+        """After an allocation failed: give back what this rank holds, so that the next request finds memory."""
+        self._forget()
+
     def _forget(self) -> int:
         self.conditionings.clear()
         return self.residency.release()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .. import memory
 from ..config import ParallelConfig
 from ..errors import RequestError
-from ..loading.checkpoint import open_checkpoint
+from ..loading.checkpoint import Checkpoint, open_checkpoint
 from ..loading.weights import load_transformer
 from ..mesh import single_rank_mesh
 from ..models.spec import ModelSpec
 from ..wrappers.parallel_transformer import ParallelTransformer, parallelize
 from .control import Control
 from .requests import Load
+
+_FILE_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 @dataclass
@@ -87,6 +91,7 @@ class Residency:
             reused = False
             control.check_cancel()
             self.release()
+            self._require_memory(checkpoint, dtype, request)
             if self._rank < request.ranks:
                 module = load_transformer(checkpoint, dtype, self._device, control.check_cancel)
                 transformer = parallelize(
@@ -103,6 +108,20 @@ class Residency:
             transformer,
         )
         return self.current, reused
+
+    def _require_memory(self, checkpoint: Checkpoint, dtype: torch.dtype, request: Load) -> None:
+        if self._rank >= request.ranks:
+            return
+        elements = sum(math.prod(info.shape) for info in checkpoint.header.values())
+        if self._device.type == "cpu" and all(
+            info.dtype == _FILE_DTYPES.get(dtype) for info in checkpoint.header.values()
+        ):
+            return  # the parameters are the memory-mapped file itself
+        smaller = []
+        if dtype == torch.float32 and elements * 2 < memory.free_bytes(self._device):
+            smaller.append(f"Choose bf16 as weight_dtype: that needs {elements * 2 / 2**30:.1f} GiB.")
+        what = f"{checkpoint.spec.title} in {request.dtype}"
+        memory.require(elements * dtype.itemsize, self._device, self._rank, what, smaller)
 
     def _rewrap(self, resident: Resident, config: ParallelConfig) -> ParallelTransformer:
         assert resident.transformer is not None

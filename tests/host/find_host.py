@@ -79,7 +79,7 @@ def find_host() -> Host:
     missing = [line.removeprefix("missing ") for line in found if line.startswith("missing ")]
     if missing:
         raise NoHost(
-            f"{python} lacks {', '.join(missing)} for the ComfyUI in {path}: "
+            f"{python} lacks {len(missing)} packages of the ComfyUI in {path}, first {missing[0]}: "
             f"run `python -m tests.host.requirements`, or {HOW_TO}"
         )
     if probe.returncode:

@@ -1,0 +1,69 @@
+"""Memory of this rank's device: what is free, what a model needs, and the error when they do not fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import psutil
+import torch
+
+from .errors import OutOfMemoryError
+
+_GIB = 2**30
+_RESERVE = 512 * 2**20
+"""Left free beside the weights, for the CUDA context's growth and the first activations."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can be allocated on the device now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return psutil.virtual_memory().available
+
+
+def device_title(device: torch.device) -> str:
+    """How the artist knows the device."""
+    return f"GPU {device.index}" if device.type == "cuda" else "the CPU"
+
+
+def require(wanted: int, device: torch.device, rank: int, what: str, smaller: Iterable[str] = ()) -> None:
+    """Refuse before anything is allocated.
+
+    Args:
+        wanted: bytes.
+        what: for the message, such as "FLUX.1 in float32".
+        smaller: what would fit, as parts of a sentence; the artist reads the first.
+
+    Raises:
+        OutOfMemoryError: less is free than is wanted (with a reserve on a GPU).
+    """
+    free = free_bytes(device)
+    if wanted + (_RESERVE if device.type == "cuda" else 0) <= free:
+        return
+    fix = next(iter(smaller), "Free memory there (close other programs, or unload other models), or use other devices.")
+    raise OutOfMemoryError(
+        f"{what} needs {wanted / _GIB:.1f} GiB on {device_title(device)} (rank {rank}), where {free / _GIB:.1f} GiB "
+        f"are free.",
+        fix,
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """An allocation failed, on a GPU or on the CPU. PyTorch's CPU allocator raises a plain RuntimeError."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def explain_out_of_memory(error: BaseException, device: torch.device, rank: int) -> OutOfMemoryError:
+    """The typed error for an allocation that failed."""
+    wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error)) or re.search(r"allocate (\d+ bytes)", str(error))
+    title = device_title(device)
+    return OutOfMemoryError(
+        f"{title[0].upper()}{title[1:]} (rank {rank}) ran out of memory"
+        f"{f' when it wanted {wanted[1]} more' if wanted else ''}; "
+        f"{free_bytes(device) / _GIB:.1f} GiB were free there afterwards.",
+        "Use a smaller picture or batch, more GPUs, or free memory on that device.",
+    )
