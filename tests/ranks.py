@@ -68,7 +68,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: floa
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed or time.monotonic() > deadline:
             named = failed or [rank for rank, code in enumerate(codes) if code is None]
-            logs = "\n".join(f"--- rank {rank}\n{(folder / f'{rank}.log').read_text()[-40000:]}" for rank in named)
+            logs = "\n".join(f"--- rank {rank}\n{(folder / f'{rank}.log').read_text()[-4000:]}" for rank in named)
             raise AssertionError(f"ranks {named} {'failed' if failed else 'ran out of time'}\n{logs}")
         if None not in codes:
             return

@@ -1,0 +1,88 @@
+"""A rank whose engine does as the request says: works a little, or fails in a chosen way at a chosen place.
+
+A fault is written into the request: in a Load's path or a Sample's sampler, as "FAULT RANK STEP", such as "exit 1 2";
+STEP -1 is PREPARE. Any other text is a job that succeeds. Every step makes a collective call, so that a rank that
+fails leaves the others waiting in it, as a real transformer would.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from parallel_runtime.errors import RequestError
+from parallel_runtime.pipeline.control import Cancelled, Control
+from parallel_runtime.pipeline.engine import Engine, Prepared
+from parallel_runtime.pipeline.requests import Answer, Finished, Load, Loaded, Request, Sample
+from workers import rank
+
+STEP_SECONDS = 0.02
+
+
+def fail(fault: str, control: Control) -> None:
+    """Fail in that way, here and now."""
+    if fault == "raise":
+        raise RuntimeError("planted fault")
+    if fault == "refuse":
+        raise RequestError("A planted refusal.", "Do as it says.")
+    if fault == "oom":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
+    if fault == "exit":
+        os._exit(3)
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "hang":
+        time.sleep(600)
+    if fault == "slow":  # as a large file that loads: cancel is heard between tensors
+        for _ in range(200):
+            time.sleep(0.05)
+            control.check_cancel()
+
+
+class FaultyEngine(Engine):
+    """Knows no model; see the module."""
+
+    def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
+        """Fail here where the request says so."""
+        if isinstance(request, Load):
+            self._maybe(request.path, -1, control)
+            answer: Answer = Loaded("none", 0, 0, False, request.path)
+            return Prepared(lambda tensors, control: (answer, {}))
+        if isinstance(request, Sample):
+            self._maybe(request.sampler, -1, control)
+            return Prepared(lambda tensors, control: self._steps(request, tensors, control))
+        return Prepared(lambda tensors, control: (Finished(), {"output": tensors.get("x", torch.zeros(1))}))
+
+    def _steps(
+        self, request: Sample, tensors: Mapping[str, torch.Tensor], control: Control
+    ) -> tuple[Answer, dict[str, torch.Tensor]]:
+        total = len(tensors["sigmas"]) - 1
+        x = tensors["x"].clone()
+        for step in range(total):
+            self._maybe(request.sampler, step, control)
+            time.sleep(STEP_SECONDS)
+            if self.world_size > 1:
+                dist.all_reduce(x)
+                x /= self.world_size
+            control.progress(step, total)
+            if control.all_stop():
+                raise Cancelled
+        return Finished("steps"), {"latent": x}
+
+    def _maybe(self, text: str, step: int, control: Control) -> None:
+        words = text.split()
+        if len(words) == 3 and (int(words[1]), int(words[2])) == (self.rank, step):
+            fail(words[0], control)
+
+
+if __name__ == "__main__":
+    rank.main(FaultyEngine)

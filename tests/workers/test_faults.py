@@ -1,0 +1,330 @@
+"""Whatever fails, the artist reads one sentence, nothing is left behind, and the next job succeeds."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from parallel_runtime.errors import OutOfMemoryError, PoolError, RequestError
+from workers.client import Cancelled, PoolClient
+from workers.launch import PACK_ROOT, PoolSpec
+from workers.pool_log import PoolLog
+
+from .conftest import FaultyPool, alive
+
+NOTICE_SECONDS = 2.0
+
+
+def die_in_a_job(pool: FaultyPool, fault: str) -> tuple[PoolError, float]:
+    """Run a job that costs the pool; return its error and the seconds from the last step to it."""
+    last = time.monotonic()
+
+    def on_progress(*_):
+        nonlocal last
+        last = time.monotonic()
+
+    with pytest.raises(PoolError) as caught:
+        pool.sample(fault, on_progress=on_progress)
+    return caught.value, time.monotonic() - last
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_in_prepare_on_one_rank_costs_the_job_only(faulty_pool, rank):
+    pool = faulty_pool()
+    before = pool.client.status().pids
+    with pytest.raises(
+        PoolError, match=rf"Rank {rank} of the worker pool failed with RuntimeError: planted fault\. The log"
+    ):
+        pool.sample(f"raise {rank} -1")
+    with pytest.raises(RequestError, match=r"^A planted refusal\. Do as it says\.$"):
+        pool.sample(f"refuse {rank} -1")
+    pool.check_works()
+    assert pool.client.status().pids == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("raise 1 2", r"Rank 1 of the worker pool failed with RuntimeError: planted fault\. The next prompt starts"),
+        ("raise 0 0", r"Rank 0 of the worker pool failed with RuntimeError: planted fault\. The next prompt starts"),
+        (
+            "exit 1 2",
+            r"Rank 1 \(process \d+\) ended in the middle of a job\. The next prompt starts a fresh pool; the log is",
+        ),
+        ("kill 0 1", r"Rank 0 \(process \d+\) ended in the middle of a job\."),
+        ("segv 1 3", r"Rank 1 \(process \d+\) ended in the middle of a job\."),
+        ("kill 1 -1", r"Rank 1 \(process \d+\) ended in the middle of a job\."),
+    ],
+)
+def test_a_failure_in_a_job_is_noticed_at_once_and_the_next_job_succeeds(faulty_pool, fault, says):
+    pool = faulty_pool()
+    error, seconds = die_in_a_job(pool, fault)
+    assert seconds < NOTICE_SECONDS
+    assert re.search(says, str(error)), str(error)
+    pool.check_gone()
+    started = time.monotonic()
+    pool.check_works()
+    pool.remember()
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("fault", ["stop 1 2", "hang 0 1", "hang 1 -1"])
+def test_a_rank_that_gets_nowhere_is_stalled_within_its_bound_with_stacks_in_the_log(faulty_pool, monkeypatch, fault):
+    monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "3")
+    pool = faulty_pool()
+    error, seconds = die_in_a_job(pool, fault)
+    assert seconds < 3 + 3
+    assert "made no progress for" in str(error)
+    assert "with the stacks of all ranks" in str(error)
+    log = Path(str(error).rpartition("log with the stacks of all ranks is ")[2].rstrip(".")).read_text()
+    assert "most recent call first" in log
+    pool.check_gone()
+    monkeypatch.delenv("PARALLEL_DIT_STALL_SECONDS")
+    pool.check_works()
+
+
+def test_a_tree_that_slept_as_a_whole_did_not_stall(faulty_pool, monkeypatch):
+    monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "4")
+    pool = faulty_pool()
+    slept = threading.Event()
+
+    def sleep_and_wake(step, total, denoised):
+        if step != 1 or slept.is_set():
+            return
+        slept.set()
+        for process in pool.processes:
+            process.suspend()
+        time.sleep(8)
+        for process in pool.processes:
+            process.resume()
+
+    pool.sample(steps=40, on_progress=sleep_and_wake)
+    assert slept.is_set()
+    pool.check_works()
+    assert all(alive(process) for process in pool.processes)
+
+
+@pytest.mark.parametrize("victim", ["torchrun", "supervisor"])
+def test_the_pools_own_processes_may_be_killed(faulty_pool, victim):
+    pool = faulty_pool()
+    pid = pool.client.status().torchrun if victim == "torchrun" else pool.pool._supervisor.pid
+    killed = threading.Event()
+
+    def kill(*_):
+        if not killed.is_set():
+            killed.set()
+            os.kill(pid, signal.SIGKILL)
+
+    started = time.monotonic()
+    with pytest.raises(PoolError, match="The next prompt starts a fresh pool"):
+        pool.sample(steps=400, on_progress=kill)
+    assert time.monotonic() - started < NOTICE_SECONDS + 1
+    pool.check_works()  # a killed supervisor cannot clean up; the next start does
+    pool.check_gone()
+    pool.remember()
+
+
+def test_a_rank_that_dies_while_the_pool_is_idle_costs_nothing_but_a_start(faulty_pool):
+    pool = faulty_pool()
+    os.kill(pool.client.status().pids[1], signal.SIGKILL)
+    time.sleep(1.5)
+    assert pool.client.status() is None
+    pool.check_works()
+    pool.check_gone()
+    pool.remember()
+
+
+def test_out_of_memory_in_prepare_names_the_rank_and_what_would_fit_and_the_pool_lives(faulty_pool):
+    pool = faulty_pool()
+    before = pool.client.status().pids
+    with pytest.raises(OutOfMemoryError) as caught:
+        pool.client.load(pool.model("oom 1 -1"))
+    assert "(rank 1) ran out of memory when it wanted 20.00 GiB more; " in str(caught.value)
+    assert "GiB were free" in str(caught.value)
+    assert "set devices to cpu:1" in str(caught.value)
+    pool.check_works()
+    assert pool.client.status().pids == before
+
+
+def test_out_of_memory_in_a_job_costs_the_pool_and_says_so(faulty_pool):
+    pool = faulty_pool()
+    with pytest.raises(OutOfMemoryError, match=r"\(rank 1\) ran out of memory.*smaller picture.*fresh pool"):
+        pool.sample("oom 1 2")
+    pool.check_gone()
+    pool.check_works()
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_cancel_at_a_step_stops_all_ranks_there_and_keeps_them(faulty_pool, step):
+    pool = faulty_pool(3)
+    seen = []
+    with pytest.raises(Cancelled):
+        pool.sample(
+            steps=500,
+            on_progress=lambda now, *_: seen.append(now),
+            should_cancel=lambda: bool(seen) and seen[-1] >= step,
+        )
+    assert seen[-1] < 50
+    pool.check_works()
+    assert all(alive(process) for process in pool.processes)
+
+
+def test_cancel_while_a_large_file_loads_is_heard_before_the_file_is_through(faulty_pool):
+    pool = faulty_pool()
+    started = time.monotonic()
+    with pytest.raises(Cancelled):
+        pool.client.load(pool.model("slow 1 -1"), should_cancel=lambda: time.monotonic() - started > 0.5)
+    assert time.monotonic() - started < 3
+    pool.check_works()
+    assert all(alive(process) for process in pool.processes)
+
+
+def test_a_second_prompt_waits_its_turn_in_every_state(faulty_pool):
+    pool = faulty_pool()
+    pool.client.close()
+    errors: list[BaseException] = []
+
+    def job(work):
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread
+            errors.append(error)
+
+    def while_(state, first, second):
+        threads = [threading.Thread(target=job, args=(first,))]
+        threads[0].start()
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and threads[0].is_alive():
+            status = pool.client.status()
+            if status is not None and status.state == state:
+                break
+            time.sleep(0.01)
+        threads.append(threading.Thread(target=job, args=(second,)))
+        threads[1].start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+    while_("starting", pool.check_works, pool.check_works)
+    while_("preparing", lambda: pool.client.load(pool.model("slow 0 -1"), lambda: False), pool.check_works)
+    while_("running", lambda: pool.sample(steps=50), pool.check_works)
+    assert errors == []
+    while_("running", lambda: pool.sample("exit 1 40", steps=50), pool.check_works)
+    assert [type(error) for error in errors] == [PoolError]  # the first job's own; the second found a fresh pool
+
+
+def test_a_slow_start_is_given_up_with_the_ranks_that_did_not_come(monkeypatch, tmp_path):
+    monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
+    monkeypatch.setenv("PARALLEL_DIT_START_SECONDS", "1")
+    client = PoolClient(PoolSpec("cpu", (0, 1)), "tests.workers.rank_that_never_comes")
+    try:
+        with pytest.raises(PoolError, match=r"Ranks \[0, 1\] did not start within 1 seconds"):
+            client.start()
+    finally:
+        client.close()
+
+
+def test_ranks_that_cannot_start_say_why_in_the_log_that_the_error_names(monkeypatch, tmp_path):
+    monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
+    client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.no_such_module")
+    try:
+        with pytest.raises(
+            PoolError, match=r"torchrun \(process \d+\) ended with code 1 while the pool started"
+        ) as caught:
+            client.start()
+        log = str(caught.value).rpartition("the log is ")[2].rstrip(".")
+        assert "No module named tests.workers.no_such_module" in Path(log).read_text()
+    finally:
+        client.close()
+
+
+def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(faulty_pool):
+    client = faulty_pool().client
+    waits = []
+    for client._deaths in range(8):
+        started = time.monotonic()
+        with pytest.raises(Cancelled):
+            client._back_off(lambda: True)  # cancelled as soon as it waits at all
+            raise Cancelled  # it did not wait
+        waits.append(time.monotonic() - started)
+    assert max(waits) < 0.5  # a cancel is heard while waiting
+    client._deaths = 2
+    started = time.monotonic()
+    client._back_off(lambda: False)
+    assert 0.9 < time.monotonic() - started < 1.6
+
+
+def test_two_pools_at_once_do_not_meet(faulty_pool):
+    one, other = faulty_pool(), faulty_pool()
+    threads = [threading.Thread(target=pool.sample, kwargs={"steps": 20}) for pool in (one, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    error, _ = die_in_a_job(one, "exit 0 1")
+    assert "Rank 0" in str(error)
+    other.check_works()
+    assert all(alive(process) for process in other.processes)
+    one.check_works()
+
+
+def test_what_a_killed_client_left_is_removed_by_the_next_start(faulty_pool, tmp_path):
+    pool = faulty_pool()
+    stray = pool.pool.directory.with_name("parallel-dit-stray")
+    stray.mkdir(mode=0o700)
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    created = psutil.Process(process.pid).create_time()
+    process.wait()
+    (stray / "owner").write_text(f"{process.pid} {created}")
+    faulty_pool()
+    assert not stray.exists()
+    assert pool.pool.directory.exists()
+
+
+def test_a_client_killed_in_the_middle_of_a_step_takes_the_pool_with_it(tmp_path):
+    script = textwrap.dedent("""
+        from tests.workers.conftest import FaultyPool
+        from workers.client import PoolClient
+        from workers.launch import PoolSpec
+        pool = FaultyPool(PoolClient(PoolSpec("cpu", (0, 1)), "tests.workers.faulty_rank"))
+        pool.client.load(pool.model())
+        pool.remember()
+        print(pool.directories[0], *(process.pid for process in pool.processes), flush=True)
+        pool.sample(steps=10000, on_progress=lambda *_: print("step", flush=True))
+    """)
+    environment = {**os.environ, "PARALLEL_DIT_LOGS": str(tmp_path)}
+    client = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=PACK_ROOT, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert client.stdout is not None
+    directory, *pids = client.stdout.readline().split()
+    assert client.stdout.readline() == "step\n"
+    processes = [psutil.Process(int(pid)) for pid in pids]
+    client.kill()
+    client.wait()
+    FaultyPool(None, processes, [Path(directory)]).check_gone()  # type: ignore[arg-type]
+
+
+def test_a_full_disk_under_the_log_keeps_the_last_lines_in_memory(tmp_path):
+    (tmp_path / "pool.log").symlink_to("/dev/full")
+    log = PoolLog(tmp_path / "pool.log")
+    log.write("one\ntwo")
+    assert log.tail() == "one\ntwo"
+
+
+def test_a_log_that_cannot_be_made_is_no_reason_to_fail(faulty_pool, tmp_path, monkeypatch):
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    pool = faulty_pool()
+    with pytest.raises(PoolError, match="planted fault"):
+        pool.sample("raise 1 1")
+    pool.check_works()
