@@ -6,13 +6,14 @@ from comfy_api.latest import ComfyExtension, io
 from typing_extensions import override
 
 from .parallel_config import ParallelConfigNode
+from .parallel_doctor import ParallelDoctor
 from .parallel_loader import ParallelLoader
 from .parallel_sampler import ParallelSampler
 from .start_setting import start_pool_if_wished
 
 
 class ParallelExtension(ComfyExtension):
-    """Parallel Config, Parallel Loader, Parallel Sampler."""
+    """Parallel Config, Parallel Loader, Parallel Sampler, Parallel Doctor."""
 
     @override
     async def on_load(self) -> None:
@@ -22,4 +23,4 @@ class ParallelExtension(ComfyExtension):
     @override
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """Node classes, in the order of the menu."""
-        return [ParallelConfigNode, ParallelLoader, ParallelSampler]
+        return [ParallelConfigNode, ParallelLoader, ParallelSampler, ParallelDoctor]

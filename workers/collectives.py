@@ -61,7 +61,7 @@ def verify_all_reduce(buffer: torch.Tensor) -> None:
         WrongResult: another sum.
     """
     world, rank = dist.get_world_size(), dist.get_rank()
-    pattern = torch.arange(buffer.numel(), device=buffer.device) % _PATTERN
+    pattern = torch.arange(buffer.numel(), dtype=torch.int32, device=buffer.device) % _PATTERN
     buffer.copy_(pattern * (rank + 1))
     dist.all_reduce(buffer)
     wrong = int((buffer != pattern * (world * (world + 1) // 2)).sum())
@@ -77,7 +77,7 @@ def verify_all_to_all(buffer: torch.Tensor) -> None:
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     ranks = torch.arange(world, device=buffer.device)[:, None]
-    pattern = torch.arange(buffer.numel() // world, device=buffer.device)[None] % _PATTERN
+    pattern = torch.arange(buffer.numel() // world, dtype=torch.int32, device=buffer.device)[None] % _PATTERN
     buffer.copy_((pattern + rank * world + ranks).flatten())
     received = torch.empty_like(buffer)
     dist.all_to_all_single(received, buffer)

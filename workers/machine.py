@@ -13,13 +13,14 @@ import os
 import platform
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from .launch import PACK_ROOT, PoolSpec, rank_environment
-from .nvidia_smi import DriverGpu, ask, list_gpus, parse_topology
+from .launch import PACK_ROOT
+from .nvidia_smi import DriverGpu, ask, find_trouble, list_gpus, parse_topology
 
 OLDEST = {
     "torch": "2.6",
@@ -75,7 +76,8 @@ class Machine:
     """Facts, without a verdict; memory in bytes.
 
     Args:
-        problem: why (some of) the facts could not be read.
+        problem: why (some of) the facts could not be read, a sentence without its full stop.
+        gpu_problem: what the driver or CUDA complained about, likewise.
         driver_gpus: GPUs that nvidia-smi lists, of which CUDA may see fewer.
         environment: variables that change what CUDA and NCCL do.
     """
@@ -94,6 +96,7 @@ class Machine:
     shm_free: int = 0
     environment: tuple[tuple[str, str], ...] = ()
     problem: str | None = None
+    gpu_problem: str | None = None
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Machine:
@@ -116,12 +119,10 @@ class Machine:
 def read_machine(limit_seconds: float) -> Machine:
     """Read the facts in a process of their own; what went wrong is in `problem`."""
     command = [sys.executable, "-m", "workers.machine"]
-    environment = rank_environment(PoolSpec("cpu", (0,)), PACK_ROOT, os.environ)
     try:
         done = subprocess.run(
             command,
             cwd=PACK_ROOT,
-            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -132,7 +133,9 @@ def read_machine(limit_seconds: float) -> Machine:
         return Machine(platform.python_version(), problem=problem)
     if done.returncode != 0:
         said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing")
-        problem = f"The process that reads the machine's facts ended with code {done.returncode} and said: {said.strip()}"
+        problem = (
+            f"The process that reads the machine's facts ended with code {done.returncode} and said: {said.strip()}"
+        )
         return Machine(platform.python_version(), problem=problem)
     return Machine.from_mapping(json.loads(done.stdout.splitlines()[-1]))
 
@@ -147,7 +150,9 @@ def _find_package(name: str) -> Package:
         if name == "diffusers":
             _ = module.FluxTransformer2DModel  # diffusers imports its classes when they are first asked for
     except Exception as error:  # noqa: BLE001 - a package may raise anything while it is imported; the report says it
-        return Package(name, found, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+        return Package(
+            name, found, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        )
     return Package(name, found)
 
 
@@ -191,7 +196,12 @@ def _find_cuda(driver_gpus: tuple[DriverGpu, ...]) -> dict[str, Any]:
     import torch
 
     facts: dict[str, Any] = {"cuda": torch.version.cuda}
-    if not torch.cuda.is_available():
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if not available:
+        if complaints:
+            facts["gpu_problem"] = str(complaints[0].message).strip().splitlines()[0].rstrip(".")
         return facts
     with contextlib.suppress(RuntimeError, AttributeError, ImportError):  # a build without NCCL
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -204,7 +214,7 @@ def _find_cuda(driver_gpus: tuple[DriverGpu, ...]) -> dict[str, Any]:
 
 
 def _find_memory() -> dict[str, int]:
-    facts = {}
+    facts: dict[str, int] = {}
     with contextlib.suppress(ImportError):
         import psutil
 
@@ -220,14 +230,16 @@ def _gather() -> Machine:
     driver_gpus = list_gpus()  # before torch takes GPU memory for itself
     packages = tuple(_find_package(name) for name in OLDEST)
     torch_works = packages[0].found is not None and packages[0].problem is None
+    facts: dict[str, Any] = {"gpu_problem": None if driver_gpus else find_trouble(), **_find_memory()}
+    if torch_works:
+        facts |= _find_cuda(driver_gpus)
     return Machine(
         python=platform.python_version(),
         packages=packages,
         driver=driver_gpus[0].driver if driver_gpus else None,
         driver_gpus=len(driver_gpus),
         environment=tuple(sorted(item for item in os.environ.items() if item[0].startswith(_SHOWN_VARIABLES))),
-        **_find_memory(),
-        **(_find_cuda(driver_gpus) if torch_works else {}),
+        **facts,
     )
 
 

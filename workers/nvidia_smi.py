@@ -46,6 +46,18 @@ def ask(*arguments: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
+def find_trouble() -> str | None:
+    """What nvidia-smi says when it cannot do its work; None when it can, or is missing, or there is no GPU."""
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=TOOL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"nvidia-smi did not answer within {TOOL_SECONDS:.0f} seconds"
+    except OSError:
+        return None
+    said = " ".join(f"{done.stdout} {done.stderr}".split())
+    return None if done.returncode == 0 or "No devices" in said else f"nvidia-smi says: {said[:200].rstrip('.')}"
+
+
 def list_gpus() -> tuple[DriverGpu, ...]:
     """The driver's GPUs."""
     return parse_gpus(ask("--query-gpu=index,uuid,memory.used,driver_version", "--format=csv,noheader,nounits"))

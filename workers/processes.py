@@ -30,7 +30,8 @@ def die_with_parent(parent: int) -> None:
 
 
 async def spawn(command: list[str], environment: dict[str, str], cwd: str) -> asyncio.subprocess.Process:
-    """Start torchrun with its output on a pipe."""
+    """Start torchrun with its output on a pipe; it ends with this process, and the ranks with it."""
+    parent = os.getpid()
     return await asyncio.create_subprocess_exec(
         *command,
         env=environment,
@@ -39,6 +40,7 @@ async def spawn(command: list[str], environment: dict[str, str], cwd: str) -> as
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
+        preexec_fn=lambda: die_with_parent(parent),
         limit=1 << 20,
     )
 

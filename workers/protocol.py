@@ -27,13 +27,19 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
-    """A `ParallelError` as data. `traceback` is for the log and for developers, not for the artist."""
+    """A `ParallelError` as data.
+
+    Args:
+        traceback: for the log and for developers, not for the artist.
+        consequence: a collective broke because another rank was lost; that rank is to blame.
+    """
 
     type: str
     cause: str
     fix: str
     rank: int | None = None
     traceback: str = ""
+    consequence: bool = False
 
 
 # client -> supervisor, and onwards to every rank (its payload to rank 0 alone)

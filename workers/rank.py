@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -158,7 +159,15 @@ class Rank:
             error = memory.explain_out_of_memory(error, self.device, self.rank)
         if not isinstance(error, ParallelError):
             log.error("job %d: %s", number, trace)
-        self.connection.send(Failed(number, self.rank, describe(error, self.rank, trace), cancelled))
+        info = describe(error, self.rank, trace)
+        if is_lost_peer(error):
+            info = msgspec.structs.replace(info, consequence=True)
+        self.connection.send(Failed(number, self.rank, info, cancelled))
+
+
+def is_lost_peer(error: Exception) -> bool:
+    """A collective failed because its other side is gone. gloo says so in a plain RuntimeError."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def connect(directory: Path) -> Connection:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import shutil
 import socket
@@ -55,6 +56,16 @@ BLAME_SECONDS = 0.3
 DUMP_SECONDS = 0.7
 
 
+class Blame(enum.IntEnum):
+    """Signs of a failure, likeliest cause first."""
+
+    TORCHRUN_KILLED = 0
+    RANK_FAILED = 1
+    RANK_ENDED = 2
+    TORCHRUN_ENDED = 3
+    COLLECTIVE_BROKE = 4
+
+
 class Supervisor:
     """The pool as one object: its state, its connections, its job."""
 
@@ -73,6 +84,7 @@ class Supervisor:
         self.waiting: deque[Frame] = deque()
         self.error: ErrorInfo | None = None
         self.stall = StallWatch()
+        self._suspects: list[tuple[Blame, ErrorInfo]] = []
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -142,10 +154,7 @@ class Supervisor:
         self.ranks[rank], self.pids[rank] = peer, pid
         while (frame := await peer.receive()) is not None:
             await self._from_rank(rank, frame)
-        if not self._ended.is_set():
-            # Another rank, or torchrun, may be about to say why: the first to fail is the one to blame.
-            await asyncio.sleep(BLAME_SECONDS)
-            self._die(self._loss(f"Rank {rank} (process {pid}) ended"))
+        self._suspect(Blame.RANK_ENDED, self._loss(f"Rank {rank} (process {pid}) ended"))
 
     async def _from_rank(self, rank: int, frame: Frame) -> None:
         message = frame.message
@@ -182,8 +191,10 @@ class Supervisor:
                 if job.cancelled:
                     await self._to_ranks(Cancel(job.number))
         elif job.phase == "running" and job.failed:
-            error = job.failure.error
-            self._die(msgspec.structs.replace(error, fix=f"{error.fix} {self._fresh()}".strip()))
+            for failed in job.failed.values():
+                blame = Blame.COLLECTIVE_BROKE if failed.error.consequence else Blame.RANK_FAILED
+                fix = f"{failed.error.fix} {self._fresh()}".strip()
+                self._suspect(blame, msgspec.structs.replace(failed.error, fix=fix))
         elif job.finished:
             self._rest()
             assert job.result is not None
@@ -260,9 +271,8 @@ class Supervisor:
     async def _watch_torchrun(self) -> None:
         assert self.torchrun is not None
         code = await self.torchrun.wait()
-        if not self._ended.is_set():
-            await asyncio.sleep(BLAME_SECONDS)
-            self._die(self._loss(f"torchrun (process {self.torchrun.pid}) ended with code {code}"))
+        blame = Blame.TORCHRUN_KILLED if code < 0 else Blame.TORCHRUN_ENDED
+        self._suspect(blame, self._loss(f"torchrun (process {self.torchrun.pid}) ended with code {code}"))
 
     async def _watch_start(self) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -293,6 +303,16 @@ class Supervisor:
 
     def _fresh(self, log_holds: str = "") -> str:
         return f"The next prompt starts a fresh pool; the log {log_holds}is {self.log.path}."
+
+    def _suspect(self, blame: Blame, error: ErrorInfo) -> None:
+        """Something failed. What failed first makes the rest fail: wait a moment, then name the likeliest cause."""
+        self._suspects.append((blame, error))
+        if len(self._suspects) == 1 and not self._ended.is_set():
+            self._watch(self._judge())
+
+    async def _judge(self) -> None:
+        await asyncio.sleep(BLAME_SECONDS)
+        self._die(min(self._suspects, key=lambda suspect: suspect[0])[1])
 
     def _die(self, error: ErrorInfo) -> None:
         """The unit of failure is the pool: whatever failed, nothing in it is trusted any more."""

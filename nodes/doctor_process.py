@@ -1,0 +1,93 @@
+"""The doctor in a process of its own, so that ComfyUI's process neither waits for a driver nor touches a GPU for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parallel_runtime.errors import ConfigurationError, PoolError
+from parallel_runtime.pipeline.control import Cancelled
+
+PACK_ROOT = Path(__file__).resolve().parent.parent
+COMMAND = (sys.executable, "-m", "workers.doctor", "--json", "--end-with-parent")
+LIMIT_SECONDS = 300.0  # the doctor bounds each of its parts; this is for a doctor that hangs itself
+POLL_SECONDS = 0.1
+END_SECONDS = 15.0
+WRONG_ARGUMENTS = 2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the doctor said. `works`: nothing is broken; `text`: the report for people."""
+
+    works: bool
+    text: str
+
+
+def run_doctor(
+    devices: str,
+    should_cancel: Callable[[], bool],
+    command: Sequence[str] = COMMAND,
+    limit_seconds: float = LIMIT_SECONDS,
+) -> Verdict:
+    """Run the doctor for `devices` (as in ParallelConfig) and wait for it.
+
+    Raises:
+        Cancelled: `should_cancel` said so; the doctor and what it had started are gone.
+        ConfigurationError: devices that are not there.
+        PoolError: it came to no report.
+    """
+    polls = int(limit_seconds / POLL_SECONDS)
+    process = subprocess.Popen(
+        [*command, "--devices", devices],
+        cwd=PACK_ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C in ComfyUI's terminal is for ComfyUI
+    )
+    try:
+        for _ in range(polls):
+            try:
+                output, complaint = process.communicate(timeout=POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                if should_cancel():
+                    raise Cancelled from None
+            else:
+                return _read(output, complaint, process.returncode)
+        raise PoolError(
+            f"The doctor came to no end within {limit_seconds:.0f} seconds.",
+            f"Run python -m workers.doctor in {PACK_ROOT} and see where it waits.",
+        )
+    finally:
+        _end(process)
+
+
+def _read(output: str, complaint: str, code: int) -> Verdict:
+    try:
+        report = json.loads(output)
+        return Verdict(report["works"], report["text"])
+    except (ValueError, KeyError, TypeError):
+        said = next((line for line in reversed(complaint.splitlines()) if line.strip()), "nothing").strip()
+        if code == WRONG_ARGUMENTS:
+            raise ConfigurationError(said, "") from None
+        raise PoolError(
+            f"The doctor ended with code {code} and no report. It said: {said}",
+            f"Run python -m workers.doctor in {PACK_ROOT} to see more.",
+        ) from None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ask it to end, which takes its ranks and its folder along; the ranks also end by themselves when it is killed."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.communicate(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()

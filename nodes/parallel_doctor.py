@@ -1,0 +1,65 @@
+"""Parallel Doctor: what works on this machine, what does not, and what to do about it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from comfy_api.latest import io
+
+from parallel_runtime.config import ParallelConfig
+
+from .node_text import show_text
+from .parallel_config import ConfigSocket
+
+log = logging.getLogger("parallel_dit")
+
+
+class ParallelDoctor(io.ComfyNode):
+    """Runs the doctor each time it is queued. A pool that runs is left alone; the check takes place beside it."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs, outputs and texts of the node."""
+        return io.Schema(
+            node_id="ParallelDoctor",
+            display_name="Parallel Doctor",
+            category="parallel",
+            description="Checks versions, GPUs, memory and the links between GPUs, with real exchanges between them, "
+            "and says what to mend. Takes half a minute; nothing of it stays in GPU memory.",
+            search_aliases=["multi gpu", "diagnose", "check", "nccl", "bandwidth", "parallel"],
+            inputs=[
+                ConfigSocket.Input(
+                    "parallel_config",
+                    optional=True,
+                    tooltip="Whose devices are checked. Without one: all GPUs that ComfyUI sees.",
+                ),
+            ],
+            outputs=[io.String.Output(display_name="report", tooltip="The report as text.")],
+            hidden=[io.Hidden.unique_id],
+            is_output_node=True,
+            not_idempotent=True,
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, **inputs: Any) -> float:
+        """Never the same as last time: a machine changes without its inputs changing."""
+        return float("nan")
+
+    @classmethod
+    def execute(cls, parallel_config: dict[str, Any] | None = None) -> io.NodeOutput:
+        """Run the doctor and show its report; what is broken is in the report, and no error of the node.
+
+        Raises:
+            ConfigurationError: not a parallel configuration, or devices that are not there.
+            PoolError: the doctor came to no report.
+        """
+        # Imported here and not at the top: ComfyUI's start shall not pay for it.
+        from .doctor_process import run_doctor
+        from .interrupt import stopping_with_prompt
+
+        config = ParallelConfig() if parallel_config is None else ParallelConfig.from_mapping(parallel_config)
+        with stopping_with_prompt() as interrupted:
+            verdict = run_doctor(config.devices, interrupted)
+        log.log(logging.INFO if verdict.works else logging.WARNING, "%s", verdict.text)
+        return io.NodeOutput(verdict.text, ui=show_text(cls.hidden.unique_id, verdict.text))

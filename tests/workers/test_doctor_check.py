@@ -1,0 +1,196 @@
+"""The doctor's real check: right, bounded in time, on the loopback interface only, and gone afterwards."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from workers.collectives import WrongResult, verify_all_reduce, verify_all_to_all
+from workers.diagnosis import report
+from workers.launch import PACK_ROOT, PoolSpec
+from workers.link_launch import check_links
+
+from .machines import machine
+
+TWO = PoolSpec("cpu", (0, 1))
+MARK = "DOCTOR_TEST_MARK"
+FAULTY = "tests.workers.faulty_link_rank"
+
+DOCTOR_WITHOUT_FACTS = """
+import sys
+from tests.workers.machines import machine
+from workers import doctor
+doctor.read_machine = lambda limit: machine()
+sys.exit(doctor.main())
+"""
+
+
+class Traces:
+    """What a check leaves: processes with our mark in their environment, files in the temporary folder."""
+
+    def __init__(self, mark: str, folder: Path):
+        self.mark = mark
+        self.folder = folder
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                marked = process.pid != os.getpid() and process.environ().get(MARK) == self.mark
+                if marked and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def ranks(self) -> list[psutil.Process]:
+        ranks = []
+        for process in self.processes():
+            try:
+                if "workers.link_check" in process.cmdline() and "torch.distributed.run" not in process.cmdline():
+                    ranks.append(process)
+            except psutil.Error:
+                continue
+        return ranks
+
+    def gone(self) -> bool:
+        return not self.processes() and not list(self.folder.iterdir())
+
+
+@pytest.fixture
+def traces(tmp_path, monkeypatch) -> Iterator[Traces]:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    traces = Traces(mark, folder)
+    yield traces
+    for process in traces.processes():
+        process.kill()
+
+
+def wait_until(condition: Callable[[], object], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_the_whole_doctor_passes_here_listens_on_loopback_only_and_leaves_nothing(traces):
+    command = [sys.executable, "-m", "workers.doctor", "--devices", "cpu:2", "--json"]
+    addresses = set()
+    with subprocess.Popen(command, cwd=PACK_ROOT, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            for rank in traces.processes():
+                try:
+                    listening = [c.laddr.ip for c in rank.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+                except psutil.Error:
+                    continue
+                addresses |= set(listening)
+            time.sleep(0.02)
+        assert process.stdout is not None
+        data = json.loads(process.stdout.read())
+    assert process.returncode == 0, data["text"]
+    assert data["works"]
+    (rates,) = data["link"]["rates"]
+    assert (rates["backend"], rates["ranks"]) == ("gloo", 2)
+    assert rates["all_reduce"] > 0
+    assert rates["all_to_all"] > 0
+    assert 0 < rates["latency"] < 1e6
+    assert all(package["found"] and not package["problem"] for package in data["machine"]["packages"])
+    assert data["machine"]["memory_total"] == psutil.virtual_memory().total
+    assert addresses  # gloo's ranks do listen for each other
+    assert all(ipaddress.ip_address(address).is_loopback for address in addresses), addresses
+    assert traces.gone()
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("raise", "Rank 1 failed while about to fail: RuntimeError: NCCL error: unhandled system error Last error: no"),
+        ("exit", "Rank 1 ended with exit code 7 while about to fail"),
+        ("kill", "Rank 1 was ended by signal 9 while about to fail"),
+    ],
+)
+def test_a_rank_that_fails_is_named_with_how_and_where(traces, monkeypatch, fault, says):
+    monkeypatch.setenv("DOCTOR_FAULT", fault)
+    link = check_links(TWO, 60, FAULTY)
+    assert link.failure is not None
+    assert says in link.failure
+    assert not link.timed_out
+    assert link.seconds < 50
+    assert link.output
+    assert not report(TWO, machine(), link).works
+    assert traces.gone()
+
+
+@pytest.mark.parametrize("fault", ["hang", "stop"])
+def test_ranks_that_hang_are_ended_in_time_and_the_report_says_where_each_was(traces, monkeypatch, fault):
+    monkeypatch.setenv("DOCTOR_FAULT", fault)
+    start = time.monotonic()
+    link = check_links(TWO, 12, FAULTY)
+    assert time.monotonic() - start < 20
+    assert link.timed_out
+    assert link.failure is not None
+    assert link.failure.startswith("The collectives did not finish within 12 seconds: rank 0 was ")
+    assert link.failure.endswith("; rank 1 was about to fail")
+    assert traces.gone()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_however_the_doctor_is_ended_its_ranks_and_its_folder_go_with_it(traces, number, code):
+    process = subprocess.Popen([sys.executable, "-c", DOCTOR_WITHOUT_FACTS], cwd=PACK_ROOT)
+    assert wait_until(lambda: len(traces.ranks()) == 2, 30)
+    process.send_signal(number)
+    assert process.wait(10) == code
+    assert wait_until(traces.gone, 10), (traces.processes(), list(traces.folder.iterdir()))
+
+
+def test_time_that_is_up_makes_exit_code_1_and_a_finding(traces):
+    script = DOCTOR_WITHOUT_FACTS.replace("doctor.main()", "doctor.main()  # with --limit")
+    command = [sys.executable, "-c", script, "--limit", "1"]
+    done = subprocess.run(command, cwd=PACK_ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "[broken] The collectives did not finish within 1 seconds: rank 0 was starting Python" in done.stdout
+    assert traces.gone()
+
+
+@pytest.mark.parametrize(
+    ("verify", "collective"), [(verify_all_reduce, "all_reduce"), (verify_all_to_all, "all_to_all_single")]
+)
+def test_one_damaged_number_is_noticed(monkeypatch, tmp_path, verify, collective):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        buffer = torch.empty(5000)
+        verify(buffer)
+        true_collective = getattr(dist, collective)
+
+        def damage(output: torch.Tensor, *others: torch.Tensor) -> None:
+            true_collective(output, *others)
+            output[4321] += 1
+
+        monkeypatch.setattr(dist, collective, damage)
+        with pytest.raises(WrongResult, match="1 wrong numbers out of 5000"):
+            verify(buffer)
+    finally:
+        dist.destroy_process_group()

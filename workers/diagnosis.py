@@ -1,0 +1,304 @@
+"""From facts to findings: what is broken, what slows down, what would not help. Pure; nothing is measured here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.plan import explain, resolve_plan
+
+from .launch import PACK_ROOT, PoolSpec
+from .link_result import LinkCheck, Rates
+from .machine import OLDEST, Gpu, Link, Machine, Package
+
+Level = Literal["broken", "warning", "note"]
+
+FLUX_HEADS = 24
+OLDEST_PYTHON = (3, 10)
+_FLUX_LAYERS = 57
+_FLUX_ACTIVATION = (4096 + 512) * 3072 * 2
+"""Bytes of one activation of FLUX.1 at 1024 × 1024: image and text tokens × width × bfloat16."""
+
+_GIB = 1 << 30
+_BUSY_BYTES = _GIB
+_SHM_BYTES = _GIB // 2
+_HOST_BYTES_PER_RANK = 2 * _GIB
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something worth saying. "broken" makes the doctor fail; "warning" costs speed or may; "note" is for knowing.
+
+    Args:
+        what: cause, a sentence with its full stop.
+        fix: what to do about it, likewise; "" for a note that asks for nothing.
+    """
+
+    level: Level
+    what: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedRequest:
+    """What `auto` does with a request: its name, the degrees, and why."""
+
+    request: str
+    plan: str
+    why: str
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """Everything the doctor found out. `devices` is a PoolSpec as text; `link` is None where no check could run."""
+
+    devices: str
+    machine: Machine
+    link: LinkCheck | None
+    plans: tuple[PlannedRequest, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def works(self) -> bool:
+        """Nothing is broken."""
+        return all(finding.level != "broken" for finding in self.findings)
+
+
+def report(spec: PoolSpec, machine: Machine, link: LinkCheck | None) -> DoctorReport:
+    """Judge the facts for a pool on `spec`."""
+    findings = [
+        *find_in_software(machine),
+        *(find_in_gpus(spec, machine) if spec.device_type == "cuda" else find_on_cpu(spec, machine)),
+        *find_in_memory(spec, machine),
+        *(find_in_link(link) if link is not None else ()),
+    ]
+    order = ("broken", "warning", "note")
+    findings.sort(key=lambda finding: order.index(finding.level))
+    return DoctorReport(str(spec), machine, link, plan_flux(spec), tuple(findings))
+
+
+def can_check_links(machine: Machine) -> bool:
+    """The check needs a Python that imports these."""
+    packages = (machine.package("torch"), machine.package("psutil"))
+    return all(package is not None and package.found and not package.problem for package in packages)
+
+
+def plan_flux(spec: PoolSpec) -> tuple[PlannedRequest, ...]:
+    """What `auto` takes for FLUX.1-dev; its batch is 1 without CFG and 2 with it."""
+    config, ranks = ParallelConfig(), spec.world_size
+    planned = []
+    for request, batch in (("CFG 1", 1), ("CFG above 1", 2)):
+        plan = resolve_plan(config, ranks, FLUX_HEADS, batch)
+        planned.append(PlannedRequest(request, str(plan), explain(plan, config, ranks, FLUX_HEADS, batch)))
+    return tuple(planned)
+
+
+def exchanged_bytes(ranks: int) -> float:
+    """Bytes that a rank sends in one step of FLUX.1 at 1024 × 1024, split by Ulysses: four all-to-alls a layer."""
+    return 4 * _FLUX_ACTIVATION * (ranks - 1) / ranks**2 * _FLUX_LAYERS
+
+
+def exchange_seconds(rates: Rates) -> float | None:
+    """Time of these bytes at the measured rate, nothing of it hidden behind computing; None for one rank."""
+    return exchanged_bytes(rates.ranks) / (rates.all_to_all * 1e9) if rates.all_to_all else None
+
+
+def find_in_software(machine: Machine) -> Iterator[Finding]:
+    """Python, packages, and whether torch and the driver agree."""
+    if machine.problem is not None:
+        yield Finding(
+            "broken",
+            f"{machine.problem}.",
+            "Look whether nvidia-smi answers; if it does not, restart the machine or reinstall the driver.",
+        )
+    if _numbers(machine.python) < OLDEST_PYTHON:
+        yield Finding(
+            "broken",
+            f"Python {machine.python} runs ComfyUI, and 3.10 or newer is needed.",
+            "Give ComfyUI a newer Python.",
+        )
+    for package in machine.packages:
+        yield from _find_in_package(package)
+    yield from _find_lost_gpus(machine)
+
+
+def _find_lost_gpus(machine: Machine) -> Iterator[Finding]:
+    """GPUs that are there and that torch does not see."""
+    torch = machine.package("torch")
+    hidden = any(name == "CUDA_VISIBLE_DEVICES" for name, _ in machine.environment)
+    if machine.problem is not None or torch is None or not torch.found or torch.problem or hidden:
+        return
+    seen = len(machine.gpus)
+    said = f" ({machine.gpu_problem})" if machine.gpu_problem else ""
+    if machine.driver_gpus > seen and machine.cuda is None:
+        yield Finding(
+            "broken",
+            f"The driver lists {_count(machine.driver_gpus, 'GPU')}, and torch {torch.found} was built without CUDA.",
+            "Install a build of torch with CUDA; pytorch.org/get-started gives the command.",
+        )
+    elif machine.driver_gpus > seen:
+        yield Finding(
+            "broken",
+            f"The driver lists {_count(machine.driver_gpus, 'GPU')}, and torch {torch.found} sees {seen or 'none'}"
+            f"{said}.",
+            f"Install a driver that is as new as torch's CUDA ({machine.cuda}), and restart the machine.",
+        )
+    elif not seen and machine.gpu_problem:
+        yield Finding(
+            "broken",
+            f"No GPU can be used: {machine.gpu_problem}.",
+            "Repair or update the driver and restart the machine; start a container with --gpus all.",
+        )
+
+
+def _find_in_package(package: Package) -> Iterator[Finding]:
+    # torch is ComfyUI's: an install for this pack must never replace it.
+    if package.name == "torch":
+        fix = "Install torch as ComfyUI's instructions say."
+    else:
+        fix = f"Run ComfyUI's Python with: -m pip install -r {PACK_ROOT / 'requirements.txt'}"
+    oldest = OLDEST[package.name]
+    if package.found is None:
+        yield Finding("broken", f"The Python package {package.name} is missing.", fix)
+    elif _numbers(package.found) < _numbers(oldest):
+        yield Finding("broken", f"{package.name} {package.found} is too old: {oldest} or newer is needed.", fix)
+    elif package.problem is not None:
+        again = fix.replace("pip install", "pip install --force-reinstall --no-deps")
+        what = f"{package.name} {package.found} is installed and does not import ({package.problem})."
+        yield Finding("broken", what, again)
+
+
+def find_on_cpu(spec: PoolSpec, machine: Machine) -> Iterator[Finding]:
+    """A pool without GPUs."""
+    if not machine.gpus and not machine.driver_gpus:
+        yield Finding(
+            "warning",
+            "This machine has no GPU that torch can use: the pool computes on the CPU.",
+            "That is good for trying the nodes out, and far too slow for work; run ComfyUI on a machine with GPUs.",
+        )
+    if spec.world_size > 1:
+        yield Finding("note", "Several ranks on one CPU share its cores, so they are not faster than one.")
+
+
+def find_in_gpus(spec: PoolSpec, machine: Machine) -> Iterator[Finding]:
+    """The GPUs of a pool, and what is between them."""
+    gpus = [gpu for gpu in machine.gpus if gpu.index in spec.devices]
+    if len(gpus) == 1:
+        whole = "This machine has one GPU" if len(machine.gpus) == 1 else "The pool has one GPU"
+        yield Finding(
+            "note", f"{whole}: there is nothing to split; what makes one GPU faster is compile in Parallel Config."
+        )
+    for gpu in gpus:
+        yield from _find_in_gpu(gpu)
+    yield from _find_unlike(gpus)
+    links = [link for link in machine.links if {link.first, link.second} <= set(spec.devices)]
+    yield from _find_in_links(links)
+
+
+def _find_in_gpu(gpu: Gpu) -> Iterator[Finding]:
+    if gpu.memory_used > _BUSY_BYTES:
+        yield Finding(
+            "warning",
+            f"Other processes use {_gib(gpu.memory_used)} of GPU {gpu.index}'s {_gib(gpu.memory_total)}.",
+            "If that is ComfyUI or its pool, all is well; else close what nvidia-smi lists, or leave this GPU out.",
+        )
+    if _numbers(gpu.capability) < (8, 0):
+        yield Finding(
+            "warning",
+            f"GPU {gpu.index} ({gpu.name}, compute capability {gpu.capability}) is slow in bfloat16 or lacks it.",
+            "Set weight_dtype to fp16 in Parallel Loader.",
+        )
+
+
+def _find_unlike(gpus: list[Gpu]) -> Iterator[Finding]:
+    names = sorted({gpu.name for gpu in gpus})
+    if len(names) > 1:
+        yield Finding(
+            "warning",
+            f"The GPUs are unlike ({', '.join(names)}): each gets the same share, so the slowest sets the pace.",
+            "Compare with a pool of the fastest ones only, by naming them in devices.",
+        )
+    sizes = [gpu.memory_total for gpu in gpus]
+    if sizes and max(sizes) > 1.1 * min(sizes):
+        smallest = min(gpus, key=lambda gpu: gpu.memory_total)
+        yield Finding(
+            "warning",
+            f"The GPUs' memories differ: GPU {smallest.index} has {_gib(smallest.memory_total)}, the largest has "
+            f"{_gib(max(sizes))}.",
+            "Choose a model that fits the smallest, or leave that GPU out.",
+        )
+
+
+def _find_in_links(links: list[Link]) -> Iterator[Finding]:
+    apart = [link for link in links if not link.peer_access]
+    if apart:
+        pairs = ", ".join(f"{link.first}-{link.second}" for link in apart)
+        yield Finding(
+            "warning",
+            f"GPUs without P2P: {pairs} cannot reach each other's memory, so everything that they exchange goes "
+            "through the host's memory.",
+            "Splitting the batch (CFG, data) exchanges next to nothing; compare ulysses 1 with auto. Under a "
+            "hypervisor, or with IOMMU or ACS on, P2P may only be switched off.",
+        )
+    elif any(link.kind is not None and not link.kind.startswith("NV") for link in links):
+        yield Finding(
+            "note", "Some GPUs are linked by PCIe only: the exchange of ulysses is slower than over NVLink (see Check)."
+        )
+
+
+def find_in_memory(spec: PoolSpec, machine: Machine) -> Iterator[Finding]:
+    """Host memory and /dev/shm."""
+    wanted = spec.world_size * _HOST_BYTES_PER_RANK
+    if machine.memory_total and machine.memory_available < wanted:
+        yield Finding(
+            "warning",
+            f"{_gib(machine.memory_available)} of host memory is available, and {_count(spec.world_size, 'rank')} "
+            f"may take {_gib(wanted)}.",
+            "Close other programs, or use fewer ranks.",
+        )
+    if spec.world_size > 1 and machine.shm_total and machine.shm_free < _SHM_BYTES:
+        yield Finding(
+            "warning",
+            f"/dev/shm has {machine.shm_free >> 20} MiB left, and NCCL exchanges through it where GPUs have no P2P.",
+            "Start the container with --shm-size=1g or more, or empty /dev/shm.",
+        )
+
+
+def find_in_link(link: LinkCheck) -> Iterator[Finding]:
+    """The check of the collectives."""
+    if link.failure is None:
+        return
+    kind, _, devices = link.devices.partition(":")
+    on_gpus = kind == "cuda"
+    several = "," in devices
+    if "OutOfMemory" in link.failure:
+        fix = "Free about 1 GiB on every GPU (Unload Models in ComfyUI, or close other programs), and try again."
+    elif link.timed_out and re.search("starting Python|importing torch", link.failure):
+        fix = "A slow disk or a busy machine takes its time to start Python: try again with --limit 300."
+    elif on_gpus and several and "gloo" not in link.failure:
+        fix = (
+            "Try again with NCCL_P2P_DISABLE=1 in the environment: if that works, P2P between the GPUs is faulty, "
+            "most often for IOMMU or ACS in the BIOS. NCCL_DEBUG=INFO makes NCCL say more."
+        )
+    elif on_gpus and "gloo" not in link.failure:
+        fix = "Look into nvidia-smi for errors of the GPU; NCCL_DEBUG=INFO makes NCCL say more."
+    else:
+        fix = "The ranks talk over the loopback interface: look whether lo is up and 127.0.0.1 is not filtered."
+    yield Finding("broken", f"{link.failure}.", fix)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Leading numbers of a version: "2.6.0a0+git" is (2, 6, 0)."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB"

@@ -1,0 +1,83 @@
+"""Starting the ranks of a link check, bounding their time, and leaving nothing of them behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from .launch import PACK_ROOT, PoolSpec, rank_environment, torchrun_command
+from .link_result import LinkCheck, judge, read_account
+
+END_SECONDS = 5.0
+
+
+def check_links(spec: PoolSpec, limit_seconds: float, rank_module: str = "workers.link_check") -> LinkCheck:
+    """Run real collectives over the devices, in the environment that the pool's ranks have.
+
+    Args:
+        spec: devices, one rank each.
+        limit_seconds: for everything, the start of Python included; then all ranks are ended.
+        rank_module: what each rank runs.
+    """
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="parallel-dit-doctor-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        with _torchrun(spec, directory, rank_module) as torchrun:
+            exit_code: int | None
+            try:
+                exit_code = torchrun.wait(limit_seconds)
+            except subprocess.TimeoutExpired:
+                exit_code = None
+        accounts = [read_account(directory, rank) for rank in range(spec.world_size)]
+        output = (directory / "output").read_text(encoding="utf-8", errors="replace")
+        outcome = judge(accounts, exit_code, limit_seconds, output)
+    return replace(outcome, devices=str(spec), seconds=time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def _torchrun(spec: PoolSpec, directory: Path, rank_module: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The ranks' parent; on leaving, also by Ctrl-C, it and the ranks are gone.
+
+    The ranks inherit the reading end of a pipe as their standard input and end when it does, so that they also end
+    when this process is killed.
+    """
+    # torchrun keeps a folder of its own below the temporary one, which shall go with ours.
+    environment = rank_environment(spec, directory, os.environ) | {"TMPDIR": str(directory)}
+    with (directory / "output").open("wb") as output:
+        torchrun = subprocess.Popen(
+            torchrun_command(spec, directory, rank_module),
+            cwd=PACK_ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the doctor, which then ends the ranks in order
+        )
+    try:
+        yield torchrun
+    finally:
+        _end(torchrun)
+
+
+def _end(torchrun: subprocess.Popen[bytes]) -> None:
+    """End the ranks at once: they hold nothing that wants an orderly end."""
+    tree: list[psutil.Process] = []
+    if torchrun.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            tree = psutil.Process(torchrun.pid).children(recursive=True)
+    torchrun.kill()
+    assert torchrun.stdin is not None
+    torchrun.stdin.close()  # the end of ranks that were started a moment ago and are not in `tree`
+    for process in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    torchrun.wait()
+    psutil.wait_procs(tree, timeout=END_SECONDS)  # one inside the driver may take its time, and is killed all the same
