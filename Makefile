@@ -11,7 +11,7 @@ demo: venv
 
 test: venv
 	$(BIN)/python -m tests.host.requirements
-	$(BIN)/python -m pytest $(PYTEST)
+	PYTHONPATH=tests/host/cpu_shim $(BIN)/python -m pytest $(PYTEST)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +25,15 @@ _GPU_MEGABYTES, _CPU_MEGABYTES = 64, 8
 _GPU_REPEATS, _CPU_REPEATS = 20, 4
 
 
-def end_with_stdin(directory: Path) -> None:
-    """Wait for the end of standard input, then leave nothing behind. Body of a thread."""
+def end_with_stdin(directory: Path, torchrun: int) -> None:
+    """Wait for the end of standard input, then leave nothing behind. Body of a thread.
+
+    torchrun goes too, and all ranks with it: without the folder it would wait for minutes for its rendezvous.
+    """
     while os.read(0, 64):
         pass
     shutil.rmtree(directory, ignore_errors=True)
+    os.kill(torchrun, signal.SIGKILL)
     os._exit(1)
 
 
@@ -69,9 +74,10 @@ def run_collectives(spec: PoolSpec, rank: int, directory: Path, journal: Journal
 
 def main(check: Check = run_collectives) -> None:
     """Process entry, under torchrun. `check` lets tests put faults in."""
-    die_with_parent(os.getppid())
+    torchrun = os.getppid()
+    die_with_parent(torchrun)  # so that the number is torchrun's as long as this process lives
     rank, directory = int(os.environ["RANK"]), Path(os.environ["PARALLEL_DIT_POOL"])
-    threading.Thread(target=end_with_stdin, args=(directory,), name="end-with-stdin", daemon=True).start()
+    threading.Thread(target=end_with_stdin, args=(directory, torchrun), name="end-with-stdin", daemon=True).start()
     journal = Journal(directory, rank)
     try:
         rates = check(PoolSpec.parse(os.environ["PARALLEL_DIT_DEVICES"]), rank, directory, journal)

@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -120,22 +121,24 @@ def read_machine(limit_seconds: float) -> Machine:
     """Read the facts in a process of their own; what went wrong is in `problem`."""
     command = [sys.executable, "-m", "workers.machine"]
     try:
-        done = subprocess.run(
-            command,
-            cwd=PACK_ROOT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_seconds,
-        )
+        # Packages make folders for their caches when they are imported, which shall go with ours.
+        with tempfile.TemporaryDirectory(prefix="parallel-dit-doctor-") as folder:
+            environment = os.environ | {"TMPDIR": folder}
+            done = subprocess.run(
+                command,
+                cwd=PACK_ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=limit_seconds,
+            )
     except subprocess.TimeoutExpired:
         problem = f"Reading the machine's facts took more than {limit_seconds:.0f} seconds; most often a GPU hangs"
         return Machine(platform.python_version(), problem=problem)
     if done.returncode != 0:
         said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing")
-        problem = (
-            f"The process that reads the machine's facts ended with code {done.returncode} and said: {said.strip()}"
-        )
+        problem = f"The process that reads the machine's facts ended with code {done.returncode} and said: {said.strip()}"
         return Machine(platform.python_version(), problem=problem)
     return Machine.from_mapping(json.loads(done.stdout.splitlines()[-1]))
 

@@ -2,7 +2,8 @@
 
 Put this folder on PYTHONPATH. torchvision's Python code registers fake kernels for operators that its compiled part
 should have declared: they are declared here, without kernels, just before it is imported. torchaudio is replaced by
-an empty module whose contents fail when they are called. Nothing happens until one of the two is imported.
+an empty module whose contents fail when they are called. Nothing happens until one of the two is imported, and nothing
+at all beside a torch that was built for GPUs.
 """
 
 import importlib.abc
@@ -39,12 +40,20 @@ class _EmptyModule(types.ModuleType):
         return absent
 
 
+def _is_cpu_build():
+    import torch
+
+    return not (torch.version.cuda or torch.version.hip)
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Declares torchvision's operators when it is first asked for; answers for torchaudio itself."""
 
     library = None
 
     def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in ("torchaudio", "torchvision") or not _is_cpu_build():
+            return None
         if name.partition(".")[0] == "torchaudio":
             return importlib.machinery.ModuleSpec(name, _EmptyLoader(), is_package=True)
         if name == "torchvision" and self.library is None:
