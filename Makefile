@@ -4,6 +4,9 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
+# A stand-in for torchvision and torchaudio beside a CPU build of torch; it does nothing beside a GPU build.
+export PYTHONPATH := $(CURDIR)/tests/host/cpu_shim
+
 .PHONY: demo test lint venv clean
 
 demo: venv
@@ -11,7 +14,7 @@ demo: venv
 
 test: venv
 	$(BIN)/python -m tests.host.requirements
-	PYTHONPATH=tests/host/cpu_shim $(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest $(PYTEST)
 
 lint: venv
 	$(BIN)/ruff check .
@@ -20,11 +23,11 @@ lint: venv
 
 venv: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: requirements.txt tests/requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	$(BIN)/python -m pip install --quiet -r requirements.txt -r tests/requirements.txt
 	touch $@
 
 clean:

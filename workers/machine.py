@@ -138,7 +138,9 @@ def read_machine(limit_seconds: float) -> Machine:
         return Machine(platform.python_version(), problem=problem)
     if done.returncode != 0:
         said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing")
-        problem = f"The process that reads the machine's facts ended with code {done.returncode} and said: {said.strip()}"
+        problem = (
+            f"The process that reads the machine's facts ended with code {done.returncode} and said: {said.strip()}"
+        )
         return Machine(platform.python_version(), problem=problem)
     return Machine.from_mapping(json.loads(done.stdout.splitlines()[-1]))
 
