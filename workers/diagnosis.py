@@ -196,6 +196,12 @@ def find_in_gpus(spec: PoolSpec, machine: Machine) -> Iterator[Finding]:
     yield from _find_unlike(gpus)
     links = [link for link in machine.links if {link.first, link.second} <= set(spec.devices)]
     yield from _find_in_links(links)
+    if any(link.peer_access for link in links) and dict(machine.environment).get("NCCL_P2P_DISABLE", "0") != "0":
+        yield Finding(
+            "warning",
+            "NCCL_P2P_DISABLE is set, so GPUs that could reach each other's memory exchange through the host's.",
+            "Unset it, unless the check fails without it.",
+        )
 
 
 def _find_in_gpu(gpu: Gpu) -> Iterator[Finding]:
@@ -276,6 +282,8 @@ def find_in_link(link: LinkCheck) -> Iterator[Finding]:
     several = "," in devices
     if "OutOfMemory" in link.failure:
         fix = "Free about 1 GiB on every GPU (Unload Models in ComfyUI, or close other programs), and try again."
+    elif "could not start" in link.failure:
+        fix = "Make room in the temporary folder ($TMPDIR or /tmp), and look at the limits on processes and open files."
     elif link.timed_out and re.search("starting Python|importing torch", link.failure):
         fix = "A slow disk or a busy machine takes its time to start Python: try again with --limit 300."
     elif on_gpus and several and "gloo" not in link.failure:

@@ -51,7 +51,10 @@ def check(spec: PoolSpec, limit_seconds: float) -> LinkCheck:
 
     if spec.device_type == "cpu" and spec.world_size == 1:
         spec = PoolSpec("cpu", (0, 1))
-    return check_links(spec, limit_seconds)
+    try:
+        return check_links(spec, limit_seconds)
+    except OSError as error:  # a full disk, no more processes
+        return LinkCheck(str(spec), failure=f"The check could not start: {error}")
 
 
 def render_json(found: DoctorReport) -> str:

@@ -34,6 +34,7 @@ OLDEST = {
 """Oldest version of each package that is supported."""
 
 _SHOWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NCCL_")
+_NOT_SHOWN = "NCCL_VERSION"  # container images note in it what they were built with; NCCL does not read it
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,8 @@ def read_machine(limit_seconds: float) -> Machine:
                 text=True,
                 timeout=limit_seconds,
             )
+    except OSError as error:
+        return Machine(platform.python_version(), problem=f"Reading the machine's facts could not start: {error}")
     except subprocess.TimeoutExpired:
         problem = f"Reading the machine's facts took more than {limit_seconds:.0f} seconds; most often a GPU hangs"
         return Machine(platform.python_version(), problem=problem)
@@ -231,6 +234,11 @@ def _find_memory() -> dict[str, int]:
     return facts
 
 
+def _find_environment() -> tuple[tuple[str, str], ...]:
+    names = sorted(name for name in os.environ if name.startswith(_SHOWN_VARIABLES) and name != _NOT_SHOWN)
+    return tuple((name, os.environ[name]) for name in names)
+
+
 def _gather() -> Machine:
     driver_gpus = list_gpus()  # before torch takes GPU memory for itself
     packages = tuple(_find_package(name) for name in OLDEST)
@@ -243,7 +251,7 @@ def _gather() -> Machine:
         packages=packages,
         driver=driver_gpus[0].driver if driver_gpus else None,
         driver_gpus=len(driver_gpus),
-        environment=tuple(sorted(item for item in os.environ.items() if item[0].startswith(_SHOWN_VARIABLES))),
+        environment=_find_environment(),
         **facts,
     )
 

@@ -61,6 +61,14 @@ async def end_descendants(grace_seconds: float) -> None:
         await asyncio.sleep(0.02)
 
 
+def is_descendant(pid: int) -> bool:
+    """Whether a process was started, directly or not, by this one."""
+    try:
+        return any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _descendants() -> list[psutil.Process]:
     """Living processes below this one. Dead ones that were handed to us as the subreaper are reaped on the way."""
     living = []

@@ -27,7 +27,7 @@ from .job import ActiveJob
 from .launch import PACK_ROOT, PoolSpec, rank_environment, torchrun_command
 from .peer import Peer
 from .pool_log import PoolLog
-from .processes import DUMP_STACKS, become_subreaper, end_descendants, spawn
+from .processes import DUMP_STACKS, become_subreaper, end_descendants, is_descendant, spawn
 from .protocol import (
     Abandon,
     AskStatus,
@@ -53,6 +53,7 @@ from .stall import TICK_SECONDS, StallWatch
 START_SECONDS = float(os.environ.get("PARALLEL_DIT_START_SECONDS", 300.0))
 EXIT_GRACE_SECONDS = 2.0
 BLAME_SECONDS = 0.3
+HELLO_SECONDS = 10.0
 DUMP_SECONDS = 0.7
 
 
@@ -142,19 +143,30 @@ class Supervisor:
             self._watch(self._serve_rank(Peer(connection, f"pid {pid}"), pid))
 
     async def _serve_rank(self, peer: Peer, pid: int) -> None:
-        try:
-            hello = await peer.receive()
-        except FrameError as error:
-            self.log.write(f"dropped a connection from pid {pid}: {error}")
-            hello = None
-        if hello is None or not isinstance(hello.message, Hello) or hello.message.rank in self.ranks:
+        rank = await self._greet(peer, pid)
+        if rank is None:
             peer.socket.close()
             return
-        rank = hello.message.rank
         self.ranks[rank], self.pids[rank] = peer, pid
         while (frame := await peer.receive()) is not None:
             await self._from_rank(rank, frame)
         self._suspect(Blame.RANK_ENDED, self._loss(f"Rank {rank} (process {pid}) ended"))
+
+    async def _greet(self, peer: Peer, pid: int) -> int | None:
+        """The rank that connected, or None for anybody else: a stranger costs the pool nothing."""
+        try:
+            frame = await asyncio.wait_for(peer.receive(), HELLO_SECONDS)
+        except (FrameError, asyncio.TimeoutError) as error:
+            self.log.write(f"dropped a connection from pid {pid}: {error!r}")
+            return None
+        hello = frame.message if frame is not None else None
+        if not isinstance(hello, Hello) or hello.rank not in range(self.spec.world_size) or hello.rank in self.ranks:
+            self.log.write(f"dropped a connection from pid {pid}, which is no rank that is awaited")
+            return None
+        if not is_descendant(pid):
+            self.log.write(f"dropped a connection from pid {pid}, which this pool did not start")
+            return None
+        return hello.rank
 
     async def _from_rank(self, rank: int, frame: Frame) -> None:
         message = frame.message

@@ -77,6 +77,13 @@ def test_pcie_with_p2p_is_a_note():
     assert finding(found, "linked by PCIe only").level == "note"
 
 
+@pytest.mark.parametrize(("value", "warned"), [("1", True), ("0", False)])
+def test_p2p_that_is_switched_off_by_hand_is_a_warning(value, warned):
+    found = report(TWO, replace(PAIR, environment=(("NCCL_P2P_DISABLE", value),)), passed("cuda:0,1", 2))
+    assert [finding.what.startswith("NCCL_P2P_DISABLE is set") for finding in found.findings] == [True] * warned
+    assert found.works
+
+
 def test_links_to_gpus_outside_of_the_pool_do_not_count():
     three = machine(gpu(0), gpu(1), gpu(2))
     apart = tuple(replace(link, peer_access=link.second != 2) for link in three.links)
@@ -154,6 +161,7 @@ def test_gpus_that_the_user_hid_are_not_missed():
         (LinkCheck("cuda:0", failure="Rank 0 failed while taking GPU 0: x"), "nvidia-smi"),
         (LinkCheck("cpu:0,1", failure="Rank 1 ended with exit code 7", output="Traceback"), "lo is up"),
         (LinkCheck("cpu:0,1", failure="rank 0 was importing torch", timed_out=True), "--limit 300"),
+        (LinkCheck("cpu:0,1", failure="The check could not start: [Errno 28] No space left"), "Make room"),
     ],
 )
 def test_a_failed_check_is_broken_with_a_fix_that_fits(link, fix):
