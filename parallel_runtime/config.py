@@ -27,6 +27,7 @@ class ParallelConfig:
         data, cfg, ulysses: degree of that mesh axis, or None for auto.
         attention: one of ATTENTION_BACKENDS.
         compile: regional torch.compile of the repeated blocks.
+        hosts: machines that the pool spans; each brings as many devices (docs/several-hosts.md).
         version: schema of this configuration; a newer one than ours is refused.
 
     Raises:
@@ -39,6 +40,7 @@ class ParallelConfig:
     ulysses: int | None = None
     attention: str = "auto"
     compile: bool = False
+    hosts: int = 1
     version: int = CONFIG_VERSION
 
     def __post_init__(self) -> None:
@@ -64,6 +66,8 @@ class ParallelConfig:
             raise ConfigurationError(
                 f"Degree cfg is {self.cfg}, but there are two CFG branches.", "Set cfg to auto, 1 or 2."
             )
+        if isinstance(self.hosts, bool) or not isinstance(self.hosts, int) or self.hosts < 1:
+            raise ConfigurationError(f"Hosts is {self.hosts!r}.", "Use a whole number from 1.")
         if self.attention not in ATTENTION_BACKENDS:
             raise ConfigurationError(
                 f"Attention backend {self.attention!r} is not known.",

@@ -5,41 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.plan import explain, resolve_plan
 
+from .finding import Finding, count, numbers
+from .gpu_findings import find_in_gpus, find_in_memory, find_on_cpu
 from .launch import PACK_ROOT, PoolSpec
 from .link_result import LinkCheck, Rates
-from .machine import OLDEST, Gpu, Link, Machine, Package
-
-Level = Literal["broken", "warning", "note"]
+from .machine import OLDEST, Machine, Package
 
 FLUX_HEADS = 24
 OLDEST_PYTHON = (3, 10)
 _FLUX_LAYERS = 57
 _FLUX_ACTIVATION = (4096 + 512) * 3072 * 2
 """Bytes of one activation of FLUX.1 at 1024 × 1024: image and text tokens × width × bfloat16."""
-
-_GIB = 1 << 30
-_BUSY_BYTES = _GIB
-_SHM_BYTES = _GIB // 2
-_HOST_BYTES_PER_RANK = 2 * _GIB
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something worth saying. "broken" makes the doctor fail; "warning" costs speed or may; "note" is for knowing.
-
-    Args:
-        what: cause, a sentence with its full stop.
-        fix: what to do about it, likewise; "" for a note that asks for nothing.
-    """
-
-    level: Level
-    what: str
-    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,7 +94,7 @@ def find_in_software(machine: Machine) -> Iterator[Finding]:
             f"{machine.problem}.",
             "Look whether nvidia-smi answers; if it does not, restart the machine or reinstall the driver.",
         )
-    if _numbers(machine.python) < OLDEST_PYTHON:
+    if numbers(machine.python) < OLDEST_PYTHON:
         yield Finding(
             "broken",
             f"Python {machine.python} runs ComfyUI, and 3.10 or newer is needed.",
@@ -136,13 +116,13 @@ def _find_lost_gpus(machine: Machine) -> Iterator[Finding]:
     if machine.driver_gpus > seen and machine.cuda is None:
         yield Finding(
             "broken",
-            f"The driver lists {_count(machine.driver_gpus, 'GPU')}, and torch {torch.found} was built without CUDA.",
+            f"The driver lists {count(machine.driver_gpus, 'GPU')}, and torch {torch.found} was built without CUDA.",
             "Install a build of torch with CUDA; pytorch.org/get-started gives the command.",
         )
     elif machine.driver_gpus > seen:
         yield Finding(
             "broken",
-            f"The driver lists {_count(machine.driver_gpus, 'GPU')}, and torch {torch.found} sees {seen or 'none'}"
+            f"The driver lists {count(machine.driver_gpus, 'GPU')}, and torch {torch.found} sees {seen or 'none'}"
             f"{said}.",
             f"Install a driver that is as new as torch's CUDA ({machine.cuda}), and restart the machine.",
         )
@@ -163,114 +143,12 @@ def _find_in_package(package: Package) -> Iterator[Finding]:
     oldest = OLDEST[package.name]
     if package.found is None:
         yield Finding("broken", f"The Python package {package.name} is missing.", fix)
-    elif _numbers(package.found) < _numbers(oldest):
+    elif numbers(package.found) < numbers(oldest):
         yield Finding("broken", f"{package.name} {package.found} is too old: {oldest} or newer is needed.", fix)
     elif package.problem is not None:
         again = fix.replace("pip install", "pip install --force-reinstall --no-deps")
         what = f"{package.name} {package.found} is installed and does not import ({package.problem})."
         yield Finding("broken", what, again)
-
-
-def find_on_cpu(spec: PoolSpec, machine: Machine) -> Iterator[Finding]:
-    """A pool without GPUs."""
-    if not machine.gpus and not machine.driver_gpus:
-        yield Finding(
-            "warning",
-            "This machine has no GPU that torch can use: the pool computes on the CPU.",
-            "That is good for trying the nodes out, and far too slow for work; run ComfyUI on a machine with GPUs.",
-        )
-    if spec.world_size > 1:
-        yield Finding("note", "Several ranks on one CPU share its cores, so they are not faster than one.")
-
-
-def find_in_gpus(spec: PoolSpec, machine: Machine) -> Iterator[Finding]:
-    """The GPUs of a pool, and what is between them."""
-    gpus = [gpu for gpu in machine.gpus if gpu.index in spec.devices]
-    if len(gpus) == 1:
-        whole = "This machine has one GPU" if len(machine.gpus) == 1 else "The pool has one GPU"
-        yield Finding(
-            "note", f"{whole}: there is nothing to split; what makes one GPU faster is compile in Parallel Config."
-        )
-    for gpu in gpus:
-        yield from _find_in_gpu(gpu)
-    yield from _find_unlike(gpus)
-    links = [link for link in machine.links if {link.first, link.second} <= set(spec.devices)]
-    yield from _find_in_links(links)
-    if any(link.peer_access for link in links) and dict(machine.environment).get("NCCL_P2P_DISABLE", "0") != "0":
-        yield Finding(
-            "warning",
-            "NCCL_P2P_DISABLE is set, so GPUs that could reach each other's memory exchange through the host's.",
-            "Unset it, unless the check fails without it.",
-        )
-
-
-def _find_in_gpu(gpu: Gpu) -> Iterator[Finding]:
-    if gpu.memory_used > _BUSY_BYTES:
-        yield Finding(
-            "warning",
-            f"Other processes use {_gib(gpu.memory_used)} of GPU {gpu.index}'s {_gib(gpu.memory_total)}.",
-            "If that is ComfyUI or its pool, all is well; else close what nvidia-smi lists, or leave this GPU out.",
-        )
-    if _numbers(gpu.capability) < (8, 0):
-        yield Finding(
-            "warning",
-            f"GPU {gpu.index} ({gpu.name}, compute capability {gpu.capability}) is slow in bfloat16 or lacks it.",
-            "Set weight_dtype to fp16 in Parallel Loader.",
-        )
-
-
-def _find_unlike(gpus: list[Gpu]) -> Iterator[Finding]:
-    names = sorted({gpu.name for gpu in gpus})
-    if len(names) > 1:
-        yield Finding(
-            "warning",
-            f"The GPUs are unlike ({', '.join(names)}): each gets the same share, so the slowest sets the pace.",
-            "Compare with a pool of the fastest ones only, by naming them in devices.",
-        )
-    sizes = [gpu.memory_total for gpu in gpus]
-    if sizes and max(sizes) > 1.1 * min(sizes):
-        smallest = min(gpus, key=lambda gpu: gpu.memory_total)
-        yield Finding(
-            "warning",
-            f"The GPUs' memories differ: GPU {smallest.index} has {_gib(smallest.memory_total)}, the largest has "
-            f"{_gib(max(sizes))}.",
-            "Choose a model that fits the smallest, or leave that GPU out.",
-        )
-
-
-def _find_in_links(links: list[Link]) -> Iterator[Finding]:
-    apart = [link for link in links if not link.peer_access]
-    if apart:
-        pairs = ", ".join(f"{link.first}-{link.second}" for link in apart)
-        yield Finding(
-            "warning",
-            f"GPUs without P2P: {pairs} cannot reach each other's memory, so everything that they exchange goes "
-            "through the host's memory.",
-            "Splitting the batch (CFG, data) exchanges next to nothing; compare ulysses 1 with auto. Under a "
-            "hypervisor, or with IOMMU or ACS on, P2P may only be switched off.",
-        )
-    elif any(link.kind is not None and not link.kind.startswith("NV") for link in links):
-        yield Finding(
-            "note", "Some GPUs are linked by PCIe only: the exchange of ulysses is slower than over NVLink (see Check)."
-        )
-
-
-def find_in_memory(spec: PoolSpec, machine: Machine) -> Iterator[Finding]:
-    """Host memory and /dev/shm."""
-    wanted = spec.world_size * _HOST_BYTES_PER_RANK
-    if machine.memory_total and machine.memory_available < wanted:
-        yield Finding(
-            "warning",
-            f"{_gib(machine.memory_available)} of host memory is available, and {_count(spec.world_size, 'rank')} "
-            f"may take {_gib(wanted)}.",
-            "Close other programs, or use fewer ranks.",
-        )
-    if spec.world_size > 1 and machine.shm_total and machine.shm_free < _SHM_BYTES:
-        yield Finding(
-            "warning",
-            f"/dev/shm has {machine.shm_free >> 20} MiB left, and NCCL exchanges through it where GPUs have no P2P.",
-            "Start the container with --shm-size=1g or more, or empty /dev/shm.",
-        )
 
 
 def find_in_link(link: LinkCheck) -> Iterator[Finding]:
@@ -296,17 +174,3 @@ def find_in_link(link: LinkCheck) -> Iterator[Finding]:
     else:
         fix = "The ranks talk over the loopback interface: look whether lo is up and 127.0.0.1 is not filtered."
     yield Finding("broken", f"{link.failure}.", fix)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Leading numbers of a version: "2.6.0a0+git" is (2, 6, 0)."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.1f} GiB"

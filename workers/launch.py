@@ -33,24 +33,28 @@ class PoolSpec:
     Args:
         device_type: "cuda" or "cpu".
         devices: GPU numbers as ComfyUI counts them, one a rank; on the CPU just 0 .. ranks - 1.
+        hosts: machines; each has as many ranks as there are devices.
     """
 
     device_type: str
     devices: tuple[int, ...]
+    hosts: int = 1
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return len(self.devices)
+        return len(self.devices) * self.hosts
 
     def __str__(self) -> str:
-        return f"{self.device_type}:{','.join(map(str, self.devices))}"
+        devices = f"{self.device_type}:{','.join(map(str, self.devices))}"
+        return devices if self.hosts == 1 else f"{devices}*{self.hosts}"
 
     @classmethod
     def parse(cls, text: str) -> PoolSpec:
         """Inverse of `str`."""
-        device_type, _, devices = text.partition(":")
-        return cls(device_type, tuple(int(device) for device in devices.split(",")))
+        local, _, hosts = text.partition("*")
+        device_type, _, devices = local.partition(":")
+        return cls(device_type, tuple(int(device) for device in devices.split(",")), int(hosts or 1))
 
 
 def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> PoolSpec:
@@ -61,7 +65,7 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
     """
     wanted = config.device_indices
     if config.devices.startswith("cpu"):
-        spec = PoolSpec("cpu", tuple(range(int(config.devices.partition(":")[2] or 1))))
+        spec = PoolSpec("cpu", tuple(range(int(config.devices.partition(":")[2] or 1))), config.hosts)
     else:
         present = gpu_count()
         if wanted is not None and max(wanted) >= present:
@@ -70,9 +74,9 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
                 "Set devices to auto, or to GPUs that exist (they are counted from 0).",
             )
         if present == 0:
-            spec = PoolSpec("cpu", (0,))
+            spec = PoolSpec("cpu", (0,), config.hosts)
         else:
-            spec = PoolSpec("cuda", wanted or tuple(range(present)))
+            spec = PoolSpec("cuda", wanted or tuple(range(present)), config.hosts)
     degrees = {axis: getattr(config, axis) or 1 for axis in ("data", "cfg", "ulysses")}
     ranks = degrees["data"] * degrees["cfg"] * degrees["ulysses"]
     if ranks > spec.world_size:
@@ -92,41 +96,61 @@ def _gpus(count: int) -> str:
     return "one GPU, number 0" if count == 1 else f"{count} GPUs, 0 to {count - 1}"
 
 
-def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Environment of torchrun and its ranks. Everything listens on the loopback interface only."""
+def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], interface: str = "lo") -> dict[str, str]:
+    """Environment of torchrun and its ranks.
+
+    Args:
+        interface: network interface of the collectives. On one host everything listens on loopback only.
+    """
     environment = {key: value for key, value in base.items() if key not in _DROPPED_VARIABLES}
-    threads = max(1, (os.cpu_count() or 1) // spec.world_size)
+    threads = max(1, (os.cpu_count() or 1) // len(spec.devices))
     environment |= {
         "PARALLEL_DIT_POOL": str(directory),
         "PARALLEL_DIT_DEVICES": str(spec),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PACK_ROOT), base.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-        # Ranks meet through a file in the pool's private directory. With this set, torchrun opens no TCP store of
-        # its own, which would listen on every interface.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
+    if spec.hosts == 1:
+        # Ranks of one host meet through a file in the pool's private directory. With this set, torchrun opens no TCP
+        # store of its own, which would listen on every interface.
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return environment
 
 
-def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str) -> list[str]:
-    """Command line of the ranks' parent. `--max-restarts=0`: a broken pool is replaced whole, never patched up."""
+def torchrun_command(
+    spec: PoolSpec, directory: Path, rank_module: str, node: int = 0, rendezvous: str = ""
+) -> list[str]:
+    """Command line of the ranks' parent. `--max-restarts=0`: a broken pool is replaced whole, never patched up.
+
+    Args:
+        node: which of the hosts this is.
+        rendezvous: with several hosts, address and port of the first one's store. The static rendezvous, because
+            torchrun's dynamic one (c10d) puts pickles into that store, and whoever reaches the port could put others.
+    """
+    if spec.hosts == 1:
+        meeting = [
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={directory / 'rendezvous'}",
+            "--rdzv-conf=store_type=file",
+            f"--rdzv-id={uuid.uuid4().hex}",
+        ]
+    else:
+        address, _, port = rendezvous.rpartition(":")
+        meeting = [f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
     return [
         sys.executable,
         "-m",
         "torch.distributed.run",
-        "--nnodes=1",
-        f"--nproc-per-node={spec.world_size}",
+        f"--nnodes={spec.hosts}",
+        f"--nproc-per-node={len(spec.devices)}",
         "--max-restarts=0",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={directory / 'rendezvous'}",
-        "--rdzv-conf=store_type=file",
-        f"--rdzv-id={uuid.uuid4().hex}",
+        *meeting,
         "-m",
         rank_module,
     ]

@@ -23,6 +23,7 @@ Check = Callable[[PoolSpec, int, Path, Journal], "list[Rates]"]
 _JOIN_SECONDS = 600.0  # the doctor's own limit is shorter; this one only ends ranks that nobody watches any more
 _GPU_MEGABYTES, _CPU_MEGABYTES = 64, 8
 _GPU_REPEATS, _CPU_REPEATS = 20, 4
+_TRIES = 100
 
 
 def end_with_stdin(directory: Path, torchrun: int) -> None:
@@ -32,7 +33,10 @@ def end_with_stdin(directory: Path, torchrun: int) -> None:
     """
     while os.read(0, 64):
         pass
-    shutil.rmtree(directory, ignore_errors=True)
+    for _ in range(_TRIES):  # another rank may write into the folder while it is being emptied
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            break
     os.kill(torchrun, signal.SIGKILL)
     os._exit(1)
 

@@ -31,7 +31,7 @@ class Peer:
             header = bytes(await self._read(header_bytes))
             message = decode_header(header, payload_bytes, flags)
             payload = memoryview(await self._read(payload_bytes)) if payload_bytes else None
-        except (ConnectionError, EOFError):
+        except (OSError, EOFError):  # a pulled cable is an OSError of its own kind
             return None
         return Frame(message, header, payload)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 
 import torch
@@ -11,6 +12,7 @@ from parallel_runtime.config import ParallelConfig
 
 from .client import PoolClient
 from .launch import PoolSpec, resolve_devices
+from .network import read_network
 
 
 class _Pools:
@@ -24,10 +26,7 @@ class _Pools:
         with self._lock:
             for client in self._clients:
                 # A configuration that wants the first ranks of a larger pool takes part of it: nothing restarts.
-                if (
-                    client.spec.device_type == spec.device_type
-                    and client.spec.devices[: spec.world_size] == spec.devices
-                ):
+                if _holds(client.spec, spec):
                     return client
             for client in [c for c in self._clients if _overlap(c.spec, spec)]:
                 client.close()
@@ -41,6 +40,13 @@ class _Pools:
             for client in self._clients:
                 client.close()
             self._clients.clear()
+
+
+def _holds(larger: PoolSpec, spec: PoolSpec) -> bool:
+    if larger.hosts != spec.hosts or larger.device_type != spec.device_type:
+        return False
+    # Over several hosts the first ranks are all on the first one, so that a part of such a pool is another thing.
+    return larger == spec or (spec.hosts == 1 and larger.devices[: len(spec.devices)] == spec.devices)
 
 
 def _overlap(one: PoolSpec, other: PoolSpec) -> bool:
@@ -57,6 +63,8 @@ def get_pool(config: ParallelConfig) -> PoolClient:
     Raises:
         ConfigurationError: devices that do not exist, or too few for the degrees.
     """
+    if config.hosts > 1:
+        read_network(os.environ)  # a missing setting is an error of the configuration, not of a pool that started
     return _pools.get(resolve_devices(config, torch.cuda.device_count))
 
 

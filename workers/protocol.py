@@ -87,6 +87,26 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     version: int = VERSION
 
 
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """First message of another host's `workers.join`: it offers its devices to the pool."""
+
+    name: str
+    devices: int
+    pid: int
+    version: int = VERSION
+
+
+class StartRanks(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor's answer: start torchrun for this node of the pool."""
+
+    node: int
+    hosts: int
+    ranks: int
+    device_type: str
+    rendezvous: str
+    rank_module: str
+
+
 class Online(msgspec.Struct, frozen=True, tag=True):
     """This rank has its device and its process group."""
 
@@ -154,7 +174,21 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = (
-    Job | Cancel | AskStatus | Shutdown | Run | Abandon | Hello | Online | Ready | Heartbeat | Progress | Done | Failed
+    Job
+    | Cancel
+    | AskStatus
+    | Shutdown
+    | Run
+    | Abandon
+    | Hello
+    | Join
+    | StartRanks
+    | Online
+    | Ready
+    | Heartbeat
+    | Progress
+    | Done
+    | Failed
 ) | Status
 
 

@@ -15,8 +15,9 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -29,13 +30,16 @@ from parallel_runtime.pipeline.engine import Engine, Prepared
 
 from .connection import Connection, ConnectionClosed, FrameError
 from .frames import Frame
+from .handshake import introduce, keep_alive
 from .launch import PoolSpec
+from .network import parse_address, read_secret, secret_path
 from .processes import DUMP_STACKS, die_with_parent
 from .protocol import Abandon, Cancel, Done, Failed, Heartbeat, Hello, Job, Online, Progress, Ready, Run, describe
 from .rank_output import RankOutput
 from .tensors import pack, share, unpack_meta
 
 HEARTBEAT_SECONDS = 1.0
+CONNECT_SECONDS = 10.0
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 
 log = logging.getLogger("rank")
@@ -170,29 +174,39 @@ def is_lost_peer(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
-def connect(directory: Path) -> Connection:
-    """Connect back to the supervisor."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect(str(directory / "ranks.socket"))
+def connect(environment: Mapping[str, str]) -> Connection:
+    """Connect back to the supervisor: over its Unix socket, or from another host with the shared secret."""
+    main = environment.get("PARALLEL_DIT_MAIN")
+    if main is None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(str(Path(environment["PARALLEL_DIT_POOL"]) / "ranks.socket"))
+        return Connection(sock)
+    sock = socket.create_connection(parse_address(main), timeout=CONNECT_SECONDS)
+    introduce(sock, read_secret(secret_path(environment)), main)
+    keep_alive(sock)
     return Connection(sock)
 
 
-def join_group(spec: PoolSpec, rank: int, directory: Path) -> torch.device:
+def join_group(spec: PoolSpec, environment: Mapping[str, str]) -> torch.device:
     """Take this rank's device and join the process group. One rank alone needs no group.
 
-    The store is a file in the pool's private directory: a TCP store would listen on every interface.
+    On one host the store is a file in the pool's private directory: a TCP store would listen on every interface.
+    Several hosts meet at torchrun's own store.
     """
-    device = torch.device("cpu") if spec.device_type == "cpu" else torch.device("cuda", spec.devices[rank])
+    rank, local_rank = int(environment["RANK"]), int(environment["LOCAL_RANK"])
+    device = torch.device("cpu") if spec.device_type == "cpu" else torch.device("cuda", spec.devices[local_rank])
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.zeros(1, device=device)  # the context exists before DeviceMesh looks, which would choose a device itself
     if spec.world_size > 1:
+        where: dict[str, Any] = {"init_method": "env://"}
+        if spec.hosts == 1:
+            store = dist.FileStore(str(Path(environment["PARALLEL_DIT_POOL"]) / "store"), spec.world_size)
+            where = {"store": store, "rank": rank, "world_size": spec.world_size}
         dist.init_process_group(
             backend="cpu:gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=dist.FileStore(str(directory / "store"), spec.world_size),
-            rank=rank,
-            world_size=spec.world_size,
             timeout=COLLECTIVE_TIMEOUT,
+            **where,
         )
     return device
 
@@ -221,12 +235,11 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
     faulthandler.enable()
     faulthandler.register(DUMP_STACKS, all_threads=True)
-    directory = Path(os.environ["PARALLEL_DIT_POOL"])
     spec = PoolSpec.parse(os.environ["PARALLEL_DIT_DEVICES"])
-    connection = connect(directory)
+    connection = connect(os.environ)
     connection.send(Hello(number, os.getpid()))
     torch.set_grad_enabled(False)
-    device = join_group(spec, number, directory)
+    device = join_group(spec, os.environ)
     rank = Rank(connection, make_engine(device, number, spec.world_size), output)
     note_compilation(rank)
     threading.Thread(target=rank.receive, name="receive", daemon=True).start()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .diagnosis import DoctorReport, Finding, exchange_seconds, exchanged_bytes
+from .diagnosis import DoctorReport, exchange_seconds, exchanged_bytes
+from .finding import Finding, gib
 from .link_result import Rates
 from .machine import OLDEST, Gpu, Link, Machine
 from .nvidia_smi import describe_link
-
-_GIB = 1 << 30
 
 
 def render_text(report: DoctorReport) -> str:
@@ -58,16 +57,16 @@ def _versions(machine: Machine) -> Iterator[str]:
 
 def _machine(machine: Machine) -> Iterator[str]:
     if machine.memory_total:
-        yield f"memory      {_gib(machine.memory_available)} available of {_gib(machine.memory_total)}"
+        yield f"memory      {gib(machine.memory_available)} available of {gib(machine.memory_total)}"
     if machine.shm_total:
-        yield f"/dev/shm    {_gib(machine.shm_free)} free of {_gib(machine.shm_total)}"
+        yield f"/dev/shm    {gib(machine.shm_free)} free of {gib(machine.shm_total)}"
     for name, value in machine.environment:
         yield f"{name}={value}"
 
 
 def _gpu(gpu: Gpu) -> str:
     return (
-        f"{gpu.index}  {gpu.name}, {_gib(gpu.memory_free)} free of {_gib(gpu.memory_total)}, "
+        f"{gpu.index}  {gpu.name}, {gib(gpu.memory_free)} free of {gib(gpu.memory_total)}, "
         f"compute capability {gpu.capability}"
     )
 
@@ -106,7 +105,3 @@ def _rates(rates: Rates) -> Iterator[str]:
             f"all-to-all {rates.all_to_all:.1f} GB/s"
         )
     yield f"    smallest all-reduce: {rates.latency:.0f} µs"
-
-
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.1f} GiB"

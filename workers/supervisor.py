@@ -14,7 +14,6 @@ import enum
 import os
 import shutil
 import socket
-import struct
 import sys
 import time
 from collections import deque
@@ -25,9 +24,10 @@ import msgspec
 from .frames import Frame, FrameError
 from .job import ActiveJob
 from .launch import PACK_ROOT, PoolSpec, rank_environment, torchrun_command
+from .network import interface_of, listen, read_network
 from .peer import Peer
 from .pool_log import PoolLog
-from .processes import DUMP_STACKS, become_subreaper, end_descendants, is_descendant, spawn
+from .processes import DUMP_STACKS, become_subreaper, end_descendants, spawn
 from .protocol import (
     Abandon,
     AskStatus,
@@ -36,8 +36,8 @@ from .protocol import (
     ErrorInfo,
     Failed,
     Heartbeat,
-    Hello,
     Job,
+    Join,
     Message,
     Online,
     PoolState,
@@ -45,26 +45,28 @@ from .protocol import (
     Ready,
     Run,
     Shutdown,
+    StartRanks,
     Status,
     describe,
 )
+from .reception import Guest, Reception
 from .stall import TICK_SECONDS, StallWatch
 
 START_SECONDS = float(os.environ.get("PARALLEL_DIT_START_SECONDS", 300.0))
 EXIT_GRACE_SECONDS = 2.0
 BLAME_SECONDS = 0.3
-HELLO_SECONDS = 10.0
 DUMP_SECONDS = 0.7
 
 
 class Blame(enum.IntEnum):
     """Signs of a failure, likeliest cause first."""
 
-    TORCHRUN_KILLED = 0
-    RANK_FAILED = 1
-    RANK_ENDED = 2
-    TORCHRUN_ENDED = 3
-    COLLECTIVE_BROKE = 4
+    HOST_LOST = 0
+    TORCHRUN_KILLED = 1
+    RANK_FAILED = 2
+    RANK_ENDED = 3
+    TORCHRUN_ENDED = 4
+    COLLECTIVE_BROKE = 5
 
 
 class Supervisor:
@@ -80,6 +82,9 @@ class Supervisor:
         self.ranks: dict[int, Peer] = {}
         self.pids: dict[int, int] = {}
         self.devices: dict[int, str] = {}
+        self.remote: dict[int, str] = {}
+        self.hosts: list[str] = []
+        self.network = read_network(os.environ) if spec.hosts > 1 else None
         self.torchrun: asyncio.subprocess.Process | None = None
         self.job: ActiveJob | None = None
         self.waiting: deque[Frame] = deque()
@@ -91,17 +96,26 @@ class Supervisor:
 
     async def run(self) -> None:
         """Live until the client leaves or the pool fails; then take everything down."""
-        listener = self._listen()
-        self._watch(self._accept(listener))
+        reception = Reception(self.log, self._welcome, self._watch)
+        listeners = [self._listen()]
+        self._watch(reception.local(listeners[0]))
         self._watch(self._serve_client())
-        command = torchrun_command(self.spec, self.directory, self.rank_module)
-        self.torchrun = await spawn(command, rank_environment(self.spec, self.directory, os.environ), str(PACK_ROOT))
+        interface, rendezvous = "lo", ""
+        if self.network is not None:
+            listeners.append(listen(self.network, self.spec.world_size))
+            self._watch(reception.remote(listeners[1], self.network.secret))
+            interface = interface_of(self.network.address)
+            rendezvous = f"{self.network.address}:{self.network.rendezvous_port}"
+        command = torchrun_command(self.spec, self.directory, self.rank_module, rendezvous=rendezvous)
+        environment = rank_environment(self.spec, self.directory, os.environ, interface)
+        self.torchrun = await spawn(command, environment, str(PACK_ROOT))
         self._watch(self._pump_log())
         self._watch(self._watch_torchrun())
         self._watch(self._watch_start())
         self._watch(self._watch_stall())
         await self._ended.wait()
-        listener.close()
+        for listener in listeners:
+            listener.close()
         await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
         await self.torchrun.wait()
         for task in self._tasks:
@@ -130,43 +144,37 @@ class Supervisor:
         listener.setblocking(False)
         return listener
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            connection, _ = await loop.sock_accept(listener)
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            pid, uid, _ = struct.unpack("3i", credentials)
-            if uid != os.getuid():
-                self.log.write(f"refused a connection from user {uid} (pid {pid})")
-                connection.close()
-                continue
-            self._watch(self._serve_rank(Peer(connection, f"pid {pid}"), pid))
+    async def _welcome(self, guest: Guest) -> None:
+        if isinstance(guest.hello, Join):
+            await self._serve_host(guest, guest.hello)
+        elif guest.hello.rank in self.ranks or guest.hello.rank not in range(self.spec.world_size):
+            self.log.write(f"refused a connection from {guest.peer.name}, which is no rank that is awaited")
+            guest.peer.socket.close()
+        else:
+            await self._serve_rank(guest, guest.hello.rank)
 
-    async def _serve_rank(self, peer: Peer, pid: int) -> None:
-        rank = await self._greet(peer, pid)
-        if rank is None:
-            peer.socket.close()
-            return
-        self.ranks[rank], self.pids[rank] = peer, pid
-        while (frame := await peer.receive()) is not None:
+    async def _serve_rank(self, guest: Guest, rank: int) -> None:
+        self.ranks[rank], self.pids[rank] = guest.peer, guest.pid
+        if guest.host:
+            self.remote[rank] = guest.host
+        while (frame := await guest.peer.receive()) is not None:
             await self._from_rank(rank, frame)
-        self._suspect(Blame.RANK_ENDED, self._loss(f"Rank {rank} (process {pid}) ended"))
+        where = f" on {guest.host}" if guest.host else ""
+        self._suspect(Blame.RANK_ENDED, self._loss(f"Rank {rank} (process {guest.pid}{where}) ended"))
 
-    async def _greet(self, peer: Peer, pid: int) -> int | None:
-        """The rank that connected, or None for anybody else: a stranger costs the pool nothing."""
-        try:
-            frame = await asyncio.wait_for(peer.receive(), HELLO_SECONDS)
-        except (FrameError, asyncio.TimeoutError) as error:
-            self.log.write(f"dropped a connection from pid {pid}: {error!r}")
-            return None
-        hello = frame.message if frame is not None else None
-        if not isinstance(hello, Hello) or hello.rank not in range(self.spec.world_size) or hello.rank in self.ranks:
-            self.log.write(f"dropped a connection from pid {pid}, which is no rank that is awaited")
-            return None
-        if not is_descendant(pid):
-            self.log.write(f"dropped a connection from pid {pid}, which this pool did not start")
-            return None
-        return hello.rank
+    async def _serve_host(self, guest: Guest, join: Join) -> None:
+        node = len(self.hosts) + 1
+        if self.network is None or node >= self.spec.hosts or join.devices != len(self.spec.devices):
+            self.log.write(f"refused host {join.name} ({guest.host}) with {join.devices} devices")
+            guest.peer.socket.close()
+            return
+        self.hosts.append(join.name)
+        rendezvous = f"{self.network.address}:{self.network.rendezvous_port}"
+        ranks = len(self.spec.devices)
+        start = StartRanks(node, self.spec.hosts, ranks, self.spec.device_type, rendezvous, self.rank_module)
+        await guest.peer.send(start)
+        await guest.peer.receive()  # it says nothing more: this returns at its end
+        self._suspect(Blame.HOST_LOST, self._loss(f"Host {join.name} ({guest.host}) dropped off"))
 
     async def _from_rank(self, rank: int, frame: Frame) -> None:
         message = frame.message
@@ -292,14 +300,16 @@ class Supervisor:
             await asyncio.sleep(0.2)
         if self.state == "starting":
             missing = sorted(set(range(self.spec.world_size)) - set(self.devices))
-            self._die(self._loss(f"Ranks {missing} did not start within {START_SECONDS:.0f} seconds"))
+            absent = self.spec.hosts - 1 - len(self.hosts)
+            what = f"{absent} of {self.spec.hosts} hosts did not join" if absent else f"Ranks {missing} did not start"
+            self._die(self._loss(f"{what} within {START_SECONDS:.0f} seconds"))
 
     async def _watch_stall(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             stall = self.stall.tick(time.monotonic())
             if stall is not None:
-                for pid in self.pids.values():
+                for pid in (pid for rank, pid in self.pids.items() if rank not in self.remote):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, DUMP_STACKS)
                 await asyncio.sleep(DUMP_SECONDS)

@@ -171,7 +171,7 @@ def test_time_that_is_up_makes_exit_code_1_and_a_finding(traces):
     command = [sys.executable, "-c", DOCTOR_WITHOUT_FACTS, "--limit", "1"]
     done = subprocess.run(command, cwd=PACK_ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1, done.stderr
-    assert "[broken] The collectives did not finish within 1 seconds: rank 0 was starting Python" in done.stdout
+    assert "[broken] The collectives did not finish within 1 seconds: rank 0 was " in done.stdout
     assert traces.left() == []
 
 

@@ -1,0 +1,247 @@
+"""What newcomers and artists read agrees with the code: links, requirements, node texts, help pages, templates."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_runtime.sampling.samplers import SUPPORTED
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HELP = ROOT / "web" / "docs"
+LOCALES = ROOT / "locales"
+LANGUAGES = ["en", "zh", "ja"]
+PACKAGES = ["nodes", "workers", "parallel_runtime"]
+WORKFLOWS = sorted((ROOT / "example_workflows").glob("*.json"))
+CORE_NODES = {
+    "CLIPTextEncode",
+    "DualCLIPLoader",
+    "EmptySD3LatentImage",
+    "FluxGuidance",
+    "KSampler",
+    "MarkdownNote",
+    "SaveImage",
+    "VAEDecode",
+    "VAELoader",
+}
+"""Nodes of ComfyUI that a template may use; a new one is added here after it was seen on the canvas."""
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+LARGEST_PICTURE = 400_000
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node's texts as its schema has them; inputs are name -> tooltip, outputs are tooltips."""
+
+    display_name: str
+    description: str
+    inputs: dict[str, str]
+    outputs: list[str]
+
+
+def read_nodes() -> dict[str, Node]:
+    """Every node by its id, read from the source: no ComfyUI needed."""
+    calls = (
+        call
+        for path in sorted((ROOT / "nodes").glob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "Schema"
+    )
+    nodes = {}
+    for call in calls:
+        given: dict[str, Any] = {keyword.arg or "": keyword.value for keyword in call.keywords}
+        nodes[ast.literal_eval(given["node_id"])] = Node(
+            ast.literal_eval(given["display_name"]),
+            ast.literal_eval(given["description"]),
+            {ast.literal_eval(entry.args[0]): _tooltip(entry) for entry in given["inputs"].elts},
+            [_tooltip(entry) for entry in given["outputs"].elts],
+        )
+    return nodes
+
+
+def _tooltip(call: ast.Call) -> str:
+    return next(ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == "tooltip")
+
+
+NODES = read_nodes()
+
+
+def load_locale(language: str, name: str) -> dict[str, Any]:
+    return json.loads((LOCALES / language / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def tracked_files() -> list[Path]:
+    """Files that git knows, as far as they are still there."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip(f"no git repository here: {listed.stderr.strip()}")
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_the_nodes_are_found():
+    assert {"ParallelConfig", "ParallelLoader", "ParallelSampler"} <= set(NODES)
+    assert {"devices", "ulysses"} <= set(NODES["ParallelConfig"].inputs)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_relative_link_and_picture_exists(document):
+    targets = [target for target in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in target]
+    assert targets or document.name != "README.md"
+    assert [target for target in targets if not (document.parent / target.partition("#")[0]).exists()] == []
+
+
+def test_pictures_are_small():
+    pictures = list((ROOT / "docs" / "images").iterdir())
+    assert pictures
+    assert [picture.name for picture in pictures if picture.stat().st_size > LARGEST_PICTURE] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_python_file_that_is_named_exists(document):
+    folders = [*PACKAGES, "benchmarks", "tests"]
+    paths = [ROOT / "__init__.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
+    files = ["/" + path.relative_to(ROOT).as_posix() for path in paths]
+    named = set(re.findall(r"[\w/]+\.py\b", document.read_text(encoding="utf-8")))
+    assert named or document.name != "architecture.md"
+    assert [name for name in sorted(named) if not any(file.endswith("/" + name) for file in files)] == []
+
+
+def test_requirements_are_those_of_the_project_and_leave_torch_alone():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.strip()]
+    assert sorted(requirements) == sorted(project["dependencies"])
+    assert not any(re.match(r"torch(vision|audio)?\b", line) for line in requirements)
+    assert project["urls"]["Repository"] in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_messages_that_the_readme_explains_are_messages_of_the_code():
+    files = [ROOT / "__init__.py", *(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))]
+    # A message may run over several string literals; joined they read as one.
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in files))
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| You see |")[2].partition("\n\n")[0]
+    first_cells = [row.split("|")[1] for row in table.splitlines()[1:]]
+    messages = [text for cell in first_cells for text in re.findall(r"`([^`]+)`", cell) if " " in text]
+    parts = [part.strip() for text in messages for part in text.split("…")]
+    assert len(parts) > 10
+    assert [part for part in parts if part not in code] == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_node_and_input_has_its_texts(language):
+    texts = load_locale(language, "nodeDefs")
+    assert set(texts) == set(NODES)
+    for name, node in NODES.items():
+        assert list(texts[name]["inputs"]) == list(node.inputs), name
+        assert list(texts[name]["outputs"]) == [str(index) for index in range(len(node.outputs))], name
+        entries = [*texts[name]["inputs"].values(), *texts[name]["outputs"].values()]
+        assert texts[name]["display_name"]
+        assert texts[name]["description"]
+        assert all(entry["tooltip"] for entry in entries)
+        assert all(entry["name"] for entry in texts[name]["inputs"].values())
+
+
+def test_the_english_texts_are_those_of_the_nodes():
+    for name, texts in load_locale("en", "nodeDefs").items():
+        node = NODES[name]
+        assert (texts["display_name"], texts["description"]) == (node.display_name, node.description)
+        assert {key: entry["tooltip"] for key, entry in texts["inputs"].items()} == node.inputs
+        assert [entry["tooltip"] for entry in texts["outputs"].values()] == node.outputs
+
+
+@pytest.mark.parametrize("language", ["zh", "ja"])
+def test_the_other_languages_are_translated(language):
+    for name, texts in load_locale(language, "nodeDefs").items():
+        entries = [*texts["inputs"].values(), *texts["outputs"].values()]
+        words = [texts["display_name"], texts["description"], *(entry["tooltip"] for entry in entries)]
+        assert [text for text in words if text.isascii()] == [], name
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_texts_hold_nothing_that_the_canvas_would_interpret(language):
+    # vue-i18n, which shows them, reads these as parameters, links and plurals.
+    for path in (LOCALES / language).glob("*.json"):
+        texts = list(_texts(json.loads(path.read_text(encoding="utf-8"))))
+        assert texts
+        assert [text for text in texts if re.search(r"[{}|@$]", text)] == []
+
+
+def _texts(item: Any) -> Iterator[str]:
+    if isinstance(item, dict):
+        for value in item.values():
+            yield from _texts(value)
+    else:
+        yield item
+
+
+def test_the_start_setting_has_one_name_everywhere():
+    tree = ast.parse((ROOT / "nodes" / "start_setting.py").read_text(encoding="utf-8"))
+    setting = next(
+        ast.literal_eval(statement.value)
+        for statement in tree.body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "SETTING"
+    )
+    assert f'"{setting}"' in (ROOT / "web" / "js" / "parallel_dit.js").read_text(encoding="utf-8")
+    for language in LANGUAGES:
+        assert list(load_locale(language, "settings")) == [setting.replace(".", "_")]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NODES)
+def test_every_node_has_a_help_page_that_explains_every_input(name, language):
+    page = (HELP / name / f"{language}.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == list(NODES[name].inputs)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_samplers_of_the_pool_are_named_as_they_are(language):
+    tooltip = load_locale(language, "nodeDefs")["ParallelSampler"]["inputs"]["sampler_name"]["tooltip"]
+    page = (HELP / "ParallelSampler" / f"{language}.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| `sampler_name`"))
+    for text in (tooltip, row):
+        assert [name for name in SUPPORTED if not re.search(rf"(?<![a-z_]){name}(?![a-z0-9_])", text)] == []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_templates_have_known_nodes_sound_links_and_a_thumbnail(path):
+    workflow = json.loads(path.read_text(encoding="utf-8"))
+    nodes = {node["id"]: node for node in workflow["nodes"]}
+    types = {node["type"] for node in nodes.values()}
+    assert types <= set(NODES) | CORE_NODES
+    assert "ParallelLoader" in types
+    for link, source, output, target, slot, _ in workflow["links"]:
+        assert link in nodes[source]["outputs"][output]["links"]
+        assert nodes[target]["inputs"][slot]["link"] == link
+    for node in nodes.values():
+        if node["type"] in NODES:
+            assert {entry["name"] for entry in node["inputs"]} == set(NODES[node["type"]].inputs)
+    assert path.with_suffix(".jpg").is_file()
+
+
+def test_no_file_names_a_registry_or_a_place_of_one_machine():
+    hosts = ["pypi" + ".org", "python" + "hosted", "npm" + "js.", "ana" + "conda.org", "download." + "pytorch"]
+    places = ["/" + "root/", "/" + "work/"]
+    home = Path.home().as_posix()
+    if home.count("/") > 1:
+        places.append(home + "/")
+    found = []
+    for path in tracked_files():
+        text = path.read_bytes().decode("utf-8", errors="ignore")
+        found += [f"{path.relative_to(ROOT)}: {word}" for word in hosts + places if word in text]
+    assert found == []

@@ -1,0 +1,242 @@
+"""A pool over two hosts: two network namespaces of this machine, joined by a cable that can be pulled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from parallel_runtime.errors import ConfigurationError, PoolError
+from workers.handshake import GREETING, WrongSecret, introduce
+from workers.launch import PACK_ROOT
+from workers.network import parse_address, read_secret
+
+MAIN, OTHER = "10.213.7.1", "10.213.7.2"
+PORT = 29613
+
+CLIENT = """
+import sys, threading, time
+from parallel_runtime.errors import ParallelError
+from tests.workers.conftest import FaultyPool
+from workers.client import PoolClient
+from workers.launch import PoolSpec
+
+pool = FaultyPool(PoolClient(PoolSpec("cpu", (0,), 2), "tests.workers.faulty_rank"))
+for line in sys.stdin:
+    try:
+        if line.strip() == "load":
+            pool.client.load(pool.model())
+            print("loaded", pool.client.status().pids, flush=True)
+        elif line.strip() == "sample":
+            print("sampled", pool.sample(steps=3).flatten().tolist(), flush=True)
+        elif line.strip() == "long":
+            pool.sample(steps=2000, on_progress=lambda step, *_: print("step", flush=True) if step == 3 else None)
+    except ParallelError as error:
+        print("error", error, flush=True)
+pool.client.close()
+print("closed", flush=True)
+"""
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.fixture
+def cable():
+    """Namespaces `one` and `two`, a veth pair between them; yields their names."""
+    if os.getuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and the command ip (Debian: iproute2) to make network namespaces")
+    one, two = f"pdit{os.getpid()}a", f"pdit{os.getpid()}b"
+    try:
+        run("ip", "netns", "add", one)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+    try:
+        run("ip", "netns", "add", two)
+        run("ip", "link", "add", "cable0", "netns", one, "type", "veth", "peer", "name", "cable1", "netns", two)
+        for namespace, link, address in ((one, "cable0", MAIN), (two, "cable1", OTHER)):
+            run("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", link)
+            run("ip", "-n", namespace, "link", "set", link, "up")
+            run("ip", "-n", namespace, "link", "set", "lo", "up")
+        yield one, two
+    finally:
+        for namespace in (one, two):
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
+
+
+@pytest.fixture
+def secret(tmp_path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text("a secret of some length")
+    path.chmod(0o600)
+    return path
+
+
+class Process:
+    """A process in a namespace, talked to by lines."""
+
+    def __init__(self, namespace: str, arguments: list[str], environment: dict[str, str]):
+        self.process = subprocess.Popen(
+            ["ip", "netns", "exec", namespace, sys.executable, "-u", *arguments],
+            cwd=PACK_ROOT,
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def expect(self, beginning: str, seconds: float = 60) -> str:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for line in self.lines:
+                if line.startswith(beginning):
+                    self.lines.remove(line)
+                    return line
+            time.sleep(0.02)
+        raise AssertionError(f"no line {beginning!r} within {seconds} s, but {self.lines}")
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def hosts(cable, secret, tmp_path):
+    """(client on the first host, function that starts the other host's `workers.join`)."""
+    one, two = cable
+    environment = {"PARALLEL_DIT_SECRET_FILE": str(secret), "PARALLEL_DIT_LOGS": str(tmp_path / "logs")}
+    client = Process(one, ["-c", CLIENT], {**environment, "PARALLEL_DIT_LISTEN": f"{MAIN}:{PORT}"})
+    started = [client]
+
+    def join(secret_file: Path = secret) -> Process:
+        arguments = ["-m", "workers.join", f"{MAIN}:{PORT}", "--devices", "cpu:1", "--secret-file", str(secret_file)]
+        started.append(Process(two, arguments, environment))
+        return started[-1]
+
+    yield client, join
+    for process in reversed(started):
+        process.end()
+
+
+def test_two_hosts_sample_together_one_pool_after_the_other(hosts):
+    client, join = hosts
+    other = join()
+    other.expect("waiting for a pool")
+    client.say("load")
+    other.expect("joined the pool")
+    client.expect("loaded")
+    client.say("sample")
+    assert client.expect("sampled") == "sampled [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]"
+    client.process.stdin.close()
+    client.expect("closed")
+    other.expect("the pool ended")
+    other.expect("waiting for a pool")
+
+
+@pytest.mark.parametrize("how", ["killed", "unplugged"])
+def test_a_host_that_drops_off_is_one_clean_error_and_the_next_job_finds_it_again(hosts, cable, how):
+    client, join = hosts
+    other = join()
+    client.say("load")
+    client.expect("loaded")
+    client.say("long")
+    client.expect("step")
+    started = time.monotonic()
+    if how == "killed":
+        other.end()
+    else:
+        run("ip", "-n", cable[1], "link", "set", "cable1", "down")
+    error = client.expect("error", seconds=30)
+    assert time.monotonic() - started < (4 if how == "killed" else 25)
+    assert f"({OTHER}) dropped off in the middle of a job. The next prompt starts a fresh pool" in error
+    if how == "killed":
+        join()
+    else:
+        run("ip", "-n", cable[1], "link", "set", "cable1", "up")
+    client.say("load")
+    client.expect("loaded", seconds=90)
+    client.say("sample")
+    assert client.expect("sampled") == "sampled [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]"
+
+
+def test_a_host_with_another_secret_is_told_so_and_not_let_in(hosts, tmp_path):
+    client, join = hosts
+    client.say("load")
+    wrong = tmp_path / "wrong"
+    wrong.write_text("another secret of some length")
+    wrong.chmod(0o600)
+    stranger = join(wrong)
+    assert stranger.process.wait(30) == 1
+    join()
+    client.expect("loaded")
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:0", "10.0.0.1:70000", "http://x:1", ""])
+def test_an_address_that_is_none_is_refused(text):
+    with pytest.raises(ConfigurationError, match=r"is not an address with a port.*10\.0\.0\.1:29600"):
+        parse_address(text)
+
+
+def test_a_secret_that_others_can_read_or_guess_is_refused(secret):
+    assert read_secret(secret) == b"a secret of some length"
+    secret.chmod(0o640)
+    with pytest.raises(ConfigurationError, match="can be read by other users.*chmod 600"):
+        read_secret(secret)
+    secret.chmod(0o600)
+    secret.write_text("short")
+    with pytest.raises(ConfigurationError, match="has 5 characters; at least 16"):
+        read_secret(secret)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_secret(secret.with_name("missing"))
+
+
+@pytest.mark.parametrize(
+    "server_says", [b"HTTP/1.1 400 Bad Request\r\n" + b"x" * 40, GREETING + bytes(32) + bytes(32), b""]
+)
+def test_a_server_that_does_not_know_the_secret_is_not_believed(server_says):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(server_says)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(WrongSecret, match="does not prove that it knows the shared secret"):
+            introduce(ours, b"a secret of some length", "there")
+
+
+def test_several_hosts_without_their_settings_are_an_error_of_the_configuration(monkeypatch):
+    from parallel_runtime.config import ParallelConfig
+    from workers.pools import get_pool
+
+    monkeypatch.delenv("PARALLEL_DIT_LISTEN", raising=False)
+    with pytest.raises(ConfigurationError, match=r"several hosts, but \$PARALLEL_DIT_LISTEN is not set"):
+        get_pool(ParallelConfig(devices="cpu:1", hosts=2))
+    assert issubclass(WrongSecret, PoolError)
