@@ -1,14 +1,19 @@
 """Where one FLUX.1-dev forward spends its time: kernels by kind, and the gaps between them.
 
-    python -m benchmarks.flux_profile --sizes 1024 --variants base,fused
+    python -m benchmarks.flux_profile --sizes 1024 --variants base,graph
     torchrun --nproc-per-node 2 -m benchmarks.flux_profile --sizes 1024,2048
 
-Random weights made on the GPU, no checkpoint file. A variant is a `+`-joined list of switches, see VARIANTS.
+Random weights made on the GPU, no checkpoint file. A variant is a `+`-joined list of switches: `base` (compiled),
+`eager`, `graph` (a CUDA graph taken here), `record` (taken by the wrapper), `nccl` (no peer memory), `cd` and `mat`
+(inductor's coordinate descent and GEMM autotuning), `overlap` (inductor's overlap of collectives and compute).
 """
+
+# mypy: disable-error-code="assignment, attr-defined, misc, operator, var-annotated, index, arg-type"
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -33,6 +38,8 @@ from .flux_step import inputs
 
 KINDS = {
     "attention": r"sdpa|fmha|flash|cudnn",
+    "exchange (peer memory)": r"^_push_|symmetric_memory|memcpy128",
+    "norm and rotation": r"^_kernel$",
     "matrix products": r"nvjet|gemm|cutlass|gemv|splitK|cublas|dot_kernel|_mm_|triton_tem",
     "exchange (NCCL)": r"nccl",
     "fused elementwise (Triton)": r"^triton_",
@@ -66,6 +73,11 @@ def arguments(size: int, device: torch.device) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def run(wrapped: Any, given: dict[str, Any]) -> torch.Tensor:
+    """Return one forward's output."""
+    return wrapped(**given, return_dict=False)[0]
+
+
 def milliseconds(call: Callable[[], Any], repeats: int = 8) -> float:
     """Return the median time of a call that is waited for, as a sampler's step with its preview is."""
     times = []
@@ -86,7 +98,9 @@ def profile(call: Callable[[], Any], repeats: int = 3) -> dict[str, Any]:
         for _ in range(repeats):
             call()
             torch.cuda.synchronize()
-    kernels = [e for e in recorder.events() if e.device_type == torch.autograd.DeviceType.CUDA and e.time_range.elapsed_us()]
+    kernels = [
+        e for e in recorder.events() if e.device_type == torch.autograd.DeviceType.CUDA and e.time_range.elapsed_us()
+    ]
     kinds: dict[str, float] = defaultdict(float)
     names: dict[str, list[float]] = defaultdict(list)
     spans = sorted((e.time_range.start, e.time_range.end) for e in kernels)
@@ -161,23 +175,30 @@ def variant(name: str, transformer: Any, mesh: Mesh, sizes: list[int], device: t
         patches["max_autotune_gemm_backends"] = "ATEN,TRITON"
     if "overlap" in switches:
         patches["reorder_for_compute_comm_overlap"] = True
-        patches["reorder_for_compute_comm_overlap_passes"] = ["reorder_compute_for_overlap", "sink_waits", "raise_comms"]
-    if "fused" in switches:
-        for module in transformer.modules():
-            if hasattr(module, "fuse_projections"):
-                module.fuse_projections()
+        patches["reorder_for_compute_comm_overlap_passes"] = [
+            "reorder_compute_for_overlap",
+            "sink_waits",
+            "raise_comms",
+        ]
     row: dict[str, Any] = {"variant": name}
     with torch._inductor.config.patch(patches):
-        wrapped = parallelize(transformer, FLUX, mesh, compile="eager" not in switches)
+        wrapped = parallelize(
+            transformer,
+            FLUX,
+            mesh,
+            compile="eager" not in switches,
+            record="record" in switches,
+            share="nccl" not in switches,
+        )
         for size in sizes:
             given = arguments(size, device)
-            call: Callable[[], Any] = lambda given=given: wrapped(**given, return_dict=False)[0]
+            call: Callable[[], Any] = functools.partial(run, wrapped, given)
             started = time.perf_counter()
             call()
             torch.cuda.synchronize()
             row[f"compile s {size}"] = time.perf_counter() - started
-            call()
-            result = call().float()
+            for _ in range(3):
+                result = call().float()
             if "graph" in switches:
                 graph = torch.cuda.CUDAGraph()
                 started = time.perf_counter()
@@ -191,8 +212,11 @@ def variant(name: str, transformer: Any, mesh: Mesh, sizes: list[int], device: t
             if dist.get_rank() == 0 if dist.is_initialized() else True:
                 report = profile(call)
                 row[f"profile {size}"] = report
-                print(f"== {name} {size}: {row[f'ms {size}']:.2f} ms, busy {report['busy']:.2f}, "
-                      f"{report['launches']:.0f} launches, first {row[f'compile s {size}']:.1f} s", flush=True)
+                print(
+                    f"== {name} {size}: {row[f'ms {size}']:.2f} ms, busy {report['busy']:.2f}, "
+                    f"{report['launches']:.0f} launches, first {row[f'compile s {size}']:.1f} s",
+                    flush=True,
+                )
                 for kind, ms in sorted(report["kinds"].items(), key=lambda item: -item[1]):
                     print(f"   {kind:28s} {ms:7.2f}")
             else:
@@ -241,7 +265,13 @@ def main() -> None:
     if rank == 0:
         print(f"{world_size} GPUs")
         for row in rows:
-            print({key: value if isinstance(value, str) else round(value, 4) for key, value in row.items() if not key.startswith(("profile", "reference"))})
+            print(
+                {
+                    key: value if isinstance(value, str) else round(value, 4)
+                    for key, value in row.items()
+                    if not key.startswith(("profile", "reference"))
+                }
+            )
         if options.out:
             kept = [{k: v for k, v in row.items() if not k.startswith("reference")} for row in rows]
             (options.out / f"profile-{world_size}.json").write_text(json.dumps(kept, indent=1))

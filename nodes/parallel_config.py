@@ -70,12 +70,23 @@ class ParallelConfigNode(io.ComfyNode):
                     tooltip="Compiles the model's blocks with torch.compile: the first picture of a size takes "
                     "longer, the next ones less.",
                 ),
+                io.Int.Input(
+                    "hosts",
+                    default=1,
+                    min=1,
+                    max=64,
+                    optional=True,
+                    tooltip="How many machines take part. Above 1, start the join command on each other machine first; "
+                    "the help page shows it.",
+                ),
             ],
             outputs=[ConfigSocket.Output(display_name="config", tooltip="For Parallel Loader.")],
         )
 
     @classmethod
-    def execute(cls, devices: str, cfg: str, data: str, ulysses: str, attention: str, compile: bool) -> io.NodeOutput:
+    def execute(
+        cls, devices: str, cfg: str, data: str, ulysses: str, attention: str, compile: bool, hosts: int = 1
+    ) -> io.NodeOutput:
         """Check the values and pass them on.
 
         Raises:
@@ -88,5 +99,6 @@ class ParallelConfigNode(io.ComfyNode):
             ulysses=read_degree(ulysses),
             attention=attention,
             compile=compile,
+            hosts=hosts,
         )
         return io.NodeOutput(config.to_mapping())

@@ -52,8 +52,7 @@ def _torchrun(spec: PoolSpec, directory: Path, rank_module: str) -> Iterator[sub
     The ranks inherit the reading end of a pipe as their standard input and end when it does, so that they also end
     when this process is killed.
     """
-    # torchrun keeps a folder of its own below the temporary one, which shall go with ours.
-    environment = rank_environment(spec, directory, os.environ) | {"TMPDIR": str(directory)}
+    environment = rank_environment(spec, directory, os.environ)
     with (directory / "output").open("wb") as output:
         torchrun = subprocess.Popen(
             torchrun_command(spec, directory, rank_module),

@@ -54,6 +54,7 @@ class RunningPool:
         self._status: Status | None = None
         self._status_changed = threading.Condition()
         self._closed = False
+        self._dying = False  # a job was told that the pool dies with it; its last status may still be on the way
         ours, theirs = socket.socketpair()
         with theirs:
             self._supervisor = subprocess.Popen(
@@ -79,7 +80,7 @@ class RunningPool:
     @property
     def alive(self) -> bool:
         """The pool can take a job, now or when it has started."""
-        return not self._closed and not (self._status is not None and self._status.state == "dead")
+        return not (self._closed or self._dying or (self._status is not None and self._status.state == "dead"))
 
     def wait_until_ready(self, should_cancel: ShouldCancel) -> None:
         """Wait until every rank is online.
@@ -168,6 +169,7 @@ class RunningPool:
 
     def _explain(self, failed: Failed) -> ParallelError:
         error = revive(failed.error)
+        self._dying |= not failed.pool_alive
         if failed.error.traceback and isinstance(error, PoolError):
             log.error("Parallel DiT, rank %d:\n%s", failed.rank, failed.error.traceback)
         if isinstance(error, OutOfMemoryError) and failed.fits:
@@ -206,8 +208,10 @@ class RunningPool:
         if error is not None:
             revived = revive(error)
             return PoolError(revived.cause, revived.fix)
+        code = self._supervisor.poll()
+        ended = "closed its connection" if code is None else f"ended with code {code}"
         return PoolError(
-            "The worker pool ended without saying why.",
+            f"The pool's supervisor (process {self._supervisor.pid}) {ended}.",
             f"The next prompt starts a fresh pool; the log is {self.log}.",
         )
 

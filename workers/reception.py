@@ -45,7 +45,7 @@ class Reception:
     A stranger is hung up on and costs the pool nothing.
     """
 
-    def __init__(self, log: PoolLog, welcome: Welcome, watch: Callable[[Coroutine[Any, Any, None]], None]):
+    def __init__(self, log: PoolLog, welcome: Welcome, watch: Callable[[Coroutine[Any, Any, None]], Any]):
         self._log = log
         self._welcome = welcome
         self._watch = watch

@@ -56,6 +56,7 @@ START_SECONDS = float(os.environ.get("PARALLEL_DIT_START_SECONDS", 300.0))
 EXIT_GRACE_SECONDS = 2.0
 BLAME_SECONDS = 0.3
 DUMP_SECONDS = 0.7
+PUMP_SECONDS = 1.0
 
 
 class Blame(enum.IntEnum):
@@ -109,7 +110,7 @@ class Supervisor:
         command = torchrun_command(self.spec, self.directory, self.rank_module, rendezvous=rendezvous)
         environment = rank_environment(self.spec, self.directory, os.environ, interface)
         self.torchrun = await spawn(command, environment, str(PACK_ROOT))
-        self._watch(self._pump_log())
+        pump = self._watch(self._pump_log())
         self._watch(self._watch_torchrun())
         self._watch(self._watch_start())
         self._watch(self._watch_stall())
@@ -118,15 +119,17 @@ class Supervisor:
             listener.close()
         await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
         await self.torchrun.wait()
+        await asyncio.wait([pump], timeout=PUMP_SECONDS)
         for task in self._tasks:
             task.cancel()
         if self.error is not None:
             await self._report_death(self.error)
 
-    def _watch(self, coroutine) -> None:
+    def _watch(self, coroutine) -> asyncio.Task[None]:
         task = asyncio.ensure_future(self._guard(coroutine))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _guard(self, coroutine) -> None:
         try:

@@ -1,8 +1,14 @@
 """Ulysses: tokens are split outside of attention, heads inside (DeepSpeed-Ulysses, arXiv 2309.14509).
 
-Before attention every rank holds all heads of its own tokens, inside it holds all tokens of its own heads. The two
-exchanges are yunchang's head all-to-alls; they trace under torch.compile(fullgraph=True), checked in the tests.
-They want equal shares, so uneven ones are padded on the wire only: no padded key is ever attended.
+Before attention every rank holds all heads of its own tokens, inside it holds all tokens of its own heads. One
+functional all-to-all carries query, key and value together, a second one the attended values; both trace under
+torch.compile(fullgraph=True), checked in the tests.
+
+The exchange is ours and not yunchang's, which is what the mesh's groups follow: its all_to_all_5D and 4D copy before
+and after the collective, and once more under torch.compile, where an in-place collective becomes a functional one and
+a copy (measured: docs/performance.md). Here the wire has the tokens outermost, so what arrives already is the whole
+sequence and attention reads it as strided views; what is sent is written in wire order by the kernel that makes it.
+Uneven shares are padded on the wire only: no padded key is ever attended.
 """
 
 from __future__ import annotations
@@ -12,7 +18,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from yunchang.comm.all_to_all import all_to_all_4D, all_to_all_5D
 
 from .kernels import AttentionKernel
 
@@ -66,26 +71,45 @@ def ulysses_attention(
         query, key, value: this rank's tokens, (batch, local tokens, heads, head dim), alike in shape and dtype.
         kernel: attention over whole sequences.
         group: the Ulysses group, of `degree` ranks.
-        layout: None when all ranks hold equally many tokens; it then costs no copy beside the exchange's own.
+        layout: None when all ranks hold equally many tokens.
         scale: of the logits, None for 1/sqrt(head dim).
 
     Returns:
         Attended values of this rank's tokens, (batch, local tokens, heads, head dim).
     """
     tokens, heads = query.shape[1], query.shape[2]
-    packed = torch.stack((query, key, value), dim=2)
+    parts = [_to_wire(part, degree, layout) for part in (query, key, value)]
+    whole = _all_to_all(torch.stack(parts, dim=3), group).flatten(0, 1)  # (tokens of all ranks, batch, 3, heads, dim)
+    if layout is not None:
+        whole = whole.index_select(0, layout.kept)
+    all_query, all_key, all_value = (part.transpose(0, 1) for part in whole.unbind(2))
+    attended = kernel(all_query, all_key, all_value, scale=scale).transpose(0, 1)
+    if layout is not None:
+        attended = attended.index_select(0, layout.spread)
+    # A view where the kernel wrote its output token by token, as PyTorch's do for such inputs and a batch of one.
+    returned = _all_to_all(attended.unflatten(0, (degree, -1)).contiguous(), group)
+    own = returned.permute(2, 1, 0, 3, 4).flatten(2, 3)  # (batch, local tokens, heads, head dim)
     if heads % degree:
-        packed = F.pad(packed, (0, 0, 0, -heads % degree))
+        own = own.narrow(2, 0, heads)
+    return own.narrow(1, 0, tokens) if layout is not None else own
+
+
+def _to_wire(part: torch.Tensor, degree: int, layout: WireLayout | None) -> torch.Tensor:
+    """(batch, local tokens, heads, head dim) -> (degree, tokens on the wire, batch, heads / degree, head dim), a view
+    where nothing is padded: the first dim is the rank that it goes to."""
+    if part.shape[2] % degree:
+        part = F.pad(part, (0, 0, 0, -part.shape[2] % degree))
     if layout is not None:
-        packed = packed.index_select(1, layout.own)
-    packed = all_to_all_5D(packed, scatter_idx=3, gather_idx=1, group=group)
-    if layout is not None:
-        packed = packed.index_select(1, layout.kept)
-    all_query, all_key, all_value = packed.unbind(2)
-    attended = kernel(all_query, all_key, all_value, scale=scale)
-    if layout is not None:
-        attended = attended.index_select(1, layout.spread)
-    attended = all_to_all_4D(attended, scatter_idx=1, gather_idx=2, group=group)
-    if heads % degree:
-        attended = attended.narrow(2, 0, heads)
-    return attended.narrow(1, 0, tokens) if layout is not None else attended
+        part = part.index_select(1, layout.own)
+    return part.unflatten(2, (degree, -1)).permute(2, 1, 0, 3, 4)
+
+
+def _all_to_all(wire: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Send wire[rank] to each rank; on the first dim of what comes back is the rank that it came from.
+
+    The operators themselves, and not dist.all_to_all_single: that one fills a given tensor, which torch.compile turns
+    into the functional operator and a copy.
+    """
+    collectives = torch.ops._c10d_functional
+    sizes = [1] * wire.shape[0]
+    return collectives.wait_tensor(collectives.all_to_all_single(wire, sizes, sizes, group.group_name))

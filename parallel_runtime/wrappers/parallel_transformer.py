@@ -12,9 +12,14 @@ from torch import nn
 
 from ..attention import rebind
 from ..attention.kernels import KERNELS, resolve_kernel
+from ..attention.projections import place_side_by_side
+from ..attention.rotary import exchange_rotary
 from ..errors import ConfigurationError, UnsupportedModelError
 from ..mesh import Mesh
 from ..models.spec import ModelSpec
+from .graphs import RecordedForward
+from .peers import PeerSharing
+from .rewrites import Rewrites
 from .sequence import SequenceAttention, SequenceSplit, gather_hook, split_hook
 from .timestep import ExactTimestep
 
@@ -24,7 +29,13 @@ and with fullgraph the ninth is an error."""
 
 
 def parallelize(
-    transformer: nn.Module, spec: ModelSpec, mesh: Mesh, attention: str = "auto", compile: bool = False
+    transformer: nn.Module,
+    spec: ModelSpec,
+    mesh: Mesh,
+    attention: str = "auto",
+    compile: bool = False,
+    record: bool = True,
+    share: bool = True,
 ) -> ParallelTransformer:
     """Let the ranks of `mesh` run `transformer` together; call it on every rank with the same arguments.
 
@@ -34,12 +45,14 @@ def parallelize(
         mesh: may be changed later with `ParallelTransformer.set_mesh`; one rank needs no torch.distributed.
         attention: one of config.ATTENTION_BACKENDS.
         compile: regional torch.compile of the blocks in `spec.block_lists`.
+        record: on a GPU, forwards that repeat become CUDA graphs (graphs.py). Nothing to gain on a CPU.
+        share: GPUs of one host that can write to each other's memory exchange heads in this way (peer.py).
 
     Raises:
         UnsupportedModelError: the transformer is not what the spec describes, or its attention cannot be exchanged.
         ConfigurationError: the mesh or the attention backend cannot be used here.
     """
-    return ParallelTransformer(transformer, spec, mesh, attention, compile)
+    return ParallelTransformer(transformer, spec, mesh, attention, compile, record, share)
 
 
 class ParallelTransformer:
@@ -50,26 +63,46 @@ class ParallelTransformer:
     Inference only: no gradients flow.
     """
 
-    def __init__(self, transformer: nn.Module, spec: ModelSpec, mesh: Mesh, attention: str, compile: bool):
+    def __init__(
+        self,
+        transformer: nn.Module,
+        spec: ModelSpec,
+        mesh: Mesh,
+        attention: str,
+        compile: bool,
+        record: bool,
+        share: bool,
+    ):
         _check_class(transformer, spec)
         _check_mesh(mesh)
         self.transformer = transformer
         self.spec = spec
         self.mesh = mesh
         self.compiled = compile
-        self.attention = resolve_kernel(attention, *_attention_traits(transformer))
+        device, dtype, head_dim = _attention_traits(transformer)
+        self.attention = resolve_kernel(attention, device, dtype, head_dim)
+        self._recorded: RecordedForward | None = None
+        if record and device.type == "cuda":
+            self._recorded = RecordedForward(self._run, made_outside=lambda: (self._split.layout, self._split.buffers))
         self._signature = inspect.signature(transformer.forward)
-        self._split = SequenceSplit(mesh, spec.attended)
+        peers = PeerSharing(_heads(transformer, spec), head_dim, dtype, device, self.attention) if share else None
+        self._split = SequenceSplit(mesh, spec.attended, peers)
         self._timestep = ExactTimestep(spec.timestep_scale)
         blocks = list(_blocks(transformer, spec)) if compile else []
         # From here on the transformer is changed, and nothing refuses any more but `apply`, which comes first.
-        self._rebound = rebind.apply(
-            _self_attention(transformer, spec), SequenceAttention(KERNELS[self.attention], self._split)
-        )
+        attention_modules = _self_attention(transformer, spec)
+        self._rebound = rebind.apply(attention_modules, SequenceAttention(KERNELS[self.attention], self._split))
+        # On a CPU the weights may be the memory-mapped file itself, which they would leave.
+        together = compile and device.type == "cuda"
+        if compile:
+            exchange_rotary(attention_modules.values())
+        if together:
+            place_side_by_side(attention_modules.values())
         self._handles = self._register_hooks()
         self._compiled_blocks = blocks
+        options = {"pre_grad_custom_pass": Rewrites(together)}
         for block in blocks:
-            block.compile(fullgraph=True)
+            block.compile(fullgraph=True, options=options)
 
     def _register_hooks(self) -> list[Any]:
         find = self.transformer.get_submodule
@@ -95,6 +128,8 @@ class ParallelTransformer:
 
     def unwrap(self) -> nn.Module:
         """Undo everything and return the transformer as it was. The wrapper is of no use afterwards."""
+        if self._recorded is not None:
+            self._recorded.clear()
         for handle in self._handles:
             handle.remove()
         self._rebound.undo()
@@ -106,6 +141,11 @@ class ParallelTransformer:
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped transformer's forward. Collective over the sequence group."""
+        if self._recorded is not None:
+            return self._recorded(self.mesh, args, kwargs)
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         self._split.begin()
         self._timestep.begin(self._signature.bind(*args, **kwargs).arguments.get("timestep"))
         if not self.compiled:
@@ -142,6 +182,11 @@ def _attention_traits(transformer: nn.Module) -> tuple[torch.device, torch.dtype
     """Return device, dtype and head dim of the transformer's attention."""
     parameter = next(transformer.parameters())
     return parameter.device, parameter.dtype, getattr(transformer.config, "attention_head_dim", 64)
+
+
+def _heads(transformer: nn.Module, spec: ModelSpec) -> int:
+    config: Any = transformer.config
+    return spec.heads(config)
 
 
 def _self_attention(transformer: nn.Module, spec: ModelSpec) -> dict[str, nn.Module]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -10,21 +11,33 @@ import torch
 from torch import nn
 
 from ..attention.kernels import AttentionKernel
+from ..attention.peer import PeerBuffers, peer_attention
 from ..attention.ulysses import WireLayout, ulysses_attention
 from ..errors import UnsupportedModelError
 from ..mesh import Mesh
+from .peers import PeerSharing
 from .shares import gather_shares, split_sizes, take_share
+
+_LAYOUTS = 16
+"""Kept layouts."""
 
 
 class SequenceSplit:
     """Which tokens are whose during the current forward; one object per wrapped transformer.
 
-    `layout` is what attention reads inside of compiled blocks, None when all ranks have equally many tokens. It
-    follows from the arguments' shapes and the plan alone, so the ranks agree on it without a collective.
+    `buffers` and `layout` are what attention reads inside of compiled blocks: the memory that the ranks share, where
+    they share any; else how uneven shares lie on the wire, None when all ranks have equally many tokens. They follow
+    from the arguments' shapes and the plan alone, so the ranks agree on them.
+
+    Args:
+        attended: see ModelSpec.
+        peers: None keeps the exchange on collectives.
     """
 
-    def __init__(self, mesh: Mesh, attended: tuple[str, ...]):
+    def __init__(self, mesh: Mesh, attended: tuple[str, ...], peers: PeerSharing | None = None):
         self.attended = attended
+        self.peers = peers
+        self._layouts: OrderedDict[tuple[Any, ...], WireLayout] = OrderedDict()
         self.set_mesh(mesh)
 
     def set_mesh(self, mesh: Mesh) -> None:
@@ -38,10 +51,11 @@ class SequenceSplit:
         self.index = self._mesh.sequence_index
         self.group = self._mesh.sequence
         self.layout: WireLayout | None = None
+        self.buffers: PeerBuffers | None = None
         self._totals: dict[str, int] = {}
 
-    def record(self, totals: dict[str, int], device: torch.device) -> None:
-        """Note how many tokens each argument has before it is split.
+    def record(self, totals: dict[str, int], batch: int, device: torch.device) -> None:
+        """Note how many tokens each argument has before it is split, in a batch of how many.
 
         Where a rank would be left without any token, which diffusers cannot compute, nothing is split: every rank
         computes the whole, of a handful of tokens.
@@ -49,11 +63,24 @@ class SequenceSplit:
         self._totals.update(totals)
         shares = [split_sizes(self._totals[name], self.degree) for name in self.attended if name in self._totals]
         lengths = tuple(sum(rank_shares) for rank_shares in zip(*shares, strict=True))
-        self.layout = None
+        self.layout = self.buffers = None
         if lengths and min(lengths) == 0:
             self.degree = 1
-        elif len(set(lengths)) > 1:
-            self.layout = WireLayout.build(lengths, self.index, device)
+            return
+        if lengths and self.peers is not None:
+            self.buffers = self.peers.buffers(self._mesh, lengths, batch)
+        if self.buffers is None and len(set(lengths)) > 1:
+            self.layout = self._build_layout(lengths, device)
+
+    def _build_layout(self, lengths: tuple[int, ...], device: torch.device) -> WireLayout:
+        """Build a layout, or take one from before: a CUDA graph cannot be recorded while one comes from the CPU."""
+        key = (lengths, self.index, device)
+        if key not in self._layouts:
+            self._layouts[key] = WireLayout.build(lengths, self.index, device)
+            while len(self._layouts) > _LAYOUTS:
+                self._layouts.popitem(last=False)
+        self._layouts.move_to_end(key)
+        return self._layouts[key]
 
     @property
     def output_total(self) -> int:
@@ -84,6 +111,16 @@ class SequenceAttention:
                 "The model attends with a mask, or to other tokens than its own, where the sequence is split.",
                 "Set ulysses to 1; the batch can still be split.",
             )
+        if split.buffers is not None and split.peers is not None and split.peers.fits(query):
+            return peer_attention(
+                query,
+                key,
+                value,
+                kernel=split.peers.kernel,
+                degree=split.degree,
+                buffers=split.buffers,
+                scale=scale,
+            )
         assert split.group is not None
         return ulysses_attention(
             query,
@@ -112,7 +149,8 @@ def split_hook(split: SequenceSplit, module: nn.Module, dims: dict[str, int]) ->
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         if tensors:
             device = next(iter(tensors.values())).device
-            split.record({name: tensor.shape[dims[name]] for name, tensor in tensors.items()}, device)
+            batch = max((tensor.shape[0] for name, tensor in tensors.items() if dims[name] > 0), default=1)
+            split.record({name: tensor.shape[dims[name]] for name, tensor in tensors.items()}, batch, device)
         if split.degree == 1:
             return None
         shared_args, shared_kwargs = list(args), dict(kwargs)

@@ -70,6 +70,7 @@ class ComfyHost:
 
     def __init__(self, host: Host, base: Path):
         self.base = base
+        self.host = host
         for folder in _FOLDERS:
             (base / folder).mkdir(parents=True)
         (base / "custom_nodes" / "parallel-dit").symlink_to(PACK_ROOT)

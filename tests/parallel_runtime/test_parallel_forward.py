@@ -93,7 +93,7 @@ def run_compiled(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     mesh = build_mesh(ParallelPlan(ulysses=world_size), "cpu", rank, world_size)
     assert mesh is not None
-    transformer = parallelize(build_transformer(), FLUX, mesh, compile=True)
+    transformer = parallelize(build_transformer(layers=3), FLUX, mesh, compile=True)
     results: dict[str, Any] = {"graphs": []}
     for number, (image, text, batch) in enumerate(cases):
         results[str(number)] = run(transformer, image, text, batch)
@@ -108,10 +108,11 @@ def test_compiled_blocks_give_the_same_result_and_new_sizes_soon_need_no_new_gra
     more = [[[6, 6], 20, 1], [[5, 7], 10, 1], [[7, 7], 14, 1], [[9, 5], 4, 1], [[2, 6], 16, 1]]
     cases = learnt + more
     results = run_ranks(2, f"{__name__}:run_compiled", {"cases": cases}, timeout=280)
-    transformer = build_transformer()
+    transformer = build_transformer(layers=3)
     for result in results:
         for number, case in enumerate(cases):
             assert relative_error(result[str(number)], run(transformer, *case)) < 1e-5, case
-        assert result["graphs"][0] == 2, "one graph per kind of block"
+        # One per kind of block, however many blocks; one more as diffusers' single blocks hand views to the next.
+        assert result["graphs"][0] == 3
         assert result["graphs"][len(learnt) - 1] == result["graphs"][-1]
         assert torch.equal(result["unwrapped"], run(transformer, *cases[0]))

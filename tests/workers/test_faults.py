@@ -78,6 +78,15 @@ def test_a_failure_in_a_job_is_noticed_at_once_and_the_next_job_succeeds(faulty_
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize("fault", ["raise 1 1", "exit 0 1"])
+def test_a_job_that_follows_at_once_is_not_given_to_the_dying_pool(faulty_pool, fault):
+    pool = faulty_pool()
+    die_in_a_job(pool, fault)
+    pool.check_works()
+    pool.check_gone()
+    pool.remember()
+
+
 @pytest.mark.parametrize("fault", ["stop 1 2", "hang 0 1", "hang 1 -1"])
 def test_a_rank_that_gets_nowhere_is_stalled_within_its_bound_with_stacks_in_the_log(faulty_pool, monkeypatch, fault):
     monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "3")

@@ -1,0 +1,179 @@
+"""CUDA graphs of whole forwards: what a forward launches is recorded once and replayed as one launch.
+
+On several GPUs a step is so short that Python cannot launch its kernels fast enough (docs/performance.md has the
+numbers). A forward is recorded once per kind of call: shapes, dtypes, other arguments and mesh.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils import _pytree as pytree
+
+from ..mesh import Mesh
+
+log = logging.getLogger(__name__)
+
+WARM_RUNS = 2
+"""Plain runs of a kind of call before it is recorded: the first compiles, and a call that never comes back is never
+recorded."""
+KEPT = 4
+"""Recorded kinds: two CFG branches with texts of unlike lengths, and as many for a second size of picture."""
+_FREE_FRACTION = 8
+"""Recordings keep their memory. Where less than this part of the GPU is free, a new kind of call lets them go."""
+
+Forward = Callable[..., Any]
+Replay = Callable[[list[torch.Tensor]], Any]
+"""New values of the tensors among the arguments -> output, the caller's own."""
+Record = Callable[["RecordedForward", Callable[[list[torch.Tensor]], Any], list[torch.Tensor]], Replay]
+"""(owner, call, its tensors) -> replay; see `record_cuda_graph`."""
+
+
+@dataclass
+class _Kind:
+    """A kind of call: how often it was run, and its recording, if any. `mesh` is held so that its id stays taken."""
+
+    mesh: Mesh
+    runs: int = 0
+    replay: Replay | None = None
+
+
+class RecordedForward:
+    """Runs a forward, recording it where it repeats.
+
+    The ranks of a sequence group call it alike, so they record and replay alike: a rank that failed to record would
+    part ways with the others, so they agree after each attempt, and one failure ends the recording for all.
+    Weights may change in place; where a parameter gets other storage, call `clear`.
+
+    Args:
+        forward: gets the arguments, must read nothing else that changes from call to call.
+        made_outside: tensors that the forward just read and did not make, beside arguments and weights; a recording
+            keeps them alive.
+        record: how to record; CUDA graphs unless a test says otherwise.
+    """
+
+    def __init__(self, forward: Forward, made_outside: Callable[[], Any] = lambda: None, record: Record | None = None):
+        self._forward = forward
+        self.made_outside = made_outside
+        self._record = record or record_cuda_graph
+        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
+        self._enabled = True
+        self.pool: Any = None
+
+    def clear(self) -> None:
+        """Let all recordings and their memory go."""
+        self._kinds.clear()
+        self.pool = None
+
+    def __call__(self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the forward on `mesh`. Collective over its sequence group."""
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        key = _key(mesh, leaves, structure) if self._enabled else None
+        if key is None:
+            return self._forward(*args, **kwargs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        kind = self._kind(key, mesh, tensors[0].device)
+        if kind.replay is not None:
+            return kind.replay(tensors)
+        kind.runs += 1
+        if kind.runs <= WARM_RUNS:
+            return self._forward(*args, **kwargs)
+
+        def call(given: list[torch.Tensor]) -> Any:
+            remaining = iter(given)
+            filled = [next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            given_args, given_kwargs = pytree.tree_unflatten(filled, structure)
+            return self._forward(*given_args, **given_kwargs)
+
+        return self._recorded(kind, call, tensors)
+
+    def _kind(self, key: Hashable, mesh: Mesh, device: torch.device) -> _Kind:
+        if key not in self._kinds:
+            # Every rank of the group comes here at the same call, as the ranks' kinds are the same.
+            if any(kind.replay for kind in self._kinds.values()) and not _all_agree(_has_room(), mesh, device):
+                self.clear()
+            self._kinds[key] = _Kind(mesh)
+            while len(self._kinds) > KEPT:
+                self._kinds.popitem(last=False)
+        self._kinds.move_to_end(key)
+        return self._kinds[key]
+
+    def _recorded(self, kind: _Kind, call: Callable[[list[torch.Tensor]], Any], tensors: list[torch.Tensor]) -> Any:
+        replay, output, reason = None, None, ""
+        static = [tensor.clone() for tensor in tensors]
+        output = call(static)  # this call's result, and the last warm-up: on the very tensors that are recorded
+        try:
+            replay = self._record(self, call, static)
+        except RuntimeError as error:  # PyTorch's errors of CUDA, of memory and of torch.compile are RuntimeErrors
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if _all_agree(replay is not None, kind.mesh, tensors[0].device):
+            kind.replay = replay
+        else:
+            self._enabled = False
+            self.clear()
+            log.warning("Forwards are launched kernel by kernel, as recording one failed: %s", reason or "another rank")
+        return output
+
+
+def record_cuda_graph(
+    owner: RecordedForward, call: Callable[[list[torch.Tensor]], Any], static: list[torch.Tensor]
+) -> Replay:
+    """Record `call(static)` as a CUDA graph.
+
+    Raises:
+        RuntimeError: the forward does something that cannot be recorded, or memory ran out.
+    """
+    if owner.pool is None:
+        # One pool for all recordings: they never run at the same time and keep nothing between two replays.
+        owner.pool = torch.cuda.graph_pool_handle()
+    graph = torch.cuda.CUDAGraph()
+    # thread_local: NCCL's watchdog thread asks CUDA for the state of earlier collectives meanwhile.
+    with torch.cuda.graph(graph, pool=owner.pool, capture_error_mode="thread_local"):
+        output = call(static)
+
+    outside = owner.made_outside()
+
+    def replay(tensors: list[torch.Tensor], outside: Any = outside) -> Any:
+        for old, new in zip(static, tensors, strict=True):
+            old.copy_(new)
+        graph.replay()
+        return pytree.tree_map_only(torch.Tensor, torch.clone, output)
+
+    return replay
+
+
+def _key(mesh: Mesh, leaves: list[Any], structure: Any) -> Hashable | None:
+    """What two calls have in common that can use one recording; None for arguments that cannot be compared."""
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return None
+    parts: list[Hashable] = [id(mesh), str(structure)]
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            parts.append((tuple(leaf.shape), leaf.dtype, leaf.device))
+        elif leaf is None or isinstance(leaf, bool | int | float | str):
+            parts.append((type(leaf), leaf))
+        else:
+            return None
+    return tuple(parts)
+
+
+def _has_room() -> bool:
+    if not torch.cuda.is_available():
+        return True
+    free, total = torch.cuda.mem_get_info()
+    return free * _FREE_FRACTION > total
+
+
+def _all_agree(agreed: bool, mesh: Mesh, device: torch.device) -> bool:
+    """Whether all ranks of the sequence group agree. Collective over it."""
+    if mesh.sequence is None:
+        return agreed
+    vote = torch.tensor(int(agreed), device=device)
+    dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=mesh.sequence)
+    return bool(vote.item())

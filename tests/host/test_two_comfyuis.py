@@ -1,0 +1,52 @@
+"""Two ComfyUIs on one machine: each has its own pool, and one that is killed takes only its own with it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from .comfy_host import ComfyHost, Run
+from .test_graph_stays_a_graph import LONG, pool_pids
+from .workflow import Workflow
+
+pytestmark = pytest.mark.host
+
+
+class Killed(Exception):
+    """Leaves `ComfyHost.run`, which waits for messages that will not come."""
+
+
+@pytest.fixture
+def other(host, tmp_path):
+    """A second ComfyUI, with the models of the first."""
+    second = ComfyHost(host.host, tmp_path / "base")
+    for folder in ("diffusion_models", "diffusers"):
+        (second.base / "models" / folder).rmdir()
+        (second.base / "models" / folder).symlink_to(host.base / "models" / folder)
+    yield second
+    second.process.kill()
+    second.process.wait()
+
+
+def test_a_comfyui_killed_in_the_middle_of_a_step_takes_its_own_pool_only(host, other):
+    assert host.run(Workflow(loader="cpu:2", seed=881).prompt()).error is None
+    ours = pool_pids(host)
+    theirs: set[int] = set()
+
+    def kill(run: Run) -> None:
+        if run.progress:
+            theirs.update(pool_pids(other))
+            other.process.kill()
+            raise Killed
+
+    with pytest.raises(Killed):
+        other.run(LONG.prompt(), during=kill)
+    assert len(theirs) == 2
+    assert not theirs & ours
+    deadline = time.monotonic() + 5
+    while pool_pids(other) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert pool_pids(other) == set()
+    assert host.run(Workflow(loader="cpu:2", seed=882).prompt()).error is None
+    assert pool_pids(host) == ours

@@ -1,0 +1,139 @@
+"""When forwards are recorded, replayed and not: with a stand-in for the CUDA graph, so on any machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.wrappers.graphs import KEPT, WARM_RUNS, RecordedForward
+from tests.ranks import run_ranks
+
+ONE = single_rank_mesh()
+
+
+class Recorder:
+    """Records as a CUDA graph would: the replay reads only the tensors that were there when it was recorded."""
+
+    def __init__(self, fails: bool = False):
+        self.fails = fails
+        self.recorded = 0
+
+    def __call__(self, owner: RecordedForward, call: Any, static: list[torch.Tensor]) -> Any:
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        self.recorded += 1
+
+        def replay(tensors: list[torch.Tensor]) -> Any:
+            for old, new in zip(static, tensors, strict=True):
+                old.copy_(new)
+            return call(static)
+
+        return replay
+
+
+def counted() -> tuple[Any, list[int]]:
+    """A forward and the number of its runs, kept in a list."""
+    runs = [0]
+
+    def forward(x: torch.Tensor, *, factor: float = 2.0, more: dict[str, torch.Tensor] | None = None) -> Any:
+        runs[0] += 1
+        return (x * factor + (more["bias"] if more else 0.0),)
+
+    return forward, runs
+
+
+def test_a_repeated_call_is_recorded_after_its_warm_runs_and_gives_what_the_forward_gives():
+    forward, _ = counted()
+    recorder = Recorder()
+    recorded = RecordedForward(forward, record=recorder)
+    for step in range(WARM_RUNS + 3):
+        x, bias = torch.randn(3), torch.randn(3)
+        output = recorded(ONE, (x,), {"factor": 3.0, "more": {"bias": bias}})
+        assert torch.equal(output[0], x * 3.0 + bias)
+        assert recorder.recorded == int(step >= WARM_RUNS)
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype", "number", "mesh", "structure"])
+def test_another_kind_of_call_gets_a_recording_of_its_own(change):
+    forward, _ = counted()
+    recorder = Recorder()
+    recorded = RecordedForward(forward, record=recorder)
+    other = {
+        "shape": (ONE, torch.randn(4), {}),
+        "dtype": (ONE, torch.randn(3, dtype=torch.float64), {}),
+        "number": (ONE, torch.randn(3), {"factor": 5.0}),
+        "mesh": (single_rank_mesh(), torch.randn(3), {}),
+        "structure": (ONE, torch.randn(3), {"more": {"bias": torch.randn(3)}}),
+    }[change]
+    for _ in range(WARM_RUNS + 1):
+        recorded(ONE, (torch.randn(3),), {})
+    mesh, x, kwargs = other
+    for _ in range(WARM_RUNS + 2):
+        assert torch.equal(recorded(mesh, (x,), kwargs)[0], forward(x, **kwargs)[0])
+    assert recorder.recorded == 2
+
+
+def test_arguments_that_cannot_be_compared_run_plainly():
+    recorder = Recorder()
+    recorded = RecordedForward(lambda x, note: x + 1, record=recorder)
+    for _ in range(WARM_RUNS + 2):
+        recorded(ONE, (torch.zeros(1), object()), {})
+    assert recorder.recorded == 0
+
+
+def test_the_oldest_kind_is_forgotten():
+    forward, _ = counted()
+    recorder = Recorder()
+    recorded = RecordedForward(forward, record=recorder)
+    for size in [*range(1, KEPT + 2), 1]:
+        for _ in range(WARM_RUNS + 1):
+            recorded(ONE, (torch.randn(size),), {})
+    assert recorder.recorded == KEPT + 2
+
+
+def test_a_failed_recording_ends_the_recording_with_one_line_and_the_call_has_its_result(caplog):
+    forward, runs = counted()
+    recorded = RecordedForward(forward, record=Recorder(fails=True))
+    for _ in range(WARM_RUNS + 4):
+        assert torch.equal(recorded(ONE, (torch.ones(2),), {})[0], torch.full((2,), 2.0))
+    assert [record.getMessage() for record in caplog.records] == [
+        "Forwards are launched kernel by kernel, as recording one failed: "
+        "operation not permitted when stream is capturing"
+    ]
+    assert runs[0] == WARM_RUNS + 4
+
+
+def record_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
+    """Run by `run_ranks`: forwards with a collective, where one rank fails to record."""
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), "cpu", rank, world_size)
+    assert mesh is not None
+    assert mesh.sequence is not None
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        total = x.clone()
+        dist.all_reduce(total, group=mesh.sequence)
+        return total
+
+    recorder = Recorder(fails=rank == 1)
+    recorded = RecordedForward(forward, record=recorder)
+    outputs = [recorded(mesh, (torch.full((1,), float(step)),), {}).item() for step in range(WARM_RUNS + 4)]
+    return {"outputs": outputs, "enabled": recorded._enabled}
+
+
+def test_where_one_rank_fails_to_record_no_rank_replays():
+    for result in run_ranks(2, f"{__name__}:record_on_ranks"):
+        assert result["outputs"] == [2.0 * step for step in range(WARM_RUNS + 4)]
+        assert result["enabled"] is False
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_cuda_graph_gives_what_the_forward_gives():
+    recorded = RecordedForward(lambda x: (x @ x.t()).relu())
+    for _ in range(WARM_RUNS + 3):
+        x = torch.randn(64, 32, device="cuda")
+        assert torch.equal(recorded(ONE, (x,), {}), (x @ x.t()).relu())

@@ -1,0 +1,129 @@
+"""What the rewrites make of a traced block: the operators they put in, and the same numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from parallel_runtime.attention.projections import place_side_by_side, project_together
+from parallel_runtime.attention.rotary import norm_rotate, rotate
+from parallel_runtime.mesh import single_rank_mesh
+from parallel_runtime.models.flux import FLUX
+from parallel_runtime.wrappers import parallel_transformer
+from parallel_runtime.wrappers.parallel_transformer import parallelize
+from parallel_runtime.wrappers.rewrites import Rewrites, linear_gelu, linear_of_parts
+from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
+
+
+def operators(graph: fx.Graph) -> Counter[str]:
+    """Our operators in a graph, by name."""
+    names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    return Counter(name.split(".")[1] for name in names if name.startswith("parallel_dit."))
+
+
+def test_flux_blocks_get_every_rewrite_and_keep_their_numbers(monkeypatch):
+    seen = []
+
+    class Spy(Rewrites):
+        def __init__(self, together: bool):
+            super().__init__(True)
+
+        def __call__(self, graph: fx.Graph) -> None:
+            super().__call__(graph)
+            seen.append(operators(graph))
+
+    monkeypatch.setattr(parallel_transformer, "Rewrites", Spy)
+    torch._dynamo.reset()
+    transformer = build_transformer()
+    expected = run(transformer, (4, 6), 12, 2)
+    compiled = parallelize(transformer, FLUX, single_rank_mesh(), compile=True)
+    assert relative_error(run(compiled, (4, 6), 12, 2), expected) < 1e-5
+    double = {"project_together": 2, "norm_rotate": 1, "linear_gelu": 2}
+    single = {"project_together": 1, "norm_rotate": 1, "linear_gelu": 1, "linear_of_parts": 1}
+    assert seen[:2] == [double, single]
+    torch._dynamo.reset()
+
+
+def test_equal_rewrites_are_equal_so_that_blocks_share_a_graph():
+    assert Rewrites(True) == Rewrites(True)
+    assert hash(Rewrites(True)) == hash(Rewrites(True))
+    assert Rewrites(True) != Rewrites(False)
+
+
+def rewritten(function, *given: torch.Tensor) -> Counter[str]:
+    """Trace with torch.compile, rewrite, check the numbers, and return our operators."""
+    found = []
+
+    def backend(module: fx.GraphModule, example: list[torch.Tensor]):
+        Rewrites(True)(module.graph)
+        module.recompile()
+        found.append(operators(module.graph))
+        return module.forward
+
+    torch._dynamo.reset()
+    output = torch.compile(function, backend=backend, fullgraph=True)(*given)
+    torch.testing.assert_close(output, function(*given))
+    torch._dynamo.reset()
+    return found[0]
+
+
+def test_what_only_looks_alike_is_left_alone():
+    x, weight, bias = torch.randn(2, 3, 8), torch.randn(6, 8), torch.randn(6)
+    assert not rewritten(lambda: F.gelu(F.linear(x, weight, bias)))  # the exact GELU
+    assert not rewritten(lambda: F.gelu(F.linear(x, weight), approximate="tanh"))  # no bias
+
+    def twice():
+        y = F.linear(x, weight, bias)
+        return F.gelu(y, approximate="tanh") + y
+
+    assert not rewritten(twice)
+    assert not rewritten(lambda: F.linear(torch.cat([x, x], dim=1), weight, bias))  # joined along the tokens
+
+
+def test_a_linear_layer_over_joined_inputs_is_the_sum_of_its_parts():
+    x, y, weight, bias = torch.randn(2, 3, 8), torch.randn(2, 3, 4), torch.randn(6, 12), torch.randn(6)
+    assert rewritten(lambda x, y: F.linear(torch.cat([x, y], dim=-1), weight, bias), x, y) == {"linear_of_parts": 1}
+
+
+@pytest.mark.parametrize("operator", ["linear_gelu", "linear_of_parts", "project_together", "norm_rotate", "rotate"])
+def test_operators_tell_torch_compile_the_shapes_that_they_return(operator):
+    x, weight, bias = torch.randn(2, 3, 8), torch.randn(6, 8), torch.randn(6)
+    heads, cos, sin = torch.randn(2, 3, 4, 8), torch.randn(3, 8), torch.randn(3, 8)
+    function, given = {
+        "linear_gelu": (linear_gelu, (x, weight, bias)),
+        "linear_of_parts": (linear_of_parts, ([x[..., :2], x[..., 2:]], weight, bias)),
+        "project_together": (project_together, (x, [weight] * 3, [bias] * 3)),
+        "norm_rotate": (norm_rotate, ([heads], [heads], [torch.ones(8)], [torch.ones(8)], 1e-6, cos, sin)),
+        "rotate": (rotate, (heads, cos, sin)),
+    }[operator]
+    torch.library.opcheck(function, given, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_rotation_is_that_of_diffusers():
+    from diffusers.models.embeddings import apply_rotary_emb
+
+    x, cos, sin = torch.randn(2, 5, 3, 8), torch.randn(5, 8), torch.randn(5, 8)
+    assert torch.equal(rotate(x, cos, sin), apply_rotary_emb(x, (cos, sin), sequence_dim=1))
+
+
+def test_projections_placed_side_by_side_keep_their_values_and_become_one_product(monkeypatch):
+    attention = nn.Module()
+    for name in ("to_q", "to_k", "to_v"):
+        attention.add_module(name, nn.Linear(8, 6))
+    layers = [attention.to_q, attention.to_k, attention.to_v]
+    x = torch.randn(2, 8)
+    expected = torch.cat([layer(x) for layer in layers], dim=-1)
+    weights, biases = [layer.weight.data for layer in layers], [layer.bias.data for layer in layers]
+    torch.testing.assert_close(project_together(x, weights, biases), expected)
+    place_side_by_side([attention])
+    assert torch.equal(torch.cat([layer(x) for layer in layers], dim=-1), expected)
+    products = []
+    original = F.linear
+    monkeypatch.setattr(F, "linear", lambda *given: products.append(given) or original(*given))
+    weights, biases = [layer.weight.data for layer in layers], [layer.bias.data for layer in layers]
+    torch.testing.assert_close(project_together(x, weights, biases), expected)
+    assert len(products) == 1
