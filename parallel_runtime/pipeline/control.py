@@ -30,17 +30,3 @@ class Control(Protocol):
     def all_stop(self) -> bool:
         """Collective: whether all ranks stop before the next step. For RUN, where they must agree."""
         ...
-
-
-class NoControl:
-    """For scripts under plain torchrun: nothing is reported and nothing cancels."""
-
-    def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
-        """Nobody listens."""
-
-    def check_cancel(self) -> None:
-        """Nobody cancels."""
-
-    def all_stop(self) -> bool:
-        """Nobody cancels."""
-        return False
