@@ -41,7 +41,9 @@ def test_flux_blocks_get_every_rewrite_and_keep_their_numbers(monkeypatch):
     transformer = build_transformer()
     expected = run(transformer, (4, 6), 12, 2)
     compiled = parallelize(transformer, FLUX, single_rank_mesh(), compile=True)
-    assert relative_error(run(compiled, (4, 6), 12, 2), expected) < 1e-5
+    # A graph from the compile cache on disk, of an earlier run of the tests, would not pass through the rewrites.
+    with torch._inductor.config.patch(force_disable_caches=True):
+        assert relative_error(run(compiled, (4, 6), 12, 2), expected) < 1e-5
     double = {"project_together": 2, "norm_rotate": 1, "linear_gelu": 2}
     single = {"project_together": 1, "norm_rotate": 1, "linear_gelu": 1, "linear_of_parts": 1}
     assert seen[:2] == [double, single]
