@@ -72,9 +72,11 @@ class ModelSpec:
         block_lists: attribute paths of the block lists in forward order.
         self_attention: glob patterns of the modules whose attention runs over the split sequence.
         sequence_inputs: module path ("" is the transformer) -> {argument name: dim that is split}.
+        sequence_splits: module path -> dim of its output that is split, for embeddings that must see the whole
+            latent; rotary embeddings, whose output may be a tuple, are among them.
         sequence_outputs: module path -> dim of its output that is gathered.
-        attended: split arguments whose tokens together are what `self_attention` attends over; the gathered output
-            holds the tokens of the first.
+        attended: split arguments, or paths of `sequence_splits`, whose tokens together are what `self_attention`
+            attends over; the gathered output holds the tokens of the first.
         timestep_embedder: module whose first positional argument is the scaled timestep.
         timestep_scale: what the transformer's forward multiplies the timestep by before that module.
         detect: header of an original-layout file -> full diffusers config, or None when it is another family.
@@ -105,6 +107,7 @@ class ModelSpec:
     key_suffixes: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[torch.nn.Module], None] | None = None
     dtypes: tuple[str, ...] = field(default=("bfloat16", "float16", "float32"))
+    sequence_splits: Mapping[str, int] = field(default_factory=dict)
     attended: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
     widths: Mapping[str, str] = field(default_factory=dict)
 

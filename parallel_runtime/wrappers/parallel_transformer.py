@@ -20,7 +20,7 @@ from ..models.spec import ModelSpec
 from .graphs import RecordedForward
 from .peers import PeerSharing
 from .rewrites import Rewrites
-from .sequence import SequenceAttention, SequenceSplit, gather_hook, split_hook
+from .sequence import SequenceAttention, SequenceSplit, gather_hook, output_split_hook, split_hook
 from .timestep import ExactTimestep
 
 _RECOMPILES = 64
@@ -112,6 +112,9 @@ class ParallelTransformer:
         for path, dims in self.spec.sequence_inputs.items():
             hook = split_hook(self._split, find(path), dict(dims))
             handles.append(find(path).register_forward_pre_hook(hook, with_kwargs=True))
+        for path, dim in self.spec.sequence_splits.items():
+            hook = output_split_hook(self._split, path, dim)
+            handles.append(find(path).register_forward_hook(hook))
         for path, dim in self.spec.sequence_outputs.items():
             handles.append(find(path).register_forward_hook(gather_hook(self._split, dim)))
         return handles

@@ -64,7 +64,14 @@ class SequenceSplit:
         shares = [split_sizes(self._totals[name], self.degree) for name in self.attended if name in self._totals]
         lengths = tuple(sum(rank_shares) for rank_shares in zip(*shares, strict=True))
         self.layout = self.buffers = None
+        if len(shares) < len(self.attended):
+            return  # an embedding will tell the rest
         if lengths and min(lengths) == 0:
+            if len(totals) < len(self.attended):
+                raise UnsupportedModelError(
+                    f"A picture of {self.output_total} tokens cannot be split over {self.degree} ranks.",
+                    "Use a larger picture, or fewer ranks for one picture.",
+                )
             self.degree = 1
             return
         if lengths and self.peers is not None:
@@ -161,6 +168,20 @@ def split_hook(split: SequenceSplit, module: nn.Module, dims: dict[str, int]) ->
             else:
                 shared_args[positions[name]] = share
         return tuple(shared_args), shared_kwargs
+
+    return hook
+
+
+def output_split_hook(split: SequenceSplit, path: str, dim: int) -> Callable[..., Any]:
+    """Return a forward hook that leaves this rank its share of a module's output, a tensor or a tuple of such."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if split.degree == 1:
+            return None
+        first = output if isinstance(output, torch.Tensor) else output[0]
+        if path in split.attended:
+            split.record({path: first.shape[dim]}, first.shape[0], first.device)
+        return _share(split, output, dim)
 
     return hook
 
