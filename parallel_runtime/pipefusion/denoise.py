@@ -1,0 +1,256 @@
+"""The denoising loop over a pipeline of stages: synchronous steps first, then one patch after the other.
+
+Every rank walks the same list of evaluations. The last stage holds one sampler run for each patch and takes its steps;
+the first stage gets what the runs ask for next. The others only pass on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import RequestError
+from ..pipeline.conditioning import Conditioning
+from ..pipeline.control import Cancelled, Control
+from ..pipeline.denoise import Denoising
+from ..sampling.denoiser import Denoiser
+from ..sampling.steps import Evaluation, Steps
+from .cut import Patch
+from .runner import StageRunner, flatten_rows
+
+
+def check_patchwise(denoising: Denoising) -> None:
+    """Refuse a sampler that looks at the whole latent.
+
+    Raises:
+        RequestError: by name.
+    """
+    if not denoising.sampler.patchwise:
+        raise RequestError(
+            f"Sampler {denoising.sampler.name} looks at the whole latent and cannot step patch by patch.",
+            "Choose euler, or set stages to 1.",
+        )
+
+
+class StopVotes:
+    """A cancel, agreed on without waiting: what was voted at one step holds from the next on.
+
+    Waiting for everybody at each step would empty the pipeline. All ranks of the pool vote at every step, and find the
+    same result at the same step.
+    """
+
+    def __init__(self, control: Control):
+        self._control = control
+        self._open: Callable[[], bool] | None = None
+
+    def stop(self) -> bool:
+        """Vote, and return the result of the vote before."""
+        before, self._open = self._open, self._control.vote_stop()
+        return before is not None and before()
+
+    def close(self) -> None:
+        """Wait for the last vote: no collective may be left open."""
+        if self._open is not None:
+            self._open()
+            self._open = None
+
+
+def sit_out(steps: int, control: Control) -> None:
+    """What a rank outside the mesh does meanwhile: it votes.
+
+    Raises:
+        Cancelled: when all others do.
+    """
+    votes = StopVotes(control)
+    stopped = any(votes.stop() for _ in range(steps))
+    votes.close()
+    if stopped:
+        raise Cancelled
+
+
+@dataclass
+class _PatchRun:
+    """One patch's run, on every rank; it goes on on the last stage only."""
+
+    patch: Patch
+    run: Steps
+    evaluation: Evaluation
+    denoiser: Denoiser
+
+    @property
+    def model_input(self) -> torch.Tensor:
+        return self.denoiser.see(self.evaluation).model_input
+
+    def advance(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the outputs of the CFG branches; return what the run asks for next, at its end x, and the denoised."""
+        seen = self.denoiser.see(self.evaluation)
+        denoised = self.denoiser.finish(self.evaluation, seen, [output.float() for output in outputs])
+        try:
+            self.evaluation = self.run.send(denoised)
+        except StopIteration as finished:
+            return finished.value, denoised
+        return self.model_input, denoised
+
+
+class PipelineDenoising:
+    """A `Sample` request on one pipeline.
+
+    Args:
+        denoising: the request's sampler, noise and CFG.
+        warmup: synchronous steps.
+        tensors: of the request.
+    """
+
+    def __init__(
+        self,
+        denoising: Denoising,
+        runner: StageRunner,
+        warmup: int,
+        tensors: Mapping[str, torch.Tensor],
+        control: Control,
+    ):
+        self._denoising, self._runner, self._warmup = denoising, runner, warmup
+        self._tensors, self._control = tensors, control
+        self._x = tensors["x"]
+        self._runs = self._start()
+        self._latest = torch.cat([run.model_input for run in self._runs], dim=2)
+        self._denoised = torch.zeros_like(self._latest)
+        self._votes = StopVotes(control)
+
+    @torch.no_grad()
+    def run(self) -> torch.Tensor | None:
+        """Return the finished latent (B, C, ...) float32 on the first stage, None on the others.
+
+        Raises:
+            Cancelled: on all ranks before the same step.
+        """
+        steps = len(self._tensors["sigmas"]) - 1
+        previous = None
+        try:
+            for evaluation in self._evaluations():
+                if evaluation.first and self._votes.stop():
+                    raise Cancelled
+                self._evaluate(evaluation, first=previous is None)
+                self._tell(previous, steps)
+                previous = evaluation
+            self._receive_all()
+            self._tell(previous, steps)
+        except Cancelled:
+            if previous is not None:
+                self._receive_all()  # the last stage has sent what nobody will compute
+            raise
+        finally:
+            self._runner.outbox.flush()
+            self._votes.close()
+            self._runner.stage.keys.clear()
+        return self._latest.reshape(self._x.shape) if self._runner.first else None
+
+    def _start(self) -> list[_PatchRun]:
+        rows, patches = flatten_rows(self._x), self._runner.patches
+        sampler, prediction = self._denoising.sampler, self._denoising.prediction
+        source = self._denoising.noise(rows)
+        noises = [None] * len(patches) if source is None else source.split(rows, [patch.band for patch in patches])
+        flat = {
+            name: flatten_rows(tensor) if tensor.ndim == self._x.ndim else tensor
+            for name, tensor in self._tensors.items()
+        }
+        denoiser = self._denoising.denoiser(_elsewhere, flat)
+        runs = []
+        for patch, noise in zip(patches, noises, strict=True):
+            run = sampler.steps(rows[patch.band], self._tensors["sigmas"], noise, prediction)
+            runs.append(_PatchRun(patch, run, next(run), denoiser.part(patch.band)))
+        return runs
+
+    def _evaluations(self) -> list[Evaluation]:
+        """What every run will ask for. That depends on the sigmas alone, so a run over nothing tells all ranks."""
+        nothing = self._x.new_zeros(1, 1, 1, 1)
+        sampler = self._denoising.sampler
+        noise = self._denoising.noise(nothing)
+        run = sampler.steps(nothing, self._tensors["sigmas"], noise, self._denoising.prediction)
+        evaluations = [next(run)]
+        try:
+            while True:
+                evaluations.append(run.send(nothing))
+        except StopIteration:
+            return evaluations
+
+    def _evaluate(self, evaluation: Evaluation, first: bool) -> None:
+        runner = self._runner
+        timestep = self._tensors["timesteps"][evaluation.level].float().expand(self._x.shape[0])
+        synchronous = evaluation.index < self._warmup or len(self._runs) == 1
+        units: list[_PatchRun | None] = [None] if synchronous else list(self._runs)
+        if runner.first and not first:
+            self._expect_runs()
+        for unit in units:
+            runner.expect(unit.patch if unit else None)
+        for unit in units:
+            if runner.first and not first:
+                self._receive([unit] if unit else self._runs)
+            inputs = self._denoising.model_inputs(self._latest.reshape(self._x.shape), self._tensors)
+            outputs = runner.evaluate(inputs, timestep, unit.patch if unit else None)
+            if outputs is not None:
+                self._advance(outputs, unit)
+
+    def _advance(self, outputs: list[torch.Tensor], unit: _PatchRun | None) -> None:
+        """On the last stage: step, and send the first stage what comes next, patch by patch."""
+        for run in [unit] if unit else self._runs:
+            own = outputs if unit else [output[run.patch.band] for output in outputs]
+            following, denoised = run.advance(own)
+            told = [following, denoised] if self._denoising.request.preview else [following]
+            self._runner.outbox.send(torch.cat([part.reshape(-1) for part in told]))
+
+    def _expect_runs(self) -> None:
+        copies = 2 if self._denoising.request.preview else 1
+        for run in self._runs:
+            self._runner.inbox.expect(copies * self._latest[run.patch.band].numel(), torch.float32)
+
+    def _receive(self, runs: Sequence[_PatchRun | None]) -> None:
+        for run in runs:
+            assert run is not None
+            latest = self._latest[run.patch.band]
+            parts = self._runner.inbox.take().split(latest.numel())
+            latest.copy_(parts[0].reshape(latest.shape))
+            if len(parts) > 1:
+                self._denoised[run.patch.band] = parts[1].reshape(latest.shape)
+
+    def _receive_all(self) -> None:
+        if self._runner.first:
+            self._expect_runs()
+            self._receive(self._runs)
+
+    def _tell(self, evaluation: Evaluation | None, steps: int) -> None:
+        """The first stage, which the client listens to, knows a step's denoised latent when the next has begun."""
+        if evaluation is not None and evaluation.first:
+            preview = self._denoised.reshape(self._x.shape) if self._denoising.request.preview else None
+            self._control.progress(evaluation.index, steps, preview)
+
+
+def _elsewhere(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
+    raise AssertionError("a pipeline's denoiser is used by its halves")
+
+
+def forward_once(
+    runner: StageRunner, x: torch.Tensor, timestep: torch.Tensor, branches: Sequence[Conditioning]
+) -> torch.Tensor | None:
+    """One exact call of the transformer, all patches at once: for samplers that run in ComfyUI.
+
+    Args:
+        x: (B, C, ...) in the model's dtype; timestep: (B,) float32.
+
+    Returns:
+        On the first stage the prediction in ComfyUI's layout; None on the others.
+    """
+    runner.expect(None)
+    outputs = runner.evaluate([x], timestep, None)
+    shape = runner.spec.adapter.output_shape(tuple(x.shape), runner.stage.config)
+    if outputs is not None:
+        runner.outbox.send(outputs[0].contiguous().reshape(-1))
+    if not runner.first:
+        runner.outbox.flush()
+        return None
+    runner.inbox.expect(torch.Size(shape).numel(), x.dtype)
+    result = runner.inbox.take().reshape(shape)
+    runner.outbox.flush()
+    return result

@@ -1,0 +1,174 @@
+"""One evaluation of a staged transformer on one pipeline: forwards, and the messages between its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..mesh import Mesh
+from ..models.spec import ModelSpec
+from ..pipeline.conditioning import Conditioning
+from ..pipeline.predict import Call, merge, select
+from ..wrappers.batch import gather_batch, share_of_batch
+from ..wrappers.shares import split_sizes
+from .blocks import stages_of
+from .cut import Patch, cut_patches
+from .links import Inbox, Links, Outbox, pack, unpack
+from .slots import Slots
+from .stage import Stage, deal
+
+
+@dataclass(frozen=True)
+class Part:
+    """One forward of this rank in every evaluation.
+
+    Args:
+        rows: which items of the stacked CFG branches it computes.
+        slots: the deal of its tokens.
+    """
+
+    rows: torch.Tensor
+    conditioning: Conditioning
+    slots: Slots
+
+
+class StageRunner:
+    """Runs one stage of one request.
+
+    Args:
+        branches: conditioning of each CFG branch.
+        x: what a branch's forward sees, (B, C, ...); only shape, dtype and device are read.
+        patches: that the latent is to be cut into.
+        keep: whether keys and values are kept from evaluation to evaluation.
+
+    Raises:
+        RequestError: the latent cannot be cut so.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        links: Links,
+        branches: Sequence[Conditioning],
+        x: torch.Tensor,
+        patches: int,
+        keep: bool,
+    ):
+        self.stage, self.spec, self.mesh = stage, stage.spec, stage.mesh
+        self.batch, self.total = x.shape[0], x.shape[0] * len(branches)
+        self.inbox, self.outbox = Inbox(links.previous, x.device), Outbox(links.following)
+        self.first = self.mesh.coordinate["pipe"] == 0
+        self.last = self.mesh.coordinate["pipe"] == self.mesh.plan.pipe - 1
+        self._dtype, self._keep = x.dtype, keep
+        self.patches, self._parts = lay_out(self.spec, stage.config, self.mesh, branches, x, patches)
+
+    def expect(self, patch: Patch | None) -> None:
+        """Post the receives of an evaluation of that patch, or of all at once; not on the first stage."""
+        if not self.first:
+            for part in self._parts:
+                self.inbox.expect(
+                    sum(torch.Size(shape).numel() for shape in self._shapes(part, patch).values()), self._dtype
+                )
+
+    def evaluate(
+        self, inputs: Sequence[torch.Tensor], timestep: torch.Tensor, patch: Patch | None
+    ) -> list[torch.Tensor] | None:
+        """Run this stage for one patch, or for all at once. Collective over the pipeline's neighbours in turn.
+
+        Args:
+            inputs: per CFG branch what the transformer sees, (B, C, ...) in its dtype, the whole latent; on later
+                stages only its shape counts.
+            timestep: (B,) float32.
+
+        Returns:
+            On the last stage the prediction of every branch, rows flattened: of the patch or of the whole. Else None.
+        """
+        stacked, timesteps = torch.cat(list(inputs)), timestep.repeat(len(inputs))
+        outputs = []
+        for number, part in enumerate(self._parts):
+            received = {} if self.first else unpack(self.inbox.take(), self._shapes(part, patch))
+            x = stacked[part.rows]
+            arguments = self.spec.adapter.to_transformer(
+                x, timesteps[part.rows], part.conditioning.context, self.stage.config, **part.conditioning.extras
+            )
+            result = self.stage.forward(arguments, received, patch, self.patches, part.slots, number, self._keep)
+            if isinstance(result, torch.Tensor):
+                outputs.append(_band(self.spec.adapter.from_transformer(result, x), patch))
+            else:
+                self.outbox.send(pack({name: result[name] for name in self._shapes(part, patch)}))
+        if not self.last:
+            return None
+        local = torch.cat(outputs) if outputs else self._nothing(stacked, patch)
+        return list(gather_batch(local, self.total, self.mesh).split(self.batch))
+
+    def _shapes(self, part: Part, patch: Patch | None) -> dict[str, tuple[int, ...]]:
+        """Of what one stage hands to the next: this rank's tokens of every stream; no text behind the first patch."""
+        slots, rank = part.slots, self.mesh.sequence_index
+        image = (slots.shares() if patch is None else slots.bands(patch.index))[rank]
+        text = split_sizes(slots.text, slots.degree)[rank] if patch is None or patch.has_text else 0
+        stages = stages_of(self.spec)
+        width = self.spec.heads(self.stage.config) * self.stage.config.attention_head_dim
+        return {stream: (len(part.rows), image if stream == stages.image else text, width) for stream in stages.streams}
+
+    def _nothing(self, stacked: torch.Tensor, patch: Patch | None) -> torch.Tensor:
+        shape = self.spec.adapter.output_shape(tuple(stacked.shape), self.stage.config)
+        return _band(stacked.new_empty((0, *shape[1:])), patch)
+
+
+def lay_out(
+    spec: ModelSpec, config: Any, mesh: Mesh, branches: Sequence[Conditioning], x: torch.Tensor, patches: int
+) -> tuple[tuple[Patch, ...], tuple[Part, ...]]:
+    """Cut the latent, and deal the branches' items and tokens to this rank. Pure; runs on meta tensors too.
+
+    Raises:
+        RequestError: the latent cannot be cut so.
+    """
+    batch = x.shape[0]
+    low, high = share_of_batch(batch * len(branches), mesh)
+    cut: tuple[Patch, ...] = ()
+    parts, first = [], 0
+    numbers = torch.arange(batch * len(branches)).split(batch)
+    for call in merge([Call(n, n.float(), branch) for n, branch in zip(numbers, branches, strict=True)]):
+        sample = x.to("meta")[:1].expand(call.batch, *x.shape[1:])
+        image, text = _count_tokens(spec, config, call, sample)
+        cut = cut_patches(tuple(x.shape), stages_of(spec).patch_size, patches, image)
+        slots = deal(cut, text, mesh, spec)
+        start, stop = max(low - first, 0), min(high - first, call.batch)
+        if start < stop:
+            own = select(call, start, stop)
+            parts.append(Part(own.x.to(x.device) if x.device.type != "meta" else own.x, own.conditioning, slots))
+        first += call.batch
+    return cut, tuple(parts)
+
+
+def _count_tokens(spec: ModelSpec, config: Any, call: Call, sample: torch.Tensor) -> tuple[int | None, int]:
+    """Image tokens (None where an embedding makes them) and text tokens of a forward."""
+    meta = {name: _to_meta(value) for name, value in call.conditioning.arguments.items()}
+    context = meta.pop("context")
+    arguments = spec.adapter.to_transformer(sample, call.timestep.to("meta"), context, config, **meta)
+    dims = spec.sequence_inputs.get("", {})
+    image = spec.attended[0]
+    text = next((name for name in stages_of(spec).text if name in dims), None)
+    return (
+        arguments[image].shape[dims[image]] if image in dims else None,
+        arguments[text].shape[dims[text]] if text else 0,
+    )
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    return [_to_meta(item) for item in value] if isinstance(value, list) else value
+
+
+def flatten_rows(latent: torch.Tensor) -> torch.Tensor:
+    """(B, C, H, W) as it is; (B, C, F, H, W) -> (B, C, F·H, W)."""
+    return latent.flatten(2, -2)
+
+
+def _band(latent: torch.Tensor, patch: Patch | None) -> torch.Tensor:
+    rows = flatten_rows(latent)
+    return rows if patch is None else rows[:, :, slice(*patch.rows)]

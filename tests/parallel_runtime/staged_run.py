@@ -1,0 +1,104 @@
+"""What each rank of the PipeFusion tests runs: cases of one world size, on a transformer made from a seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.mesh import build_mesh
+from parallel_runtime.models.flux import FLUX
+from parallel_runtime.pipefusion.blocks import block_paths
+from parallel_runtime.pipefusion.cut import split_blocks
+from parallel_runtime.pipefusion.denoise import PipelineDenoising, forward_once
+from parallel_runtime.pipefusion.links import build_links
+from parallel_runtime.pipefusion.runner import StageRunner
+from parallel_runtime.pipefusion.stage import Stage
+from parallel_runtime.pipeline.conditioning import Conditioning
+from parallel_runtime.pipeline.denoise import Denoising
+from parallel_runtime.pipeline.requests import ConditioningRef, Sample
+from tests.parallel_runtime.flux_forward import build_transformer
+
+LAYERS = 3
+
+
+class Quiet:
+    """A control that nobody listens to; cancels after a number of votes if told so."""
+
+    def __init__(self, cancel_after: int | None = None):
+        self.steps: list[int] = []
+        self.votes, self._cancel_after = 0, cancel_after
+
+    def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
+        self.steps.append(step)
+
+    def check_cancel(self) -> None:
+        pass
+
+    def vote_stop(self) -> Any:
+        self.votes += 1
+        stop = self._cancel_after is not None and self.votes > self._cancel_after
+        return lambda: stop
+
+    def all_stop(self) -> bool:
+        return self.vote_stop()()
+
+
+def make_inputs(case: dict[str, Any]) -> dict[str, Any]:
+    """Latent, sigmas and conditionings of a case, the same in every process."""
+    height, width = case["latent"]
+    batch = case.get("batch", 1)
+    texts = case.get("texts", [5])
+    generator = torch.Generator().manual_seed(height * 100 + width + batch)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    return {
+        "x": draw(batch, 4, height, width),
+        "sigmas": torch.linspace(1, 0, case["steps"] + 1),
+        "contexts": [draw(batch, text, 64) for text in texts],
+        "extras": [{"y": draw(batch, 32), "guidance": torch.full((batch,), 3.5)} for _ in texts],
+    }
+
+
+def sample_request(case: dict[str, Any]) -> Sample:
+    """The request of a case."""
+    branches = tuple(ConditioningRef(number, index=number) for number in range(len(case.get("texts", [5]))))
+    cfg = 3.0 if len(branches) == 2 else 1.0
+    preview = bool(case.get("preview"))
+    return Sample("m", case.get("sampler", "euler"), branches, cfg, seed=7, noise_device="cpu", preview=preview)
+
+
+def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: bool = False) -> dict[str, Any]:
+    """Return {case name: finished latent} on rank 0, {} elsewhere, and what every rank's stage weighs."""
+    meshes: dict[ParallelPlan, Any] = {}
+    results: dict[str, Any] = {}
+    for case in cases:
+        plan = ParallelPlan(**case["plan"])
+        if plan not in meshes:
+            meshes[plan] = build_mesh(plan, "cpu", rank, world_size), build_links(plan, rank)
+        mesh, links = meshes[plan]
+        transformer = build_transformer(layers=LAYERS)
+        owned = split_blocks([1.0] * len(block_paths(transformer, FLUX)), plan.pipe)[mesh.coordinate["pipe"]]
+        stage = Stage(transformer, FLUX, owned, mesh, attention="auto", compile=compile)
+        inputs = make_inputs(case)
+        branches = [
+            Conditioning({"context": context, **extra})
+            for context, extra in zip(inputs["contexts"], inputs["extras"], strict=True)
+        ]
+        with torch.no_grad():
+            if case.get("forward"):
+                runner = StageRunner(stage, links, branches[:1], inputs["x"], 1, keep=False)
+                timestep = torch.full((inputs["x"].shape[0],), 0.7)
+                result = forward_once(runner, inputs["x"], timestep, branches)
+            else:
+                result = _sample(case, stage, links, branches, inputs, plan)
+        if result is not None and rank == 0:
+            results[case["name"]] = result
+    return results
+
+
+def _sample(case: dict[str, Any], stage: Stage, links: Any, branches: Any, inputs: Any, plan: ParallelPlan) -> Any:
+    denoising = Denoising(sample_request(case), torch.float32)
+    runner = StageRunner(stage, links, branches, inputs["x"], plan.patches, keep=True)
+    tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
+    return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()

@@ -1,0 +1,68 @@
+"""Stages over patches give what one process gives that follows the same schedule, for every mesh of up to 8 ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parallel_runtime.flux_forward import build_transformer, relative_error
+from tests.parallel_runtime.pipefusion_emulator import emulate
+from tests.parallel_runtime.staged_run import LAYERS, make_inputs, sample_request
+from tests.ranks import run_ranks
+
+
+def case(name: str, latent: tuple[int, int] = (12, 6), steps: int = 4, **more: Any) -> dict[str, Any]:
+    plan = {axis: more.pop(axis) for axis in ("data", "cfg", "pipe", "ring", "ulysses") if axis in more}
+    plan |= {"patches": more.pop("patches", 2), "warmup_steps": more.pop("warmup", 1)}
+    return {"name": name, "plan": plan, "latent": latent, "steps": steps, **more}
+
+
+CASES = {
+    2: [
+        case("two stages", pipe=2),
+        case("four patches", pipe=2, patches=4),
+        case("patches that do not divide", pipe=2, patches=4, latent=(14, 5)),
+        case("batch of two", pipe=2, batch=2),
+        case("cfg on one pipeline", pipe=2, texts=[5, 3]),
+        case("warm-up of two", pipe=2, patches=3, warmup=2),
+        case("synchronous only", pipe=2, warmup=4),
+        case("one patch", pipe=2, patches=1),
+        case("multistep", pipe=2, sampler="dpmpp_2m", patches=3),
+        case("two evaluations a step", pipe=2, sampler="heun", patches=3),
+        case("noise between steps", pipe=2, sampler="euler_ancestral", patches=3),
+        case("with previews", pipe=2, patches=3, preview=True),
+    ],
+    4: [
+        case("four stages", pipe=4, patches=4),
+        case("with ulysses", pipe=2, ulysses=2, patches=3, latent=(14, 5)),
+        case("with ring", pipe=2, ring=2, patches=3, latent=(14, 5)),
+        case("with cfg", pipe=2, cfg=2, texts=[5, 3], patches=3),
+        case("with data", pipe=2, data=2, batch=3),
+    ],
+    8: [
+        case("ulysses and ring", pipe=2, ring=2, ulysses=2, patches=2, latent=(12, 10), texts=[9]),
+        case("cfg and ulysses", pipe=2, cfg=2, ulysses=2, texts=[5, 3], latent=(12, 6)),
+    ],
+}
+
+
+@pytest.mark.parametrize("world_size", CASES)
+def test_stages_equal_the_emulated_schedule(world_size, monkeypatch):
+    cases = CASES[world_size]
+    found = run_ranks(world_size, "tests.parallel_runtime.staged_run:run_cases", {"cases": cases})[0]
+    transformer = build_transformer(layers=LAYERS)
+    for each in cases:
+        inputs, request = make_inputs(each), sample_request(each)
+        expected = emulate(
+            monkeypatch,
+            transformer,
+            **inputs,
+            cfg=request.cfg,
+            sampler=request.sampler,
+            seed=request.seed,
+            patches=each["plan"]["patches"],
+            warmup=each["plan"]["warmup_steps"],
+        )
+        assert relative_error(found[each["name"]], expected) < 1e-5, each["name"]
