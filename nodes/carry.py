@@ -117,30 +117,26 @@ def condition_obstacles(conds: Mapping[str, Sequence[Mapping[str, Any]]]) -> lis
 
 
 def call_obstacles(
-    calls: Sequence[TransformerCall],
-    latent_shape: Sequence[int],
-    sigma: torch.Tensor,
-    multiplier: float,
-    cfg: float,
+    calls: Sequence[TransformerCall], latent_shape: Sequence[int], timestep: torch.Tensor, cfg: float
 ) -> list[str]:
     """Name what in the calls of one step is not a plain evaluation of each branch on the whole latent.
 
     Args:
-        calls: of one evaluation by ComfyUI at `sigma` (B,).
-        latent_shape: (B, C, ...) of the latent.
-        multiplier: timestep that is expected = sigma * multiplier.
+        calls: of one evaluation by ComfyUI.
+        latent_shape: (B, C, ...) of the latent; x may have more channels, if all branches have as many.
+        timestep: (B,) float32 that is expected of each branch.
         cfg: guidance scale; other than 1 it needs a negative branch.
     """
     found = []
     batch = latent_shape[0]
+    if len({call.x.shape[1] for call in calls}) > 1:
+        found.append("extra input channels for one conditioning only")
     for call in calls:
         branches = len(call.cond_or_uncond)
         wanted, shape = (branches * batch, *latent_shape[1:]), tuple(call.x.shape)
-        if (shape[0], *shape[2:]) == (wanted[0], *wanted[2:]) and shape[1] > wanted[1]:
-            found.append("extra input channels (as FLUX Fill, Canny and Depth have)")
-        elif shape != wanted:
+        if (shape[0], *shape[2:]) != (wanted[0], *wanted[2:]) or shape[1] < wanted[1]:
             found.append(f"a model input of shape {shape} for a latent of {tuple(latent_shape)}")
-        expected = (sigma.float() * multiplier).repeat(branches)
+        expected = timestep.float().repeat(branches)
         if call.timestep.shape != expected.shape or not torch.equal(call.timestep.float(), expected):
             found.append("timesteps of the model's own")
         if branches > 1:
@@ -166,6 +162,20 @@ def split_branches(calls: Sequence[TransformerCall]) -> list[tuple[int, dict[str
             part = {name: _chunk(value, count, position) for name, value in call.conditioning.items()}
             branches.append((index, part))
     return sorted(branches, key=lambda branch: branch[0])
+
+
+def split_extra_channels(calls: Sequence[TransformerCall], channels: int) -> list[torch.Tensor]:
+    """Return what follows the latent's channels in x, per branch in the order of the index; empty if nothing does.
+
+    ComfyUI appends the same ones at every step (c_concat: FLUX Fill, Canny and Depth).
+    """
+    extra = {
+        index: part[:, channels:]
+        for call in calls
+        for index, part in zip(call.cond_or_uncond, call.x.chunk(len(call.cond_or_uncond)), strict=True)
+        if part.shape[1] > channels
+    }
+    return [extra[index] for index in sorted(extra)]
 
 
 def listed(found: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_base
@@ -11,7 +12,7 @@ import torch
 
 from parallel_runtime.sampling.samplers import SAMPLERS
 
-from .carry import call_obstacles, condition_obstacles, loop_obstacles, split_branches
+from .carry import call_obstacles, condition_obstacles, loop_obstacles, split_branches, split_extra_channels
 from .interrupt import stopping_with_prompt
 
 if TYPE_CHECKING:
@@ -20,23 +21,39 @@ if TYPE_CHECKING:
     from .remote_transformer import RemoteTransformer
     from .transformer_call import TransformerCall
 
-_FLOW = comfy.model_sampling.CONST
-_FLOW_RULES = ("calculate_input", "calculate_denoised", "noise_scaling")
+_PREDICTIONS = {
+    "flow": comfy.model_sampling.CONST,
+    "eps": comfy.model_sampling.EPS,
+    "v_prediction": comfy.model_sampling.V_PREDICTION,
+}
+_RULES = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
 
 
-def flow_obstacles(model: Any) -> list[str]:
-    """Name where a model's sampling differs from the plain flow that the pool's samplers know.
+def prediction_name(sampling: Any) -> str:
+    """Return the pool's name for what a model's output means; empty where the pool does not know it.
+
+    Args:
+        sampling: ComfyUI's model sampling; a subclass that changes one of the rules is not known.
+    """
+    own = type(sampling)
+    for name, plain in _PREDICTIONS.items():
+        if issubclass(own, plain) and all(getattr(own, rule) is getattr(plain, rule) for rule in _RULES):
+            return name
+    return ""
+
+
+def sampling_obstacles(model: Any) -> list[str]:
+    """Name where a model's sampling differs from what the pool's samplers know.
 
     Args:
         model: ComfyUI's BaseModel.
     """
-    sampling = type(model.model_sampling)
-    plain = issubclass(sampling, _FLOW) and all(getattr(sampling, rule) is getattr(_FLOW, rule) for rule in _FLOW_RULES)
-    if not plain:
-        return [f"the model sampling {sampling.__name__}"]
-    if getattr(model.model_sampling, "noise_scale", 1.0) != 1.0:
-        return ["a noise scale"]
-    return []
+    sampling = model.model_sampling
+    found = [] if prediction_name(sampling) else [f"the model sampling {type(sampling).__name__}"]
+    for setting, text in {"noise_scale": "a noise scale", "sigma_data": "a scale of the data"}.items():
+        if getattr(sampling, setting, 1.0) != 1.0:
+            found.append(text)
+    return found
 
 
 class PoolSampler(comfy.samplers.Sampler):
@@ -67,21 +84,25 @@ class PoolSampler(comfy.samplers.Sampler):
             return self._native.sample(*native)
         sampling = model_wrap.inner_model.model_sampling
         x = sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
-        sigma = sigmas[0].expand(x.shape[0])
-        calls = self._evaluate_dry(model_wrap, x, sigma, extra_args)
-        multiplier = float(getattr(sampling, "multiplier", 1.0))
-        self.obstacles = call_obstacles(calls, tuple(x.shape), sigma, multiplier, model_wrap.cfg)
+        calls = self._evaluate_dry(model_wrap, x, sigmas[0].expand(x.shape[0]), extra_args)
+        # A sigma of 0 is never evaluated, and has no place in some tables.
+        timesteps = torch.where(sigmas > 0, sampling.timestep(sigmas).float(), 0.0)
+        self.obstacles = call_obstacles(calls, tuple(x.shape), timesteps[0].expand(x.shape[0]), model_wrap.cfg)
         if self.obstacles:
             return self._native.sample(*native)
-        inpaint = self._inpaint(noise, latent_image, denoise_mask, extra_args["seed"])
-        request = self._request(calls, x, sigmas, model_wrap.cfg, extra_args["seed"], multiplier, inpaint)
-        return sampling.inverse_noise_scaling(sigmas[-1], self._run(request, callback))
+        request = replace(
+            self._request(calls, x, sigmas, model_wrap.cfg, extra_args["seed"]),
+            timesteps=timesteps,
+            prediction=prediction_name(sampling),
+            inpaint=self._inpaint(noise, latent_image, denoise_mask, extra_args["seed"]),
+        )
+        return sampling.inverse_noise_scaling(SAMPLERS[self.name].end_sigma(sigmas), self._run(request, callback))
 
     def _obstacles(self, model_wrap, model_options, denoise_mask) -> list[str]:
         """Everything that can be told without an evaluation."""
         model = model_wrap.inner_model
         found = [] if self.name in SAMPLERS else [f"the sampler {self.name}"]
-        found += flow_obstacles(model) + loop_obstacles(model_options) + condition_obstacles(model_wrap.conds)
+        found += sampling_obstacles(model) + loop_obstacles(model_options) + condition_obstacles(model_wrap.conds)
         if self._native.extra_options:
             found.append("sampler options")
         if len(getattr(model, "latent_shapes", None) or ()) > 1:
@@ -120,7 +141,7 @@ class PoolSampler(comfy.samplers.Sampler):
             noise = torch.randn(noise.shape, generator=generator).to(noise)
         return Inpaint(denoise_mask.expand_as(noise), latent_image.expand_as(noise), noise)
 
-    def _request(self, calls, x, sigmas, cfg, seed, multiplier, inpaint) -> SampleRequest:
+    def _request(self, calls, x, sigmas, cfg, seed) -> SampleRequest:
         from workers.client import Branch, SampleRequest
 
         return SampleRequest(
@@ -130,10 +151,9 @@ class PoolSampler(comfy.samplers.Sampler):
             branches=tuple(Branch(conditioning, index) for index, conditioning in split_branches(calls)),
             cfg=float(cfg),
             seed=seed,
-            timestep_multiplier=multiplier,
             noise_device=x.device.type if self._adds_noise else "cpu",
-            inpaint=inpaint,
             preview=self.preview,
+            concat=tuple(split_extra_channels(calls, x.shape[1])),
         )
 
     def _run(self, request: SampleRequest, callback) -> torch.Tensor:

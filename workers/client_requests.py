@@ -50,7 +50,14 @@ class Inpaint:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """A denoising loop. `x` (B, C, ...) float32 is the noised start latent, `sigmas` (steps + 1,)."""
+    """A denoising loop. `x` (B, C, ...) float32 is the noised start latent.
+
+    Args:
+        sigmas: (steps + 1,) float32.
+        timesteps: what the transformer is told at each of them; None says the sigmas themselves, as FLUX wants.
+        prediction: see parallel_runtime.sampling.prediction.
+        concat: for each branch, channels (B, C', ...) appended to its x; empty where there are none.
+    """
 
     sampler: str
     sigmas: torch.Tensor
@@ -58,7 +65,9 @@ class SampleRequest:
     branches: tuple[Branch, ...]
     cfg: float
     seed: int
-    timestep_multiplier: float = 1.0
     noise_device: str = "cpu"
     inpaint: Inpaint | None = None
     preview: bool = False
+    prediction: str = "flow"
+    concat: tuple[torch.Tensor, ...] = ()
+    timesteps: torch.Tensor | None = None

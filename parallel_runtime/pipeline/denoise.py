@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..errors import RequestError
-from ..sampling.denoiser import FlowDenoiser, Inpaint
+from ..sampling.denoiser import Denoiser, Inpaint, Predict
 from ..sampling.noise import NoiseSource
+from ..sampling.prediction import find_prediction
 from ..sampling.samplers import StepState, find_sampler
 from .conditioning import Conditioning
 from .control import Cancelled, Control
 from .predict import Call, Predictor
-from .requests import Sample
+from .requests import Sample, concat_name
 
 
 class Denoising:
@@ -24,13 +25,14 @@ class Denoising:
         dtype: the transformer's; the latent itself stays float32, as in ComfyUI.
 
     Raises:
-        RequestError: a sampler that the pool does not have, or branches that guidance cannot combine.
+        RequestError: a sampler or prediction that the pool does not have, or branches that guidance cannot combine.
     """
 
     def __init__(self, request: Sample, dtype: torch.dtype):
         self.request = request
         self.dtype = dtype
         self.sampler = find_sampler(request.sampler)
+        self.prediction = find_prediction(request.prediction)
         if [branch.index for branch in request.branches] not in ([0], [0, 1]):
             raise RequestError(
                 "Sampling in the pool takes a positive and at most one negative conditioning.",
@@ -56,21 +58,40 @@ class Denoising:
         total = len(sigmas) - 1
 
         def predict(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
-            seen = x.to(self.dtype)
-            outputs = predictor([Call(seen, timestep, conditioning) for conditioning in branches])
-            return [output.float() for output in outputs]
+            inputs = self.model_inputs(x, tensors)
+            calls = [Call(seen, timestep, branch) for seen, branch in zip(inputs, branches, strict=True)]
+            return [output.float() for output in predictor(calls)]
 
         def on_step(state: StepState) -> None:
             control.progress(state.index, total, state.denoised if self.request.preview else None)
             if control.all_stop():
                 raise Cancelled
 
-        denoise = FlowDenoiser(predict, self.request.cfg, self.request.timestep_multiplier, self._inpaint(tensors))
-        return self.sampler(denoise, tensors["x"], sigmas, noise=self._noise(tensors["x"]), on_step=on_step)
+        x = tensors["x"]
+        return self.sampler(
+            self.denoiser(predict, tensors),
+            x,
+            sigmas,
+            noise=self.noise(x),
+            on_step=on_step,
+            prediction=self.prediction,
+        )
 
-    def sit_out(self, sigmas: torch.Tensor, control: Control) -> None:
+    def model_inputs(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """One input of the transformer per CFG branch, in its dtype: x, and the branch's fixed channels after it."""
+        seen = x.to(self.dtype)
+        if not self.request.concat:
+            return [seen] * len(self.request.branches)
+        fixed = (tensors[concat_name(branch.index)].to(seen) for branch in self.request.branches)
+        return [torch.cat([seen, channels], dim=1) for channels in fixed]
+
+    def denoiser(self, predict: Predict, tensors: Mapping[str, torch.Tensor]) -> Denoiser:
+        """What the sampler's evaluations go through."""
+        return Denoiser(predict, self.prediction, tensors["timesteps"], self.request.cfg, self._inpaint(tensors))
+
+    def sit_out(self, steps: int, control: Control) -> None:
         """What a rank outside the mesh does meanwhile: it joins the collectives that all ranks of the pool share."""
-        for _ in range(len(sigmas) - 1):
+        for _ in range(steps):
             if control.all_stop():
                 raise Cancelled
 
@@ -79,7 +100,8 @@ class Denoising:
             return None
         return Inpaint(tensors["mask"], tensors["latent_image"], tensors["noise"])
 
-    def _noise(self, x: torch.Tensor) -> NoiseSource | None:
+    def noise(self, x: torch.Tensor) -> NoiseSource | None:
+        """Where the sampler gets the noise that it adds, if it adds any; for the whole latent x."""
         if not self.sampler.adds_noise:
             return None
         # Drawn on the rank's own GPU where that is of the wanted type, so that no rank reaches for GPU 0.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ..planning.facts import MachineFacts
+
 Scalar = bool | int | float | str | None
 
 
@@ -35,6 +37,11 @@ def tensor_name(conditioning: int, key: str, position: int | None = None) -> str
     return f"c{conditioning}.{key}" if position is None else f"c{conditioning}.{key}.{position}"
 
 
+def concat_name(branch: int) -> str:
+    """Name under which the fixed channels of a CFG branch travel."""
+    return f"concat.{branch}"
+
+
 class Load(msgspec.Struct, frozen=True, tag=True):
     """Make a model resident.
 
@@ -44,6 +51,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
         dtype: a torch dtype's name.
         config: `ParallelConfig.to_mapping()`.
         ranks: how many of the pool's ranks, from rank 0, the configuration may use.
+        machine: what plans reckon with; None: exchange costs nothing, as between ranks on the CPU.
     """
 
     model: str
@@ -51,6 +59,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     dtype: str
     config: dict[str, Scalar]
     ranks: int
+    machine: MachineFacts | None = None
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
@@ -66,10 +75,12 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
-    """A whole denoising loop of a flow model.
+    """A whole denoising loop.
 
-    Tensors: `x` (B, C, ...) float32, the noised start latent; `sigmas` (steps + 1,) float32; with `inpaint`
-    also `mask`, `latent_image`, `noise`, shaped like `x`; and the new conditionings' own.
+    Tensors: `x` (B, C, ...) float32, the noised start latent; `sigmas` (steps + 1,) float32, and as long `timesteps`,
+    what the transformer is told at each; with `inpaint` also `mask`, `latent_image`, `noise`, shaped like `x`; with
+    `concat` also one `concat_name(index)` per branch, channels that are appended to its x at every step; and the new
+    conditionings' own. `prediction` names what the transformer's output means (sampling.prediction).
     """
 
     model: str
@@ -77,11 +88,12 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     branches: tuple[ConditioningRef, ...]
     cfg: float
     seed: int
-    timestep_multiplier: float
     noise_device: str
     inpaint: bool = False
     preview: bool = False
     dropped: tuple[int, ...] = ()
+    prediction: str = "flow"
+    concat: bool = False
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
@@ -102,6 +114,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
         bytes_per_rank: parameter bytes that one rank holds.
         reused: it was resident already.
         explanation: the plan for a single picture, in words.
+        machine: what plans now reckon with, measured by the ranks where the request did not know.
     """
 
     spec: str
@@ -109,6 +122,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     bytes_per_rank: int
     reused: bool
     explanation: str
+    machine: MachineFacts | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):

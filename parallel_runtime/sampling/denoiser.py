@@ -1,18 +1,20 @@
-"""From the transformer's velocities to the denoised latent that a sampler asks for: flow, CFG, inpaint mask."""
+"""From the transformer's outputs to the denoised latent that a sampler asks for: prediction, CFG, inpaint mask."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from ..errors import RequestError
-from .flow import add_noise, denoised_from_velocity
+from .prediction import Prediction
+from .steps import Evaluation
 
 Predict = Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]
-"""(x (B, C, H, W) float32, timestep (B,) float32) -> one velocity like x per CFG branch: cond, then uncond if any.
+"""(x (B, C, ...) float32, timestep (B,) float32) -> one output like x per CFG branch: cond, then uncond if any.
 
 All branches of a step are asked for in one call, so that they can share a batch or be split over the cfg axis.
 """
@@ -56,23 +58,45 @@ class Inpaint:
     latent_image: torch.Tensor
     noise: torch.Tensor
 
-    def before(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    def before(self, x: torch.Tensor, sigma: torch.Tensor, prediction: Prediction) -> torch.Tensor:
         """Return what the model sees: the kept part stands at this sigma of its own noise path."""
-        return x * self.mask + add_noise(self.latent_image, self.noise, sigma) * (1.0 - self.mask)
+        return x * self.mask + prediction.add_noise(self.latent_image, self.noise, sigma) * (1.0 - self.mask)
 
     def after(self, denoised: torch.Tensor) -> torch.Tensor:
         """Return the denoised latent with the kept part put back."""
         return denoised * self.mask + self.latent_image * (1.0 - self.mask)
 
+    def part(self, index: Any) -> Inpaint:
+        """The same for a part of the latent; the tensors must have the latent's own shape."""
+        return Inpaint(self.mask[index], self.latent_image[index], self.noise[index])
+
 
 @dataclass(frozen=True)
-class FlowDenoiser:
-    """`denoise(x, sigma)` of a flow model: what samplers call, made of `predict`.
+class Seen:
+    """An evaluation as the transformer gets it.
+
+    Args:
+        x: latent after inpainting, before scaling; outputs are read against it.
+        model_input: (B, C, ...) float32.
+        timestep: (B,) float32, in ComfyUI's convention for the family.
+    """
+
+    x: torch.Tensor
+    model_input: torch.Tensor
+    timestep: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Denoiser:
+    """`denoise(evaluation)`: what samplers call, made of `predict`. Works on any part of a latent.
+
+    A pipeline, in which other ranks run the transformer, uses the halves `see` and `finish` instead of the call.
 
     Args:
         predict: see `Predict`; may return a lower precision, the latent stays in x's.
+        prediction: what its outputs mean.
+        timesteps: (steps + 1,) float32 on x's device: ComfyUI's timestep for each sigma of the run.
         cfg: guidance scale.
-        multiplier: timestep = sigma * multiplier (ComfyUI: 1 for FLUX, 1000 for SD3).
         inpaint: mask and what it keeps, if any.
 
     Raises (when called):
@@ -80,15 +104,31 @@ class FlowDenoiser:
     """
 
     predict: Predict
+    prediction: Prediction
+    timesteps: torch.Tensor
     cfg: float = 1.0
-    multiplier: float = 1.0
     inpaint: Inpaint | None = None
 
-    def __call__(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        """Return the denoised latent, shape and dtype of `x` (B, C, H, W); `sigma` is 0-dim, on x's device."""
-        seen = x if self.inpaint is None else self.inpaint.before(x, sigma)
+    def __call__(self, evaluation: Evaluation) -> torch.Tensor:
+        """Return the denoised latent, shape and dtype of the evaluation's x."""
+        seen = self.see(evaluation)
+        return self.finish(evaluation, seen, self.predict(seen.model_input, seen.timestep))
+
+    def see(self, evaluation: Evaluation) -> Seen:
+        """Return what the transformer is to see."""
+        x, sigma = evaluation.x, evaluation.sigma
+        if self.inpaint is not None:
+            x = self.inpaint.before(x, sigma, self.prediction)
         # float32 up to the embedder: a timestep rounded to bf16 is a different timestep.
-        timestep = (sigma * self.multiplier).float().expand(x.shape[0])
-        branches = [denoised_from_velocity(seen, velocity, sigma) for velocity in self.predict(seen, timestep)]
+        timestep = self.timesteps[evaluation.level].float().expand(x.shape[0])
+        return Seen(x, self.prediction.model_input(x, sigma), timestep)
+
+    def finish(self, evaluation: Evaluation, seen: Seen, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the denoised latent from the outputs of the CFG branches."""
+        branches = [self.prediction.denoised(seen.x, output, evaluation.sigma) for output in outputs]
         denoised = combine_branches(branches, self.cfg)
         return denoised if self.inpaint is None else self.inpaint.after(denoised)
+
+    def part(self, index: Any) -> Denoiser:
+        """The same for a part of the latent, named by a tensor index."""
+        return self if self.inpaint is None else replace(self, inpaint=self.inpaint.part(index))

@@ -13,6 +13,7 @@ from nodes.carry import (
     forward_obstacles,
     loop_obstacles,
     split_branches,
+    split_extra_channels,
     weight_obstacles,
 )
 from nodes.transformer_call import TransformerCall, read_call
@@ -131,13 +132,14 @@ def test_conditionings_that_are_more_than_a_text_are_named(conds, name):
 )
 def test_plain_evaluations_have_no_obstacles(calls):
     cfg = 1.0 if len(calls) == 1 and calls[0].cond_or_uncond == [0] else 4.0
-    assert call_obstacles(calls, LATENT, SIGMA, 1.0, cfg) == []
+    assert call_obstacles(calls, LATENT, SIGMA, cfg) == []
 
 
 @pytest.mark.parametrize(
     ("calls", "name"),
     [
-        ([make_call(channels=8)], "extra input channels"),
+        ([make_call(channels=2)], "shape"),
+        ([make_call((0,), channels=8), make_call((1,))], "for one conditioning only"),
         ([make_call(size=(6, 4))], "shape"),
         ([make_call(timestep=0.5)], "timesteps"),
         ([make_call((0,)), make_call((0,))], "2 positive"),
@@ -147,15 +149,29 @@ def test_plain_evaluations_have_no_obstacles(calls):
     ],
 )
 def test_evaluations_that_are_not_plain_are_named(calls, name):
-    assert name in " ".join(call_obstacles(calls, LATENT, SIGMA, 1.0, 1.0))
+    assert name in " ".join(call_obstacles(calls, LATENT, SIGMA, 1.0))
 
 
 def test_guidance_without_a_negative_is_named():
-    assert "no negative" in " ".join(call_obstacles([make_call()], LATENT, SIGMA, 1.0, 4.0))
+    assert "no negative" in " ".join(call_obstacles([make_call()], LATENT, SIGMA, 4.0))
 
 
-def test_the_timestep_multiplier_of_other_families_is_expected():
-    assert call_obstacles([make_call(timestep=750.0)], LATENT, SIGMA, 1000.0, 1.0) == []
+def test_the_timesteps_of_other_families_are_expected():
+    assert call_obstacles([make_call(timestep=431.0)], LATENT, torch.full((2,), 431.0), 1.0) == []
+
+
+def test_extra_channels_of_batched_branches_are_taken_apart_in_the_order_of_their_index():
+    calls = [make_call((1, 0), channels=6)]
+    calls[0].x[:2, 4:] = torch.tensor([7.0, 8.0]).view(2, 1, 1)
+    positive, negative = split_extra_channels(calls, 4)
+    assert positive.shape == negative.shape == (2, 2, 6, 8)
+    assert positive.abs().max() == 0
+    assert negative.amin((0, 2, 3)).tolist() == negative.amax((0, 2, 3)).tolist() == [7.0, 8.0]
+    assert call_obstacles(calls, LATENT, SIGMA, 4.0) == []
+
+
+def test_a_plain_latent_has_no_extra_channels():
+    assert split_extra_channels([make_call((1, 0))], 4) == []
 
 
 def test_batched_branches_are_taken_apart_in_the_order_of_their_index():

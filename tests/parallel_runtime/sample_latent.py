@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.sampling.denoiser import FlowDenoiser, Inpaint, Predict
+from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, Predict
 from parallel_runtime.sampling.flow import add_noise
 from parallel_runtime.sampling.noise import NoiseSource
+from parallel_runtime.sampling.prediction import FLOW
 from parallel_runtime.sampling.samplers import OnStep, StepState, find_sampler
 
 
@@ -121,13 +122,13 @@ def sample_latent(
         drawn_on = start.device if start.device.type == settings.noise_device else settings.noise_device
         noise_source = NoiseSource(settings.seed, drawn_on, settings.noise_scale)
     x = sampler(
-        FlowDenoiser(predict, settings.cfg, settings.multiplier, inpaint),
+        Denoiser(predict, FLOW, sigmas * settings.multiplier, settings.cfg, inpaint),
         add_noise(latent_image, start, sigmas[0]),
         sigmas,
         noise=noise_source,
         on_step=on_step,
     )
-    return undo_scaling(x, sigmas[-1])
+    return undo_scaling(x, sampler.end_sigma(sigmas))
 
 
 def undo_scaling(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.flow import add_noise
 from parallel_runtime.sampling.noise import NoiseSource
+from parallel_runtime.sampling.prediction import EPS, FLOW
 from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, StepState, find_sampler
 from tests.parallel_runtime.sample_latent import mask_noise
 
 DETERMINISTIC = tuple(name for name, sampler in SAMPLERS.items() if not sampler.adds_noise)
 STOCHASTIC = tuple(name for name, sampler in SAMPLERS.items() if sampler.adds_noise)
+UNI_PC = ("uni_pc", "uni_pc_bh2")
 FULL = (1.0, 0.93, 0.8, 0.55, 0.3, 0.1, 0.0)
 PARTIAL = (0.62, 0.4, 0.15, 0.0)
 LEFTOVER = (1.0, 0.85, 0.6, 0.45)
@@ -33,9 +35,14 @@ def no_listener(state: StepState) -> None:
     return None
 
 
-def run(name, denoise, x, sigmas, on_step=no_listener, seed=3):
+def run(name, denoise, x, sigmas, on_step=no_listener, seed=3, prediction=FLOW):
     levels = torch.tensor(sigmas, dtype=x.dtype)
-    return SAMPLERS[name](denoise, x, levels, noise=NoiseSource(seed), on_step=on_step)
+
+    def evaluate(evaluation):
+        assert torch.equal(evaluation.sigma, levels[evaluation.level])
+        return denoise(evaluation.x, evaluation.sigma)
+
+    return SAMPLERS[name](evaluate, x, levels, noise=NoiseSource(seed), on_step=on_step, prediction=prediction)
 
 
 class GaussianData:
@@ -59,14 +66,20 @@ class GaussianData:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_one_possible_picture_is_reached_on_a_straight_line_whatever_the_steps(name, schedule):
+    if name in UNI_PC and schedule == "one_step":
+        pytest.skip("takes two steps at least, in ComfyUI too")
     data, sigmas = GaussianData(0.8, 0.0), SCHEDULES[schedule]
     x = gaussian(2, 4, 5, 3)
     result = run(name, data.denoise, x, sigmas)
-    torch.testing.assert_close(result, data.solution(x, sigmas[0], sigmas[-1]), atol=2e-6, rtol=1e-5)
+    end = SAMPLERS[name].end_sigma(torch.tensor(sigmas)).item()
+    # UniPC goes through logarithms of 1 - signal², which are short of digits near sigma 0.
+    close = 2e-4 if name in UNI_PC else 2e-6
+    torch.testing.assert_close(result, data.solution(x, sigmas[0], end), atol=close, rtol=1e-5)
 
 
+# ddpm's chain is that of diffusion: on a flow's path it is defined, as in ComfyUI, but does not keep to it.
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", STOCHASTIC)
+@pytest.mark.parametrize("name", [name for name in STOCHASTIC if name != "ddpm"])
 def test_samplers_that_add_noise_keep_the_noise_level_of_the_path(name, schedule):
     data, sigmas = GaussianData(0.8, 0.0), SCHEDULES[schedule]
     clean, count = torch.full((1, 4, 200, 200), 0.8), 160_000
@@ -79,7 +92,21 @@ def test_samplers_that_add_noise_keep_the_noise_level_of_the_path(name, schedule
     assert abs(result.std().item() - sigmas[-1]) <= 5 * sigmas[-1] / math.sqrt(2 * count) + 1e-6
 
 
-@pytest.mark.parametrize(("name", "order"), [("euler", 1), ("ddim", 1), ("heun", 2), ("dpmpp_2m", 2)])
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_samplers_that_add_noise_keep_the_noise_level_of_the_diffusion_path(name):
+    sigmas, count = (14.6, 9.0, 4.0, 1.5, 0.6), 160_000
+    clean = torch.full((1, 4, 200, 200), 0.8)
+    x = EPS.add_noise(clean, gaussian(*clean.shape), torch.tensor(sigmas[0]))
+    result = run(name, lambda latent, sigma: clean, x, sigmas, prediction=EPS)
+    assert abs(result.mean().item() - 0.8) <= 5 * sigmas[-1] / math.sqrt(count)
+    assert abs(result.std().item() - sigmas[-1]) <= 5 * sigmas[-1] / math.sqrt(2 * count)
+
+
+# UniPC's steps are of third order, but its last one is of the first, and so leaves an error of the second.
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [("euler", 1), ("ddim", 1), ("heun", 2), ("dpmpp_2m", 2), ("uni_pc", 2), ("uni_pc_bh2", 2)],
+)
 def test_halving_the_steps_divides_the_error_by_two_to_the_order(name, order):
     data, x = GaussianData(-0.4, 0.6), gaussian(1, 2, 4, 4, dtype=torch.float64)
     exact = data.solution(x, 0.95, 0.1)
@@ -95,7 +122,7 @@ def test_halving_the_steps_divides_the_error_by_two_to_the_order(name, order):
 @settings(max_examples=30, deadline=None)
 @given(
     name=st.sampled_from(SUPPORTED),
-    levels=st.lists(st.integers(1, 1000), min_size=1, max_size=9, unique=True),
+    levels=st.lists(st.integers(2, 1000), min_size=1, max_size=9, unique=True),
     ends_clean=st.booleans(),
 )
 def test_every_step_is_announced_once_before_it_is_taken(name, levels, ends_clean):
@@ -116,8 +143,8 @@ def test_every_step_is_announced_once_before_it_is_taken(name, levels, ends_clea
     steps = len(sigmas) - 1
     extra = steps - ends_clean if name == "heun" and steps else 0
     assert len(evaluated) == steps + extra
-    assert (seen[0].x if seen else result) is x
-    if ends_clean and seen:
+    torch.testing.assert_close(seen[0].x if seen else result, x)
+    if ends_clean and seen and name not in UNI_PC:
         torch.testing.assert_close(result, seen[-1].denoised, atol=1e-5, rtol=1e-5)
 
 
@@ -142,8 +169,8 @@ def test_what_on_step_raises_ends_the_run_before_the_next_evaluation():
 
 def test_an_unknown_sampler_is_refused_with_what_there_is():
     with pytest.raises(RequestError) as refusal:
-        find_sampler("uni_pc")
-    assert "'uni_pc'" in str(refusal.value)
+        find_sampler("dpm_adaptive")
+    assert "'dpm_adaptive'" in str(refusal.value)
     assert all(name in str(refusal.value) for name in SUPPORTED)
     assert "per step" in refusal.value.fix
     assert find_sampler("heun") is SAMPLERS["heun"]

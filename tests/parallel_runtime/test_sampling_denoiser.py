@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.sampling.denoiser import FlowDenoiser, Inpaint, combine_branches, needs_uncond
+from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, combine_branches, needs_uncond
 from parallel_runtime.sampling.flow import add_noise
-from parallel_runtime.sampling.samplers import SUPPORTED
+from parallel_runtime.sampling.prediction import EPS, FLOW, V_PREDICTION, find_prediction
+from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
+from parallel_runtime.sampling.steps import Evaluation
 from tests.parallel_runtime.sample_latent import SampleSettings, mask_noise, sample_latent, undo_scaling
 
 FULL = (1.0, 0.93, 0.8, 0.55, 0.3, 0.1, 0.0)
@@ -27,11 +29,16 @@ def velocities(x, timestep):
     return [torch.tanh(x * 1.3 + t), torch.sin(x - 0.4 * t)]
 
 
+def evaluation(x: torch.Tensor, sigma: torch.Tensor) -> Evaluation:
+    return Evaluation(x, sigma, 0, 0, first=True)
+
+
 def test_guidance_of_denoised_latents_is_guidance_of_velocities():
     x, sigma = gaussian(2, 3, 4, 4), torch.tensor(0.6)
     cond, uncond = velocities(x, (sigma * 1000).expand(2))
     guided = x - sigma * (uncond + (cond - uncond) * 3.5)
-    assert torch.allclose(FlowDenoiser(velocities, 3.5, multiplier=1000.0)(x, sigma), guided, atol=1e-5)
+    denoised = Denoiser(velocities, FLOW, sigma[None] * 1000, 3.5)(evaluation(x, sigma))
+    assert torch.allclose(denoised, guided, atol=1e-5)
 
 
 def test_at_cfg_1_the_uncond_branch_plays_no_part():
@@ -56,12 +63,42 @@ def test_a_half_precision_velocity_leaves_latent_and_timestep_in_float32():
         return [x.to(torch.bfloat16)]
 
     x, sigma = gaussian(2, 1, 2, 2), torch.tensor(0.9046)
-    denoised = FlowDenoiser(predict, multiplier=1000.0)(x, sigma)
+    denoised = Denoiser(predict, FLOW, sigma[None] * 1000)(evaluation(x, sigma))
     assert denoised.dtype == torch.float32
     assert torch.equal(denoised, x - x.to(torch.bfloat16).float() * sigma)
     dtype, timestep = seen[0]
     assert dtype == timestep.dtype == torch.float32
     assert torch.equal(timestep, torch.tensor([0.9046, 0.9046]) * 1000)
+
+
+@pytest.mark.parametrize("sigma", [14.6, 1.0, 0.03])
+@pytest.mark.parametrize("prediction", [FLOW, EPS, V_PREDICTION])
+def test_a_perfect_output_gives_back_the_latent_from_any_noise_level(prediction, sigma):
+    """On the scale of variance 1, eps is the noise and v its turn by a right angle (Salimans & Ho 2022)."""
+    latent, noise, level = gaussian(2, 3, 4, 4), gaussian(2, 3, 4, 4, seed=1), torch.tensor(min(sigma, 1.0))
+    if not prediction.is_flow:
+        level = torch.tensor(sigma)
+    signal, part = 1 / (level**2 + 1) ** 0.5, level / (level**2 + 1) ** 0.5
+    output = {"flow": noise - latent, "eps": noise, "v_prediction": signal * noise - part * latent}[prediction.name]
+    x = prediction.add_noise(latent, noise, level)
+    seen = []
+
+    def predict(model_input, timestep):
+        seen.append((model_input, timestep))
+        return [output]
+
+    denoised = Denoiser(predict, prediction, torch.tensor([431.0]))(evaluation(x, level))
+    torch.testing.assert_close(denoised, latent, atol=1e-5, rtol=1e-5)
+    model_input, timestep = seen[0]
+    assert torch.equal(timestep, torch.tensor([431.0, 431.0]))
+    expected = x if prediction.is_flow else signal * latent + part * noise
+    torch.testing.assert_close(model_input, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_an_unknown_prediction_is_refused_with_what_there_is():
+    assert find_prediction("eps") is EPS
+    with pytest.raises(RequestError, match="'edm'.*flow, eps, v_prediction"):
+        find_prediction("edm")
 
 
 def straight(x, timestep):
@@ -80,8 +117,9 @@ def test_a_mask_keeps_the_latent_outside_and_denoises_inside(name):
     mask = torch.zeros(1, 1, 4, 6)
     mask[..., :3] = 1
     result = sample_latent(SampleSettings(name), straight, mask=mask, **inputs)
-    torch.testing.assert_close(result[..., 3:], inputs["latent_image"][..., 3:], atol=1e-6, rtol=0)
-    torch.testing.assert_close(result[..., :3], torch.full((1, 2, 4, 3), 0.5), atol=1e-5, rtol=0)
+    left = 5 * SAMPLERS[name].end  # noise that a sampler leaves which ends above sigma 0
+    torch.testing.assert_close(result[..., 3:], inputs["latent_image"][..., 3:], atol=1e-6 + left, rtol=0)
+    torch.testing.assert_close(result[..., :3], torch.full((1, 2, 4, 3), 0.5), atol=1e-5 + left, rtol=0)
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -97,7 +135,7 @@ def test_a_mask_of_ones_changes_nothing(name):
 
 def test_the_model_sees_the_kept_part_at_the_noise_level_of_the_step():
     latent, noise, x, sigma = gaussian(1, 1, 2, 2), gaussian(1, 1, 2, 2, seed=1), torch.zeros(1, 1, 2, 2), 0.3
-    seen = Inpaint(torch.zeros(1, 1, 1, 1), latent, noise).before(x, torch.tensor(sigma))
+    seen = Inpaint(torch.zeros(1, 1, 1, 1), latent, noise).before(x, torch.tensor(sigma), FLOW)
     torch.testing.assert_close(seen, 0.3 * noise + 0.7 * latent)
 
 

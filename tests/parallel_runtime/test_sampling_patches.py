@@ -1,0 +1,96 @@
+"""One run for each part of a latent, driven in turns, against one run over the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parallel_runtime.errors import RequestError
+from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
+from parallel_runtime.sampling.noise import NoiseSource
+from parallel_runtime.sampling.prediction import PREDICTIONS
+from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, find_sampler, require_patchwise
+
+SEED = 11
+SIGMAS = {"flow": (1.0, 0.9, 0.7, 0.45, 0.2, 0.05, 0.0), "eps": (14.6, 7.0, 3.0, 1.2, 0.5, 0.1, 0.0)}
+
+
+def pointwise(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
+    """An output that looks at one position at a time, so that only the sampler could mix patches."""
+    return [torch.tanh(x + torch.sin(timestep).view(-1, 1, 1, 1)), torch.sin(x)]
+
+
+def run_in_patches(sampler, denoiser, x, sigmas, prediction, rows):
+    """As a pipeline does: one generator per patch of rows, each step taken patch by patch."""
+    edges = torch.tensor([0, *rows]).cumsum(0).tolist()
+    parts = [(..., slice(low, high), slice(None)) for low, high in pairwise(edges)]
+    sources = NoiseSource(SEED).split(x, parts) if sampler.adds_noise else [None] * len(parts)
+    runs = [sampler.steps(x[part], sigmas, source, prediction) for part, source in zip(parts, sources, strict=True)]
+    denoisers = [denoiser.part(part) for part in parts]
+    evaluations, finished = [next(run) for run in runs], []
+    while not finished:
+        assert len({(one.index, one.level, one.first) for one in evaluations}) == 1
+        for position, run in enumerate(runs):
+            try:
+                evaluations[position] = run.send(denoisers[position](evaluations[position]))
+            except StopIteration as stopped:
+                finished.append(stopped.value)
+    assert len(finished) == len(runs)
+    return torch.cat(finished, dim=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(SUPPORTED),
+    kind=st.sampled_from(sorted(PREDICTIONS)),
+    rows=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    steps=st.integers(1, 6),
+    ends_clean=st.booleans(),
+    masked=st.booleans(),
+)
+def test_a_run_in_patches_is_the_run_over_the_whole(name, kind, rows, steps, ends_clean, masked):
+    sampler, prediction = SAMPLERS[name], PREDICTIONS[kind]
+    levels = SIGMAS["flow" if prediction.is_flow else "eps"]
+    sigmas = torch.tensor(levels[-steps - 1 :] if ends_clean else levels[: steps + 1][:6])
+    shape = (2, 3, sum(rows), 5)
+    stream = torch.Generator().manual_seed(SEED)
+    x, latent, noise = (torch.randn(shape, generator=stream) for _ in range(3))
+    inpaint = Inpaint(torch.rand(shape, generator=stream), latent, noise) if masked else None
+    denoiser = Denoiser(pointwise, prediction, sigmas, 2.5, inpaint)
+    whole = sampler(denoiser, x, sigmas, noise=NoiseSource(SEED), on_step=lambda state: None, prediction=prediction)
+    parts = run_in_patches(sampler, denoiser, x, sigmas, prediction, rows)
+    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
+
+
+def test_parts_of_a_draw_are_parts_of_the_whole_draw_however_far_they_run_ahead():
+    like = torch.empty(2, 3, 7, 4)
+    parts = [(..., slice(0, 3), slice(None)), (..., slice(3, 7), slice(None))]
+    top, bottom = NoiseSource(SEED).split(like, parts)
+    ahead = [top.draw(like[parts[0]]) for _ in range(3)]
+    source = NoiseSource(SEED)
+    for number in range(3):
+        whole = source.draw(like)
+        assert torch.equal(ahead[number], whole[parts[0]])
+        assert torch.equal(bottom.draw(like[parts[1]]), whole[parts[1]])
+
+
+def test_a_draw_is_forgotten_when_every_part_took_it():
+    parts = [(..., slice(0, 1)), (..., slice(1, 2))]
+    first, second = NoiseSource(SEED).split(torch.empty(1, 2), parts)
+    first.draw(torch.empty(1, 1))
+    assert len(first._draws._waiting) == 1
+    second.draw(torch.empty(1, 1))
+    assert not first._draws._waiting
+
+
+def test_a_sampler_that_looks_at_the_whole_is_refused_by_name():
+    require_patchwise(find_sampler("euler"))
+    adaptive = replace(find_sampler("euler"), name="adaptive", patchwise=False)
+    with pytest.raises(RequestError, match="'adaptive'.*patch by patch") as refusal:
+        require_patchwise(adaptive)
+    assert "dpmpp_2m" in refusal.value.fix

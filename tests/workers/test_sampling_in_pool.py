@@ -1,0 +1,119 @@
+"""Loops in the pool that are more than a plain flow: other predictions, fixed channels, batches over the data axis."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import RequestError
+from parallel_runtime.loading.checkpoint import open_checkpoint
+from parallel_runtime.loading.weights import load_transformer
+from parallel_runtime.models.flux import FLUX
+from parallel_runtime.sampling.denoiser import Denoiser
+from parallel_runtime.sampling.noise import NoiseSource
+from parallel_runtime.sampling.prediction import find_prediction
+from parallel_runtime.sampling.samplers import find_sampler
+from tests.tiny_flux import tiny_config, write_original
+from workers.client import Branch, ModelRequest, PoolClient, SampleRequest
+from workers.launch import PoolSpec
+
+SIGMAS = torch.tensor([14.6, 5.0, 1.2, 0.3, 0.0])
+TIMESTEPS = torch.tensor([0.999, 0.8, 0.41, 0.1, 0.0])
+"""Of this family's size; those of others are another matter of the client's."""
+
+
+@pytest.fixture(scope="module")
+def client():
+    client = PoolClient(PoolSpec("cpu", (0, 1)))
+    yield client
+    client.close()
+
+
+def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def branches(batch: int) -> tuple[Branch, Branch]:
+    """Positive and negative, of unequal length."""
+    return tuple(
+        Branch(
+            {
+                "context": gaussian(batch, length, 64, seed=index),
+                "y": gaussian(batch, 32, seed=index + 9),
+                "guidance": torch.full((batch,), 3.5),
+            },
+            index,
+        )
+        for index, length in enumerate((9, 4))
+    )
+
+
+def oracle(path, request: SampleRequest) -> torch.Tensor:
+    """The same loop in this process, with diffusers' class."""
+    checkpoint = open_checkpoint(path)
+    transformer = load_transformer(checkpoint, torch.float32, torch.device("cpu"))
+
+    def predict(x, timestep):
+        outputs = []
+        for position, branch in enumerate(request.branches):
+            extras = dict(branch.conditioning)
+            seen = torch.cat([x, request.concat[position]], dim=1) if request.concat else x
+            context = extras.pop("context")
+            arguments = FLUX.adapter.to_transformer(seen, timestep, context, checkpoint.config, **extras)
+            outputs.append(FLUX.adapter.from_transformer(transformer(**arguments, return_dict=False)[0], seen))
+        return outputs
+
+    prediction = find_prediction(request.prediction)
+    return find_sampler(request.sampler)(
+        Denoiser(predict, prediction, request.timesteps, request.cfg),
+        request.x,
+        request.sigmas,
+        noise=NoiseSource(request.seed),
+        on_step=lambda state: None,
+        prediction=prediction,
+    )
+
+
+def sampled(client, path, request: SampleRequest, **degrees: int) -> torch.Tensor:
+    return client.sample(ModelRequest(str(path), "float32", ParallelConfig(devices="cpu:2", **degrees)), request)
+
+
+def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert wanted.std() > 0.05
+    assert (ours - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "prediction"), [("euler_ancestral", "eps"), ("uni_pc", "v_prediction"), ("ddpm", "eps")]
+)
+def test_diffusion_models_sample_over_two_ranks_as_in_one_process(client, tmp_path, sampler, prediction):
+    path = write_original(tmp_path / "tiny.safetensors")
+    x = gaussian(1, 16, 10, 12) * 14.6
+    request = SampleRequest(sampler, SIGMAS, x, branches(1), 3.0, 5, prediction=prediction, timesteps=TIMESTEPS)
+    assert_same(sampled(client, path, request), oracle(path, request))
+
+
+def test_fixed_channels_of_each_branch_reach_the_transformer_at_every_step(client, tmp_path):
+    path = write_original(tmp_path / "canny.safetensors", config=tiny_config(in_channels=128))
+    sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
+    fixed = (gaussian(2, 16, 10, 12, seed=3), gaussian(2, 16, 10, 12, seed=4))
+    x = gaussian(2, 16, 10, 12)
+    request = SampleRequest("dpmpp_2m", sigmas, x, branches(2), 3.0, 5, concat=fixed, timesteps=sigmas)
+    assert_same(sampled(client, path, request), oracle(path, request))
+
+
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+def test_a_batch_over_the_data_axis_keeps_the_noise_of_each_picture(client, tmp_path, cfg):
+    path = write_original(tmp_path / "tiny.safetensors")
+    sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
+    chosen = branches(2)[: 1 if cfg == 1 else 2]
+    request = SampleRequest("euler_ancestral", sigmas, gaussian(2, 16, 10, 12), chosen, cfg, 5, timesteps=sigmas)
+    assert_same(sampled(client, path, request, data=2, ulysses=1), oracle(path, request))
+
+
+def test_a_prediction_that_the_pool_does_not_know_is_refused(client, tmp_path):
+    path = write_original(tmp_path / "tiny.safetensors")
+    request = SampleRequest("euler", SIGMAS, gaussian(1, 16, 10, 12), branches(1), 3.0, 5, prediction="edm")
+    with pytest.raises(RequestError, match="'edm'"):
+        sampled(client, path, request)
