@@ -5,11 +5,15 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from parallel_runtime.config import ATTENTION_BACKENDS, ParallelConfig
+from parallel_runtime.errors import ConfigurationError
+
+from .node_text import show_text
 
 ConfigSocket = io.Custom("PARALLEL_CONFIG")
 
 DEGREES = ("auto", "1", "2", "3", "4", "6", "8")
 CFG_DEGREES = ("auto", "1", "2")
+PATCHES = ("auto", "1", "2", "3", "4", "6", "8", "12", "16")
 
 
 def read_degree(text: str) -> int | None:
@@ -55,14 +59,14 @@ class ParallelConfigNode(io.ComfyNode):
                     options=list(DEGREES),
                     default="auto",
                     tooltip="Splits one picture over this many GPUs: each computes a part of the attention heads. "
-                    "Must divide the model's head count (24 for FLUX.1).",
+                    "At most the model's head count (24 for FLUX.1).",
                 ),
                 io.Combo.Input(
                     "attention",
                     options=list(ATTENTION_BACKENDS),
                     default="auto",
-                    tooltip="Attention kernel in the ranks. Auto takes PyTorch's fastest; the choice changes speed, "
-                    "and the result only by rounding.",
+                    tooltip="Attention kernel in the ranks. Auto measures which is the fastest on your GPU. The choice "
+                    "changes speed, and the result only by rounding; sage changes it slightly more.",
                 ),
                 io.Boolean.Input(
                     "compile",
@@ -79,15 +83,60 @@ class ParallelConfigNode(io.ComfyNode):
                     tooltip="How many machines take part. Above 1, start the join command on each other machine first; "
                     "the help page shows it.",
                 ),
+                io.Combo.Input(
+                    "ring",
+                    options=list(DEGREES),
+                    default="auto",
+                    optional=True,
+                    tooltip="Splits one picture over this many GPUs that pass parts of it round. Helps where there are "
+                    "more GPUs than attention heads, or links that Ulysses keeps waiting.",
+                ),
+                io.Combo.Input(
+                    "stages",
+                    options=list(DEGREES),
+                    default="auto",
+                    optional=True,
+                    tooltip="PipeFusion: cuts the model into this many parts, each on its own GPU. Changes the picture "
+                    "slightly; for GPUs joined by slow links or too small for the model.",
+                ),
+                io.Combo.Input(
+                    "patches",
+                    options=list(PATCHES),
+                    default="auto",
+                    optional=True,
+                    tooltip="Parts of the picture that travel through the stages one behind the other; auto: as many "
+                    "as stages. More of them change the picture more. Without stages, nothing.",
+                ),
+                io.Int.Input(
+                    "warmup_steps",
+                    default=1,
+                    min=1,
+                    max=100,
+                    optional=True,
+                    tooltip="How many steps the stages first compute exactly. More of them are slower and closer to "
+                    "the picture of one GPU. Without stages, nothing.",
+                ),
             ],
             outputs=[ConfigSocket.Output(display_name="config", tooltip="For Parallel Loader.")],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
     def execute(
-        cls, devices: str, cfg: str, data: str, ulysses: str, attention: str, compile: bool, hosts: int = 1
+        cls,
+        devices: str,
+        cfg: str,
+        data: str,
+        ulysses: str,
+        attention: str,
+        compile: bool,
+        hosts: int = 1,
+        ring: str = "auto",
+        stages: str = "auto",
+        patches: str = "auto",
+        warmup_steps: int = 1,
     ) -> io.NodeOutput:
-        """Check the values and pass them on.
+        """Check the values, pass them on, and show the plan that they give for FLUX.1.
 
         Raises:
             ConfigurationError: they cannot hold.
@@ -96,9 +145,34 @@ class ParallelConfigNode(io.ComfyNode):
             devices=devices.strip(),
             data=read_degree(data),
             cfg=read_degree(cfg),
+            pipe=read_degree(stages),
+            ring=read_degree(ring),
             ulysses=read_degree(ulysses),
+            patches=read_degree(patches),
+            warmup_steps=warmup_steps,
             attention=attention,
             compile=compile,
             hosts=hosts,
         )
-        return io.NodeOutput(config.to_mapping())
+        return io.NodeOutput(config.to_mapping(), ui=show_text(cls.hidden.unique_id, preview(config)))
+
+
+def preview(config: ParallelConfig) -> str:
+    """Return what the configuration would do with FLUX.1 on these devices; what is wrong is told, and not raised.
+
+    The nodes that use the configuration raise: a model that is not FLUX.1 may take what FLUX.1 refuses.
+    """
+    # Imported here and not at the top: ComfyUI's start shall not pay for it.
+    import torch
+
+    from parallel_runtime.planning.explanation import explain
+    from parallel_runtime.planning.facts import FLUX_DEV, flux_request
+    from workers.gpus import find_machine
+    from workers.launch import resolve_devices
+
+    try:
+        spec = resolve_devices(config, torch.cuda.device_count)
+        text = explain(config, spec.world_size, FLUX_DEV, flux_request(1024), find_machine(spec))
+    except ConfigurationError as error:
+        return str(error)
+    return f"FLUX.1 dev, 1024 × 1024: {text}"

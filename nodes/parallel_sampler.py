@@ -66,8 +66,8 @@ class ParallelSampler(io.ComfyNode):
                     "sampler_name",
                     options=comfy.samplers.KSampler.SAMPLERS,
                     default="euler",
-                    tooltip="Denoising method. euler, euler_ancestral, heun, dpmpp_2m, lcm and ddim run in the pool; "
-                    "the others run step by step from here.",
+                    tooltip="Denoising method. euler, euler_ancestral, heun, dpmpp_2m, ddpm, lcm, ddim, uni_pc and "
+                    "uni_pc_bh2 run in the pool; the others run step by step from here.",
                 ),
                 io.Combo.Input(
                     "scheduler",

@@ -18,6 +18,7 @@ import comfy.ops
 import torch
 
 from parallel_runtime.errors import RequestError, UnsupportedModelError
+from parallel_runtime.models.weight_rules import original_header
 
 from .interrupt import stopping_with_prompt
 from .remote_patcher import RemoteModelPatcher
@@ -47,14 +48,16 @@ def draw_blueprint(checkpoint: Checkpoint) -> Blueprint:
     Raises:
         UnsupportedModelError: this ComfyUI does not know the model.
     """
-    header = checkpoint.header
-    meta = {key: torch.empty(info.shape, dtype=_STORED.get(info.dtype), device="meta") for key, info in header.items()}
-    counts = Counter(dict.fromkeys(_STORED.values(), 0))
-    for tensor in meta.values():
-        counts[tensor.dtype] += tensor.numel()
-    state_dict, metadata = meta, dict(checkpoint.metadata)
+    header, metadata = checkpoint.header, dict(checkpoint.metadata)
     if checkpoint.layout == "diffusers":
-        state_dict, metadata = comfy.model_detection.convert_diffusers_mmdit(dict(meta)) or {}, {}
+        # By our own rules: ComfyUI's converter does not know every family.
+        header, metadata = original_header(checkpoint.spec.weight_rules(checkpoint.config), header), {}
+    state_dict = {
+        key: torch.empty(info.shape, dtype=_STORED.get(info.dtype), device="meta") for key, info in header.items()
+    }
+    counts = Counter(dict.fromkeys(_STORED.values(), 0))
+    for tensor in state_dict.values():
+        counts[tensor.dtype] += tensor.numel()
     config = comfy.model_detection.model_config_from_unet(state_dict, "", metadata=metadata) if state_dict else None
     if config is None:
         raise UnsupportedModelError(

@@ -13,7 +13,7 @@ from .errors import ConfigurationError
 CONFIG_VERSION = 1
 AXES = ("data", "cfg", "pipe", "ring", "ulysses")
 """Mesh axes, outermost first; ulysses is innermost because its ranks exchange the most."""
-ATTENTION_BACKENDS = ("auto", "sdpa", "cudnn", "flash", "efficient", "math")
+ATTENTION_BACKENDS = ("auto", "sdpa", "cudnn", "flash", "efficient", "math", "flash3", "sage")
 
 _DEVICES = re.compile(r"auto|cpu(:[1-9]\d*)?|\d+(,\d+)*")
 
@@ -24,7 +24,10 @@ class ParallelConfig:
 
     Args:
         devices: `auto` (every GPU that ComfyUI may see, else one CPU rank), a list such as `0,1`, or `cpu:N`.
-        data, cfg, ulysses: degree of that mesh axis, or None for auto.
+        data, cfg, pipe, ring, ulysses: degree of that mesh axis, or None for auto. A pipe above 1 is PipeFusion, which
+            changes the picture slightly.
+        patches: parts that PipeFusion cuts the latent into; None takes as many as there are stages.
+        warmup_steps: exact steps at the start of PipeFusion, which then works with the K and V of the step before.
         attention: one of ATTENTION_BACKENDS.
         compile: regional torch.compile of the repeated blocks.
         hosts: machines that the pool spans; each brings as many devices (docs/several-hosts.md).
@@ -37,7 +40,11 @@ class ParallelConfig:
     devices: str = "auto"
     data: int | None = None
     cfg: int | None = None
+    pipe: int | None = None
+    ring: int | None = None
     ulysses: int | None = None
+    patches: int | None = None
+    warmup_steps: int = 1
     attention: str = "auto"
     compile: bool = False
     hosts: int = 1
@@ -58,15 +65,22 @@ class ParallelConfig:
         numbers = self.device_indices
         if numbers is not None and len(set(numbers)) != len(numbers):
             raise ConfigurationError(f"Devices {self.devices!r} names a GPU twice.", "Name each GPU once.")
-        for axis in ("data", "cfg", "ulysses"):
+        for axis in AXES:
             degree = getattr(self, axis)
-            if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int) or degree < 1):
+            if degree is not None and not _is_count(degree):
                 raise ConfigurationError(f"Degree {axis} is {degree!r}.", "Use auto or a whole number from 1.")
         if self.cfg is not None and self.cfg > 2:
             raise ConfigurationError(
                 f"Degree cfg is {self.cfg}, but there are two CFG branches.", "Set cfg to auto, 1 or 2."
             )
-        if isinstance(self.hosts, bool) or not isinstance(self.hosts, int) or self.hosts < 1:
+        if self.patches is not None and not _is_count(self.patches):
+            raise ConfigurationError(f"Patches is {self.patches!r}.", "Use auto or a whole number from 1.")
+        if not _is_count(self.warmup_steps):
+            raise ConfigurationError(
+                f"Warm-up steps is {self.warmup_steps!r}.",
+                "Use a whole number from 1: the first step fills every stage's K and V.",
+            )
+        if not _is_count(self.hosts):
             raise ConfigurationError(f"Hosts is {self.hosts!r}.", "Use a whole number from 1.")
         if self.attention not in ATTENTION_BACKENDS:
             raise ConfigurationError(
@@ -111,18 +125,28 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """Degrees of the mesh for one request: world_size == data * cfg * pipe * ring * ulysses."""
+    """Degrees of the mesh for one request: world_size == data * cfg * pipe * ring * ulysses.
+
+    `patches` and `warmup_steps` mean something where pipe > 1 only, and are 1 and 0 elsewhere.
+    """
 
     data: int = 1
     cfg: int = 1
     pipe: int = 1
     ring: int = 1
     ulysses: int = 1
+    patches: int = 1
+    warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         for axis in AXES:
             if getattr(self, axis) < 1:
                 raise ConfigurationError(f"Degree {axis} is {getattr(self, axis)}.", "Every degree is at least 1.")
+        if self.patches < 1 or self.warmup_steps < 0:
+            raise ConfigurationError(
+                f"A plan of {self.patches} patches and {self.warmup_steps} warm-up steps cannot be made.",
+                "Patches are at least 1, warm-up steps at least 0.",
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -145,5 +169,15 @@ class ParallelPlan:
         return self.ring * self.ulysses
 
     def __str__(self) -> str:
-        named = [f"{axis} {degree}" for axis, degree in zip(AXES, self.shape, strict=True) if degree > 1]
+        named = [self._named(axis, degree) for axis, degree in zip(AXES, self.shape, strict=True) if degree > 1]
         return " × ".join(named) or "one rank"
+
+    def _named(self, axis: str, degree: int) -> str:
+        if axis != "pipe":
+            return f"{axis} {degree}"
+        steps = "step" if self.warmup_steps == 1 else "steps"
+        return f"pipe {degree} ({self.patches} patches, {self.warmup_steps} warm-up {steps})"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

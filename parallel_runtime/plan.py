@@ -1,121 +1,199 @@
-"""From the artist's wish to the degrees of one request. Pure: every rank computes the same plan."""
+"""From the artist's wish to the degrees of one request. Pure: every rank computes the same plan from the same facts."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
-from .config import ParallelConfig, ParallelPlan
-from .errors import ConfigurationError
+from .config import AXES, ParallelConfig, ParallelPlan
+from .planning.cost import Cost, predict
+from .planning.facts import SLOW_GB_PER_SECOND, MachineFacts, ModelFacts, RequestFacts
+from .planning.limits import check_limits, with_stages
 
-_GIVEN = ("data", "cfg", "ulysses")
-"""Axes that a configuration may set."""
+_WORTH_A_RANK = 0.98
+"""A plan of more ranks takes at most this share of the time, or the ranks stay out."""
+_WORTH_A_RING = 0.95
+_WORTH_OTHER_PIXELS = 0.9
+"""PipeFusion changes the picture, so it must gain more than the rest."""
+
+TYPICAL = RequestFacts(4096, 512, rows=64)
+"""What a plan is made for when no request is there yet: 1024 × 1024 in most image models."""
 
 
-def resolve_plan(config: ParallelConfig, world_size: int, heads: int, batch: int) -> ParallelPlan:
-    """Return the degrees for one request; they may need fewer ranks than there are.
-
-    Degrees that are set stay as they are. The automatic ones go to the batch first, which needs no exchange inside
-    of the model, then to Ulysses, with the largest degree that divides the heads; no rank is asked for that would not
-    make the request faster.
+@dataclass(frozen=True)
+class Choice:
+    """A plan with what it costs.
 
     Args:
-        world_size: ranks of the pool.
-        heads: attention heads of the model.
-        batch: rows of the request, CFG branches times pictures.
+        alone: cost of one rank.
+        reason: why `auto` took PipeFusion: "memory", "links", or "" where it did not.
+    """
+
+    plan: ParallelPlan
+    cost: Cost
+    alone: Cost
+    reason: str = ""
+
+
+def resolve_plan(
+    config: ParallelConfig,
+    ranks: int,
+    model: ModelFacts,
+    request: RequestFacts,
+    machine: MachineFacts,
+    loaded: ParallelPlan | None = None,
+) -> ParallelPlan:
+    """Return the degrees for one request; they may need fewer ranks than there are.
+
+    Degrees that are set stay as they are. The others are those with the shortest predicted step, and of plans that
+    are nearly as fast the one with the fewest ranks: what no degree is set for is never slower than one rank.
+
+    Args:
+        ranks: of the pool, as far as the configuration may use them.
+        machine: the same numbers on every rank, or the ranks make different plans and wait for ever.
+        loaded: what `plan_loading` said; None before.
 
     Raises:
-        ConfigurationError: the degrees need more ranks than there are, or Ulysses does not divide the heads.
+        ConfigurationError: see `check_limits`.
     """
-    if world_size < 1 or heads < 1 or batch < 1:
-        raise ConfigurationError(
-            f"A plan for {world_size} ranks, {heads} heads and a batch of {batch} cannot be made.",
-            "Each is at least 1.",
-        )
-    _check_product(config, world_size)
-    _check_heads(config, world_size, heads)
-    data, cfg = _batch_degrees(config, world_size // (config.ulysses or 1), batch)
-    ulysses = config.ulysses or max(_divisors(heads, world_size // (data * cfg)))
-    return ParallelPlan(data=data, cfg=cfg, ulysses=ulysses)
+    return choose(config, ranks, model, request, machine, loaded).plan
 
 
-def explain(plan: ParallelPlan, config: ParallelConfig, world_size: int, heads: int, batch: int) -> str:
-    """Return what the plan does and why, for the artist; arguments as in `resolve_plan`."""
-    if world_size == 1:
-        return "One rank computes everything."
-    reasons = []
-    if plan.batch > 1:
-        reasons.append(_explain_batch(plan, batch))
-    if plan.sequence > 1:
-        each = f"{heads // plan.ulysses} of {heads} heads each"
-        reasons.append(f"{plan.sequence} ranks share the tokens of a picture ({each})")
-    if not reasons:
-        reasons.append("one rank computes everything")
-    sentence = "; ".join(reasons)
-    text = f"{plan}: {sentence}." if plan.world_size > 1 else f"{sentence[0].upper()}{sentence[1:]}."
-    idle = world_size - plan.world_size
-    return f"{text} {_explain_idle(plan, config, idle, world_size, heads)}" if idle else text
+def plan_loading(config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts) -> ParallelPlan:
+    """Return the plan whose stages decide which weights a rank loads; `pipe` is 1 where every rank loads all.
+
+    A rank's stage follows from its coordinate, so where weights are split every later plan keeps these stages and
+    this split of the sequence. PipeFusion that `auto` takes for the links' sake splits no weights: the same model
+    then also runs without stages, which is exact and which KSampler wants.
+
+    Raises:
+        ConfigurationError: see `check_limits`.
+    """
+    choice = choose(config, ranks, model, TYPICAL, machine)
+    return choice.plan if choice.reason != "links" else ParallelPlan()
 
 
-def _check_product(config: ParallelConfig, world_size: int) -> None:
-    wish = ParallelPlan(**{axis: getattr(config, axis) or 1 for axis in _GIVEN})
-    if wish.world_size > world_size:
-        ranks = "rank is" if world_size == 1 else "ranks are"
-        raise ConfigurationError(
-            f"The degrees {wish} need {wish.world_size} ranks, and {world_size} {ranks} there.",
-            "Set a degree to auto or a smaller number, or add devices.",
-        )
+@lru_cache(maxsize=256)  # a step of KSampler asks for the plan each time
+def choose(
+    config: ParallelConfig,
+    ranks: int,
+    model: ModelFacts,
+    request: RequestFacts,
+    machine: MachineFacts,
+    loaded: ParallelPlan | None = None,
+) -> Choice:
+    """Return the plan of `resolve_plan`, with what it costs and why."""
+    config = with_stages(config, loaded)
+    check_limits(config, ranks, model, request)
+    sequence = loaded.sequence if loaded is not None and loaded.pipe > 1 else 0
+    search = _Search(config, ranks, model, request, machine, sequence)
+    alone = predict(ParallelPlan(), model, request, machine, config.compile)
+    exact = search.fastest((config.pipe or 1,))
+    assert exact is not None  # what has no plan was refused
+    if config.pipe is None and machine.on_gpu and model.has_stages:
+        piped = _pipe_for_memory(search, exact) if loaded is None else None
+        piped = piped or _pipe_for_links(search, exact)
+        if piped is not None:
+            return Choice(*piped, alone, "memory" if not search.fits(exact[1]) else "links")
+    return Choice(*exact, alone)
 
 
-def _check_heads(config: ParallelConfig, world_size: int, heads: int) -> None:
-    if config.ulysses is None or heads % config.ulysses == 0:
+def _pipe_for_memory(search: _Search, exact: tuple[ParallelPlan, Cost]) -> tuple[ParallelPlan, Cost] | None:
+    """PipeFusion, because a GPU cannot hold the whole model, and a share of it can."""
+    if search.fits(exact[1]):
+        return None
+    piped = search.fastest(search.stage_counts())
+    return piped if piped is not None and search.fits(piped[1]) else None
+
+
+def _pipe_for_links(search: _Search, exact: tuple[ParallelPlan, Cost]) -> tuple[ParallelPlan, Cost] | None:
+    """PipeFusion, because the links are slow and it sends the least; needs the whole loop in the pool."""
+    machine = search.machine
+    if search.config.ulysses is not None or not search.request.in_pool:
+        return None
+    links = [machine.link, *([machine.network] if machine.network is not None else [])]
+    if min(link.all_to_all for link in links) >= SLOW_GB_PER_SECOND:
+        return None
+    piped = search.fastest(search.stage_counts(), split_weights=False)
+    if piped is None or piped[1].seconds >= exact[1].seconds * _WORTH_OTHER_PIXELS:
+        return None
+    return piped if search.fits(piped[1]) else None
+
+
+@dataclass(frozen=True)
+class _Search:
+    """All plans that a configuration leaves open."""
+
+    config: ParallelConfig
+    ranks: int
+    model: ModelFacts
+    request: RequestFacts
+    machine: MachineFacts
+    sequence: int
+
+    def fits(self, cost: Cost) -> bool:
+        """A rank's memory holds it, as far as that is known."""
+        return not self.machine.memory_bytes or cost.bytes <= self.machine.memory_bytes
+
+    def stage_counts(self) -> tuple[int, ...]:
+        """Numbers of stages above 1 that the model can be cut into."""
+        step = 2 if self.model.mirrored else 1
+        return tuple(range(2, min(self.ranks, self.model.blocks) + 1, step))
+
+    def fastest(self, pipes: Sequence[int], split_weights: bool = True) -> tuple[ParallelPlan, Cost] | None:
+        """The fastest plan that fits; where none fits, the fastest; None where the ranks do not do for any."""
+        best: tuple[ParallelPlan, Cost] | None = None
+        for plan in sorted(self._plans(pipes), key=_simplicity):
+            cost = predict(plan, self.model, self.request, self.machine, self.config.compile, split_weights)
+            if best is None or self._better(plan, cost, *best):
+                best = plan, cost
+        return best
+
+    def _better(self, plan: ParallelPlan, cost: Cost, best: ParallelPlan, best_cost: Cost) -> bool:
+        if self.fits(cost) != self.fits(best_cost):
+            return self.fits(cost)
+        if plan.ring > best.ring:
+            return cost.seconds < best_cost.seconds * _WORTH_A_RING
+        return cost.seconds < best_cost.seconds * (_WORTH_A_RANK if plan.world_size > best.world_size else 1 - 1e-9)
+
+    def _plans(self, pipes: Sequence[int]) -> Iterator[ParallelPlan]:
+        config, request = self.config, self.request
+        most = {
+            "data": request.batch,
+            "cfg": min(2, request.batch),
+            "ring": self.ranks if config.ulysses is None else 1,  # else the artist has said how a picture is split
+            "ulysses": self.model.heads,
+        }
+        limits = [pipes if axis == "pipe" else _degrees(getattr(config, axis), most[axis], self.ranks) for axis in AXES]
+        for shape in _products(limits, self.ranks):
+            degrees = dict(zip(AXES, shape, strict=True))
+            if self.sequence in (0, degrees["ring"] * degrees["ulysses"]):
+                yield ParallelPlan(**degrees, **self._pipe_options(degrees["pipe"]))
+
+    def _pipe_options(self, pipe: int) -> dict[str, int]:
+        if pipe == 1:
+            return {}
+        wanted = self.config.patches or pipe
+        patches = min(wanted, self.request.rows or wanted)
+        return {"patches": patches, "warmup_steps": self.config.warmup_steps}
+
+
+def _degrees(given: int | None, most: int, ranks: int) -> Sequence[int]:
+    return (given,) if given is not None else range(1, min(most, ranks) + 1)
+
+
+def _products(choices: Sequence[Sequence[int]], ranks: int) -> Iterator[tuple[int, ...]]:
+    """Every way to take one of each that needs no more than `ranks` ranks."""
+    if not choices:
+        yield ()
         return
-    room = world_size // ((config.data or 1) * (config.cfg or 1))
-    valid = ", ".join(str(degree) for degree in _divisors(heads, room))
-    raise ConfigurationError(
-        f"Degree ulysses is {config.ulysses}, which does not divide the model's {heads} attention heads.",
-        f"Set ulysses to auto, or to one of {valid}.",
-    )
+    for degree in choices[0]:
+        if degree <= ranks:
+            for others in _products(choices[1:], ranks // degree):
+                yield (degree, *others)
 
 
-def _batch_degrees(config: ParallelConfig, ranks: int, batch: int) -> tuple[int, int]:
-    """Return (data, cfg) out of `ranks` ranks, keeping what is set."""
-    if config.data is not None and config.cfg is not None:
-        return config.data, config.cfg
-    if config.data is not None:
-        return config.data, min(2, _useful(batch, ranks, config.data))
-    if config.cfg is not None:
-        return _useful(batch, ranks, config.cfg), config.cfg
-    ways = _useful(batch, ranks, 1)
-    cfg = 2 if ways % 2 == 0 else 1
-    return ways // cfg, cfg
-
-
-def _useful(batch: int, ranks: int, given: int) -> int:
-    """Return the degree that, times the `given` one, deals the batch in the fewest rows per rank, with no rank more."""
-    most = max(1, min(batch, ranks) // given)
-    rows = math.ceil(batch / (most * given))
-    return next(degree for degree in range(1, most + 1) if math.ceil(batch / (degree * given)) == rows)
-
-
-def _divisors(heads: int, limit: int) -> list[int]:
-    return [degree for degree in range(1, limit + 1) if heads % degree == 0]
-
-
-def _explain_batch(plan: ParallelPlan, batch: int) -> str:
-    if batch < plan.batch:
-        return f"the batch of {batch} fills {batch} of the {plan.batch} ways that the configuration splits it"
-    least, rest = divmod(batch, plan.batch)
-    rows = f"{least} or {least + 1}" if rest else f"{least}"
-    return f"the batch of {batch} is split {plan.batch} ways, {rows} each, which needs no exchange inside of the model"
-
-
-def _explain_idle(plan: ParallelPlan, config: ParallelConfig, idle: int, world_size: int, heads: int) -> str:
-    ranks = f"{idle} of {world_size} ranks {'is' if idle == 1 else 'are'} not used"
-    if all(getattr(config, axis) is not None for axis in _GIVEN):
-        return f"{ranks}, as the configuration sets every degree."
-    if config.ulysses is not None:
-        return f"{ranks}, as ulysses is set to {config.ulysses} and more ways for the batch would not make it faster."
-    room = world_size // plan.batch
-    if room > plan.ulysses:
-        return f"{ranks}, as no number from {plan.ulysses + 1} to {room} divides the model's {heads} heads."
-    return f"{ranks}, as more would not make it faster."
+def _simplicity(plan: ParallelPlan) -> tuple[int, ...]:
+    """Order in which plans are looked at; of equally fast ones the first is taken."""
+    return plan.world_size, plan.ring, -plan.cfg, -plan.data, plan.pipe, plan.ulysses

@@ -21,10 +21,12 @@ from parallel_runtime.pipeline.requests import (
     Release,
     Request,
     Sample,
+    concat_name,
 )
 
 from .client_requests import Branch, Inpaint, ModelRequest, SampleRequest
 from .conditioning_cache import ConditioningCache
+from .gpus import find_machine, remember
 from .launch import PoolSpec, resolve_devices
 from .pool import OnProgress, RunningPool, ShouldCancel
 from .protocol import Status
@@ -103,10 +105,13 @@ class PoolClient:
         with self._lock:
             pool = self.start(should_cancel)
             ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
-            request = Load(model.key, model.path, model.dtype, model.config.to_mapping(), ranks)
+            machine = find_machine(self.spec)
+            request = Load(model.key, model.path, model.dtype, model.config.to_mapping(), ranks, machine)
             self._resident = None
             answer, _ = pool.submit(request, {}, _ignore_progress, should_cancel)
             assert isinstance(answer, Loaded)
+            if answer.machine is not None and answer.machine != machine:
+                remember(self.spec, answer.machine)
             if not answer.reused:
                 self._cache.clear()
             self._resident = model
@@ -157,7 +162,10 @@ class PoolClient:
         with self._lock:
             self._ensure(model, should_cancel)
             references, tensors, dropped = self._refer_all(request.branches)
-            tensors |= {"x": request.x, "sigmas": request.sigmas}
+            timesteps = request.sigmas if request.timesteps is None else request.timesteps
+            tensors |= {"x": request.x, "sigmas": request.sigmas, "timesteps": timesteps}
+            for branch, channels in zip(request.branches, request.concat, strict=False):
+                tensors[concat_name(branch.index)] = channels
             if request.inpaint is not None:
                 inpaint = request.inpaint
                 tensors |= {"mask": inpaint.mask, "latent_image": inpaint.latent_image, "noise": inpaint.noise}
@@ -167,11 +175,12 @@ class PoolClient:
                 references,
                 request.cfg,
                 request.seed,
-                request.timestep_multiplier,
                 request.noise_device,
                 request.inpaint is not None,
                 request.preview,
                 dropped,
+                request.prediction,
+                bool(request.concat),
             )
             _, results = self._submit(wire, tensors, on_progress, should_cancel)
             return results["latent"]

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.plan import explain, resolve_plan
+from parallel_runtime.plan import resolve_plan
+from parallel_runtime.planning.explanation import explain
+from parallel_runtime.planning.facts import CPU, FLUX_DEV, MachineFacts, flux_request
 
 from .finding import Finding, count, numbers
 from .gpu_findings import find_in_gpus, find_in_memory, find_on_cpu
 from .launch import PACK_ROOT, PoolSpec
 from .link_result import LinkCheck, Rates
 from .machine import OLDEST, Machine, Package
+from .speeds import Known, assume, guess_link, with_check
 
-FLUX_HEADS = 24
 OLDEST_PYTHON = (3, 10)
 _FLUX_LAYERS = 57
 _FLUX_ACTIVATION = (4096 + 512) * 3072 * 2
@@ -47,8 +49,8 @@ class DoctorReport:
         return all(finding.level != "broken" for finding in self.findings)
 
 
-def report(spec: PoolSpec, machine: Machine, link: LinkCheck | None) -> DoctorReport:
-    """Judge the facts for a pool on `spec`."""
+def report(spec: PoolSpec, machine: Machine, link: LinkCheck | None, facts: MachineFacts | None = None) -> DoctorReport:
+    """Judge the facts for a pool on `spec`; `facts` are what plans reckon with, None for those of this check alone."""
     findings = [
         *find_in_software(machine),
         *(find_in_gpus(spec, machine) if spec.device_type == "cuda" else find_on_cpu(spec, machine)),
@@ -57,7 +59,8 @@ def report(spec: PoolSpec, machine: Machine, link: LinkCheck | None) -> DoctorRe
     ]
     order = ("broken", "warning", "note")
     findings.sort(key=lambda finding: order.index(finding.level))
-    return DoctorReport(str(spec), machine, link, plan_flux(spec), tuple(findings))
+    plans = plan_flux(spec, facts or facts_of(spec, machine, link))
+    return DoctorReport(str(spec), machine, link, plans, tuple(findings))
 
 
 def can_check_links(machine: Machine) -> bool:
@@ -66,13 +69,27 @@ def can_check_links(machine: Machine) -> bool:
     return all(package is not None and package.found and not package.problem for package in packages)
 
 
-def plan_flux(spec: PoolSpec) -> tuple[PlannedRequest, ...]:
+def facts_of(spec: PoolSpec, machine: Machine, check: LinkCheck | None, known: Known = assume) -> MachineFacts:
+    """What plans reckon with: what is `known` of such GPUs and links, and what this check measured."""
+    gpus = [gpu for gpu in machine.gpus if gpu.index in spec.devices]
+    if spec.device_type == "cpu" or not gpus:
+        return CPU
+    inside = [link for link in machine.links if link.first in spec.devices and link.second in spec.devices]
+    # The slowest pair sets the pace of all.
+    links = [guess_link(gpus[0].name, link.peer_access, link.kind) for link in inside]
+    link = min(links, key=lambda link: link.all_to_all, default=guess_link(gpus[0].name, True))
+    smallest = min(gpu.memory_total - gpu.memory_used for gpu in gpus)
+    return with_check(known(spec, tuple(gpu.name for gpu in gpus), smallest, link), check)
+
+
+def plan_flux(spec: PoolSpec, facts: MachineFacts) -> tuple[PlannedRequest, ...]:
     """What `auto` takes for FLUX.1-dev; its batch is 1 without CFG and 2 with it."""
-    config, ranks = ParallelConfig(), spec.world_size
     planned = []
-    for request, batch in (("CFG 1", 1), ("CFG above 1", 2)):
-        plan = resolve_plan(config, ranks, FLUX_HEADS, batch)
-        planned.append(PlannedRequest(request, str(plan), explain(plan, config, ranks, FLUX_HEADS, batch)))
+    for size, batch in ((512, 1), (1024, 1), (1024, 2), (2048, 1)):
+        request = flux_request(size, batch)
+        arguments = (ParallelConfig(), spec.world_size, FLUX_DEV, request, facts)
+        name = f"{size} × {size}" + (" with CFG above 1" if batch > 1 else "")
+        planned.append(PlannedRequest(name, str(resolve_plan(*arguments)), explain(*arguments)))
     return tuple(planned)
 
 

@@ -19,11 +19,12 @@ from types import FrameType
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError
 
-from .diagnosis import DoctorReport, can_check_links, find_in_software, report
+from .diagnosis import DoctorReport, can_check_links, facts_of, find_in_software, report
 from .launch import PoolSpec, resolve_devices
 from .link_result import LinkCheck
 from .machine import Machine, read_machine
 from .report_text import render_text
+from .speeds import recall, remember_facts
 
 FACTS_SECONDS = 120.0
 LINK_SECONDS = 90.0
@@ -42,7 +43,11 @@ def examine(devices: str, machine: Machine, limit_seconds: float) -> DoctorRepor
             raise
         return report(PoolSpec("cpu", (0,)), machine, None)
     link = check(spec, limit_seconds) if can_check_links(machine) else None
-    return report(spec, machine, link)
+    facts = facts_of(spec, machine, link, recall)
+    if link is not None and facts.link.measured:
+        gpus = tuple(machine.gpus[index].name for index in spec.devices)
+        remember_facts(spec, gpus, facts)
+    return report(spec, machine, link, facts)
 
 
 def check(spec: PoolSpec, limit_seconds: float) -> LinkCheck:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import uuid
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel_runtime.config import ParallelConfig
+from parallel_runtime.config import AXES, ParallelConfig
 from parallel_runtime.errors import ConfigurationError
 
 PACK_ROOT = Path(__file__).resolve().parent.parent
@@ -77,8 +78,8 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
             spec = PoolSpec("cpu", (0,), config.hosts)
         else:
             spec = PoolSpec("cuda", wanted or tuple(range(present)), config.hosts)
-    degrees = {axis: getattr(config, axis) or 1 for axis in ("data", "cfg", "ulysses")}
-    ranks = degrees["data"] * degrees["cfg"] * degrees["ulysses"]
+    degrees = {axis: getattr(config, axis) or 1 for axis in AXES}
+    ranks = math.prod(degrees.values())
     if ranks > spec.world_size:
         product = " × ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1)
         kind = "GPU" if spec.device_type == "cuda" else "CPU rank"
@@ -110,6 +111,7 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PACK_ROOT), base.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(directory),  # torchrun leaves folders behind; these go with the pool
+        "PARALLEL_DIT_STATE": str(state_directory()),
         "TORCHINDUCTOR_CACHE_DIR": base.get("TORCHINDUCTOR_CACHE_DIR") or str(state_directory() / "compiled"),
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": interface,

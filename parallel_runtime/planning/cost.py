@@ -1,0 +1,202 @@
+"""What a step costs under a plan: predicted time and memory of one rank. Pure arithmetic on facts.
+
+A roofline: matrix products and attention at the GPU's sustained rates, elementwise work and weights at its memory's,
+exchanges as latency and bytes over bandwidth. The constants below are fitted to benchmarks/results/flux_step.md; a
+test holds every prediction to within 20% of what was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..config import ParallelPlan
+from .facts import GIB, MachineFacts, ModelFacts, RequestFacts
+
+_ROWS_LOST = 47
+"""Rows that a product's tiles waste, on average: 1152 rows a rank run at 658 of 685 TFLOP/s."""
+_PASSES = {True: 19, False: 130}
+"""Activations that a block's elementwise kernels read and write per token, compiled or not."""
+_BLOCK_SECONDS = {True: 20e-6, False: 60e-6}
+"""Of a block on a GPU, however few tokens it has: kernels that are too small to fill it."""
+_STEP_SECONDS = 0.3e-3
+"""Of a step around the forward: sampler, preview."""
+_AGREEMENT_SECONDS = 1.2e-3
+"""Of a step on several ranks: they agree to go on, and meet."""
+_MERGE_PASSES = 12
+"""Activations that a ring's log-sum-exp merge reads and writes per token and pass, in float32."""
+_FLOAT32_SLOWDOWN = 6.0
+_LATENT_BYTES = 256
+"""Of a token of the latent, which CFG and data ranks gather: 64 channels in float32."""
+_LIVE_ACTIVATIONS = 30
+"""Activations of a token that are alive at once: queries, keys, values, the MLP's four, inputs and outputs."""
+_EXCHANGE_BUFFERS = 8
+_CONTEXT_BYTES = int(1.5 * GIB)
+"""CUDA's own, NCCL's buffers, workspaces of cuBLAS and cuDNN."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Prediction for one rank.
+
+    Args:
+        seconds: per step, warm-up steps of PipeFusion averaged in.
+        exchange_seconds: of these, waiting for other ranks.
+        weight_bytes, activation_bytes, buffer_bytes: device memory; buffers are the K and V that PipeFusion keeps.
+    """
+
+    seconds: float
+    exchange_seconds: float
+    weight_bytes: int
+    activation_bytes: int
+    buffer_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Device memory altogether."""
+        return self.weight_bytes + self.activation_bytes + self.buffer_bytes
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One rank's step under a plan; the rank with the most to do."""
+
+    plan: ParallelPlan
+    model: ModelFacts
+    request: RequestFacts
+    machine: MachineFacts
+    compiled: bool
+
+    @cached_property
+    def batch(self) -> int:
+        """Rows of this rank."""
+        return -(-self.request.batch // self.plan.batch)
+
+    @cached_property
+    def matmul(self) -> float:
+        """Multiply-adds and adds per second."""
+        return self.machine.matmul * 1e12 / (_FLOAT32_SLOWDOWN if self.model.bytes_per_parameter == 4 else 1)
+
+    @cached_property
+    def attention(self) -> float:
+        return self.machine.attention * 1e12 / (_FLOAT32_SLOWDOWN if self.model.bytes_per_parameter == 4 else 1)
+
+    @cached_property
+    def share(self) -> float:
+        """Of the blocks, in the longest stage."""
+        return -(-self.model.blocks // self.plan.pipe) / self.model.blocks
+
+    def activation(self, tokens: float) -> float:
+        """Bytes of one activation of so many tokens of each row."""
+        return self.batch * tokens * self.model.width * self.model.bytes_per_parameter
+
+    def pass_seconds(self, image: float, text: float, keys: float) -> float:
+        """This rank's stage over `image` and `text` tokens of its own, all ranks' attending `keys`; no exchange."""
+        model, machine = self.model, self.machine
+        share = self.share
+        tokens = max(1.0, image + text)
+        rows = self.batch * tokens
+        flops = 2 * self.batch * (image * model.image_parameters + text * model.text_parameters) * share
+        weights = (model.image_parameters + model.text_parameters) / 2 * share * model.bytes_per_parameter
+        rate = machine.memory_rate * 1e9
+        products = max(flops / self.matmul * (1 + _ROWS_LOST / rows), weights / rate)
+        others = max(0, model.block_parameters - model.image_parameters) * share * model.bytes_per_parameter / rate
+        attention = 4 * self.batch * tokens * keys * model.width * model.blocks * share / self.attention
+        passes = self.activation(tokens) * _PASSES[self.compiled] * model.blocks * share / rate
+        least = _BLOCK_SECONDS[self.compiled] * model.blocks * share if machine.on_gpu else 0.0
+        return products + others + attention * self.padded_heads + passes + least
+
+    @cached_property
+    def padded_heads(self) -> float:
+        """Heads with those that are padded in, so that each Ulysses rank has as many."""
+        return -(-self.model.heads // self.plan.ulysses) * self.plan.ulysses / self.model.heads
+
+    def exchange_seconds(self, image: float, text: float, keys: float) -> float:
+        """Of Ulysses and ring in all blocks of a stage, for so many tokens of this rank."""
+        plan = self.plan
+        tokens, blocks = image + text, self.model.blocks * self.share
+        seconds = 0.0
+        if plan.ulysses > 1:
+            link = self.machine.link_over(1, plan.ulysses)
+            sent = 4 * self.activation(tokens) * self.padded_heads * (plan.ulysses - 1) / plan.ulysses
+            seconds += blocks * (2 * link.latency + sent / (link.all_to_all * 1e9))
+        if plan.ring > 1:
+            link = self.machine.link_over(plan.ulysses, plan.ring)
+            sent = 2 * self.activation(keys / plan.ring) / plan.ulysses
+            passed = link.latency + sent / (link.peer * 1e9)
+            attended = 4 * self.batch * tokens * keys / plan.ring * self.model.width / self.attention
+            merge = 2 * self.activation(tokens) * _MERGE_PASSES / (self.machine.memory_rate * 1e9)
+            seconds += blocks * (plan.ring - 1) * (max(0.0, passed - attended) + merge)
+        return seconds
+
+    def hop_seconds(self, tokens: float) -> float:
+        """One stage hands so many tokens on to the next."""
+        link = self.machine.link_over(self.plan.sequence, self.plan.pipe)
+        return link.latency + self.activation(tokens) / (link.peer * 1e9)
+
+    def around_seconds(self) -> float:
+        """Of a step outside of the forward."""
+        if not self.machine.on_gpu:
+            return 0.0
+        seconds = _STEP_SECONDS
+        if self.plan.world_size > 1:
+            seconds += _AGREEMENT_SECONDS
+        if self.plan.batch > 1:
+            link = self.machine.link_over(self.plan.world_size // self.plan.batch, self.plan.batch)
+            seconds += link.latency + self.request.batch * self.request.tokens * _LATENT_BYTES / (link.all_to_all * 1e9)
+        return seconds
+
+    def seconds(self) -> tuple[float, float]:
+        """Return a step's seconds, and those of them that are exchange."""
+        plan, request = self.plan, self.request
+        image, text = request.tokens / plan.sequence, request.text_tokens / plan.sequence
+        keys = request.tokens + request.text_tokens
+        exchange = self.exchange_seconds(image, text, keys)
+        whole = self.pass_seconds(image, text, keys) + exchange
+        around = self.around_seconds()
+        if plan.pipe == 1:
+            return whole + around, exchange
+        hop = self.hop_seconds(image + text)
+        synchronous = plan.pipe * (whole + hop)
+        if not request.in_pool:
+            return synchronous + around, plan.pipe * (exchange + hop)
+        patch = image / plan.patches
+        exchange = self.exchange_seconds(patch, text / plan.patches, keys)
+        # Text goes with the first patch; spread over all of them the sum over a step is the same.
+        computed = self.pass_seconds(patch, text / plan.patches, keys)
+        hop = self.hop_seconds(patch + text / plan.patches)
+        pace = max(computed + exchange, hop) + self.machine.link.latency
+        # With fewer patches than stages, a stage waits until its patch comes back from the last one.
+        step = max(plan.patches, plan.pipe) * pace
+        warm = min(plan.warmup_steps, request.steps)
+        total = warm * synchronous + (request.steps - warm) * step + (plan.pipe - 1) * pace
+        return total / request.steps + around, plan.patches * (exchange + max(0.0, hop - computed))
+
+    def memory(self, split_weights: bool) -> tuple[int, int, int]:
+        """Return bytes of weights, activations and K/V buffers."""
+        model, plan, request = self.model, self.plan, self.request
+        inside = model.block_parameters * (self.share if split_weights else 1)
+        weights = (model.parameters - model.block_parameters + inside) * model.bytes_per_parameter
+        tokens = (request.tokens + request.text_tokens) / plan.sequence
+        alive = _LIVE_ACTIVATIONS + (_EXCHANGE_BUFFERS if plan.sequence > 1 else 0)
+        activations = alive * self.activation(tokens) + (_CONTEXT_BYTES if self.machine.on_gpu else 0)
+        kept = 2 * self.activation(request.tokens / plan.sequence) * model.blocks * self.share if plan.pipe > 1 else 0
+        return int(weights), int(activations), int(kept)
+
+
+def predict(
+    plan: ParallelPlan,
+    model: ModelFacts,
+    request: RequestFacts,
+    machine: MachineFacts,
+    compiled: bool,
+    split_weights: bool = True,
+) -> Cost:
+    """Return what one step of the request costs the busiest rank.
+
+    Args:
+        compiled: the blocks went through torch.compile.
+        split_weights: each stage of a pipe holds only its own blocks.
+    """
+    step = _Step(plan, model, request, machine, compiled)
+    return Cost(*step.seconds(), *step.memory(split_weights))

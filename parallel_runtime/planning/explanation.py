@@ -1,0 +1,119 @@
+"""What a plan does and why, for the artist: one paragraph."""
+
+from __future__ import annotations
+
+from ..config import AXES, ParallelConfig, ParallelPlan
+from ..plan import Choice, choose
+from .facts import GIB, MachineFacts, ModelFacts, RequestFacts
+
+
+def explain(
+    config: ParallelConfig,
+    ranks: int,
+    model: ModelFacts,
+    request: RequestFacts,
+    machine: MachineFacts,
+    loaded: ParallelPlan | None = None,
+) -> str:
+    """Return the plan, why, what it is predicted to take, and what more GPUs would give; arguments as `resolve_plan`.
+
+    Raises:
+        ConfigurationError: see `check_limits`.
+    """
+    choice = choose(config, ranks, model, request, machine, loaded)
+    sentences = [_what(choice.plan, model, request)]
+    if choice.reason:
+        sentences.append(_why_pipe(choice, machine))
+    if machine.on_gpu:
+        sentences += _predicted(choice, machine, ranks)
+    if ranks > choice.plan.world_size:
+        sentences.append(_idle(choice, config, ranks))
+    if machine.on_gpu:
+        sentences.append(_more(choice, config, ranks, model, request, machine, loaded))
+    return " ".join(sentences)
+
+
+def _what(plan: ParallelPlan, model: ModelFacts, request: RequestFacts) -> str:
+    if plan.world_size == 1:
+        return "One rank computes everything."
+    reasons = []
+    if plan.batch > 1:
+        reasons.append(_batch(plan, request.batch))
+    if plan.pipe > 1:
+        reasons.append(f"{plan.pipe} stages of about {-(-model.blocks // plan.pipe)} blocks each work on patches")
+    if plan.sequence > 1:
+        how = "keys and values go round" if plan.ulysses == 1 else _heads(plan.ulysses, model.heads)
+        reasons.append(f"{plan.sequence} ranks share the tokens of a picture ({how})")
+    return f"{plan}: {'; '.join(reasons)}."
+
+
+def _batch(plan: ParallelPlan, batch: int) -> str:
+    if batch < plan.batch:
+        return f"the batch of {batch} fills {batch} of the {plan.batch} ways that the configuration splits it"
+    least, rest = divmod(batch, plan.batch)
+    rows = f"{least} or {least + 1}" if rest else f"{least}"
+    return f"the batch of {batch} is split {plan.batch} ways, {rows} each, which needs no exchange inside of the model"
+
+
+def _heads(ulysses: int, heads: int) -> str:
+    each = -(-heads // ulysses)
+    return f"{each} of {heads} heads each" if heads % ulysses == 0 else f"up to {each} of {heads} heads each"
+
+
+def _why_pipe(choice: Choice, machine: MachineFacts) -> str:
+    if choice.reason == "memory":
+        why = f"the whole model takes {choice.alone.bytes / GIB:.1f} GiB and a GPU has {machine.memory_bytes / GIB:.1f}"
+    else:
+        why = f"the GPUs are joined by slow links ({machine.link.name}); KSampler runs without it"
+    return f"PipeFusion was chosen because {why}. It changes the picture slightly; stages 1 forbids it."
+
+
+def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[str]:
+    cost, alone = choice.cost, choice.alone
+    known = machine.measured and (machine.link.measured or ranks == 1)
+    source = "" if known else ", from typical numbers of such GPUs and links"
+    text = f"Predicted{source}: {show_seconds(cost.seconds)} per step and {cost.bytes / GIB:.1f} GiB per GPU"
+    short = machine.memory_bytes and alone.bytes > machine.memory_bytes
+    if choice.plan.world_size == 1:
+        sentences = [f"{text}."]
+    elif short:
+        sentences = [f"{text}; one GPU has too little memory for the whole model."]
+    else:
+        sentences = [f"{text}; one GPU takes {show_seconds(alone.seconds)}."]
+    if not short and cost.seconds > alone.seconds:
+        sentences.append("So one GPU alone is faster: set the degrees to auto.")
+    if machine.memory_bytes and cost.bytes > machine.memory_bytes:
+        sentences.append(f"A GPU has {machine.memory_bytes / GIB:.1f} GiB, so that may not fit.")
+    return sentences
+
+
+def _idle(choice: Choice, config: ParallelConfig, ranks: int) -> str:
+    idle = ranks - choice.plan.world_size
+    text = f"{idle} of {ranks} ranks {'is' if idle == 1 else 'are'} not used"
+    if all(getattr(config, axis) is not None for axis in AXES if axis not in ("pipe", "ring")):
+        return f"{text}, as the configuration sets every degree."
+    return f"{text}, as more would not make it faster."
+
+
+def _more(
+    choice: Choice,
+    config: ParallelConfig,
+    ranks: int,
+    model: ModelFacts,
+    request: RequestFacts,
+    machine: MachineFacts,
+    loaded: ParallelPlan | None,
+) -> str:
+    """What twice the GPUs would give, linked alike."""
+    more = choose(config, 2 * ranks, model, request, machine, loaded)
+    if more.plan.world_size > choice.plan.world_size and more.cost.seconds < choice.cost.seconds:
+        return f"{2 * ranks} GPUs would take {show_seconds(more.cost.seconds)} ({more.plan})."
+    return "More GPUs would not make it faster."
+
+
+def show_seconds(seconds: float) -> str:
+    """A duration for people: "41.2 ms", "1.53 s"."""
+    milliseconds = seconds * 1e3
+    if milliseconds < 100:
+        return f"{milliseconds:.1f} ms"
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{seconds:.2f} s"

@@ -1,0 +1,96 @@
+"""What a configuration may ask of a model and of so many ranks; what may not be is refused with what may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..config import AXES, ParallelConfig, ParallelPlan
+from ..errors import ConfigurationError
+from .facts import ModelFacts, RequestFacts
+
+_SHOWN = {"pipe": "stages"}
+"""Axes that Parallel Config calls by another name."""
+
+
+def check_limits(config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts) -> None:
+    """Refuse what no plan can serve.
+
+    Raises:
+        ConfigurationError: degrees that need more ranks than there are, more Ulysses ranks than heads, stages of a
+            model that cannot be cut, more stages than blocks, an odd number of stages where halves mirror one
+            another, or empty patches; with the valid choices and a valid configuration.
+    """
+    if ranks < 1 or model.heads < 1 or request.batch < 1 or request.tokens < 1:
+        raise ConfigurationError(
+            f"A plan for {ranks} ranks, {model.heads} heads, a batch of {request.batch} and {request.tokens} tokens "
+            "cannot be made.",
+            "Each is at least 1.",
+        )
+    found = next(_violations(config, ranks, model, request), None)
+    if found is not None:
+        cause, choices = found
+        raise ConfigurationError(cause, f"{choices} Valid is, for example: {_nearest(config, ranks, model, request)}.")
+
+
+def check_steps(plan: ParallelPlan, steps: int) -> None:
+    """Refuse a warm-up that is longer than the run.
+
+    Raises:
+        ConfigurationError: more warm-up steps than steps, with the valid numbers.
+    """
+    if plan.pipe > 1 and plan.warmup_steps > steps:
+        valid = f"a number from 1 to {steps}" if steps > 1 else "1"
+        raise ConfigurationError(
+            f"PipeFusion is to warm up for {plan.warmup_steps} steps, and the run has {steps}.",
+            f"Set warmup_steps to {valid}, or sample more steps.",
+        )
+
+
+def _violations(
+    config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts
+) -> Iterator[tuple[str, str]]:
+    """Cause and valid choices of everything that cannot be."""
+    pipe, ulysses = config.pipe or 1, config.ulysses or 1
+    wish = ParallelPlan(**{axis: getattr(config, axis) or 1 for axis in AXES})
+    if ulysses > model.heads:
+        cause = f"Degree ulysses is {ulysses}, and {model.title} has {model.heads} attention heads."
+        yield cause, f"Set ulysses to auto, or to a number from 1 to {min(model.heads, ranks)}."
+    if pipe > 1 and not model.has_stages:
+        yield f"{model.title} cannot be cut into stages.", "Set stages to auto or 1."
+    elif pipe > model.blocks:
+        cause = f"{model.title} has {model.blocks} blocks, too few for {pipe} stages."
+        yield cause, f"Set stages to auto, or to a number from 1 to {min(model.blocks, ranks)}."
+    elif pipe > 1 and pipe % 2 and model.mirrored:
+        cause = f"{model.title} is cut into an even number of stages only, not {pipe}."
+        yield cause, "Set stages to auto, 1, 2 or another even number."
+    if pipe > 1 and config.patches and 0 < request.rows < config.patches:
+        cause = f"A latent of {request.rows} token rows cannot be cut into {config.patches} patches."
+        yield cause, f"Set patches to auto, or to a number from 1 to {request.rows}, or make a larger picture."
+    if wish.world_size > ranks:
+        named = " × ".join(f"{_SHOWN.get(axis, axis)} {n}" for axis, n in zip(AXES, wish.shape, strict=True) if n > 1)
+        there = "rank is" if ranks == 1 else "ranks are"
+        cause = f"The degrees {named} need {wish.world_size} ranks, and {ranks} {there} there."
+        yield cause, "Set a degree to auto or a smaller number, or add devices."
+
+
+def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts) -> str:
+    """A configuration that is not refused and keeps as much of what is set as can be, as names and numbers."""
+    degrees = {axis: getattr(config, axis) or 1 for axis in AXES}
+    degrees["ulysses"] = min(degrees["ulysses"], model.heads)
+    degrees["pipe"] = min(degrees["pipe"], model.blocks) if model.has_stages else 1
+    while ParallelPlan(**degrees).world_size > ranks:
+        largest = max(AXES, key=lambda axis: degrees[axis])
+        degrees[largest] -= 1
+    if model.mirrored and degrees["pipe"] > 1:
+        degrees["pipe"] -= degrees["pipe"] % 2
+    parts = [f"{_SHOWN.get(axis, axis)} {degrees[axis]}" for axis in AXES if getattr(config, axis) is not None]
+    if config.patches and degrees["pipe"] > 1:
+        patches = min(config.patches, request.rows or config.patches)
+        parts.append(f"patches {patches}")
+    return ", ".join(parts)
+
+
+def with_stages(config: ParallelConfig, loaded: ParallelPlan | None) -> ParallelConfig:
+    """Keep to the stages whose weights the ranks hold; None: nothing is loaded yet, or every rank holds all."""
+    return config if loaded is None or loaded.pipe == 1 else replace(config, pipe=loaded.pipe)

@@ -1,0 +1,146 @@
+"""Predicted times against measured ones, and the facts that they are made from."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.loading.checkpoint import open_checkpoint
+from parallel_runtime.models.flux import FLUX
+from parallel_runtime.planning import measure
+from parallel_runtime.planning.cost import predict
+from parallel_runtime.planning.describe import describe_model, describe_request, parameter_shapes
+from parallel_runtime.planning.facts import CPU, FLUX_DEV, GIB, HOST_MEMORY, NVLINK, flux_request, known_gpu
+from tests.ranks import run_ranks
+from tests.tiny_flux import tiny_config, write_diffusers_file, write_original
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "flux_step.json"
+H200 = known_gpu("NVIDIA H200", 130 * GIB, NVLINK)
+
+
+def measured() -> list[tuple[int, int, bool, float]]:
+    """(GPUs, size, compiled, ms per step) of our engine."""
+    rows = []
+    for row in json.loads(RESULTS.read_text())["rows"]:
+        found = re.fullmatch(r"Parallel DiT, (\d+) GPUs?(, compiled)?", row["engine"])
+        if found:
+            rows.append((int(found[1]), row["size"], bool(found[2]), row["ms_per_step"]))
+    return rows
+
+
+def test_every_published_step_is_predicted_within_a_fifth():
+    assert len(measured()) >= 10
+    for gpus, size, compiled, milliseconds in measured():
+        predicted = 1e3 * predict(ParallelPlan(ulysses=gpus), FLUX_DEV, flux_request(size), H200, compiled).seconds
+        assert predicted == pytest.approx(milliseconds, rel=0.2), (gpus, size, compiled)
+
+
+def test_the_facts_of_flux_dev_are_those_of_the_diffusers_class():
+    from diffusers import FluxTransformer2DModel  # here, because the import takes seconds
+
+    config = tiny_config(
+        num_layers=19, num_single_layers=38, num_attention_heads=24, joint_attention_dim=4096, pooled_projection_dim=768
+    )
+    with torch.device("meta"):
+        transformer = FluxTransformer2DModel(**config)
+    shapes = {name: tuple(parameter.shape) for name, parameter in transformer.named_parameters()}
+    facts = describe_model(FLUX, config, shapes, 2)
+    assert facts == FLUX_DEV
+    # 74.4 TFLOP at 1024 × 1024 is what docs and papers count.
+    tokens = 4096 + 512
+    flops = 2 * tokens * facts.image_parameters + 4 * tokens**2 * facts.width * facts.blocks
+    assert flops == pytest.approx(74.4e12, rel=0.01)
+
+
+def test_both_layouts_of_a_file_give_the_same_facts(tmp_path):
+    files = [write_original(tmp_path / "a.safetensors"), write_diffusers_file(tmp_path / "b.safetensors")]
+    facts = []
+    for file in files:
+        checkpoint = open_checkpoint(file)
+        facts.append(describe_model(checkpoint.spec, checkpoint.config, parameter_shapes(checkpoint), 4))
+    assert facts[0] == facts[1]
+    assert (facts[0].blocks, facts[0].heads, facts[0].width) == (4, 4, 512)
+
+
+def test_a_request_is_described_by_its_shapes():
+    request = describe_request(FLUX, (2, 16, 65, 128), (1, 77, 4096), batch=4, steps=9)
+    assert (request.tokens, request.text_tokens, request.batch, request.rows) == (33 * 64, 77, 4, 33)
+    assert (request.steps, request.in_pool) == (9, True)
+    assert not describe_request(FLUX, (2, 16, 64, 64), (1, 77, 4096), batch=2).in_pool
+
+
+def test_stages_hold_their_share_of_the_weights_and_keep_keys_and_values():
+    request = flux_request(1024)
+    whole = predict(ParallelPlan(), FLUX_DEV, request, H200, True)
+    stages = predict(ParallelPlan(pipe=4, patches=4, warmup_steps=1), FLUX_DEV, request, H200, True)
+    assert whole.weight_bytes == FLUX_DEV.parameters * 2
+    assert stages.weight_bytes == pytest.approx(whole.weight_bytes / 4, rel=0.08)  # 15 of 57 blocks, and embedders
+    assert stages.buffer_bytes == 2 * 4096 * 3072 * 2 * 15
+    assert whole.buffer_bytes == 0
+
+
+def test_warm_up_and_step_by_step_sampling_make_stages_slower_and_links_make_ulysses_slower():
+    def seconds(machine=H200, request=flux_request(1024), **plan) -> float:  # noqa: B008 - frozen
+        return predict(ParallelPlan(**plan), FLUX_DEV, request, machine, True).seconds
+
+    short, long = seconds(pipe=4, patches=4, warmup_steps=1), seconds(pipe=4, patches=4, warmup_steps=9)
+    step_by_step = seconds(pipe=4, patches=4, warmup_steps=1, request=replace(flux_request(1024), in_pool=False))
+    assert short < long < step_by_step
+    assert seconds(pipe=4, patches=2, warmup_steps=1) > short  # two stages always wait
+    without_p2p = replace(H200, link=HOST_MEMORY)
+    assert seconds(without_p2p, ulysses=4) > 1.5 * seconds(ulysses=4)
+    assert seconds(without_p2p, pipe=4, patches=4, warmup_steps=1) < seconds(without_p2p, ulysses=4)
+    # Nine heads on four ranks: each computes three of twelve.
+    odd = replace(FLUX_DEV, heads=9)
+    padded, even = (predict(ParallelPlan(ulysses=4), m, flux_request(2048), H200, True) for m in (odd, FLUX_DEV))
+    assert padded.seconds > even.seconds
+
+
+def test_groups_that_span_hosts_are_as_fast_as_the_network():
+    hosts = replace(H200, network=HOST_MEMORY, ranks_per_host=2)
+    inside = predict(ParallelPlan(ulysses=2), FLUX_DEV, flux_request(1024), hosts, True)
+    across = predict(ParallelPlan(ulysses=4), FLUX_DEV, flux_request(1024), hosts, True)
+    assert inside.exchange_seconds < across.exchange_seconds
+    apart = predict(ParallelPlan(cfg=2, ulysses=2), FLUX_DEV, flux_request(1024, 2), hosts, True)
+    assert apart.exchange_seconds == inside.exchange_seconds
+
+
+def measure_on_rank(rank: int, world_size: int) -> dict[str, Any]:
+    """Links of gloo, and a GPU's rates taken on the CPU in small."""
+    device = torch.device("cpu")
+    link = measure.measure_link(device, world_size, HOST_MEMORY)
+    return asdict(link) | {"machine": measure.measure_machine(CPU, device, world_size) == CPU}
+
+
+def test_a_link_is_measured_alike_on_all_ranks():
+    first, second = run_ranks(2, f"{__name__}:measure_on_rank")
+    assert first == second
+    assert first["measured"]
+    assert first["name"] == HOST_MEMORY.name
+    assert first["machine"]
+    # Loopback: somewhere between a slow network and memory.
+    assert 0.01 < first["all_to_all"] < 100
+    assert 0.01 < first["peer"] < 100
+    assert 1e-7 < first["latency"] < 0.1
+
+
+def test_the_rates_of_a_device_are_measured_in_the_units_of_the_facts(monkeypatch):
+    monkeypatch.setattr(measure, "_WARM_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "_TIMED_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "_SHAPE", (64, 256, 512, 2))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    products, attention, memory = measure._gpu_rates(torch.device("cpu"))
+    assert 1e-6 < attention < 100
+    assert 1e-6 < products < 100
+    assert 0.01 < memory < 10_000
+
+
+def test_nothing_is_measured_on_the_cpu():
+    assert measure.measure_machine(CPU, torch.device("cpu"), 1) is CPU

@@ -1,0 +1,94 @@
+"""What a machine was measured to do is kept, survives damage, and depends on the devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from parallel_runtime.pipeline.requests import Load
+from parallel_runtime.planning.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, LinkFacts
+from workers.gpus import find_machine, remember
+from workers.launch import PoolSpec, state_directory
+from workers.speeds import guess_link, recall, remember_facts, with_check
+
+from .machines import passed
+
+TWO = PoolSpec("cuda", (0, 1))
+GPUS = ("NVIDIA H200", "NVIDIA H200")
+
+
+@pytest.fixture(autouse=True)
+def empty_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+
+
+def test_measured_facts_come_back_for_the_same_devices_only_and_with_todays_memory():
+    assumed = recall(TWO, GPUS, 100 * GIB, NVLINK)
+    assert not assumed.measured
+    link = replace(NVLINK, all_to_all=123.0, measured=True)
+    remember_facts(TWO, GPUS, replace(assumed, matmul=321.0, measured=True, link=link))
+    known = recall(TWO, GPUS, 50 * GIB, NVLINK)
+    assert (known.matmul, known.link) == (321.0, link)
+    assert known.memory_bytes == pytest.approx(assumed.memory_bytes / 2, rel=1e-6)
+    assert not recall(PoolSpec("cuda", (0,)), GPUS[:1], 100 * GIB, NVLINK).measured
+    assert not recall(TWO, GPUS, 100 * GIB, HOST_MEMORY).measured
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 1}', "null"])
+def test_a_damaged_file_is_as_good_as_none(text):
+    assumed = recall(TWO, GPUS, GIB, NVLINK)
+    remember_facts(TWO, GPUS, replace(assumed, measured=True))
+    path = state_directory() / "speeds.json"
+    assert recall(TWO, GPUS, GIB, NVLINK).measured
+    path.write_text(text)
+    assert recall(TWO, GPUS, GIB, NVLINK) == assumed
+
+
+def test_facts_of_another_version_are_measured_anew():
+    remember_facts(TWO, GPUS, recall(TWO, GPUS, GIB, NVLINK))
+    path = state_directory() / "speeds.json"
+    path.write_text(path.read_text().replace('"matmul"', '"products"'))
+    assert not recall(TWO, GPUS, GIB, NVLINK).measured
+
+
+def test_hosts_are_joined_by_a_network_until_it_is_measured():
+    machine = recall(PoolSpec("cuda", (0, 1), hosts=2), GPUS, GIB, NVLINK)
+    assert machine.ranks_per_host == 2
+    assert machine.link_over(1, 2) == NVLINK
+    assert machine.link_over(1, 4).all_to_all < machine.link_over(2, 2).all_to_all * 1.01 < NVLINK.all_to_all
+
+
+def test_the_kind_of_a_link_is_told_by_nvidia_smi_or_guessed_by_the_gpus_name(monkeypatch):
+    assert guess_link("NVIDIA H200", True) == NVLINK
+    assert guess_link("NVIDIA H100 PCIe", True) == PCIE
+    assert guess_link("NVIDIA GeForce RTX 3090", True, "NV4") == NVLINK
+    assert guess_link("NVIDIA H200", True, "SYS") == PCIE
+    assert guess_link("NVIDIA H200", False, "NV18") == HOST_MEMORY
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert guess_link("NVIDIA H200", True, "NV18") == HOST_MEMORY
+
+
+def test_the_doctors_check_counts_where_nothing_better_is_known():
+    assumed = recall(TWO, GPUS, GIB, PCIE)
+    checked = with_check(assumed, passed("cuda:0,1", 2, rate=17.0)).link
+    assert checked == LinkFacts(PCIE.name, 17.0, 20e-6, 17.0, measured=True)
+    kept = replace(assumed, link=replace(PCIE, all_to_all=18.0, measured=True))
+    assert with_check(kept, passed("cuda:0,1", 2)) == kept
+    assert with_check(assumed, None) == assumed
+    assert with_check(CPU, passed("cpu:0,1", 2)) == CPU
+
+
+def test_cpu_ranks_are_never_kept():
+    spec = PoolSpec("cpu", (0, 1))
+    assert find_machine(spec) is CPU
+    remember(spec, replace(CPU, measured=True))
+    assert not (state_directory() / "speeds.json").exists()
+
+
+def test_facts_travel_with_a_load_request_unchanged():
+    machine = recall(PoolSpec("cuda", (0, 1), hosts=2), GPUS, GIB, NVLINK)
+    load = Load("m", "p", "bfloat16", {}, 2, machine)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(load), type=Load).machine == machine

@@ -1,0 +1,131 @@
+"""What plans reckon with on this machine: measured once, kept in the state directory, constants until then.
+
+The ranks of a pool measure when a model is first loaded, the doctor when it checks the links. Free of torch, for the
+doctor; `gpus.py` asks torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from parallel_runtime.planning.facts import (
+    CPU,
+    ETHERNET,
+    HOST_MEMORY,
+    NVLINK,
+    PCIE,
+    LinkFacts,
+    MachineFacts,
+    known_gpu,
+)
+
+from .launch import PoolSpec, state_directory
+from .link_result import LinkCheck
+
+_NVLINK_GPUS = re.compile(r"\b(A100|A800|H100|H200|H800|H20|B200|GB200)\b(?!.*PCIe)")
+"""GPUs that come with NVLink to all others of a host; GPUs whose links are told apart by nvidia-smi need no guess."""
+Known = Callable[[PoolSpec, tuple[str, ...], int, LinkFacts], MachineFacts]
+_USABLE = 0.92
+"""Share of a GPU's memory that a rank may plan with; the rest is the display's, the driver's and fragmentation."""
+
+
+def guess_link(gpu: str, peer_access: bool, kind: str | None = None) -> LinkFacts:
+    """Return the constants of a kind of link.
+
+    Args:
+        gpu: its name.
+        peer_access: the GPUs reach each other's memory.
+        kind: as `nvidia_smi.parse_topology` has it ("NV18", "PIX"); None: not known.
+    """
+    if not peer_access or os.environ.get("NCCL_P2P_DISABLE") == "1":
+        return HOST_MEMORY
+    nvlink = kind.startswith("NV") if kind is not None else bool(_NVLINK_GPUS.search(gpu))
+    return NVLINK if nvlink else PCIE
+
+
+def assume(spec: PoolSpec, gpus: tuple[str, ...], memory_bytes: int, link: LinkFacts) -> MachineFacts:
+    """Return constants of such a pool, for as long as nothing is measured; arguments as in `recall`."""
+    if spec.device_type == "cpu":
+        return CPU
+    assumed = known_gpu(gpus[0], int(memory_bytes * _USABLE), link)
+    return assumed if spec.hosts == 1 else replace(assumed, network=ETHERNET, ranks_per_host=len(spec.devices))
+
+
+def recall(spec: PoolSpec, gpus: tuple[str, ...], memory_bytes: int, link: LinkFacts) -> MachineFacts:
+    """Return what is known of a pool's machine: measured numbers where there are any.
+
+    Args:
+        gpus: name of each rank's GPU; the first stands for the others where nothing is measured.
+        memory_bytes: of the smallest GPU.
+        link: what to take for the links before they are measured.
+    """
+    assumed = assume(spec, gpus, memory_bytes, link)
+    entry = _read().get(_key(spec, gpus, link)) if assumed.on_gpu else None
+    return (_facts(entry, assumed.memory_bytes) if isinstance(entry, dict) else None) or assumed
+
+
+def remember_facts(spec: PoolSpec, gpus: tuple[str, ...], facts: MachineFacts) -> None:
+    """Keep measured facts for later pools on the same devices; where the folder cannot be written, do not."""
+    if spec.device_type == "cpu":
+        return
+    kept = _read() | {_key(spec, gpus, facts.link): asdict(facts)}
+    path = _path()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            json.dump(kept, file, indent=1)
+        os.replace(file.name, path)  # another ComfyUI may read it at this moment
+
+
+def with_check(facts: MachineFacts, check: LinkCheck | None) -> MachineFacts:
+    """Put in what the doctor's check measured between GPUs, if it did."""
+    rates = next((rates for rates in check.rates if rates.backend == "NCCL"), None) if check is not None else None
+    if rates is None or rates.all_to_all is None or not facts.on_gpu or facts.link.measured:
+        return facts
+    latency = rates.latency / 1e6
+    if facts.link.name == NVLINK.name:
+        latency = min(latency, NVLINK.latency)  # as planning.measure has it
+    link = LinkFacts(facts.link.name, rates.all_to_all, latency, rates.all_to_all, measured=True)
+    return replace(facts, link=link)
+
+
+def _path() -> Path:
+    return state_directory() / "speeds.json"
+
+
+def _key(spec: PoolSpec, gpus: tuple[str, ...], link: LinkFacts) -> str:
+    """Everything that the numbers depend on."""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "none"
+    reach = "no P2P" if link.name == HOST_MEMORY.name else "P2P"
+    return f"{spec} | {', '.join(gpus)} | {reach} | torch {torch}"
+
+
+def _read() -> dict[str, Any]:
+    try:
+        kept = json.loads(_path().read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none yet, or damaged: measured anew
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _facts(entry: dict[str, Any], memory_bytes: int) -> MachineFacts | None:
+    """What was kept, with today's memory; None where another version wrote it."""
+    try:
+        network = LinkFacts(**entry["network"]) if entry["network"] else None
+        return MachineFacts(
+            **{**entry, "link": LinkFacts(**entry["link"]), "network": network, "memory_bytes": memory_bytes}
+        )
+    except (KeyError, TypeError):
+        return None
