@@ -7,8 +7,8 @@ Two pairs of axes act as one: ring × ulysses split the token sequence, data × 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
@@ -30,6 +30,8 @@ class Mesh:
         ulysses, ring: groups along that axis.
         sequence: group over which the token sequence is split, ring × ulysses; index is u + U·r.
         batch: group over which the batch is split, data × cfg; index is c + C·d.
+        speeds: of the ranks of `sequence`, in the order of its indices, where they are unlike: they then hold tokens in
+            that proportion. The same numbers on all of them.
     """
 
     plan: ParallelPlan
@@ -39,6 +41,7 @@ class Mesh:
     ring: dist.ProcessGroup | None = field(default=None, repr=False)
     sequence: dist.ProcessGroup | None = field(default=None, repr=False)
     batch: dist.ProcessGroup | None = field(default=None, repr=False)
+    speeds: tuple[float, ...] | None = None
 
     @property
     def sequence_index(self) -> int:
@@ -56,7 +59,9 @@ def single_rank_mesh() -> Mesh:
     return Mesh(ParallelPlan(), rank=0, coordinate=_coordinate(ParallelPlan(), 0))
 
 
-def build_mesh(plan: ParallelPlan, device_type: str, rank: int, world_size: int) -> Mesh | None:
+def build_mesh(
+    plan: ParallelPlan, device_type: str, rank: int, world_size: int, speeds: Sequence[float] | None = None
+) -> Mesh | None:
     """Build the mesh of `plan` over the first plan.world_size ranks of the world.
 
     Collective: every rank of the world calls it, also those that take no part, with the same plan and in the same
@@ -67,6 +72,7 @@ def build_mesh(plan: ParallelPlan, device_type: str, rank: int, world_size: int)
         plan: the same on every rank.
         device_type: "cuda" (NCCL) or "cpu" (gloo).
         rank, world_size: of the default process group; not needed to exist when the plan has one rank.
+        speeds: of every rank of the world, see speed.py; None when they are alike.
 
     Returns:
         This rank's mesh, or None where the rank takes no part.
@@ -91,7 +97,7 @@ def build_mesh(plan: ParallelPlan, device_type: str, rank: int, world_size: int)
         groups = {"batch": axes["data"] or axes["cfg"], "sequence": axes["ring"] or axes["ulysses"]}
     if rank >= plan.world_size:
         return None
-    return Mesh(
+    mesh = Mesh(
         plan,
         rank,
         _coordinate(plan, rank),
@@ -100,6 +106,14 @@ def build_mesh(plan: ParallelPlan, device_type: str, rank: int, world_size: int)
         sequence=groups["sequence"],
         batch=groups["batch"],
     )
+    return mesh if speeds is None else replace(mesh, speeds=_own_speeds(mesh, speeds))
+
+
+def _own_speeds(mesh: Mesh, speeds: Sequence[float]) -> tuple[float, ...] | None:
+    """Return the speeds of the mesh's sequence group, whose ranks are neighbours; None when they are alike."""
+    first = mesh.rank - mesh.sequence_index
+    own = tuple(speeds[first : first + mesh.plan.sequence])
+    return own if len(set(own)) > 1 else None
 
 
 def _is_product(outer: int, inner: int) -> bool:

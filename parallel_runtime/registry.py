@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from .errors import UnsupportedModelError
 from .models.flux import FLUX
+from .models.flux2 import FLUX2
+from .models.hunyuan_dit import HUNYUAN_DIT
+from .models.pixart import PIXART
+from .models.sd3 import SD3
 from .models.spec import ModelSpec
+from .models.wan import WAN
 
-MODELS: tuple[ModelSpec, ...] = (FLUX,)
+MODELS: tuple[ModelSpec, ...] = (FLUX, FLUX2, SD3, WAN, HUNYUAN_DIT, PIXART)
 
 
 def supported() -> str:

@@ -29,12 +29,16 @@ LANGUAGES = ["en", "zh", "ja"]
 PACKAGES = ["nodes", "workers", "parallel_runtime"]
 WORKFLOWS = sorted((ROOT / "example_workflows").glob("*.json"))
 CORE_NODES = {
+    "CLIPLoader",
     "CLIPTextEncode",
     "DualCLIPLoader",
+    "EmptyHunyuanLatentVideo",
     "EmptySD3LatentImage",
     "FluxGuidance",
     "KSampler",
     "MarkdownNote",
+    "ModelSamplingSD3",
+    "SaveAnimatedWEBP",
     "SaveImage",
     "VAEDecode",
     "VAELoader",

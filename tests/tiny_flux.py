@@ -1,13 +1,10 @@
-"""Makes tiny FLUX.1 checkpoints with random weights in the file formats that artists have.
+"""Makes tiny FLUX.1 checkpoints with random weights in the file formats that artists have (tiny_model.py).
 
-For tests and the demo. The same seed and config give the same weights in every layout.
+For tests and the demo.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from parallel_runtime.models.flux import FLUX
+
+from . import tiny_model
 
 
 def tiny_config(**changes: Any) -> dict[str, Any]:
@@ -42,36 +41,15 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
 def make_state_dict(
     config: Mapping[str, Any], dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Random diffusers state dict: every matrix keeps its input's scale, norms are near one, nothing is zero."""
-    from diffusers import FluxTransformer2DModel  # here, because the import takes seconds
-
-    with torch.device("meta"):
-        transformer: Any = FluxTransformer2DModel(**config)
-    shapes = {name: tensor.shape for name, tensor in transformer.state_dict().items()}
-    return {name: _random(name, shape, seed).to(dtype) for name, shape in shapes.items()}
-
-
-def _random(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
-    # A generator per tensor, so that a weight depends on its name and the seed only.
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
-    noise = torch.randn(shape, generator=generator)
-    if len(shape) > 1:
-        return noise / math.sqrt(shape[-1])
-    return 1 + 0.1 * noise if ".norm_" in name else 0.02 * noise
+    """Random diffusers state dict."""
+    return tiny_model.make_state_dict(FLUX, config, dtype, seed)
 
 
 def to_original(
     state_dict: Mapping[str, torch.Tensor], config: Mapping[str, Any], norm_key: str = "scale"
 ) -> dict[str, torch.Tensor]:
     """The same weights under Black Forest Labs' names; `norm_key="weight"` spells the norms as ComfyUI saves them."""
-    parts: dict[str, list[tuple[int, torch.Tensor]]] = {}
-    for rule in FLUX.weight_rules(config):
-        tensor = state_dict[rule.target]
-        tensor = torch.cat(tensor.chunk(2)[::-1]) if rule.swap_halves else tensor
-        parts.setdefault(rule.source, []).append((rule.rows[0] if rule.rows else 0, tensor))
-    original = {
-        key: torch.cat([tensor for _, tensor in sorted(rows, key=lambda part: part[0])]) for key, rows in parts.items()
-    }
+    original = tiny_model.to_original(FLUX, state_dict, config)
     return {key.replace("_norm.scale", f"_norm.{norm_key}"): tensor for key, tensor in original.items()}
 
 
@@ -86,7 +64,7 @@ def write_original(
     """Write a single file as Black Forest Labs publish it, or with a `prefix` as full checkpoints have it."""
     config = config or tiny_config()
     original = to_original(make_state_dict(config, dtype, seed), config, norm_key)
-    save_file({prefix + key: tensor for key, tensor in original.items()}, path, metadata={"format": "pt"})
+    save_file({prefix + key: tensor for key, tensor in original.items()}, path, metadata=tiny_model.METADATA)
     return path
 
 
@@ -94,8 +72,7 @@ def write_diffusers_file(
     path: Path, config: Mapping[str, Any] | None = None, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> Path:
     """Write a single file with diffusers' names, without a config.json."""
-    save_file(make_state_dict(config or tiny_config(), dtype, seed), path, metadata={"format": "pt"})
-    return path
+    return tiny_model.write_diffusers_file(FLUX, path, config or tiny_config(), dtype, seed)
 
 
 def write_diffusers_folder(
@@ -106,29 +83,6 @@ def write_diffusers_folder(
     seed: int = 0,
     pipeline: bool = False,
 ) -> Path:
-    """Write a diffusers transformer folder, in several files if asked; `pipeline` puts it into a FluxPipeline folder.
-
-    Returns:
-        `path`.
-    """
-    config = config or tiny_config()
-    folder = path / "transformer" if pipeline else path
-    folder.mkdir(parents=True)
-    if pipeline:
-        index = {"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}
-        (path / "model_index.json").write_text(json.dumps(index))
-    written = {"_class_name": "FluxTransformer2DModel", "_diffusers_version": "0.30.0", **config}
-    (folder / "config.json").write_text(json.dumps(written))
-    state_dict = make_state_dict(config, dtype, seed)
-    if shards == 1:
-        save_file(state_dict, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
-        return path
-    weight_map = {}
-    for number in range(shards):
-        name = f"diffusion_pytorch_model-{number + 1:05d}-of-{shards:05d}.safetensors"
-        part = dict(list(state_dict.items())[number::shards])
-        save_file(part, folder / name, metadata={"format": "pt"})
-        weight_map.update(dict.fromkeys(part, name))
-    index_file = folder / "diffusion_pytorch_model.safetensors.index.json"
-    index_file.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    return path
+    """Write a diffusers transformer folder; `pipeline` puts it into a FluxPipeline folder. Returns `path`."""
+    named = "FluxPipeline" if pipeline else ""
+    return tiny_model.write_diffusers_folder(FLUX, path, config or tiny_config(), shards, dtype, seed, named)

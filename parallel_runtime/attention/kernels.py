@@ -1,114 +1,188 @@
 """Attention kernels by name: one table, one contract.
 
 A kernel maps query, key and value of shape (batch, tokens, heads, head dim), an optional mask that broadcasts to
-(batch, heads, query tokens, key tokens) and an optional scale to the attended value, shaped as the query.
+(batch, heads, query tokens, key tokens) and an optional scale to the attended values, shaped as the query. Where keys
+come in parts (ring.py), it gives the log-sum-exp of each query's logits besides, by which the parts are merged.
+
+A mask is as PyTorch's: boolean, False hides a key; or a number that is added to the logit. A kernel that cannot take
+one leaves calls with a mask to PyTorch's, with the same result.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..errors import ConfigurationError
+from . import installed
 
-_PROBE_TOKENS = 77
-"""Odd on purpose: a kernel that only takes multiples of 8 must not be chosen."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "float | None"], torch.Tensor]
+"""(query, key, value, mask, scale) -> attended values."""
+AttendWithLse = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "float | None"],
+    "tuple[torch.Tensor, torch.Tensor]",
+]
+"""The same -> attended values, and the natural logarithm of each query's sum of exponentials: (batch, heads, query
+tokens), float32."""
+
+_Operator = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "float | None"],
+    "tuple[torch.Tensor, torch.Tensor]",
+]
+"""As AttendWithLse, for tensors of (batch, heads, tokens, head dim) and a mask that `additive_mask` made."""
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
-class AttentionKernel(Protocol):
-    """Attention over whole sequences, see the module."""
+@dataclass(frozen=True)
+class AttentionKernel:
+    """One way to compute attention.
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
-    ) -> torch.Tensor:
-        """Return attended values."""
-        ...
+    Args:
+        name: key of KERNELS.
+        attend: attention over all keys at once, the fast way.
+        attend_with_lse: attention over some of the keys; None where the kernel does not tell the log-sum-exp.
+        lossy: whether it rounds more than PyTorch's kernels do, so that the picture changes.
+        package: what must be installed besides PyTorch, a key of installed.PACKAGES.
+    """
+
+    name: str
+    attend: Attend
+    attend_with_lse: AttendWithLse | None = None
+    lossy: bool = False
+    package: str | None = None
+
+
+def additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return the mask as numbers to add, (batch, heads, query tokens, key tokens); tensors are (batch, heads, ...).
+
+    Hidden keys get half of the lowest number and not -inf: where all keys of a part are hidden, the kernels give NaN
+    or a log-sum-exp of 0 for -inf. So they weigh exactly 0 beside any key that is seen, in this part or another.
+    """
+    lowest = torch.finfo(query.dtype).min / 2
+    if mask.dtype == torch.bool:
+        bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, lowest)
+    else:
+        bias = mask.to(query.dtype).clamp(min=lowest)
+    keys = key.shape[2]
+    if query.is_cuda:  # rows must begin at multiples of 16 bytes
+        bias = F.pad(bias.expand(*bias.shape[:-1], keys), (0, -keys % 16))[..., :keys]
+    return bias.expand(*query.shape[:3], keys)
 
 
 def _sdpa(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    scale: float | None = None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale).transpose(1, 2)
 
 
-def _only(backend: SDPBackend) -> AttentionKernel:
-    def kernel(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
+def _only(backend: SDPBackend) -> Attend:
+    """Return PyTorch's attention by that backend; with a mask, which it may not take, by the next best that does."""
+    masked = [backend, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+    def attend(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
     ) -> torch.Tensor:
+        if mask is not None:
+            with sdpa_kernel(masked, set_priority=True):
+                return _sdpa(query, key, value, mask, scale)
         with sdpa_kernel(backend):
             return _sdpa(query, key, value, mask, scale)
 
-    return kernel
+    return attend
 
 
-KERNELS: Mapping[str, AttentionKernel] = MappingProxyType(
-    {
-        "sdpa": _sdpa,
-        "cudnn": _only(SDPBackend.CUDNN_ATTENTION),
-        "flash": _only(SDPBackend.FLASH_ATTENTION),
-        "efficient": _only(SDPBackend.EFFICIENT_ATTENTION),
-        "math": _only(SDPBackend.MATH),
-    }
+def _with_lse(operator: _Operator) -> AttendWithLse:
+    def attend_with_lse(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        bias = None if mask is None else additive_mask(mask, query, key)
+        attended, lse = operator(query, key, value, bias, scale)
+        return attended.transpose(1, 2), lse.float()
+
+    return attend_with_lse
+
+
+def _flash_lse(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if not query.is_cuda:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return flash(query, key, value, attn_mask=bias, scale=scale)
+    if bias is not None:
+        return _efficient_lse(query, key, value, bias, scale)
+    attended, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)
+    return attended, lse
+
+
+def _efficient_lse(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    attended, lse, *_ = efficient(query, key, value, bias, True, scale=scale)
+    return attended, lse[..., : query.shape[2]]  # padded to a multiple of 32
+
+
+def _cudnn_lse(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+    attended, lse, *_ = cudnn(query, key, value, bias, True, scale=scale)
+    return attended, lse.reshape(query.shape[:3])  # some versions of PyTorch have one more dim, of one
+
+
+def _math_lse(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = torch.promote_types(query.dtype, torch.float32)
+    logits = (query.to(wide) * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.to(wide).transpose(-1, -2)
+    if bias is not None:
+        logits = logits + bias
+    return (logits.softmax(dim=-1) @ value.to(wide)).to(query.dtype), logits.logsumexp(dim=-1)
+
+
+def _sdpa_lse(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    fast = _flash_lse if not query.is_cuda or query.dtype in _HALF else _efficient_lse
+    return fast(query, key, value, bias, scale)
+
+
+def _unmasked(attend: Attend) -> Attend:
+    def attend_or_sdpa(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+    ) -> torch.Tensor:
+        return attend(query, key, value, None, scale) if mask is None else _sdpa(query, key, value, mask, scale)
+
+    return attend_or_sdpa
+
+
+def _unmasked_lse(attend: AttendWithLse) -> AttendWithLse:
+    fallback = _with_lse(_sdpa_lse)
+
+    def attend_or_sdpa(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return (attend if mask is None else fallback)(query, key, value, mask, scale)
+
+    return attend_or_sdpa
+
+
+_ALL = (
+    AttentionKernel("sdpa", _sdpa, _with_lse(_sdpa_lse)),
+    AttentionKernel("cudnn", _only(SDPBackend.CUDNN_ATTENTION), _with_lse(_cudnn_lse)),
+    AttentionKernel("flash", _only(SDPBackend.FLASH_ATTENTION), _with_lse(_flash_lse)),
+    AttentionKernel("efficient", _only(SDPBackend.EFFICIENT_ATTENTION), _with_lse(_efficient_lse)),
+    AttentionKernel("math", _only(SDPBackend.MATH), _with_lse(_math_lse)),
+    AttentionKernel("flash3", _unmasked(installed.flash3), _unmasked_lse(installed.flash3_with_lse), package="flash3"),
+    AttentionKernel(
+        "sage", _unmasked(installed.sage), _unmasked_lse(installed.sage_with_lse), lossy=True, package="sage"
+    ),
 )
-
-
-def resolve_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """Return the KERNELS key that `name` stands for on this device.
-
-    `auto` is cuDNN attention on Hopper and later in half precision (docs/performance.md: within a tenth of the best
-    hand-written kernels, with nothing to install), and PyTorch's own choice elsewhere.
-
-    Args:
-        name: one of config.ATTENTION_BACKENDS.
-        device, dtype, head_dim: what the model will call the kernel with.
-
-    Raises:
-        ConfigurationError: the named kernel cannot run here, found by running it on a few tokens.
-    """
-    if name == "auto":
-        modern = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        if modern and dtype in (torch.bfloat16, torch.float16) and _refusal("cudnn", device, dtype, head_dim) is None:
-            return "cudnn"
-        return "sdpa"
-    refusal = _refusal(name, device, dtype, head_dim)
-    if refusal is not None:
-        raise ConfigurationError(
-            f"Attention backend {name!r} cannot run on {device.type} in {str(dtype).removeprefix('torch.')} "
-            f"with head size {head_dim} ({refusal}).",
-            "Set the attention backend to auto.",
-        )
-    return name
-
-
-def _refusal(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Return why the kernel cannot run, in PyTorch's words, or None where it ran."""
-    if name not in KERNELS:
-        return f"known are {', '.join(KERNELS)}"
-    query, key, value = torch.zeros(3, 1, _PROBE_TOKENS, 2, head_dim, device=device, dtype=dtype).unbind(0)
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch warns once per kernel it passes over; the error says enough
-            KERNELS[name](query, key, value)
-    except RuntimeError as error:
-        return str(error).splitlines()[0].rstrip(". ")
-    return None
+KERNELS: Mapping[str, AttentionKernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

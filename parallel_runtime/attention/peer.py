@@ -87,10 +87,11 @@ class PeerMemory:
         landing = (sum(lengths), batch, 3, heads // len(lengths), head_dim)
         returned = (max(lengths), batch, heads, head_dim)
         sizes = [math.prod(shape) * dtype.itemsize for shape in (landing, returned)]
-        offset = -(-sizes[0] // 512) * 512
-        if not self._reserve(offset + sizes[1]):
+        if not self._reserve(-(-sizes[0] // 512) * 512 + sizes[1]):
             return None
         assert self._memory is not None
+        # At the end: an attention over fewer of the tokens, in the same forward, then lands clear of what it returns.
+        offset = (self._memory.numel() - sizes[1]) // 512 * 512
         table = [pointer + start for start in (0, offset) for pointer in self._pointers]
         table += accumulate(lengths, initial=0)
         return PeerBuffers(
@@ -180,7 +181,7 @@ def _peer_attention(
     push_heads([_words(part) for part in (query, key, value)], table, ranks.rank, ranks.world_size)
     ranks.barrier(channel=0)
     whole_query, whole_key, whole_value = (part.transpose(0, 1) for part in landing.unbind(2))
-    attended = KERNELS[kernel](whole_query, whole_key, whole_value, scale=scale)
+    attended = KERNELS[kernel].attend(whole_query, whole_key, whole_value, None, scale)
     push_tokens(_words(attended), table, ranks.rank, ranks.world_size)
     ranks.barrier(channel=0)
     return returned.transpose(0, 1).clone(memory_format=torch.contiguous_format)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from .kernels import AttentionKernel
+from .kernels import Attend
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,22 @@ def ulysses_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    kernel: AttentionKernel,
+    kernel: Attend,
     group: dist.ProcessGroup,
     degree: int,
     layout: WireLayout | None = None,
+    mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
     """Attend over the tokens of all ranks of the group. Collective over the group.
 
     Args:
         query, key, value: this rank's tokens, (batch, local tokens, heads, head dim), alike in shape and dtype.
-        kernel: attention over whole sequences.
+        kernel: attends with the group's tokens to the group's tokens, for this rank's heads: a kernel's `attend`, or
+            what goes on from there to the tokens of other groups (RingAttention). Its mask is of all of the keys.
         group: the Ulysses group, of `degree` ranks.
         layout: None when all ranks hold equally many tokens.
+        mask: of this rank's own keys, (batch or 1, 1, 1, local tokens); on all ranks or on none.
         scale: of the logits, None for 1/sqrt(head dim).
 
     Returns:
@@ -83,7 +86,8 @@ def ulysses_attention(
     if layout is not None:
         whole = whole.index_select(0, layout.kept)
     all_query, all_key, all_value = (part.transpose(0, 1) for part in whole.unbind(2))
-    attended = kernel(all_query, all_key, all_value, scale=scale).transpose(0, 1)
+    all_mask = None if mask is None else _gather_mask(mask, group, degree, layout)
+    attended = kernel(all_query, all_key, all_value, all_mask, scale).transpose(0, 1)
     if layout is not None:
         attended = attended.index_select(0, layout.spread)
     # A view where the kernel wrote its output token by token, as PyTorch's do for such inputs and a batch of one.
@@ -102,6 +106,17 @@ def _to_wire(part: torch.Tensor, degree: int, layout: WireLayout | None) -> torc
     if layout is not None:
         part = part.index_select(1, layout.own)
     return part.unflatten(2, (degree, -1)).permute(2, 1, 0, 3, 4)
+
+
+def _gather_mask(mask: torch.Tensor, group: dist.ProcessGroup, degree: int, layout: WireLayout | None) -> torch.Tensor:
+    """(batch or 1, 1, 1, local tokens) -> (batch or 1, 1, 1, tokens of all ranks)."""
+    wire = mask[:, 0, 0].transpose(0, 1)
+    wire = wire.contiguous() if layout is None else wire.index_select(0, layout.own)
+    collectives = torch.ops._c10d_functional
+    whole = collectives.wait_tensor(collectives.all_gather_into_tensor(wire, degree, group.group_name))
+    if layout is not None:
+        whole = whole.index_select(0, layout.kept)
+    return whole.transpose(0, 1)[:, None, None]
 
 
 def _all_to_all(wire: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

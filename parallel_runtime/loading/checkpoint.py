@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ..errors import UnsupportedModelError
 from ..models.spec import ModelSpec, TensorInfo
-from ..registry import MODELS, find_by_transformer_class
+from ..registry import MODELS
 from .files import find_files, identity, read_json
 from .header import read_header
 from .recognise import name_contents, unsupported
@@ -120,15 +120,18 @@ def _match_folder(
     name = written.get("_class_name")
     if name is None:
         raise unsupported(path, f"{name_contents(tensors)} (its config.json names no diffusers class)")
-    if name not in {spec.transformer_class for spec in MODELS}:
+    spec = next((spec for spec in MODELS if name in (spec.transformer_class, *spec.former_classes)), None)
+    if spec is None:
         raise unsupported(path, f"a diffusers folder of {name}")
-    spec = find_by_transformer_class(str(name))
     if written.get("quantization_config"):
         raise _quantised(path, f"has a quantization_config in {config_file.name}")
     given = {key: value for key, value in written.items() if not key.startswith("_") and value is not None}
     header = {key: info for key, (_, info) in tensors.items()}
+    config = spec.detect_diffusers(header, given)
+    if config is None and name != spec.transformer_class:
+        raise unsupported(path, f"a diffusers folder of {name}")
     # Where the shapes fit no config, the written one alone names the tensors that are missing.
-    return "diffusers", spec, spec.detect_diffusers(header, given) or given, tensors
+    return "diffusers", spec, config or given, tensors
 
 
 def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:

@@ -40,12 +40,42 @@ def load_transformer(
         CheckpointError: tensors are missing or have another shape than the config says; nothing is read then.
         UnsupportedModelError: the installed diffusers does not build this model.
     """
-    transformer = _build(checkpoint)
-    rules = _rules(checkpoint, {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()})
+    transformer = build_transformer(checkpoint)
+    load_weights(transformer, checkpoint, check_weights(transformer, checkpoint), dtype, device, check_cancel)
+    return transformer
+
+
+def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> list[WeightRule]:
+    """Return what makes each parameter out of the file's tensors. Reads headers only.
+
+    Raises:
+        CheckpointError: tensors are missing or have another shape than the config says.
+    """
+    return _rules(checkpoint, {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()})
+
+
+def load_weights(
+    transformer: torch.nn.Module,
+    checkpoint: Checkpoint,
+    rules: list[WeightRule],
+    dtype: torch.dtype,
+    device: torch.device,
+    check_cancel: Callable[[], None] | None = None,
+) -> None:
+    """Fill the parameters that the transformer has; blocks that were taken out of it are not read.
+
+    Args:
+        transformer: from `build_transformer`.
+        rules: from `check_weights`, called with the whole transformer.
+        dtype, device, check_cancel: as for `load_transformer`.
+    """
+    wanted = transformer.state_dict().keys()
     weights: dict[str, torch.Tensor] = {}
     with contextlib.ExitStack() as stack:
         files = {file: stack.enter_context(_open(file)) for file in checkpoint.files}
         for rule in rules:
+            if rule.target not in wanted:
+                continue
             if check_cancel is not None:
                 check_cancel()
             place = checkpoint.places[rule.source]
@@ -55,11 +85,14 @@ def load_transformer(
     transformer.requires_grad_(False).eval().to(device)  # moves the buffers that no file holds
     if checkpoint.spec.prepare is not None:
         checkpoint.spec.prepare(transformer)
-    return transformer
 
 
-def _build(checkpoint: Checkpoint) -> torch.nn.Module:
-    """The transformer with its parameters on the meta device, and its buffers real."""
+def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
+    """Return the transformer with its parameters on the meta device, and its buffers real.
+
+    Raises:
+        UnsupportedModelError: the installed diffusers does not build this model.
+    """
     transformer_class = getattr(diffusers, checkpoint.spec.transformer_class)
     try:
         with _meta_parameters():

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from .flux_adapter import FluxAdapter
-from .spec import ModelSpec, TensorInfo, WeightRule
+from .flux_layout import KEY_SUFFIXES, double_attention, single_norms
+from .spec import ModelSpec, StageSpec, TensorInfo, WeightRule
+from .weight_rules import count_blocks, fused, linear
 
 HEAD_DIM = 128
 AXES_DIMS_ROPE = (16, 56, 56)
@@ -48,58 +50,30 @@ _DOUBLE = {
     "ff_context.net.0.proj": "txt_mlp.0",
     "ff_context.net.2": "txt_mlp.2",
 }
-_DOUBLE_FUSED = {
-    "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
-    "txt_attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
-}
-_DOUBLE_NORMS = {
-    "attn.norm_q": "img_attn.norm.query_norm",
-    "attn.norm_k": "img_attn.norm.key_norm",
-    "attn.norm_added_q": "txt_attn.norm.query_norm",
-    "attn.norm_added_k": "txt_attn.norm.key_norm",
-}
 _SINGLE = {"norm.linear": "modulation.lin", "proj_out": "linear2"}
-_SINGLE_NORMS = {"attn.norm_q": "norm.query_norm", "attn.norm_k": "norm.key_norm"}
-_SINGLE_FUSED = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
+_SINGLE_QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
 _MLP_RATIO = 4
-
-
-def _linear(target: str, source: str, rows: tuple[int, int] | None = None, swap: bool = False) -> Iterator[WeightRule]:
-    for end in ("weight", "bias"):
-        yield WeightRule(f"{target}.{end}", f"{source}.{end}", rows, swap)
 
 
 def weight_rules(config: Mapping[str, Any]) -> Iterator[WeightRule]:
     """Every parameter of the diffusers transformer out of Black Forest Labs' names."""
     width = config["num_attention_heads"] * config["attention_head_dim"]
     for target, source in {**_TOP, **(_GUIDANCE if config["guidance_embeds"] else {})}.items():
-        yield from _linear(target, source)
+        yield from linear(target, source)
     # The original keeps (shift, scale) in the final modulation, diffusers (scale, shift).
-    yield from _linear("norm_out.linear", "final_layer.adaLN_modulation.1", swap=True)
+    yield from linear("norm_out.linear", "final_layer.adaLN_modulation.1", swap_halves=True)
     for index in range(config["num_layers"]):
         new, old = f"transformer_blocks.{index}.", f"double_blocks.{index}."
         for target, source in _DOUBLE.items():
-            yield from _linear(new + target, old + source)
-        for source, targets in _DOUBLE_FUSED.items():
-            for part, target in enumerate(targets):
-                yield from _linear(new + target, old + source, (part * width, width))
-        for target, source in _DOUBLE_NORMS.items():
-            yield WeightRule(f"{new}{target}.weight", f"{old}{source}.scale")
+            yield from linear(new + target, old + source)
+        yield from double_attention(new, old, width, bias=True)
     for index in range(config["num_single_layers"]):
         new, old = f"single_transformer_blocks.{index}.", f"single_blocks.{index}."
         for target, source in _SINGLE.items():
-            yield from _linear(new + target, old + source)
-        for part, target in enumerate(_SINGLE_FUSED):
-            length = width * _MLP_RATIO if target == "proj_mlp" else width
-            yield from _linear(new + target, old + "linear1", (part * width, length))
-        for target, source in _SINGLE_NORMS.items():
-            yield WeightRule(f"{new}{target}.weight", f"{old}{source}.scale")
-
-
-def _count(header: Mapping[str, TensorInfo], blocks: str) -> int:
-    """Blocks in a list; a hole in the numbering shows up later as missing tensors."""
-    numbers = {key[len(blocks) :].split(".", 1)[0] for key in header if key.startswith(blocks)}
-    return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
+            yield from linear(new + target, old + source)
+        parts = dict.fromkeys(_SINGLE_QKV, width) | {"proj_mlp": width * _MLP_RATIO}
+        yield from fused({new + target: rows for target, rows in parts.items()}, old + "linear1")
+        yield from single_norms(new, old)
 
 
 def _config(
@@ -143,8 +117,8 @@ def detect(header: Mapping[str, TensorInfo]) -> dict[str, Any] | None:
     )
     return found and {
         **found,
-        "num_layers": _count(header, "double_blocks."),
-        "num_single_layers": _count(header, "single_blocks."),
+        "num_layers": count_blocks(header, "double_blocks."),
+        "num_single_layers": count_blocks(header, "single_blocks."),
         "guidance_embeds": "guidance_in.in_layer.weight" in header,
     }
 
@@ -162,8 +136,8 @@ def detect_diffusers(header: Mapping[str, TensorInfo], written: Mapping[str, Any
         return None
     return {
         **found,
-        "num_layers": _count(header, "transformer_blocks."),
-        "num_single_layers": _count(header, "single_transformer_blocks."),
+        "num_layers": count_blocks(header, "transformer_blocks."),
+        "num_single_layers": count_blocks(header, "single_transformer_blocks."),
         "guidance_embeds": embedder + "guidance_embedder.linear_1.weight" in header,
         **written,
     }
@@ -197,8 +171,8 @@ FLUX = ModelSpec(
     weight_rules=weight_rules,
     heads=lambda config: config["num_attention_heads"],
     adapter=FluxAdapter(),
-    # ComfyUI saves its norms under the module's own parameter name.
-    key_suffixes={".query_norm.weight": ".query_norm.scale", ".key_norm.weight": ".key_norm.scale"},
+    key_suffixes=KEY_SUFFIXES,
+    stages=StageSpec(("encoder_hidden_states", "hidden_states"), text=("encoder_hidden_states", "txt_ids")),
     prepare=prepare,
     widths={
         "hidden_states": "in_channels",

@@ -36,6 +36,27 @@ class WeightRule:
     swap_halves: bool = False
 
 
+@dataclass(frozen=True)
+class StageSpec:
+    """What PipeFusion needs to know to cut a model into stages.
+
+    Args:
+        streams: block arguments that carry tokens, in the order in which a block returns them.
+        image: the stream of the image tokens.
+        text: split inputs of the model that hold text, by argument name; () where no text runs through the blocks.
+        text_first: in joint attention, whether a rank's text tokens stand before its image tokens.
+        patch_size: latent pixels along one side of a token.
+        skips: blocks of the second half of the only block list take the output of their mirror image in the first.
+    """
+
+    streams: tuple[str, ...]
+    image: str = "hidden_states"
+    text: tuple[str, ...] = ()
+    text_first: bool = True
+    patch_size: int = 2
+    skips: bool = False
+
+
 class Adapter(Protocol):
     """Pure pair between ComfyUI's `diffusion_model(x, timestep, context, **extras)` and the diffusers forward."""
 
@@ -77,6 +98,8 @@ class ModelSpec:
         sequence_outputs: module path -> dim of its output that is gathered.
         attended: split arguments, or paths of `sequence_splits`, whose tokens together are what `self_attention`
             attends over; the gathered output holds the tokens of the first.
+        attended_by: pattern of `self_attention` -> those of `attended` that these modules attend over, where it is not
+            all of them.
         timestep_embedder: module whose first positional argument is the scaled timestep.
         timestep_scale: what the transformer's forward multiplies the timestep by before that module.
         detect: header of an original-layout file -> full diffusers config, or None when it is another family.
@@ -87,6 +110,8 @@ class ModelSpec:
         adapter: see `Adapter`.
         key_suffixes: original-layout key ending -> the ending that `detect` and `weight_rules` use, for files that
             spell some keys another way.
+        stages: how the model is cut for PipeFusion; None where it cannot be.
+        former_classes: what a config.json may call the class that was written before diffusers gave the family its own.
         prepare: called once on a freshly loaded transformer, for what ComfyUI's forward does and diffusers' does not.
     """
 
@@ -105,10 +130,13 @@ class ModelSpec:
     heads: Callable[[Mapping[str, Any]], int]
     adapter: Adapter
     key_suffixes: Mapping[str, str] = field(default_factory=dict)
+    stages: StageSpec | None = None
     prepare: Callable[[torch.nn.Module], None] | None = None
+    former_classes: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = field(default=("bfloat16", "float16", "float32"))
     sequence_splits: Mapping[str, int] = field(default_factory=dict)
     attended: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
+    attended_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     widths: Mapping[str, str] = field(default_factory=dict)
 
     def check_widths(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:

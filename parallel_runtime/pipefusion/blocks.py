@@ -7,6 +7,7 @@ The lists keep their length, so that forwards that count their blocks (skip conn
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 
 from ..errors import ConfigurationError
 from ..models.spec import ModelSpec, StageSpec
+from .cut import split_blocks, split_mirrored
 
 Streams = Mapping[str, torch.Tensor]
 """Block argument -> its tokens (batch, tokens, width): what a stage hands to the next."""
@@ -29,22 +31,51 @@ class StageDone(Exception):
 
 
 class Relay:
-    """What came from the stage before, for the forward at hand."""
+    """What came from other stages for the forward at hand, what others will want, and the blocks that were taken out.
 
-    def __init__(self) -> None:
+    `skips` are outputs of blocks by their index, in models whose second half takes those of the first: on a stage of
+    the first half its own, on one of the second half its mirror image's.
+    """
+
+    def __init__(self, owned: tuple[int, int]) -> None:
+        self.owned = owned
         self.received: Streams = {}
+        self.skips: dict[int, torch.Tensor] = {}
+        self._taken: list[tuple[nn.Module, str, nn.Module]] = []
+
+    def replace(self, blocks: nn.Module, name: str, absent: nn.Module) -> None:
+        """Put `absent` in the place of a block."""
+        self._taken.append((blocks, name, blocks.get_submodule(name)))
+        setattr(blocks, name, absent)
+
+    def forget(self) -> None:
+        """Let the blocks that were taken out go, with their memory."""
+        self._taken.clear()
+
+    def restore(self) -> None:
+        """Put the blocks back, but for those that were forgotten."""
+        while self._taken:
+            blocks, name, block = self._taken.pop()
+            setattr(blocks, name, block)
 
 
 class BeforeStage(nn.Module):
     """Stands for a block of an earlier stage: its output is what that stage sent."""
 
-    def __init__(self, relay: Relay, streams: tuple[str, ...]):
+    def __init__(self, relay: Relay, streams: tuple[str, ...], index: int):
         super().__init__()
         self._relay = relay
+        self._index = index
         self._streams = streams
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the received streams as a block returns its own."""
+        """Return the received streams as a block returns its own.
+
+        Where the model keeps this block's output for a skip connection, that is what it gets: the block in front of
+        the stage is never one of those, so the stage itself begins with the received stream.
+        """
+        if self._index in self._relay.skips:
+            return self._relay.skips[self._index]
         returned = tuple(self._relay.received[stream] for stream in self._streams)
         return returned[0] if len(returned) == 1 else returned
 
@@ -63,6 +94,33 @@ class BehindStage(nn.Module):
         raise StageDone({stream: arguments[stream] for stream in self._streams})
 
 
+class Tapped(nn.Module):
+    """A block of the stage whose output another stage will want too."""
+
+    def __init__(self, block: nn.Module, relay: Relay, index: int):
+        super().__init__()
+        self.block = block
+        self._relay = relay
+        self._index = index
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Run the block and note its output."""
+        output = self.block(*args, **kwargs)
+        self._relay.skips[self._index] = output
+        return output
+
+
+def skips_given(blocks: int, owned: tuple[int, int]) -> tuple[int, ...]:
+    """Blocks of a stage whose outputs the mirror image takes: the first half but for its last block, as diffusers'
+    HunyuanDiT2DModel connects them."""
+    return tuple(range(owned[0], min(owned[1], blocks // 2 - 1)))
+
+
+def skips_taken(blocks: int, owned: tuple[int, int]) -> tuple[int, ...]:
+    """Blocks of the mirror image whose outputs a stage takes, in the order in which they were computed."""
+    return tuple(sorted(blocks - 1 - block for block in range(max(owned[0], blocks // 2 + 1), owned[1])))
+
+
 def stages_of(spec: ModelSpec) -> StageSpec:
     """The family's stage data.
 
@@ -79,16 +137,45 @@ def block_paths(transformer: nn.Module, spec: ModelSpec) -> list[str]:
     return [f"{path}.{index}" for path in spec.block_lists for index in range(len(transformer.get_submodule(path)))]  # type: ignore[arg-type]
 
 
-def keep_blocks(transformer: nn.Module, spec: ModelSpec, owned: tuple[int, int], relay: Relay) -> None:
-    """Drop all blocks but those from owned[0] up to owned[1]; their memory, if they have any, goes with them."""
+def share_blocks(
+    transformer: nn.Module, spec: ModelSpec, stages: int, most: float = math.inf
+) -> tuple[tuple[int, int], ...]:
+    """Deal the blocks to stages: equally many to each, as blocks of a family take equally long for the same tokens.
+
+    Blocks may differ in size all the same (FLUX.1's first have weights for text of their own). Where a stage would
+    then have more than `most` parameters, the parameters are dealt equally instead.
+
+    Returns:
+        (start, stop) of each stage.
+
+    Raises:
+        ConfigurationError: see `split_blocks` and `split_mirrored`.
+    """
+    blocks = [transformer.get_submodule(path) for path in block_paths(transformer, spec)]
+    if stages_of(spec).skips:
+        return split_mirrored(len(blocks), stages)
+    sizes = [float(sum(parameter.numel() for parameter in block.parameters())) for block in blocks]
+    equal = split_blocks([1.0] * len(blocks), stages)
+    fits = max(sum(sizes[slice(*owned)]) for owned in equal) <= most
+    return equal if fits else split_blocks(sizes, stages)
+
+
+def keep_blocks(transformer: nn.Module, spec: ModelSpec, owned: tuple[int, int]) -> Relay:
+    """Take out all blocks but those from owned[0] up to owned[1].
+
+    Raises:
+        ConfigurationError: the family has no stage data.
+    """
     streams = stages_of(spec).streams
+    relay = Relay(owned)
     for index, path in enumerate(block_paths(transformer, spec)):
         parent, _, name = path.rpartition(".")
         blocks = transformer.get_submodule(parent)
         if index < owned[0]:
-            setattr(blocks, name, BeforeStage(relay, streams))
+            relay.replace(blocks, name, BeforeStage(relay, streams, index))
         elif index >= owned[1]:
-            setattr(blocks, name, BehindStage(blocks.get_submodule(name), streams))
+            relay.replace(blocks, name, BehindStage(blocks.get_submodule(name), streams))
+    return relay
 
 
 def is_absent(block: nn.Module) -> bool:

@@ -70,6 +70,21 @@ def split_blocks(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], 
     return tuple(zip(starts, (*starts[1:], len(costs)), strict=True))
 
 
+def split_mirrored(blocks: int, stages: int) -> tuple[tuple[int, int], ...]:
+    """Deal the blocks of a U-shaped model, so that the two ends of every skip connection are in mirrored stages.
+
+    Raises:
+        ConfigurationError: an odd number of stages or blocks, or more stages than blocks.
+    """
+    if stages % 2 or blocks % 2:
+        raise ConfigurationError(
+            f"{blocks} blocks with skip connections cannot make {stages} stages.",
+            "Set stages to an even number: skip connections lead from the first half to its mirror image.",
+        )
+    half = split_blocks([1.0] * (blocks // 2), stages // 2)
+    return (*half, *((blocks - stop, blocks - start) for start, stop in reversed(half)))
+
+
 def _add_stage(
     deal: tuple[float, float, tuple[int, ...]], start: int, cost: float
 ) -> tuple[float, float, tuple[int, ...]]:

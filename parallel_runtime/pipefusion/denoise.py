@@ -11,27 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import RequestError
-from ..pipeline.conditioning import Conditioning
 from ..pipeline.control import Cancelled, Control
 from ..pipeline.denoise import Denoising
 from ..sampling.denoiser import Denoiser
 from ..sampling.steps import Evaluation, Steps
 from .cut import Patch
 from .runner import StageRunner, flatten_rows
-
-
-def check_patchwise(denoising: Denoising) -> None:
-    """Refuse a sampler that looks at the whole latent.
-
-    Raises:
-        RequestError: by name.
-    """
-    if not denoising.sampler.patchwise:
-        raise RequestError(
-            f"Sampler {denoising.sampler.name} looks at the whole latent and cannot step patch by patch.",
-            "Choose euler, or set stages to 1.",
-        )
 
 
 class StopVotes:
@@ -142,7 +127,7 @@ class PipelineDenoising:
                 self._receive_all()  # the last stage has sent what nobody will compute
             raise
         finally:
-            self._runner.outbox.flush()
+            self._runner.flush()
             self._votes.close()
             self._runner.stage.keys.clear()
         return self._latest.reshape(self._x.shape) if self._runner.first else None
@@ -231,9 +216,7 @@ def _elsewhere(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
     raise AssertionError("a pipeline's denoiser is used by its halves")
 
 
-def forward_once(
-    runner: StageRunner, x: torch.Tensor, timestep: torch.Tensor, branches: Sequence[Conditioning]
-) -> torch.Tensor | None:
+def forward_once(runner: StageRunner, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor | None:
     """One exact call of the transformer, all patches at once: for samplers that run in ComfyUI.
 
     Args:
@@ -248,9 +231,9 @@ def forward_once(
     if outputs is not None:
         runner.outbox.send(outputs[0].contiguous().reshape(-1))
     if not runner.first:
-        runner.outbox.flush()
+        runner.flush()
         return None
     runner.inbox.expect(torch.Size(shape).numel(), x.dtype)
     result = runner.inbox.take().reshape(shape)
-    runner.outbox.flush()
+    runner.flush()
     return result

@@ -31,13 +31,17 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """A rank's two neighbours on the ring of stages: the last stage's next is the first."""
+    """A rank's two neighbours on the ring of stages: the last stage's next is the first.
+
+    `mirror` is the stage as far from the other end, where skip connections lead from the first half to the second.
+    """
 
     previous: Link
     following: Link
+    mirror: Link | None = None
 
 
-def build_links(plan: ParallelPlan, rank: int) -> Links | None:
+def build_links(plan: ParallelPlan, rank: int, mirrored: bool = False) -> Links | None:
     """Make the communicators of a plan's pipelines.
 
     Collective over the world, like `mesh.build_mesh`: every rank calls it, with the same plan, in the same order.
@@ -50,12 +54,16 @@ def build_links(plan: ParallelPlan, rank: int) -> Links | None:
     ranks = torch.arange(plan.world_size).reshape(plan.shape).movedim(AXES.index("pipe"), -1)
     into: dict[int, Link] = {}
     out_of: dict[int, Link] = {}
+    mirror: dict[int, Link] = {}
     for pipeline in ranks.reshape(-1, plan.pipe).tolist():
         for stage, source in enumerate(pipeline):
             target = pipeline[(stage + 1) % plan.pipe]
             group = dist.new_group([source, target])
             out_of[source], into[target] = Link(group, target), Link(group, source)
-    return Links(into[rank], out_of[rank]) if rank in into else None
+        for source, target in zip(pipeline[: plan.pipe // 2], pipeline[::-1], strict=False) if mirrored else ():
+            group = dist.new_group([source, target])
+            mirror[source], mirror[target] = Link(group, target), Link(group, source)
+    return Links(into[rank], out_of[rank], mirror.get(rank)) if rank in into else None
 
 
 class Outbox:

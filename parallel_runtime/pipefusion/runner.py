@@ -62,16 +62,20 @@ class StageRunner:
         self.inbox, self.outbox = Inbox(links.previous, x.device), Outbox(links.following)
         self.first = self.mesh.coordinate["pipe"] == 0
         self.last = self.mesh.coordinate["pipe"] == self.mesh.plan.pipe - 1
+        self._skip_inbox = Inbox(links.mirror, x.device) if links.mirror and stage.skips_taken else None
+        self._skip_outbox = Outbox(links.mirror) if links.mirror and stage.skips_given else None
         self._dtype, self._keep = x.dtype, keep
         self.patches, self._parts = lay_out(self.spec, stage.config, self.mesh, branches, x, patches)
 
     def expect(self, patch: Patch | None) -> None:
         """Post the receives of an evaluation of that patch, or of all at once; not on the first stage."""
-        if not self.first:
-            for part in self._parts:
-                self.inbox.expect(
-                    sum(torch.Size(shape).numel() for shape in self._shapes(part, patch).values()), self._dtype
-                )
+        for part in self._parts:
+            sizes = {name: torch.Size(shape).numel() for name, shape in self._shapes(part, patch).items()}
+            if not self.first:
+                self.inbox.expect(sum(sizes.values()), self._dtype)
+            if self._skip_inbox is not None:
+                image = sizes[stages_of(self.spec).image]
+                self._skip_inbox.expect(len(self.stage.skips_taken) * image, self._dtype)
 
     def evaluate(
         self, inputs: Sequence[torch.Tensor], timestep: torch.Tensor, patch: Patch | None
@@ -94,7 +98,10 @@ class StageRunner:
             arguments = self.spec.adapter.to_transformer(
                 x, timesteps[part.rows], part.conditioning.context, self.stage.config, **part.conditioning.extras
             )
-            result = self.stage.forward(arguments, received, patch, self.patches, part.slots, number, self._keep)
+            skips = self._take_skips(part, patch)
+            result = self.stage.forward(arguments, received, patch, self.patches, part.slots, number, self._keep, skips)
+            if self._skip_outbox is not None:
+                self._skip_outbox.send(torch.cat([skip.reshape(-1) for skip in self.stage.skips().values()]))
             if isinstance(result, torch.Tensor):
                 outputs.append(_band(self.spec.adapter.from_transformer(result, x), patch))
             else:
@@ -103,6 +110,19 @@ class StageRunner:
             return None
         local = torch.cat(outputs) if outputs else self._nothing(stacked, patch)
         return list(gather_batch(local, self.total, self.mesh).split(self.batch))
+
+    def flush(self) -> None:
+        """Wait until everything that was sent has gone."""
+        self.outbox.flush()
+        if self._skip_outbox is not None:
+            self._skip_outbox.flush()
+
+    def _take_skips(self, part: Part, patch: Patch | None) -> dict[int, torch.Tensor]:
+        if self._skip_inbox is None:
+            return {}
+        shape = self._shapes(part, patch)[stages_of(self.spec).image]
+        skips = self._skip_inbox.take().reshape(-1, *shape)
+        return dict(zip(self.stage.skips_taken, skips, strict=True))
 
     def _shapes(self, part: Part, patch: Patch | None) -> dict[str, tuple[int, ...]]:
         """Of what one stage hands to the next: this rank's tokens of every stream; no text behind the first patch."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..errors import RequestError
 from ..mesh import Mesh
 from ..models.spec import ModelSpec
 from ..wrappers.parallel_transformer import ParallelTransformer, parallelize
-from .blocks import Relay, StageDone, Streams, keep_blocks, stages_of
+from .blocks import Relay, StageDone, Streams, Tapped, block_paths, skips_given, skips_taken, stages_of
 from .cut import Patch
 from .slots import Slots
 from .stale import Place, StaleKeys
@@ -38,24 +39,21 @@ class Stage:
     """This rank's stage of a transformer.
 
     Args:
-        transformer: diffusers transformer; blocks outside of `owned` may be without weights (on the meta device).
-        owned: (start, stop) of the blocks in forward order.
+        transformer: diffusers transformer that went through `keep_blocks`.
+        relay: from there.
         mesh, attention, compile: as for `parallelize`.
-
-    Raises:
-        ConfigurationError: the family has no stage data.
     """
 
     def __init__(
-        self, transformer: nn.Module, spec: ModelSpec, owned: tuple[int, int], mesh: Mesh, attention: str, compile: bool
+        self, transformer: nn.Module, spec: ModelSpec, relay: Relay, mesh: Mesh, attention: str, compile: bool
     ):
         self._stages = stages_of(spec)
         self.spec = spec
         self.mesh = mesh
+        self.owned = relay.owned
         self.keys = StaleKeys()
-        self._relay = Relay()
+        self._relay = relay
         self._cut = _Cut()
-        keep_blocks(transformer, spec, owned, self._relay)
         # Before the wrapper's own hooks, which split what is left over the sequence group; the last one behind them.
         self._handles = [*self._cut_inputs(transformer), *self._cut_embeddings(transformer)]
         self.transformer: ParallelTransformer = parallelize(
@@ -64,12 +62,47 @@ class Stage:
         for path, dim in spec.sequence_outputs.items():
             module = transformer.get_submodule(path)
             self._handles.append(module.register_forward_hook(self._placing_hook(dim)))
+        count = len(block_paths(transformer, spec))
+        self.skips_given = skips_given(count, self.owned) if self._stages.skips else ()
+        self.skips_taken = skips_taken(count, self.owned) if self._stages.skips else ()
+        self._tap(transformer)
+
+    def _tap(self, transformer: nn.Module) -> None:
+        # Around the block and not in it: what torch.compile made of the block stays as it is.
+        paths = block_paths(transformer, self.spec)
+        self._tapped = []
+        for index in self.skips_given:
+            parent, _, name = paths[index].rpartition(".")
+            blocks = transformer.get_submodule(parent)
+            self._tapped.append((blocks, name, blocks.get_submodule(name)))
+            setattr(blocks, name, Tapped(blocks.get_submodule(name), self._relay, index))
 
     def unwrap(self) -> nn.Module:
-        """Undo the wrapping, not the cut, and return the transformer with the stage's blocks."""
+        """Undo the wrapping and return the transformer, with all the blocks that were not forgotten."""
+        transformer = self._release()
+        self._relay.restore()
+        return transformer
+
+    def _release(self) -> nn.Module:
         for handle in self._handles:
             handle.remove()
+        for blocks, name, block in self._tapped:
+            setattr(blocks, name, block)
         return self.transformer.unwrap()
+
+    def set_mesh(self, mesh: Mesh) -> None:
+        """Run over another mesh with the same stages from the next forward on."""
+        self.transformer.set_mesh(mesh)
+        self.mesh = mesh
+
+    def check_ring(self, mesh: Mesh) -> None:
+        """See `ParallelTransformer.check_ring`."""
+        self.transformer.check_ring(mesh)
+
+    def rewrap(self, attention: str, compile: bool) -> Stage:
+        """The same stage with other options; this one is of no use afterwards."""
+        module = self._release()
+        return Stage(module, self.spec, self._relay, self.mesh, attention, compile)
 
     def parameters(self) -> Any:
         """The stage's own parameters."""
@@ -89,6 +122,7 @@ class Stage:
         slots: Slots,
         call: int = 0,
         keep: bool = True,
+        skips: Mapping[int, torch.Tensor] = MappingProxyType({}),
     ) -> Streams | torch.Tensor:
         """Run the stage's blocks. Collective over the sequence group.
 
@@ -100,12 +134,13 @@ class Stage:
             slots: how the tokens are dealt.
             call: which of the step's forwards this is.
             keep: whether keys and values are kept for later steps.
+            skips: outputs of the blocks in `skips_taken`; afterwards `skips()` has those of `skips_given`.
 
         Returns:
             The streams for the next stage, or the output of the last one: shaped as the model's for the whole latent,
             of which only the patch's part means anything.
         """
-        self._relay.received = received
+        self._relay.received, self._relay.skips = received, dict(skips)
         self._cut.patch, self._cut.total = patch, patches[-1].tokens[1]
         self._order(slots, patch, next(iter(arguments.values())).device)
         place = Place(
@@ -117,6 +152,10 @@ class Stage:
             return done.streams
         finally:
             self._relay.received = {}
+
+    def skips(self) -> dict[int, torch.Tensor]:
+        """What the last forward's blocks have made for the mirror image."""
+        return {index: self._relay.skips[index] for index in self.skips_given}
 
     def _order(self, slots: Slots, patch: Patch | None, device: torch.device) -> None:
         """With several ranks to a sequence, synchronous steps deal every patch in bands, as the others will."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -25,6 +26,11 @@ class Control(Protocol):
 
     def check_cancel(self) -> None:
         """Raise `Cancelled` if this rank has heard of a cancel. For PREPARE, where ranks need not agree."""
+        ...
+
+    def vote_stop(self) -> Callable[[], bool]:
+        """Begin the same without waiting for the other ranks; what is returned waits, and tells. All ranks call both
+        in the same order."""
         ...
 
     def all_stop(self) -> bool:

@@ -14,14 +14,24 @@ from typing import Any
 import torch
 
 from ..config import ParallelConfig, ParallelPlan
-from ..mesh import Mesh, build_mesh, single_rank_mesh
-from ..plan import explain, resolve_plan
+from ..mesh import Mesh
+from ..pipefusion.denoise import PipelineDenoising, forward_once, sit_out
+from ..pipefusion.runner import StageRunner, lay_out
+from ..plan import TYPICAL, plan_loading, resolve_plan
+from ..planning.describe import describe_request
+from ..planning.explanation import explain
+from ..planning.facts import CPU, MachineFacts, RequestFacts
+from ..planning.limits import check_steps
+from ..planning.measure import measure_machine
+from ..sampling.samplers import require_patchwise
+from ..speed import measure_speeds
 from .conditioning import Conditioning, ConditioningStore, check_arguments
 from .control import Cancelled, Control
 from .denoise import Denoising
+from .meshes import Meshes, Place
 from .predict import Call, Predictor
 from .requests import Answer, ConditioningRef, Finished, Forward, Load, Loaded, Release, Request, Sample
-from .resident import Residency, Resident
+from .resident import Opened, Residency, Resident
 
 Results = dict[str, torch.Tensor]
 
@@ -61,7 +71,10 @@ class Engine:
         self.world_size = world_size
         self.residency = Residency(device, rank)
         self.conditionings = ConditioningStore()
-        self._meshes: dict[ParallelPlan, Mesh | None] = {}
+        # Ranks plan by it, so it is the same on all of them: from the Load request, or out of a collective.
+        self.machine: MachineFacts = CPU
+        # Measuring is a collective: every rank starts an engine.
+        self._meshes = Meshes(device.type, rank, world_size, measure_speeds(device, world_size))
 
     def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
         """Validate, plan, load.
@@ -84,21 +97,29 @@ class Engine:
 
     def _prepare_load(self, request: Load, control: Control) -> Prepared:
         config = ParallelConfig.from_mapping(request.config)
-        resident, reused = self.residency.load(request, config, control)
-        heads = resident.spec.heads(resident.model_config)
-        try:
-            plan = resolve_plan(config, request.ranks, heads, batch=1)
-        except Exception:
-            self._forget()
-            raise
-        answer = Loaded(
-            resident.spec.name,
-            resident.parameters,
-            resident.parameter_bytes,
-            reused,
-            explain(plan, config, request.ranks, heads, batch=1),
+        machine = request.machine or CPU
+        # Whatever fails on all ranks alike comes before the groups, and before the resident model is let go.
+        opened = Opened.open(request)
+        loaded = plan_loading(config, request.ranks, opened.facts, machine)
+        resolve_plan(config, request.ranks, opened.facts, TYPICAL, machine, loaded)
+        place = self._meshes.place(loaded, opened.facts.mirrored) if loaded.pipe > 1 else None
+        resident, reused = self.residency.load(
+            request, config, opened, loaded, place.mesh if place else None, machine.memory_bytes, control
         )
-        return Prepared(lambda tensors, control: (answer, {}), undo=self._forget)
+
+        def work(tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
+            self.machine = machine if machine.measured else measure_machine(machine, self.device, self.world_size)
+            answer = Loaded(
+                resident.spec.name,
+                resident.parameters,
+                resident.parameter_bytes,
+                reused,
+                explain(config, request.ranks, resident.facts, TYPICAL, self.machine, loaded),
+                self.machine,
+            )
+            return answer, {}
+
+        return Prepared(work, undo=self._forget)
 
     def _prepare_release(self, request: Release) -> Prepared:
         def work(tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
@@ -117,44 +138,66 @@ class Engine:
         return self.residency.release()
 
     def _prepare_forward(self, request: Forward, resident: Resident, meta: Mapping[str, torch.Tensor]) -> Prepared:
-        batch = meta["x"].shape[0]
-        self._check(request.conditioning, resident, meta["x"], meta)
-        mesh, plan = self._mesh(resident, batch)
+        x = meta["x"]
+        text = self._check(request.conditioning, resident, x, meta)
+        facts = describe_request(resident.spec, tuple(x.shape), text, batch=x.shape[0])
+        place, plan = self._place(resident, facts)
 
         def work(tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
             started = time.perf_counter()
             self.conditionings.drop(request.dropped)
             conditioning = self.conditionings.take(request.conditioning, tensors)
             results: Results = {}
-            if mesh is not None:
+            if place is not None and place.links is not None:
+                stage = resident.stage(place.mesh)
+                runner = StageRunner(stage, place.links, [conditioning], tensors["x"], patches=1, keep=False)
+                output = forward_once(runner, tensors["x"], tensors["timestep"])
+                results = {} if output is None else {"output": output}
+            elif place is not None:
                 call = Call(tensors["x"], tensors["timestep"], conditioning)
-                results["output"] = self._predictor(resident, mesh)([call])[0]
+                results["output"] = self._predictor(resident, place.mesh)([call])[0]
             return _finished(plan, started), results
 
         return Prepared(work)
 
     def _prepare_sample(self, request: Sample, resident: Resident, meta: Mapping[str, torch.Tensor]) -> Prepared:
         x = meta["x"]
-        for branch in request.branches:
-            self._check(branch, resident, x, meta)
         denoising = Denoising(request, resident.dtype)
-        mesh, plan = self._mesh(resident, x.shape[0] * len(request.branches))
+        texts = [
+            self._check(branch, resident, seen, meta)
+            for branch, seen in zip(request.branches, denoising.model_inputs(x, meta), strict=True)
+        ]
+        steps, batch = meta["sigmas"].shape[0] - 1, x.shape[0] * len(request.branches)
+        longest = max(texts, key=lambda shape: shape[1])
+        facts = describe_request(resident.spec, tuple(x.shape), longest, batch=batch, steps=steps)
+        place, plan = self._place(resident, facts)
+        check_steps(plan, steps)
+        if plan.pipe > 1:
+            require_patchwise(denoising.sampler)
+            if place is not None:
+                self._check_cut(request, resident, place.mesh, plan, x, meta)
 
         def work(tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
             started = time.perf_counter()
             self.conditionings.drop(request.dropped)
             branches = [self.conditionings.take(branch, tensors) for branch in request.branches]
-            if mesh is None:
-                denoising.sit_out(tensors["sigmas"], control)
+            if place is None:
+                (sit_out if plan.pipe > 1 else denoising.sit_out)(steps, control)
                 return _finished(plan, started), {}
-            latent = denoising.run(self._predictor(resident, mesh), branches, tensors, control)
-            return _finished(plan, started), {"latent": latent}
+            if place.links is None:
+                latent = denoising.run(self._predictor(resident, place.mesh), branches, tensors, control)
+                return _finished(plan, started), {"latent": latent}
+            seen = denoising.model_inputs(tensors["x"], tensors)[0]
+            runner = StageRunner(resident.stage(place.mesh), place.links, branches, seen, plan.patches, keep=True)
+            finished = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
+            return _finished(plan, started), {} if finished is None else {"latent": finished}
 
         return Prepared(work)
 
     def _check(
         self, reference: ConditioningRef, resident: Resident, x: torch.Tensor, meta: Mapping[str, torch.Tensor]
-    ) -> None:
+    ) -> tuple[int, ...]:
+        """Refuse what the model cannot take; return the shape of the text."""
         conditioning = self.conditionings.peek(reference, meta)
         check_arguments(conditioning, resident.spec, x.shape[0])
         shapes = Conditioning({name: _to_meta(value) for name, value in conditioning.arguments.items()})
@@ -163,22 +206,32 @@ class Engine:
             x, timestep, shapes.context, resident.model_config, **shapes.extras
         )
         resident.spec.check_widths(arguments, resident.model_config)
+        return tuple(conditioning.context.shape)
 
-    def _mesh(self, resident: Resident, batch: int) -> tuple[Mesh | None, ParallelPlan]:
-        """The mesh for a batch of that size. Pure planning, so that all ranks create the same groups in one order."""
-        heads = resident.spec.heads(resident.model_config)
-        plan = resolve_plan(resident.config, resident.ranks, heads, batch)
-        if plan not in self._meshes:
-            self._meshes[plan] = (
-                single_rank_mesh()
-                if self.world_size == 1
-                else build_mesh(plan, self.device.type, self.rank, self.world_size)
-            )
-        return self._meshes[plan], plan
+    def _check_cut(
+        self,
+        request: Sample,
+        resident: Resident,
+        mesh: Mesh,
+        plan: ParallelPlan,
+        x: torch.Tensor,
+        meta: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Refuse a latent that cannot be cut into the plan's patches."""
+        branches = [self.conditionings.peek(branch, meta) for branch in request.branches]
+        lay_out(resident.spec, resident.model_config, mesh, branches, x, plan.patches)
+
+    def _place(self, resident: Resident, request: RequestFacts) -> tuple[Place | None, ParallelPlan]:
+        """The place for such a request. Pure planning, so that all ranks create the same groups in one order."""
+        facts = resident.facts
+        plan = resolve_plan(resident.config, resident.ranks, facts, request, self.machine, resident.loaded)
+        place = self._meshes.place(plan, facts.mirrored and plan.pipe > 1)
+        if place is not None and resident.transformer is not None:
+            resident.transformer.check_ring(place.mesh)
+        return place, plan
 
     def _predictor(self, resident: Resident, mesh: Mesh) -> Predictor:
-        assert resident.transformer is not None
-        return Predictor(resident.transformer, resident.spec, mesh)
+        return Predictor(resident.whole(), resident.spec, mesh)
 
 
 def _to_meta(value: Any) -> Any:

@@ -10,17 +10,46 @@ from typing import Any
 import torch
 
 from .. import memory
-from ..config import ParallelConfig
+from ..config import ParallelConfig, ParallelPlan
 from ..errors import RequestError
 from ..loading.checkpoint import Checkpoint, open_checkpoint
-from ..loading.weights import load_transformer
-from ..mesh import single_rank_mesh
+from ..loading.weights import build_transformer, check_weights, load_weights
+from ..mesh import Mesh, single_rank_mesh
 from ..models.spec import ModelSpec
+from ..pipefusion.blocks import keep_blocks, share_blocks
+from ..pipefusion.stage import Stage
+from ..planning.describe import describe_model, parameter_shapes
+from ..planning.facts import ModelFacts
 from ..wrappers.parallel_transformer import ParallelTransformer, parallelize
 from .control import Control
 from .requests import Load
 
 _FILE_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint before its weights are read.
+
+    Args:
+        facts: what plans are made from.
+    """
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    facts: ModelFacts
+
+    @classmethod
+    def open(cls, request: Load) -> Opened:
+        """Examine a file.
+
+        Raises:
+            CheckpointError, UnsupportedModelError: see `open_checkpoint`.
+        """
+        checkpoint = open_checkpoint(request.path)
+        dtype = getattr(torch, request.dtype)
+        shapes = parameter_shapes(checkpoint)
+        return cls(checkpoint, dtype, describe_model(checkpoint.spec, checkpoint.config, shapes, dtype.itemsize))
 
 
 @dataclass
@@ -29,8 +58,10 @@ class Resident:
 
     Args:
         key: the client's name for it.
-        weights: what the weights were read from (files with size and time, dtype).
-        transformer: None on a rank that the configuration does not use.
+        weights: what the weights were read from (files with size and time, dtype, blocks).
+        facts: what plans are made from.
+        loaded: the plan whose stages share out the weights; of one stage where every rank holds all.
+        transformer: wrapped for the last request; None on a rank that the configuration does not use.
     """
 
     key: str
@@ -40,7 +71,9 @@ class Resident:
     config: ParallelConfig
     ranks: int
     dtype: torch.dtype
-    transformer: ParallelTransformer | None
+    facts: ModelFacts
+    loaded: ParallelPlan
+    transformer: ParallelTransformer | Stage | None
 
     @property
     def parameters(self) -> int:
@@ -51,6 +84,30 @@ class Resident:
     def parameter_bytes(self) -> int:
         """Bytes that this rank holds."""
         return sum(p.nbytes for p in self.transformer.parameters()) if self.transformer else 0
+
+    def whole(self) -> ParallelTransformer:
+        """The transformer with all its blocks, to be run over any mesh without stages."""
+        if isinstance(self.transformer, Stage):
+            self.transformer = _wrap(self.transformer.unwrap(), self.spec, self.config)
+        assert self.transformer is not None
+        return self.transformer
+
+    def stage(self, mesh: Mesh) -> Stage:
+        """This rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""
+        if isinstance(self.transformer, ParallelTransformer):
+            module = self.transformer.unwrap()
+            owned = share_blocks(module, self.spec, mesh.plan.pipe, math.inf)[mesh.coordinate["pipe"]]
+            self.transformer = Stage(
+                module,
+                self.spec,
+                keep_blocks(module, self.spec, owned),
+                mesh,
+                self.config.attention,
+                self.config.compile,
+            )
+        assert self.transformer is not None
+        self.transformer.set_mesh(mesh)
+        return self.transformer
 
 
 class Residency:
@@ -71,18 +128,32 @@ class Residency:
             raise RequestError("The model is not loaded in the pool.", "Queue the prompt again.")
         return self.current
 
-    def load(self, request: Load, config: ParallelConfig, control: Control) -> tuple[Resident, bool]:
+    def load(
+        self,
+        request: Load,
+        config: ParallelConfig,
+        opened: Opened,
+        loaded: ParallelPlan,
+        mesh: Mesh | None,
+        memory_bytes: int,
+        control: Control,
+    ) -> tuple[Resident, bool]:
         """Make a model resident; return it, and whether its weights were here already.
 
-        The file is examined before the resident model is let go, so that a wrong file costs nothing.
+        Args:
+            loaded: see `Resident`.
+            mesh: of `loaded` where it has several stages, None on a rank outside of it.
+            memory_bytes: that a rank may use for weights, 0 where that is not known; the same on all ranks.
 
         Raises:
-            CheckpointError, UnsupportedModelError: see `open_checkpoint`.
+            CheckpointError, UnsupportedModelError: a file that does not fit its family.
+            OutOfMemoryError: it does not fit this rank's device.
         """
-        checkpoint = open_checkpoint(request.path)
-        dtype = getattr(torch, request.dtype)
-        weights = (checkpoint.identity, request.dtype, self._rank < request.ranks)
-        transformer = None
+        checkpoint = opened.checkpoint
+        stage = mesh.coordinate["pipe"] if mesh is not None else None
+        used = self._rank < request.ranks and (loaded.pipe == 1 or stage is not None)
+        weights = (checkpoint.identity, request.dtype, used, loaded.pipe, stage)
+        transformer: ParallelTransformer | Stage | None = None
         if self.current is not None and self.current.weights == weights:
             reused = True
             if self.current.transformer is not None:
@@ -91,12 +162,8 @@ class Residency:
             reused = False
             control.check_cancel()
             self.release()
-            self._require_memory(checkpoint, dtype, request)
-            if self._rank < request.ranks:
-                module = load_transformer(checkpoint, dtype, self._device, control.check_cancel)
-                transformer = parallelize(
-                    module, checkpoint.spec, single_rank_mesh(), attention=config.attention, compile=config.compile
-                )
+            if used:
+                transformer = self._read(opened, config, loaded, mesh, memory_bytes, control)
         self.current = Resident(
             request.model,
             weights,
@@ -104,15 +171,38 @@ class Residency:
             dict(checkpoint.config),
             config,
             request.ranks,
-            dtype,
+            opened.dtype,
+            opened.facts,
+            loaded,
             transformer,
         )
         return self.current, reused
 
-    def _require_memory(self, checkpoint: Checkpoint, dtype: torch.dtype, request: Load) -> None:
-        if self._rank >= request.ranks:
-            return
-        elements = sum(math.prod(info.shape) for info in checkpoint.header.values())
+    def _read(
+        self,
+        opened: Opened,
+        config: ParallelConfig,
+        loaded: ParallelPlan,
+        mesh: Mesh | None,
+        memory_bytes: int,
+        control: Control,
+    ) -> ParallelTransformer | Stage:
+        checkpoint = opened.checkpoint
+        module = build_transformer(checkpoint)
+        rules = check_weights(module, checkpoint)
+        relay = None
+        if mesh is not None:
+            most = (memory_bytes or math.inf) / opened.dtype.itemsize
+            owned = share_blocks(module, checkpoint.spec, loaded.pipe, most)[mesh.coordinate["pipe"]]
+            relay = keep_blocks(module, checkpoint.spec, owned)
+            relay.forget()
+        self._require_memory(checkpoint, opened.dtype, sum(p.numel() for p in module.parameters()))
+        load_weights(module, checkpoint, rules, opened.dtype, self._device, control.check_cancel)
+        if relay is None or mesh is None:
+            return _wrap(module, checkpoint.spec, config)
+        return Stage(module, checkpoint.spec, relay, mesh, config.attention, config.compile)
+
+    def _require_memory(self, checkpoint: Checkpoint, dtype: torch.dtype, elements: int) -> None:
         if self._device.type == "cpu" and all(
             info.dtype == _FILE_DTYPES.get(dtype) for info in checkpoint.header.values()
         ):
@@ -120,17 +210,16 @@ class Residency:
         smaller = []
         if dtype == torch.float32 and elements * 2 < memory.free_bytes(self._device):
             smaller.append(f"Choose bf16 as weight_dtype: that needs {elements * 2 / 2**30:.1f} GiB.")
-        what = f"{checkpoint.spec.title} in {request.dtype}"
+        what = f"{checkpoint.spec.title} in {str(dtype).removeprefix('torch.')}"
         memory.require(elements * dtype.itemsize, self._device, self._rank, what, smaller)
 
-    def _rewrap(self, resident: Resident, config: ParallelConfig) -> ParallelTransformer:
+    def _rewrap(self, resident: Resident, config: ParallelConfig) -> ParallelTransformer | Stage:
         assert resident.transformer is not None
         if (resident.config.attention, resident.config.compile) == (config.attention, config.compile):
             return resident.transformer
-        module = resident.transformer.unwrap()
-        return parallelize(
-            module, resident.spec, single_rank_mesh(), attention=config.attention, compile=config.compile
-        )
+        if isinstance(resident.transformer, Stage):
+            return resident.transformer.rewrap(config.attention, config.compile)
+        return _wrap(resident.transformer.unwrap(), resident.spec, config)
 
     def release(self) -> int:
         """Let the resident model go; return the bytes that this rank held."""
@@ -140,3 +229,7 @@ class Residency:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         return freed
+
+
+def _wrap(module: torch.nn.Module, spec: ModelSpec, config: ParallelConfig) -> ParallelTransformer:
+    return parallelize(module, spec, single_rank_mesh(), attention=config.attention, compile=config.compile)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..attention import rebind
-from ..attention.kernels import KERNELS, resolve_kernel
+from ..attention.choice import check_ring, resolve_kernel
+from ..attention.kernels import KERNELS
 from ..attention.projections import place_side_by_side
 from ..attention.rotary import exchange_rotary
 from ..errors import ConfigurationError, UnsupportedModelError
 from ..mesh import Mesh
 from ..models.spec import ModelSpec
+from ..pipefusion.blocks import is_absent, stages_of
+from ..pipefusion.stale import Place, StaleKeys
 from .graphs import RecordedForward
 from .peers import PeerSharing
 from .rewrites import Rewrites
@@ -36,6 +41,7 @@ def parallelize(
     compile: bool = False,
     record: bool = True,
     share: bool = True,
+    keys: StaleKeys | None = None,
 ) -> ParallelTransformer:
     """Let the ranks of `mesh` run `transformer` together; call it on every rank with the same arguments.
 
@@ -47,12 +53,13 @@ def parallelize(
         compile: regional torch.compile of the blocks in `spec.block_lists`.
         record: on a GPU, forwards that repeat become CUDA graphs (graphs.py). Nothing to gain on a CPU.
         share: GPUs of one host that can write to each other's memory exchange heads in this way (peer.py).
+        keys: of a stage of a pipeline, which runs with `ParallelTransformer.staged`.
 
     Raises:
         UnsupportedModelError: the transformer is not what the spec describes, or its attention cannot be exchanged.
         ConfigurationError: the mesh or the attention backend cannot be used here.
     """
-    return ParallelTransformer(transformer, spec, mesh, attention, compile, record, share)
+    return ParallelTransformer(transformer, spec, mesh, attention, compile, record, share, keys)
 
 
 class ParallelTransformer:
@@ -72,18 +79,21 @@ class ParallelTransformer:
         compile: bool,
         record: bool,
         share: bool,
+        keys: StaleKeys | None,
     ):
         _check_class(transformer, spec)
-        _check_mesh(mesh)
         self.transformer = transformer
         self.spec = spec
         self.mesh = mesh
         self.compiled = compile
         device, dtype, head_dim = _attention_traits(transformer)
-        self.attention = resolve_kernel(attention, device, dtype, head_dim)
+        self.attention = resolve_kernel(attention, device, dtype, head_dim, _measurements())
+        self._runs_in_a_ring = False
+        self._keys = keys
+        self.check_mesh(mesh)
         self._recorded: RecordedForward | None = None
         if record and device.type == "cuda":
-            self._recorded = RecordedForward(self._run, made_outside=lambda: (self._split.layout, self._split.buffers))
+            self._recorded = RecordedForward(self._run, made_outside=lambda: self._split.read)
         self._signature = inspect.signature(transformer.forward)
         peers = PeerSharing(_heads(transformer, spec), head_dim, dtype, device, self.attention) if share else None
         self._split = SequenceSplit(mesh, spec.attended, peers)
@@ -91,7 +101,9 @@ class ParallelTransformer:
         blocks = list(_blocks(transformer, spec)) if compile else []
         # From here on the transformer is changed, and nothing refuses any more but `apply`, which comes first.
         attention_modules = _self_attention(transformer, spec)
-        self._rebound = rebind.apply(attention_modules, SequenceAttention(KERNELS[self.attention], self._split))
+        self._attend = SequenceAttention(KERNELS[self.attention], self._split, keys)
+        others = self._attention_over_parts(attention_modules, keys)
+        self._rebound = rebind.apply(attention_modules, self._attend, others)
         # On a CPU the weights may be the memory-mapped file itself, which they would leave.
         together = compile and device.type == "cuda"
         if compile:
@@ -101,8 +113,15 @@ class ParallelTransformer:
         self._handles = self._register_hooks()
         self._compiled_blocks = blocks
         options = {"pre_grad_custom_pass": Rewrites(together)}
-        for block in blocks:
+        for block in (block for block in blocks if not is_absent(block)):
             block.compile(fullgraph=True, options=options)
+
+    def _attention_over_parts(self, paths: Iterable[str], keys: StaleKeys | None) -> dict[str, SequenceAttention]:
+        found: dict[str, SequenceAttention] = {}
+        for pattern, attended in self.spec.attended_by.items():
+            attention = SequenceAttention(KERNELS[self.attention], self._split.among(attended), keys)
+            found |= {path: attention for path in paths if _matches(path.split("."), pattern.split("."))}
+        return found
 
     def _register_hooks(self) -> list[Any]:
         find = self.transformer.get_submodule
@@ -123,11 +142,33 @@ class ParallelTransformer:
         """Run over another mesh from the next forward on, with the same weights. Costs nothing; every rank calls it.
 
         Raises:
-            ConfigurationError: the mesh has an axis that this wrapper does not run.
+            ConfigurationError: see `check_mesh`.
         """
-        _check_mesh(mesh)
+        self.check_mesh(mesh)
         self.mesh = mesh
         self._split.set_mesh(mesh)
+
+    def check_mesh(self, mesh: Mesh) -> None:
+        """Refuse a mesh that this wrapper does not run, and change nothing. No collective.
+
+        Raises:
+            ConfigurationError: stages of which this is none, or see `check_ring`.
+        """
+        if mesh.plan.pipe > 1 and self._keys is None:
+            raise ConfigurationError(
+                f"The plan asks for pipe {mesh.plan.pipe}, and the whole model is loaded.", "Queue the prompt again."
+            )
+        self.check_ring(mesh)
+
+    def check_ring(self, mesh: Mesh) -> None:
+        """Refuse a mesh with a ring for which the attention backend is not made. No collective.
+
+        Raises:
+            ConfigurationError: with the backends that are.
+        """
+        if mesh.plan.ring > 1 and not self._runs_in_a_ring:
+            check_ring(self.attention, *_attention_traits(self.transformer))
+            self._runs_in_a_ring = True  # found by running the kernel: once is enough
 
     def unwrap(self) -> nn.Module:
         """Undo everything and return the transformer as it was. The wrapper is of no use afterwards."""
@@ -148,9 +189,25 @@ class ParallelTransformer:
             return self._recorded(self.mesh, args, kwargs)
         return self._run(*args, **kwargs)
 
+    @torch.no_grad()
+    def staged(self, place: Place, arguments: Mapping[str, Any]) -> Any:
+        """Run a stage's forward (pipefusion.stage), whose attention goes over kept keys and values too."""
+        assert self._keys is not None
+        self._keys.begin(place, self._attend.attend_slots)
+        self._begin(arguments.get("timestep"))
+        if place.patch is None:
+            self._split.deal(place.slots.shares(), stages_of(self.spec).text)
+        return self._forward(**arguments, return_dict=False)[0]
+
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        self._begin(self._signature.bind(*args, **kwargs).arguments.get("timestep"))
+        return self._forward(*args, **kwargs)
+
+    def _begin(self, timestep: torch.Tensor | None) -> None:
         self._split.begin()
-        self._timestep.begin(self._signature.bind(*args, **kwargs).arguments.get("timestep"))
+        self._timestep.begin(timestep)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.compiled:
             return self.transformer(*args, **kwargs)
         config = torch._dynamo.config
@@ -174,11 +231,10 @@ def _check_class(transformer: nn.Module, spec: ModelSpec) -> None:
         )
 
 
-def _check_mesh(mesh: Mesh) -> None:
-    for axis in ("pipe", "ring"):
-        degree = getattr(mesh.plan, axis)
-        if degree > 1:
-            raise ConfigurationError(f"The plan asks for {axis} {degree}, which does not run yet.", f"Set {axis} to 1.")
+def _measurements() -> Path | None:
+    """Where measured times of attention kernels are kept between processes; the pool says."""
+    folder = os.environ.get("PARALLEL_DIT_STATE")
+    return Path(folder) / "attention.json" if folder else None
 
 
 def _attention_traits(transformer: nn.Module) -> tuple[torch.device, torch.dtype, int]:

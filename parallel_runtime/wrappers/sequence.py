@@ -5,29 +5,34 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from ..attention.kernels import AttentionKernel
 from ..attention.peer import PeerBuffers, peer_attention
+from ..attention.ring import RingAttention, RingLayout
 from ..attention.ulysses import WireLayout, ulysses_attention
 from ..errors import UnsupportedModelError
 from ..mesh import Mesh
 from .peers import PeerSharing
 from .shares import gather_shares, split_sizes, take_share
 
-_LAYOUTS = 16
-"""Kept layouts."""
+_LAYOUTS = 32
+"""Kept layouts, of both kinds."""
+
+
+_Layout = TypeVar("_Layout", WireLayout, RingLayout)
 
 
 class SequenceSplit:
     """Which tokens are whose during the current forward; one object per wrapped transformer.
 
-    `buffers` and `layout` are what attention reads inside of compiled blocks: the memory that the ranks share, where
-    they share any; else how uneven shares lie on the wire, None when all ranks have equally many tokens. They follow
-    from the arguments' shapes and the plan alone, so the ranks agree on them.
+    `buffers`, `layout` and `ring_layout` are what attention reads inside of compiled blocks: the memory that the ranks
+    share, where they share any; how uneven shares lie on the wire of the Ulysses group, and how long the chunks of the
+    ring are, None where all are equally long. They follow from the arguments' shapes and the plan alone, so the ranks
+    agree on them.
 
     Args:
         attended: see ModelSpec.
@@ -37,22 +42,56 @@ class SequenceSplit:
     def __init__(self, mesh: Mesh, attended: tuple[str, ...], peers: PeerSharing | None = None):
         self.attended = attended
         self.peers = peers
-        self._layouts: OrderedDict[tuple[Any, ...], WireLayout] = OrderedDict()
+        self._parts: list[SequenceSplit] = []
+        self._is_part = False
+        self._layouts: OrderedDict[tuple[Any, ...], WireLayout | RingLayout] = OrderedDict()
         self.set_mesh(mesh)
+
+    def among(self, attended: tuple[str, ...]) -> SequenceSplit:
+        """Return this split as an attention sees it that attends over `attended`, some of the tokens; it follows."""
+        part = SequenceSplit(self._mesh, attended, self.peers)
+        part._is_part = True
+        self._parts.append(part)
+        return part
+
+    @property
+    def read(self) -> list[Any]:
+        """What attention reads beside its arguments, in this forward."""
+        return [self.layout, self.ring_layout, self.buffers, *(part.read for part in self._parts)]
 
     def set_mesh(self, mesh: Mesh) -> None:
         """Split over another mesh from the next forward on."""
         self._mesh = mesh
+        for part in self._parts:
+            part.set_mesh(mesh)
+        self.group = mesh.sequence
+        self.index = mesh.sequence_index
+        self.weights = mesh.speeds
+        self.ulysses_group, self.ulysses = mesh.ulysses, mesh.plan.ulysses
+        self.ring_group, self.ring, self.ring_index = mesh.ring, mesh.plan.ring, mesh.coordinate["ring"]
         self.begin()
 
     def begin(self) -> None:
         """Forget the lengths of the previous forward."""
         self.degree = self._mesh.plan.sequence
-        self.index = self._mesh.sequence_index
-        self.group = self._mesh.sequence
         self.layout: WireLayout | None = None
+        self.ring_layout: RingLayout | None = None
         self.buffers: PeerBuffers | None = None
+        self.dealt: tuple[int, ...] | None = None
         self._totals: dict[str, int] = {}
+        self.begun = False  # something of this forward is split already, and cannot become whole again
+        for part in self._parts:
+            part.begin()
+
+    def deal(self, shares: tuple[int, ...], text: tuple[str, ...]) -> None:
+        """In this forward, give every rank that many image tokens; the arguments named `text` are split as always."""
+        self.dealt, self._text = shares, text
+        for part in self._parts:
+            part.deal(shares, text)
+
+    def weights_of(self, name: str) -> tuple[float, ...] | None:
+        """In which proportion the tokens of an argument are dealt, None for equal shares."""
+        return self.weights if self.dealt is None or name in self._text else self.dealt
 
     def record(self, totals: dict[str, int], batch: int, device: torch.device) -> None:
         """Note how many tokens each argument has before it is split, in a batch of how many.
@@ -61,33 +100,50 @@ class SequenceSplit:
         computes the whole, of a handful of tokens.
         """
         self._totals.update(totals)
-        shares = [split_sizes(self._totals[name], self.degree) for name in self.attended if name in self._totals]
+        known = [name for name in self.attended if name in self._totals]
+        shares = [split_sizes(self._totals[name], self.degree, self.weights_of(name)) for name in known]
         lengths = tuple(sum(rank_shares) for rank_shares in zip(*shares, strict=True))
-        self.layout = self.buffers = None
+        self.layout = self.ring_layout = self.buffers = None
         if len(shares) < len(self.attended):
             return  # an embedding will tell the rest
         if lengths and min(lengths) == 0:
-            if len(totals) < len(self.attended):
+            if self._is_part or self.begun:
                 raise UnsupportedModelError(
                     f"A picture of {self.output_total} tokens cannot be split over {self.degree} ranks.",
                     "Use a larger picture, or fewer ranks for one picture.",
                 )
-            self.degree = 1
+            for split in (self, *self._parts):
+                split.degree = 1
             return
-        if lengths and self.peers is not None:
-            self.buffers = self.peers.buffers(self._mesh, lengths, batch)
-        if self.buffers is None and len(set(lengths)) > 1:
-            self.layout = self._build_layout(lengths, device)
+        if lengths:
+            self._lay_out(lengths, batch, device)
+        for part in self._parts:
+            part.record({name: self._totals[name] for name in part.attended}, batch, device)
 
-    def _build_layout(self, lengths: tuple[int, ...], device: torch.device) -> WireLayout:
+    def _lay_out(self, lengths: tuple[int, ...], batch: int, device: torch.device) -> None:
+        if self.peers is not None and self.ring == 1:
+            self.buffers = self.peers.buffers(self._mesh, lengths, batch)
+        groups = [lengths[first : first + self.ulysses] for first in range(0, self.degree, self.ulysses)]
+        own = groups[self.ring_index]
+        if len(set(own)) > 1:
+            self.layout = self._build(WireLayout, own, self.index % self.ulysses, device)
+        self.ring_layout = self.lay_out_ring(tuple(map(sum, groups)), device)
+
+    def lay_out_ring(self, chunks: tuple[int, ...], device: torch.device) -> RingLayout | None:
+        """The layout of a ring whose ranks hold that many tokens; None where they hold equally many."""
+        return self._build(RingLayout, chunks, self.ring_index, device) if len(set(chunks)) > 1 else None
+
+    def _build(self, kind: type[_Layout], lengths: tuple[int, ...], index: int, device: torch.device) -> _Layout:
         """Build a layout, or take one from before: a CUDA graph cannot be recorded while one comes from the CPU."""
-        key = (lengths, self.index, device)
+        key = (kind, lengths, index, device)
         if key not in self._layouts:
-            self._layouts[key] = WireLayout.build(lengths, self.index, device)
+            self._layouts[key] = kind.build(lengths, index, device)
             while len(self._layouts) > _LAYOUTS:
                 self._layouts.popitem(last=False)
         self._layouts.move_to_end(key)
-        return self._layouts[key]
+        layout = self._layouts[key]
+        assert isinstance(layout, kind)
+        return layout
 
     @property
     def output_total(self) -> int:
@@ -95,12 +151,37 @@ class SequenceSplit:
         return self._totals[self.attended[0]]
 
 
-class SequenceAttention:
-    """Attention over the tokens of all ranks; what the processors are rebound to."""
+class KeptKeys(Protocol):
+    """Keys and values of earlier forwards, which attention is to go over as well (pipefusion.stale)."""
 
-    def __init__(self, kernel: AttentionKernel, split: SequenceSplit):
+    @property
+    def slot_lengths(self) -> tuple[int, ...]:
+        """Keys that each rank of the ring holds, fresh and old."""
+        ...
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        """Put the keys and values to the others, and attend to all of them."""
+        ...
+
+
+class SequenceAttention:
+    """Attention over the tokens of all ranks; what the processors are rebound to.
+
+    Args:
+        kept: stands between the exchange of heads and the kernel, in a stage of a pipeline.
+    """
+
+    def __init__(self, kernel: AttentionKernel, split: SequenceSplit, kept: KeptKeys | None = None):
         self._kernel = kernel
         self._split = split
+        self._kept = kept
 
     def __call__(
         self,
@@ -112,13 +193,15 @@ class SequenceAttention:
     ) -> torch.Tensor:
         split = self._split
         if split.degree == 1:
-            return self._kernel(query, key, value, mask, scale)
-        if mask is not None or query.shape[:3] != key.shape[:3]:
+            return (self._kept or self._kernel.attend)(query, key, value, mask, scale)
+        if query.shape[:3] != key.shape[:3]:
             raise UnsupportedModelError(
-                "The model attends with a mask, or to other tokens than its own, where the sequence is split.",
-                "Set ulysses to 1; the batch can still be split.",
+                "The model attends to other tokens than its own, where the sequence is split.",
+                "Set ulysses and ring to 1; the batch can still be split.",
             )
-        if split.buffers is not None and split.peers is not None and split.peers.fits(query):
+        if mask is not None:
+            mask = _mask_of_keys(mask, key)
+        elif split.buffers is not None and split.peers is not None and split.peers.fits(query):
             return peer_attention(
                 query,
                 key,
@@ -128,17 +211,48 @@ class SequenceAttention:
                 buffers=split.buffers,
                 scale=scale,
             )
-        assert split.group is not None
+        if split.ulysses_group is None:
+            return (self._kept or self.attend_slots)(query, key, value, mask, scale)
         return ulysses_attention(
             query,
             key,
             value,
-            kernel=self._kernel,
-            group=split.group,
-            degree=split.degree,
+            kernel=self._kept or self.attend_slots,
+            group=split.ulysses_group,
+            degree=split.ulysses,
             layout=split.layout,
+            mask=mask,
             scale=scale,
         )
+
+    def attend_slots(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Attend with the tokens of this rank's Ulysses group, for its own heads, to the tokens of all groups."""
+        split = self._split
+        if split.ring_group is None:
+            return self._kernel.attend(query, key, value, mask, scale)
+        assert self._kernel.attend_with_lse is not None
+        layout = split.ring_layout if self._kept is None else split.lay_out_ring(self._kept.slot_lengths, key.device)
+        ring = RingAttention(self._kernel.attend_with_lse, split.ring_group, split.ring, split.ring_index, layout)
+        return ring(query, key, value, mask, scale)
+
+
+def _mask_of_keys(mask: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return the mask of this rank's own keys as (batch or 1, 1, 1, local tokens), which other ranks can use."""
+    whole = mask[(None,) * (4 - mask.dim())]
+    if whole.shape[1:3] != (1, 1) or whole.shape[0] not in (1, key.shape[0]) or whole.shape[3] != key.shape[1]:
+        raise UnsupportedModelError(
+            f"The model attends with a mask of shape {tuple(mask.shape)} where the sequence is split, which is not a "
+            f"mask of the {key.shape[1]} keys of this rank alone.",
+            "Set ulysses and ring to 1; the batch can still be split.",
+        )
+    return whole
 
 
 def split_hook(split: SequenceSplit, module: nn.Module, dims: dict[str, int]) -> Callable[..., Any]:
@@ -160,9 +274,10 @@ def split_hook(split: SequenceSplit, module: nn.Module, dims: dict[str, int]) ->
             split.record({name: tensor.shape[dims[name]] for name, tensor in tensors.items()}, batch, device)
         if split.degree == 1:
             return None
+        split.begun = True
         shared_args, shared_kwargs = list(args), dict(kwargs)
         for name, value in given.items():
-            share = _share(split, value, dims[name])
+            share = _share(split, value, dims[name], split.weights_of(name))
             if name in kwargs:
                 shared_kwargs[name] = share
             else:
@@ -181,16 +296,19 @@ def output_split_hook(split: SequenceSplit, path: str, dim: int) -> Callable[...
         first = output if isinstance(output, torch.Tensor) else output[0]
         if path in split.attended:
             split.record({path: first.shape[dim]}, first.shape[0], first.device)
-        return _share(split, output, dim)
+        if split.degree == 1:
+            return None
+        split.begun = True
+        return _share(split, output, dim, split.weights_of(path))
 
     return hook
 
 
-def _share(split: SequenceSplit, value: Any, dim: int) -> Any:
+def _share(split: SequenceSplit, value: Any, dim: int, weights: tuple[float, ...] | None) -> Any:
     if isinstance(value, torch.Tensor):
-        return take_share(value, dim, split.degree, split.index)
+        return take_share(value, dim, split.degree, split.index, weights)
     if isinstance(value, list | tuple):  # residuals of a ControlNet: one tensor per block
-        return type(value)(_share(split, item, dim) for item in value)
+        return type(value)(_share(split, item, dim, weights) for item in value)
     return value
 
 
@@ -201,6 +319,7 @@ def gather_hook(split: SequenceSplit, dim: int) -> Callable[..., Any]:
         if split.degree == 1:
             return None
         assert split.group is not None
-        return gather_shares(output, dim, split.output_total, split.group, split.degree)
+        weights = split.weights_of(split.attended[0])
+        return gather_shares(output, dim, split.output_total, split.group, split.degree, weights)
 
     return hook

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -12,31 +13,60 @@ import torch.nn.functional as F
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def split_sizes(total: int, degree: int) -> tuple[int, ...]:
-    """Return the rows of every rank: as equal as can be, the first `total % degree` ranks have one more."""
-    share, rest = divmod(total, degree)
-    return tuple(share + (rank < rest) for rank in range(degree))
+def split_sizes(total: int, degree: int, weights: Sequence[float] | None = None) -> tuple[int, ...]:
+    """Return the rows of every rank, `total` together.
+
+    Args:
+        weights: speed of every rank, above 0 and the same numbers on all ranks: rows are dealt in proportion, at least
+            one to each where there are enough. None deals as equally as can be, and the first `total % degree` ranks
+            get one more.
+    """
+    if weights is None or len(set(weights)) == 1:
+        share, rest = divmod(total, degree)
+        return tuple(share + (rank < rest) for rank in range(degree))
+    least = min(1, total // degree)
+    left = total - least * degree
+    # Rows beyond the one of each, so that shares are as near to the proportion as can be: a rank whose share is below
+    # one gets its one, and the others share the rest.
+    wanted = [max(0.0, total * weight / sum(weights) - least) for weight in weights]
+    exact = [left * part / sum(wanted) for part in wanted] if left else [0.0] * degree
+    sizes = [int(part) for part in exact]
+    # The largest remainders round up, the first rank of equal ones: the same on every rank.
+    order = sorted(range(degree), key=lambda rank: (sizes[rank] - exact[rank], rank))
+    for rank in order[: left - sum(sizes)]:
+        sizes[rank] += 1
+    return tuple(least + size for size in sizes)
 
 
-def take_share(tensor: torch.Tensor, dim: int, degree: int, index: int) -> torch.Tensor:
+def take_share(
+    tensor: torch.Tensor, dim: int, degree: int, index: int, weights: Sequence[float] | None = None
+) -> torch.Tensor:
     """Return rank `index`'s rows of `dim`, a view."""
-    sizes = split_sizes(tensor.shape[dim], degree)
+    sizes = split_sizes(tensor.shape[dim], degree, weights)
     start = (0, *accumulate(sizes))[index]
     return tensor.narrow(dim, start, sizes[index])
 
 
-def gather_shares(share: torch.Tensor, dim: int, total: int, group: dist.ProcessGroup, degree: int) -> torch.Tensor:
+def gather_shares(
+    share: torch.Tensor,
+    dim: int,
+    total: int,
+    group: dist.ProcessGroup,
+    degree: int,
+    weights: Sequence[float] | None = None,
+) -> torch.Tensor:
     """Put the shares of `total` rows on `dim` together again. Collective over the group; every rank gets the whole.
 
     Args:
         share: this rank's rows as `take_share` deals them, maybe none; the other dims are alike on all ranks.
     """
-    sizes = split_sizes(total, degree)
+    sizes = split_sizes(total, degree, weights)
+    longest = max(sizes)
     rows = share.movedim(dim, 0)
     # Not every rank has equally many rows and the collective wants it so: pad on the wire, by sizes known to all.
-    padded = F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, sizes[0] - rows.shape[0])).contiguous()
-    gathered = padded.new_empty((degree * sizes[0], *padded.shape[1:]))
+    padded = F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, longest - rows.shape[0])).contiguous()
+    gathered = padded.new_empty((degree * longest, *padded.shape[1:]))
     _all_gather(gathered, padded, group=group)
-    if sizes[0] != sizes[-1]:
-        gathered = torch.cat([part[:size] for part, size in zip(gathered.split(sizes[0]), sizes, strict=True)])
+    if min(sizes) != longest:
+        gathered = torch.cat([part[:size] for part, size in zip(gathered.split(longest), sizes, strict=True)])
     return gathered.movedim(0, dim)

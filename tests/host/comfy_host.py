@@ -93,7 +93,9 @@ class ComfyHost:
                 stderr=subprocess.STDOUT,
             )
         self._wait_until_up()
-        self.socket = websocket.create_connection(f"ws://{self.address}/ws?clientId={self.client_id}", timeout=10)
+        # A pool that starts on a busy machine says nothing for a while.
+        url = f"ws://{self.address}/ws?clientId={self.client_id}"
+        self.socket = websocket.create_connection(url, timeout=PROMPT_SECONDS)
 
     def run(self, prompt: Prompt, during: Callable[[Run], None] | None = None) -> Run:
         """Queue a prompt and follow it to its end.

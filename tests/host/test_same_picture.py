@@ -40,11 +40,13 @@ PER_STEP = {
 
 IN_POOL = {
     **{f"{sampler}, {scheduler}, cfg {cfg:g}": Workflow(sampler=sampler, scheduler=scheduler, cfg=cfg)
-       for sampler in ("euler", "euler_ancestral", "dpmpp_2m", "heun", "lcm", "ddim")
+       for sampler in ("euler", "euler_ancestral", "dpmpp_2m", "heun", "lcm", "ddim", "ddpm", "uni_pc")
        for scheduler, cfg in (("simple", 1.0), ("beta", 4.0))},
+    "uni_pc_bh2, karras": Workflow(sampler="uni_pc_bh2", scheduler="karras", cfg=4.0),
     "unequal prompts": Workflow(cfg=4.0, lengths=(9, 5)),
     "batch": Workflow(latent=(0, 2, 14, 20), cfg=4.0),
     "batch, ancestral": Workflow(latent=(0, 2, 14, 20), sampler="euler_ancestral"),
+    "two pictures of a batch of three": Workflow(latent=(9, 3, 14, 20), taken=(1, 2), sampler="euler_ancestral"),
     "odd sizes": Workflow(latent=ODD, cfg=4.0),
     "denoise 0.6 on a picture": Workflow(latent=PICTURE, denoise=0.6, sampler="dpmpp_2m"),
     "noise mask": Workflow(latent=PICTURE, mask=True, cfg=4.0),
@@ -53,13 +55,13 @@ IN_POOL = {
     "ModelSamplingFlux": Workflow(flux_shift=True, sampler="dpmpp_2m"),
     "a reference latent": Workflow(reference=True, cfg=4.0),
     "schnell": Workflow(model="schnell.safetensors", cfg=4.0, sampler="dpmpp_2m"),
+    "extra input channels": Workflow(model="canny.safetensors", cfg=4.0, lengths=(9, 5)),
     "nothing to denoise": Workflow(latent=PICTURE, denoise=0.0),
 }  # fmt: skip
 
 STEP_BY_STEP = {
     "the sampler res_multistep": Workflow(sampler="res_multistep", cfg=4.0),
-    "the sampler uni_pc": Workflow(sampler="uni_pc", scheduler="beta"),
-    "extra input channels": Workflow(model="canny.safetensors", cfg=4.0),
+    "the sampler dpm_2": Workflow(sampler="dpm_2", scheduler="beta"),
     "a function after CFG": Workflow(patch="cfg", cfg=4.0),
 }
 

@@ -30,6 +30,7 @@ class Workflow:
         sampler_node: KSampler, ParallelSampler, KSamplerAdvanced or SamplerCustomAdvanced.
         lengths: tokens of the positive and the negative prompt.
         latent: seed (0 is empty), batch, height, width.
+        taken: first and number of the pictures that Latent From Batch takes out; none takes all.
         reference: the positive prompt has a reference latent (Kontext).
         patch: kind of the test pack's change on the MODEL, if any.
     """
@@ -44,6 +45,7 @@ class Workflow:
     denoise: float = 1.0
     lengths: tuple[int, int] = (7, 7)
     latent: tuple[int, int, int, int] = (0, 1, 14, 20)
+    taken: tuple[int, int] | None = None
     mask: bool = False
     flux_shift: bool = False
     broken: bool = False
@@ -70,6 +72,10 @@ class Workflow:
         if self.mask:
             graph["mask"] = node("TestRandomMask", seed=3, height=height * 8, width=width * 8)
             graph["masked"] = node("SetLatentNoiseMask", samples=link("latent"), mask=link("mask"))
+        if self.taken:
+            first, count = self.taken
+            graph["batch"] = graph["latent"]
+            graph["latent"] = node("LatentFromBatch", samples=link("batch"), batch_index=first, length=count)
         graph |= self._sampling(link("model"), link("masked" if self.mask else "latent"))
         graph[SAVE] = node("SaveLatent", samples=link(SAMPLER), filename_prefix="latents/test")
         return graph

@@ -7,6 +7,7 @@ blocks does not matter to the numbers, so the emulator has none, and no messages
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def emulate(
     height, columns = x.shape[2] // 2, -(-x.shape[3] // 2)
     rows = [height // patches + (patch < height % patches) for patch in range(patches)]
     cuts = [sum(rows[:patch]) for patch in range(patches + 1)]
-    bands = [(slice(None), slice(None), slice(2 * a, 2 * b)) for a, b in zip(cuts, cuts[1:], strict=False)]
+    bands = [(slice(None), slice(None), slice(2 * a, 2 * b)) for a, b in pairwise(cuts)]
     source = NoiseSource(seed)
     noises = source.split(x, bands)
     runs = [find_sampler(sampler).steps(x[band], sigmas, noise) for band, noise in zip(bands, noises, strict=True)]

@@ -9,7 +9,7 @@ import torch
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh import build_mesh
 from parallel_runtime.models.flux import FLUX
-from parallel_runtime.pipefusion.blocks import block_paths
+from parallel_runtime.pipefusion.blocks import block_paths, keep_blocks
 from parallel_runtime.pipefusion.cut import split_blocks
 from parallel_runtime.pipefusion.denoise import PipelineDenoising, forward_once
 from parallel_runtime.pipefusion.links import build_links
@@ -79,7 +79,8 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
         mesh, links = meshes[plan]
         transformer = build_transformer(layers=LAYERS)
         owned = split_blocks([1.0] * len(block_paths(transformer, FLUX)), plan.pipe)[mesh.coordinate["pipe"]]
-        stage = Stage(transformer, FLUX, owned, mesh, attention="auto", compile=compile)
+        relay = keep_blocks(transformer, FLUX, owned)
+        stage = Stage(transformer, FLUX, relay, mesh, attention="auto", compile=compile)
         inputs = make_inputs(case)
         branches = [
             Conditioning({"context": context, **extra})
@@ -89,7 +90,7 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
             if case.get("forward"):
                 runner = StageRunner(stage, links, branches[:1], inputs["x"], 1, keep=False)
                 timestep = torch.full((inputs["x"].shape[0],), 0.7)
-                result = forward_once(runner, inputs["x"], timestep, branches)
+                result = forward_once(runner, inputs["x"], timestep)
             else:
                 result = _sample(case, stage, links, branches, inputs, plan)
         if result is not None and rank == 0:

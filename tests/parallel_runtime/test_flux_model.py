@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
@@ -20,6 +16,7 @@ from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.models.flux import FLUX
 from parallel_runtime.models.spec import TensorInfo
 from tests.comfyui_checkout import HOW, find_comfyui
+from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
 from tests.tiny_flux import make_state_dict, tiny_config, to_original, write_original
 
 SMALL = {"num_attention_heads": 2, "num_layers": 1, "num_single_layers": 1}
@@ -232,21 +229,7 @@ def comfyui(tmp_path_factory) -> Path:
             norm_key=("scale", "weight")[number % 2],
             seed=number,
         )
-    cases = []
-    for name, (checkpoint, arguments) in CASES.items():
-        tensors = {key: value for key, value in arguments.items() if isinstance(value, torch.Tensor)}
-        for number, reference in enumerate(arguments.get("ref_latents", ())):
-            tensors[f"ref_latents.{number}"] = reference
-        save_file(tensors, folder / f"case {name}.safetensors")
-        options = {key: value for key, value in arguments.items() if isinstance(value, str)}
-        path = str(folder / f"{checkpoint}.safetensors")
-        cases.append({"name": f"case {name}", "checkpoint": path, "options": options})
-    (folder / "cases.json").write_text(json.dumps(cases))
-    script = Path(__file__).with_name("comfyui_flux.py")
-    done = subprocess.run(
-        [sys.executable, script, COMFYUI, folder], capture_output=True, text=True, timeout=250, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert run_comfyui(COMFYUI, folder, CASES) == {"dev": "Flux", "schnell": "FluxSchnell", "fill": "FluxInpaint"}
     return folder
 
 
@@ -262,15 +245,7 @@ def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, name):
         arguments = FLUX.adapter.to_transformer(x, timestep, context, checkpoint.config, **extras)
         output = transformer(**arguments, return_dict=False)[0]
     output = FLUX.adapter.from_transformer(output, x)
-    expected = load_file(comfyui / f"case {name}.out.safetensors")["output"]
+    expected = output_of(comfyui, name)
     assert expected.std() > 0.1
     assert output.shape == expected.shape
     assert (output - expected).abs().max() < 1e-4
-
-
-@pytest.mark.host
-def test_comfyui_takes_the_tiny_files_for_dev_and_schnell(comfyui):
-    found = {Path(path).stem: name for path, name in json.loads((comfyui / "found.json").read_text()).items()}
-    assert found["dev"] == "Flux"
-    assert found["schnell"] == "FluxSchnell"
-    assert found["fill"] == "FluxInpaint"

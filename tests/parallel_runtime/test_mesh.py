@@ -10,6 +10,7 @@ import torch.distributed as dist
 from parallel_runtime.config import AXES, ParallelPlan
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.speed import gather_from_ranks, measure_speeds, relative_speeds
 from tests.ranks import run_ranks
 
 PLANS = [
@@ -81,3 +82,32 @@ def test_one_rank_needs_no_process_group():
         assert (mesh.ulysses, mesh.ring, mesh.sequence, mesh.batch) == (None,) * 4
         assert (mesh.sequence_index, mesh.batch_index) == (0, 0)
     assert build_mesh(ParallelPlan(), "cpu", 1, 4) is None
+
+
+def describe_speeds(rank: int, world_size: int) -> dict[str, Any]:
+    """Run by `run_ranks`: the speeds that this rank's mesh holds, and whether CPU ranks measure any."""
+    plans = ParallelPlan(cfg=2, ulysses=2), ParallelPlan(ring=2, ulysses=2), ParallelPlan(data=4)
+    meshes = [build_mesh(plan, "cpu", rank, world_size, [1.0, 0.5, 0.25, 0.25]) for plan in plans]
+    alike = build_mesh(plans[1], "cpu", rank, world_size)
+    assert alike is not None
+    assert alike.speeds is None
+    return {
+        "speeds": [mesh and mesh.speeds for mesh in meshes],
+        "measured": measure_speeds(torch.device("cpu"), world_size),
+        "gathered": gather_from_ranks(float(rank), world_size),
+    }
+
+
+def test_a_mesh_knows_the_speeds_of_its_own_sequence_group_where_they_are_unlike():
+    results = run_ranks(4, f"{__name__}:describe_speeds")
+    whole = [1.0, 0.5, 0.25, 0.25]
+    for rank, result in enumerate(results):
+        assert result["speeds"] == [[1.0, 0.5] if rank < 2 else None, whole, None]
+        assert result["measured"] is None
+        assert result["gathered"] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_speeds_are_told_in_steps_of_the_fastest_and_not_where_they_are_alike():
+    assert relative_speeds([50.0, 100.0, 101.0]) == [0.5, 1.0, 1.0]
+    assert relative_speeds([99.0, 100.0, 101.0]) is None
+    assert relative_speeds([0.001, 100.0]) == [0.05, 1.0]

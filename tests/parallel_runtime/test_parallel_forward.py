@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -29,11 +30,14 @@ UNEVEN: list[list[Any]] = [
 
 
 def run_plans(
-    rank: int, world_size: int, heads: list[int], plans: list[dict[str, int]], cases: list[list[Any]]
+    rank: int, world_size: int, heads: list[int], plans: list[dict[str, Any]], cases: list[list[Any]]
 ) -> dict[str, Any]:
     """Run by `run_ranks`: every case on every plan, the same wrapped weights throughout."""
     outputs = {}
-    meshes = [build_mesh(ParallelPlan(**plan), "cpu", rank, world_size) for plan in plans]
+    meshes = []
+    for plan in plans:
+        degrees = {axis: degree for axis, degree in plan.items() if axis != "speeds"}
+        meshes.append(build_mesh(ParallelPlan(**degrees), "cpu", rank, world_size, plan.get("speeds")))
     for count in heads:
         transformer = None
         for number, mesh in enumerate(meshes):
@@ -64,9 +68,21 @@ def run_batch_split(transformer: ParallelTransformer, given: list[Any]) -> torch
 @pytest.mark.parametrize(
     ("world_size", "heads", "plans"),
     [
-        (2, [4, 3], [{"ulysses": 2}, {"cfg": 2}]),
-        (3, [3, 4], [{"ulysses": 3}, {"data": 3}, {"ulysses": 2}]),
-        (4, [4, 6], [{"ulysses": 4}, {"cfg": 2, "ulysses": 2}, {"ulysses": 3}, {}, {"data": 2, "cfg": 2}]),
+        (2, [4, 3], [{"ulysses": 2}, {"cfg": 2}, {"ring": 2}, {"ulysses": 2, "speeds": [1.0, 0.5]}]),
+        (3, [3, 4], [{"ulysses": 3}, {"data": 3}, {"ulysses": 2}, {"ring": 3, "speeds": [0.3, 1.0, 0.3]}]),
+        (
+            4,
+            [4, 6],
+            [
+                {"ulysses": 4},
+                {"cfg": 2, "ulysses": 2},
+                {"ulysses": 3},
+                {},
+                {"data": 2, "cfg": 2},
+                {"ring": 2, "ulysses": 2},
+                {"cfg": 2, "ring": 2, "speeds": [1.0, 0.5, 1.0, 1.0]},
+            ],
+        ),
     ],
 )
 def test_any_plan_gives_the_one_process_result_on_every_rank(world_size, heads, plans):
@@ -80,7 +96,7 @@ def test_any_plan_gives_the_one_process_result_on_every_rank(world_size, heads, 
         for number, plan in enumerate(plans):
             for case, given in enumerate(cases):
                 outputs = [result.get(f"{count} {number} {case}") for result in results]
-                ranks = ParallelPlan(**plan).world_size
+                ranks = math.prod(degree for axis, degree in plan.items() if axis != "speeds")
                 assert all(output is None for output in outputs[ranks:])
                 assert relative_error(outputs[0], expected[case]) < 1e-5, (count, plan, given)
                 assert all(torch.equal(output, outputs[0]) for output in outputs[1:ranks]), (count, plan, given)

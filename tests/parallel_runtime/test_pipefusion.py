@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error
 from tests.parallel_runtime.pipefusion_emulator import emulate

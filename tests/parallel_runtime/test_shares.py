@@ -16,6 +16,8 @@ from parallel_runtime.wrappers.batch import gather_batch, share_of_batch
 from parallel_runtime.wrappers.shares import gather_shares, split_sizes, take_share
 from tests.ranks import run_ranks
 
+SPEEDS = (0.2, 1.0, 0.7)
+
 
 @given(total=st.integers(0, 60), degree=st.integers(1, 9))
 def test_shares_are_near_equal_and_make_up_the_whole(total, degree):
@@ -27,6 +29,30 @@ def test_shares_are_near_equal_and_make_up_the_whole(total, degree):
     shares = [take_share(whole, 1, degree, index) for index in range(degree)]
     assert tuple(share.shape[1] for share in shares) == sizes
     assert torch.equal(torch.cat(shares, dim=1), whole)
+
+
+@given(
+    total=st.integers(0, 300), speeds=st.lists(st.floats(0.05, 1), min_size=1, max_size=9), scale=st.floats(0.5, 100)
+)
+def test_shares_by_speed_are_in_proportion_and_leave_nobody_without(total, speeds, scale):
+    degree = len(speeds)
+    sizes = split_sizes(total, degree, speeds)
+    assert sum(sizes) == total
+    assert min(sizes) >= min(1, total // degree)
+    exact = [total * speed / sum(speeds) for speed in speeds]
+    if min(exact) >= 1:
+        assert all(abs(size - share) <= 1 for size, share in zip(sizes, exact, strict=True))
+    for slow in range(degree):
+        for fast in range(degree):
+            assert speeds[slow] > speeds[fast] or sizes[slow] <= sizes[fast] + 1
+    if len(set(speeds)) == 1:
+        assert sizes == split_sizes(total, degree)
+
+
+def test_two_ranks_with_speeds_of_two_to_one_hold_two_to_one():
+    assert split_sizes(4608, 2, (1.0, 0.5)) == (3072, 1536)
+    assert split_sizes(2, 2, (1.0, 0.1)) == (1, 1)
+    assert split_sizes(1, 2, (0.1, 1.0)) == (0, 1)
 
 
 def gather_everything(rank: int, world_size: int) -> dict[str, Any]:
@@ -42,6 +68,10 @@ def gather_everything(rank: int, world_size: int) -> dict[str, Any]:
                 gathered = gather_shares(share, dim, total, dist.group.WORLD, world_size)
                 if not torch.equal(gathered, whole):
                     wrong.append(f"{dtype} {total} {dim}")
+                share = take_share(whole, dim, world_size, rank, SPEEDS)
+                gathered = gather_shares(share, dim, total, dist.group.WORLD, world_size, SPEEDS)
+                if not torch.equal(gathered, whole):
+                    wrong.append(f"{dtype} {total} {dim} by speed")
     mesh = build_mesh(ParallelPlan(data=world_size), "cpu", rank, world_size)
     for batch in range(1, 8):
         whole = torch.arange(batch * 6.0).reshape(batch, 2, 3)

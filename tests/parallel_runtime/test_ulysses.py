@@ -20,11 +20,11 @@ def largest_errors(rank: int, world_size: int, cases: list[list[Any]]) -> dict[s
     for batch, heads, lengths, scale in cases:
         generator = torch.Generator().manual_seed(sum(lengths) + heads)
         whole = torch.randn(3, batch, sum(lengths), heads, 16, generator=generator)
-        expected = KERNELS["math"](*whole, scale=scale)
+        expected = KERNELS["math"].attend(*whole, None, scale)
         own = slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
         output = ulysses_attention(
             *whole[:, :, own],
-            kernel=KERNELS["sdpa"],
+            kernel=KERNELS["sdpa"].attend,
             group=dist.group.WORLD,
             degree=world_size,
             layout=None if len(set(lengths)) == 1 else WireLayout.build(tuple(lengths), rank, whole.device),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 from comfy_api.latest import ComfyExtension, io
 
@@ -32,6 +34,33 @@ class RandomConditioning(io.ComfyNode):
     def execute(cls, seed: int, length: int, width: int, pooled: int, guidance: float) -> io.NodeOutput:
         extras = {"pooled_output": _random(seed + 1, 1, pooled), "guidance": guidance}
         return io.NodeOutput([[_random(seed, 1, length, width), extras]])
+
+
+class ConditioningValues(io.ComfyNode):
+    """More values in a CONDITIONING, as the text nodes of some families put there."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestConditioningValues",
+            category="test",
+            inputs=[
+                io.Conditioning.Input("conditioning"),
+                io.String.Input("values", tooltip="JSON: name -> a number, the shape of a random tensor, or a mask."),
+            ],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(cls, conditioning, values: str) -> io.NodeOutput:
+        made = {name: cls._make(value, number) for number, (name, value) in enumerate(json.loads(values).items())}
+        return io.NodeOutput([[text, {**extras, **made}] for text, extras in conditioning])
+
+    @staticmethod
+    def _make(value, seed: int):
+        if isinstance(value, dict):
+            return (torch.arange(value["length"])[None] < value["kept"]).long()
+        return _random(seed + 50, *value) if isinstance(value, list) else value
 
 
 class RandomLatent(io.ComfyNode):
@@ -108,7 +137,7 @@ class ModelPatch(io.ComfyNode):
 
 class TensorPack(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [RandomConditioning, RandomLatent, RandomMask, ModelPatch]
+        return [RandomConditioning, ConditioningValues, RandomLatent, RandomMask, ModelPatch]
 
 
 def comfy_entrypoint() -> TensorPack:

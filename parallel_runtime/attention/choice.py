@@ -1,0 +1,175 @@
+"""Which attention kernel runs: by name, or the fastest on this machine, measured once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigurationError
+from . import installed
+from .kernels import KERNELS, Attend, AttendWithLse
+
+log = logging.getLogger(__name__)
+
+_PROBE_TOKENS = 77
+"""Odd on purpose: a kernel that only takes multiples of 8 must not be chosen."""
+_CANDIDATES = ("cudnn", "flash3", "flash", "efficient")
+"""What `auto` measures on a GPU, in the order of preference where they are equally fast. None is lossy."""
+_MEASURED_SHAPE = (1, 4608, 24)
+"""Batch, tokens, heads: FLUX.1 at 1024²."""
+_WARM_CALLS, _TIMED_CALLS = 3, 5
+_TIE = 1.03
+"""A later candidate must be so much faster, or the choice would change from machine start to machine start."""
+
+
+def resolve_kernel(
+    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, measured: Path | None = None
+) -> str:
+    """Return the KERNELS key that `name` stands for on this device.
+
+    `auto` is the fastest lossless kernel on this GPU, and PyTorch's own choice on a CPU, which is its flash kernel.
+    Ranks choose for themselves: every kernel gives the same attention but for rounding, and none takes part in an
+    exchange, so ranks whose measurements (or GPUs) differ stay together.
+
+    Args:
+        name: one of config.ATTENTION_BACKENDS.
+        device, dtype, head_dim: what the model will call the kernel with.
+        measured: JSON file that keeps what was measured, between processes; None measures in every process.
+
+    Raises:
+        ConfigurationError: the named kernel is not installed or cannot run here, found by running it on a few tokens.
+    """
+    if name == "auto":
+        return _fastest(device, dtype, head_dim, measured) if device.type == "cuda" else "sdpa"
+    if name not in KERNELS:
+        raise ConfigurationError(
+            f"Attention backend {name!r} is not known.", f"Set it to auto, or to one of {', '.join(KERNELS)}."
+        )
+    package = KERNELS[name].package
+    if package is not None and not installed.is_installed(package):
+        module, title = installed.PACKAGES[package]
+        raise ConfigurationError(
+            f"Attention backend {name!r} needs the Python package {module}, which is not installed.",
+            f"Install {title}, or set the attention backend to auto.",
+        )
+    refusal = _refusal(KERNELS[name].attend, device, dtype, head_dim)
+    if refusal is not None:
+        raise ConfigurationError(
+            f"Attention backend {name!r} cannot run on {_where(device, dtype, head_dim)} ({refusal}).",
+            "Set the attention backend to auto.",
+        )
+    return name
+
+
+def check_ring(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+    """Refuse a kernel that cannot attend to a part of the keys, which a ring needs.
+
+    Args:
+        name: key of KERNELS.
+
+    Raises:
+        ConfigurationError: with the names of those that can.
+    """
+    refusal = _ring_refusal(name, device, dtype, head_dim)
+    if refusal is None:
+        return
+    able = [other for other in KERNELS if _ring_refusal(other, device, dtype, head_dim) is None]
+    raise ConfigurationError(
+        f"Attention backend {name!r} cannot run in a ring on {_where(device, dtype, head_dim)} ({refusal}).",
+        f"Set ring to 1, or the attention backend to one of {', '.join(able)}.",
+    )
+
+
+def _where(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    return f"{device.type} in {str(dtype).removeprefix('torch.')} with head size {head_dim}"
+
+
+def _ring_refusal(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    kernel = KERNELS[name]
+    if kernel.attend_with_lse is None:
+        return "it does not tell the log-sum-exp of its logits"
+    if kernel.package is not None and not installed.is_installed(kernel.package):
+        return "it is not installed"
+    return _refusal(kernel.attend_with_lse, device, dtype, head_dim)
+
+
+def _refusal(attend: Attend | AttendWithLse, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Return why the kernel cannot run, in its own words, or None where it ran."""
+    query, key, value = torch.zeros(3, 1, _PROBE_TOKENS, 2, head_dim, device=device, dtype=dtype).unbind(0)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch warns once per kernel it passes over; the error says enough
+            attend(query, key, value, None, None)
+    # What kernels raise: PyTorch's RuntimeError or NotImplementedError, a package's own refusals and broken imports.
+    except (RuntimeError, AssertionError, ValueError, TypeError, ImportError) as error:
+        return (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
+    return None
+
+
+@cache
+def _fastest(device: torch.device, dtype: torch.dtype, head_dim: int, file: Path | None) -> str:
+    """Return the fastest of the candidates; cached, as one process need not measure twice."""
+    kind = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {dtype}, head size {head_dim}"
+    able = [name for name in _CANDIDATES if _ring_refusal(name, device, dtype, head_dim) is None]
+    able = [name for name in able if _refusal(KERNELS[name].attend, device, dtype, head_dim) is None]
+    known = _read(file).get(kind)
+    if not isinstance(known, dict) or set(known) != set(able):  # a package came or went
+        known = {name: _milliseconds(KERNELS[name].attend, device, dtype, head_dim) for name in able}
+        log.info("Attention on %s, ms: %s", kind, known)
+        _write(file, kind, known)
+    return choose(known)
+
+
+def choose(milliseconds: dict[str, float]) -> str:
+    """Return the fastest kernel, the earlier of nearly equal ones, and `sdpa` where none ran."""
+    chosen = "sdpa"
+    for name in (name for name in _CANDIDATES if name in milliseconds):
+        if chosen not in milliseconds or milliseconds[name] * _TIE < milliseconds[chosen]:
+            chosen = name
+    return chosen
+
+
+def _milliseconds(attend: Attend, device: torch.device, dtype: torch.dtype, head_dim: int) -> float:
+    """Return the time of one call, infinite where the memory does not suffice."""
+    batch, tokens, heads = _MEASURED_SHAPE
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    try:
+        query, key, value = torch.randn(3, batch, tokens, heads, head_dim, device=device, dtype=dtype).unbind(0)
+        with torch.no_grad():
+            for call in range(_WARM_CALLS + _TIMED_CALLS):
+                if call == _WARM_CALLS:
+                    start.record()
+                attend(query, key, value, None, None)
+            stop.record()
+    except torch.cuda.OutOfMemoryError:
+        return float("inf")
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(stop) / _TIMED_CALLS
+
+
+def _read(file: Path | None) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text()) if file is not None else {}
+    except (OSError, ValueError):  # not there yet, or cut off: measure again
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write(file: Path | None, kind: str, milliseconds: dict[str, float]) -> None:
+    if file is None or float("inf") in milliseconds.values():
+        return
+    whole = json.dumps(_read(file) | {kind: milliseconds}, indent=1)
+    partial = file.with_name(f"{file.name}.{os.getpid()}")  # ranks write at the same time; the last one stays
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(whole)
+        partial.replace(file)
+    except OSError as error:
+        log.info("What was measured is not kept: %s", error)

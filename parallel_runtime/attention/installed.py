@@ -1,0 +1,108 @@
+"""Attention kernels of packages that need not be there: FlashAttention 3 and SageAttention.
+
+Each is one operator to torch.compile, which then need not look into the package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+import torch
+
+PACKAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "flash3": (
+            "flash_attn_interface",
+            "FlashAttention 3 (folder hopper of github.com/Dao-AILab/flash-attention)",
+        ),
+        "sage": ("sageattention", "SageAttention (github.com/thu-ml/SageAttention)"),
+    }
+)
+"""Kernel -> module that is imported, and what to install."""
+
+
+def is_installed(package: str) -> bool:
+    """Whether the module of that entry of PACKAGES can be imported."""
+    return importlib.util.find_spec(PACKAGES[package][0]) is not None
+
+
+def flash3(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    """FlashAttention 3 (arXiv 2407.08608), without a mask. Tensors as in kernels.py."""
+    return _flash3(query, key, value, scale)[0]
+
+
+def flash3_with_lse(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, with the log-sum-exp."""
+    return _flash3(query, key, value, scale)
+
+
+def sage(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    """SageAttention (arXiv 2411.10958): 8-bit logits, without a mask. Tensors as in kernels.py."""
+    return _sage(query, key, value, scale)
+
+
+def sage_with_lse(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, with the log-sum-exp."""
+    return _sage_with_lse(query, key, value, scale)
+
+
+@cache
+def _flash3_must_be_asked() -> bool:
+    """Whether this version returns the log-sum-exp only where asked; the first ones always did."""
+    import flash_attn_interface
+
+    return "return_attn_probs" in inspect.signature(flash_attn_interface.flash_attn_func).parameters
+
+
+@torch.library.custom_op("parallel_dit::flash3", mutates_args=())
+def _flash3(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from flash_attn_interface import flash_attn_func
+
+    asked = {"return_attn_probs": True} if _flash3_must_be_asked() else {}
+    attended, lse, *_ = flash_attn_func(query, key, value, softmax_scale=scale, causal=False, **asked)
+    return attended, lse
+
+
+@torch.library.custom_op("parallel_dit::sage", mutates_args=())
+def _sage(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
+    from sageattention import sageattn
+
+    return sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale)
+
+
+@torch.library.custom_op("parallel_dit::sage_with_lse", mutates_args=())
+def _sage_with_lse(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from sageattention import sageattn
+
+    attended, lse = sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale, return_lse=True)
+    return attended, lse.contiguous()
+
+
+@_sage.register_fake
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
+    return query.new_empty(query.shape)
+
+
+@_flash3.register_fake
+@_sage_with_lse.register_fake
+def _(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, tokens, heads, _ = query.shape
+    return query.new_empty(query.shape), query.new_empty((batch, heads, tokens), dtype=torch.float32)

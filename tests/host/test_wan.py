@@ -1,0 +1,84 @@
+"""Wan in a real ComfyUI: Parallel Loader gives the video latents that Load Diffusion Model gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from parallel_runtime.models.wan import WAN
+from tests.tiny_model import write_diffusers_folder, write_original
+from tests.tiny_wan import tiny_config
+
+from .workflow import SAVE, Prompt, Workflow, node
+
+pytestmark = pytest.mark.host
+
+TOLERANCE = 1e-4
+"""Of the latent's scale, which the random weights make ten times as large as real ones do."""
+TEXT, IMAGE, LARGE_VAE = "wan.safetensors", "wan-image.safetensors", "wan-5b.safetensors"
+UNEQUAL = Workflow(model=TEXT, cfg=4.0, lengths=(9, 5), latent=(0, 1, 7, 10))
+VIDEOS = {
+    "euler, unequal prompts, odd size": UNEQUAL,
+    "dpmpp_2m, beta, batch": replace(
+        UNEQUAL, sampler="dpmpp_2m", scheduler="beta", lengths=(6, 6), latent=(0, 2, 8, 6)
+    ),
+    "uni_pc": replace(UNEQUAL, sampler="uni_pc", steps=5),
+    "noise mask, ancestral": replace(UNEQUAL, sampler="euler_ancestral", mask=True),
+    "extra input channels": replace(UNEQUAL, model=IMAGE),
+    "Wan 2.2 5B": replace(UNEQUAL, model=LARGE_VAE, latent=(0, 1, 8, 8)),
+}
+FRAMES = 9
+"""Frames of the video, which are three in the latent."""
+
+
+@pytest.fixture(scope="module")
+def wan(host):
+    """The session's ComfyUI, with tiny Wan files."""
+    files = host.base / "models" / "diffusion_models"
+    write_original(WAN, files / TEXT, tiny_config(), prefix="model.diffusion_model.")
+    write_original(WAN, files / IMAGE, tiny_config(in_channels=36, num_layers=1))
+    write_original(WAN, files / LARGE_VAE, tiny_config(in_channels=48, out_channels=48, num_layers=1))
+    write_diffusers_folder(WAN, host.base / "models" / "diffusers" / "wan", tiny_config(), pipeline="WanPipeline")
+    return host
+
+
+def video(workflow: Workflow) -> Prompt:
+    """The workflow's graph with a video latent and texts as wide as Wan's."""
+    graph = workflow.prompt()
+    _, batch, height, width = workflow.latent
+    graph["latent"] = node(
+        "EmptyHunyuanLatentVideo", width=width * 8, height=height * 8, length=FRAMES, batch_size=batch
+    )
+    for name in ("positive", "negative"):
+        graph[name]["inputs"]["width"] = 4096
+    return graph
+
+
+@pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
+@pytest.mark.parametrize("name", VIDEOS)
+def test_a_video_latent_is_the_same_per_step_and_in_the_pool(wan, name, sampler_node):
+    workflow = VIDEOS[name]
+    ours = wan.run(video(workflow.on("cpu:2", sampler_node)))
+    latent, expected = wan.latent(ours, SAVE), wan.latent(wan.run(video(workflow)), SAVE)
+    assert latent.shape == expected.shape
+    assert latent.ndim == 5
+    assert expected.std() > 0.1
+    assert (latent - expected).abs().max() < TOLERANCE * expected.abs().max()
+    if sampler_node == "ParallelSampler" and workflow.model != IMAGE:
+        assert ("sampler", "Sampled in the pool.") in ours.texts
+
+
+def test_a_diffusers_folder_gives_the_latent_of_the_single_file(wan):
+    folder = replace(UNEQUAL.on("cpu:2"), model="wan/")
+    latent, expected = (wan.latent(wan.run(video(workflow)), SAVE) for workflow in (folder, UNEQUAL))
+    assert (latent - expected).abs().max() < TOLERANCE * expected.abs().max()
+
+
+def test_the_text_of_another_model_stops_with_a_message_that_names_the_width(wan):
+    workflow = replace(UNEQUAL, loader="cpu:2", model=TEXT)
+    graph = video(workflow)
+    graph["positive"]["inputs"]["width"] = 64
+    run = wan.run(graph)
+    assert run.error is not None
+    assert "4096" in run.error["exception_message"]

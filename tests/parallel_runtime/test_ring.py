@@ -1,0 +1,149 @@
+"""Ring attention: merging parts, compiled without a graph break, its overlap, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_runtime.attention.kernels import KERNELS
+from parallel_runtime.attention.ring import RingAttention, RingLayout, merge
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
+from parallel_runtime.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.models.flux import FLUX
+from parallel_runtime.wrappers.parallel_transformer import parallelize
+from parallel_runtime.wrappers.sequence import SequenceAttention, SequenceSplit
+from parallel_runtime.wrappers.shares import take_share
+from tests.parallel_runtime.flux_forward import build_transformer
+from tests.ranks import run_ranks
+
+ONE = single_rank_mesh()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=2, max_size=6),
+    spread=st.sampled_from([0.1, 1.0, 30.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 1000),
+)
+def test_merged_parts_are_attention_over_all_keys_in_float64(lengths, spread, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query = spread * torch.randn(2, 5, 3, 16, generator=generator).to(dtype)
+    key, value = torch.randn(2, 2, sum(lengths), 3, 16, generator=generator).to(dtype)
+    logits = torch.einsum("bqhd,bkhd->bhqk", query.double(), key.double()) / math.sqrt(16)
+    expected = torch.einsum("bhqk,bkhd->bqhd", logits.softmax(-1), value.double())
+    # In float64, so that what is seen is the merge's own rounding to float32.
+    merged = None
+    for key_part, value_part in zip(key.split(lengths, 1), value.split(lengths, 1), strict=True):
+        part_logits = torch.einsum("bqhd,bkhd->bhqk", query.double(), key_part.double()) / math.sqrt(16)
+        part = torch.einsum("bhqk,bkhd->bqhd", part_logits.softmax(-1), value_part.double())
+        part = part.to(torch.float32), part_logits.logsumexp(-1).to(torch.float32)
+        merged = part if merged is None else merge(*merged, *part)
+    assert merged is not None
+    attended, lse = merged
+    assert attended.dtype == lse.dtype == torch.float32
+    assert (attended - expected).abs().max() < 1e-5 * max(1.0, float(value.abs().max())) * max(1.0, spread)
+    assert (lse - logits.logsumexp(-1)).abs().max() < 1e-5 * max(1.0, spread)
+
+
+def test_a_part_whose_keys_are_all_hidden_weighs_nothing():
+    query, key, value = torch.randn(3, 1, 4, 2, 8, generator=torch.Generator().manual_seed(0))
+    attend = KERNELS["sdpa"].attend_with_lse
+    assert attend is not None
+    seen = attend(query, key, value, None, None)
+    hidden = attend(query, key, torch.full_like(value, 1e30), torch.zeros(1, 1, 1, 4, dtype=torch.bool), None)
+    for merged in (merge(*seen, *hidden), merge(*hidden, *seen)):
+        assert torch.equal(merged[0], seen[0])
+        assert torch.equal(merged[1], seen[1])
+
+
+def run_compiled(rank: int, world_size: int, totals: list[int]) -> dict[str, Any]:
+    """Run by `run_ranks`: compiled attention over a ring; largest errors, and the number of graphs after every size."""
+    from torch._dynamo.utils import counters
+
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    mesh = build_mesh(ParallelPlan(ring=world_size), "cpu", rank, world_size)
+    assert mesh is not None
+    split = SequenceSplit(mesh, ("hidden_states",))
+    attend = SequenceAttention(KERNELS["sdpa"], split)
+    compiled = torch.compile(
+        lambda query, key, value: 2 * attend(2 * query, key, value, None, None), fullgraph=True, backend="aot_eager"
+    )
+    results: dict[str, Any] = {"errors": [], "graphs": []}
+    for tokens in totals:
+        query, key, value = torch.randn(3, 1, tokens, 2, 16, generator=torch.Generator().manual_seed(tokens))
+        split.begin()
+        split.record({"hidden_states": tokens}, 1, query.device)
+        own = [take_share(part, 1, world_size, rank) for part in (query, key, value)]
+        expected = 2 * KERNELS["math"].attend(2 * query, key, value, None, None)
+        output = compiled(*own)
+        results["errors"].append(float((output - take_share(expected, 1, world_size, rank)).abs().max()))
+        results["graphs"].append(counters["stats"]["unique_graphs"])
+    results["breaks"] = dict(counters["graph_break"])
+    results["overlaps"] = sends_before_it_attends(mesh)
+    return results
+
+
+def sends_before_it_attends(mesh: Mesh) -> bool:
+    """Whether, in what torch.compile makes of the ring, each message is on its way before the kernel beside it."""
+    from torch._inductor.utils import run_and_get_code
+
+    kernel = KERNELS["flash"].attend_with_lse
+    assert kernel is not None
+    assert mesh.ring is not None
+    ring = RingAttention(kernel, mesh.ring, mesh.plan.ring, mesh.coordinate["ring"])
+    _, (code,) = run_and_get_code(torch.compile(ring, fullgraph=True), *torch.randn(3, 1, 8, 2, 16))
+    called = re.findall(r"(all_to_all_single|flash_attention_for_cpu|wait_tensor)(?:\.default|_default)?\(", code)
+    hop = ["all_to_all_single", "flash_attention_for_cpu", "wait_tensor"]
+    return called == hop * (mesh.plan.ring - 1) + ["flash_attention_for_cpu"]
+
+
+def test_a_compiled_ring_has_no_graph_break_and_messages_travel_while_it_attends():
+    totals = [24, 20, 25, 35, 49, 16, 13, 200]
+    for result in run_ranks(2, f"{__name__}:run_compiled", {"totals": totals}, timeout=280):
+        assert max(result["errors"]) < 1e-5
+        assert result["breaks"] == {}
+        assert result["overlaps"]
+        # A size, any size, and ranks of unlike lengths; then no size needs another.
+        assert result["graphs"][3] == result["graphs"][-1] <= 4
+
+
+def test_the_chunks_of_a_ring_arrive_in_the_order_in_which_they_travel():
+    layout = RingLayout.build((3, 5, 7, 9), 1, torch.device("cpu"))
+    assert [chunk.shape[0] for chunk in layout.chunks] == [5, 3, 9, 7]
+
+
+def test_a_kernel_without_log_sum_exp_is_refused_for_a_ring_by_name_with_those_that_can(monkeypatch):
+    from parallel_runtime.attention import choice
+
+    plain = {**KERNELS, "sdpa": replace(KERNELS["sdpa"], attend_with_lse=None)}
+    monkeypatch.setattr(choice, "KERNELS", plain)
+    ring = Mesh(ParallelPlan(ring=2), 0, ONE.coordinate)
+    transformer = build_transformer()
+    refusal = r"'sdpa' cannot run in a ring on cpu in float32.*log-sum-exp.*one of flash, math\."
+    with pytest.raises(ConfigurationError, match=refusal):
+        parallelize(transformer, FLUX, ring, attention="sdpa")
+    wrapped = parallelize(transformer, FLUX, ONE, attention="sdpa")
+    with pytest.raises(ConfigurationError, match=refusal):
+        wrapped.set_mesh(ring)
+    assert wrapped.mesh is ONE
+    wrapped.unwrap()
+    parallelize(transformer, FLUX, ring, attention="flash").unwrap()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4, 4), (1, 2, 1, 4), (3, 1, 1, 4), (1, 1, 1, 5), (4, 4)])
+@pytest.mark.parametrize("axis", ["ulysses", "ring"])
+def test_a_mask_that_is_not_of_this_ranks_keys_is_refused_where_the_sequence_is_split(axis, shape):
+    mesh = Mesh(ParallelPlan(**{axis: 2}), 0, ONE.coordinate)
+    attend = SequenceAttention(KERNELS["math"], SequenceSplit(mesh, ("hidden_states",)))
+    query = torch.zeros(2, 4, 2, 8)
+    with pytest.raises(UnsupportedModelError, match="mask of shape .* 4 keys"):
+        attend(query, query, query, torch.zeros(shape, dtype=torch.bool), None)
