@@ -121,7 +121,9 @@ def run(
     return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, clock).run(), clock
 
 
-def measure(plan: ParallelPlan, options: argparse.Namespace, meshes: Meshes, device: torch.device) -> dict[str, Any]:
+def measure(
+    plan: ParallelPlan, record: bool, options: argparse.Namespace, meshes: Meshes, device: torch.device
+) -> dict[str, Any]:
     """Time one plan at all sizes; collective over the world."""
     dtype = torch.float32 if options.tiny else torch.bfloat16
     config = TINY if options.tiny else FLUX_DEV
@@ -132,17 +134,17 @@ def measure(plan: ParallelPlan, options: argparse.Namespace, meshes: Meshes, dev
     if plan.pipe > 1:
         relay = keep_blocks(module, FLUX, share_blocks(module, FLUX, plan.pipe)[place.mesh.coordinate["pipe"]])
         relay.forget()
-        transformer = Stage(module, FLUX, relay, place.mesh, "auto", not options.eager)
+        transformer = Stage(module, FLUX, relay, place.mesh, "auto", not options.eager, record)
     else:
-        transformer = parallelize(module, FLUX, place.mesh, compile=not options.eager)
+        transformer = parallelize(module, FLUX, place.mesh, compile=not options.eager, record=record)
     text = conditioning_for(config, device, dtype)
     branch = ConditioningRef(0)
     denoising = Denoising(Sample("m", "euler", (branch,), 1.0, seed=0, noise_device=device.type), dtype)
-    row: dict[str, Any] = {"plan": str(plan), "p2p": os.environ.get("NCCL_P2P_DISABLE", "0") != "1"}
+    row: dict[str, Any] = {"plan": str(plan), "graphs": record, "p2p": os.environ.get("NCCL_P2P_DISABLE", "0") != "1"}
     row["weights_gib"] = sum(parameter.nbytes for parameter in transformer.parameters()) / 2**30
     for size in options.sizes:
         started = time.perf_counter()
-        short = max(3, plan.warmup_steps + 2)
+        short = plan.warmup_steps + 4  # compiled, then recorded at the third step of its kind
         run(transformer, place, plan, denoising, text, tensors_for(size, short, device))
         _wait(device)
         row[f"first_{size}_s"] = time.perf_counter() - started
@@ -168,7 +170,7 @@ def _wait(device: torch.device) -> None:
 
 
 def read_plan(text: str, warmup: int) -> ParallelPlan:
-    """Read "pipe=4,patches=4"."""
+    """Read "pipe=4,patches=4"; what follows as "launched" asks for no CUDA graphs."""
     degrees = {name: int(value) for name, value in (part.split("=") for part in text.split(","))}
     plan = ParallelPlan(**degrees)
     return replace(plan, warmup_steps=warmup) if plan.pipe > 1 else plan
@@ -215,14 +217,15 @@ def main() -> None:
         dist.broadcast(late, src=0)
         if late:
             break
-        rows.append(measure(read_plan(text, options.warmup), options, meshes, device))
+        record = "launched" not in text
+        plan = read_plan(text.replace(",launched", ""), options.warmup)
+        rows.append(measure(plan, record, options, meshes, device))
         if rank == 0:
             print(
                 f"[{time.perf_counter() - begun:.0f} s] ",
                 {k: v for k, v in rows[-1].items() if "latent" not in k},
                 flush=True,
             )
-        torch._dynamo.reset()
         if device.type == "cuda":
             torch.cuda.empty_cache()
     if rank == 0:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def is_transformer_folder(folder: str | Path) -> bool:
-    """A diffusers pipeline folder with transformer/config.json, or a transformer folder itself."""
+    """A diffusers pipeline folder with transformer/config.json (or unet/), or a transformer folder itself."""
     folder = Path(folder)
-    if (folder / "transformer" / "config.json").is_file():
+    if any((folder / name / "config.json").is_file() for name in ("transformer", "unet")):
         return True
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors*"))
 

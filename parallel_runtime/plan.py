@@ -162,7 +162,8 @@ class _Search:
         most = {
             "data": request.batch,
             "cfg": min(2, request.batch),
-            "ring": self.ranks if config.ulysses is None else 1,  # else the artist has said how a picture is split
+            # With a degree for ulysses the artist has said how a picture is split.
+            "ring": self.ranks if config.ulysses is None and self.model.splits_sequence else 1,
             "ulysses": self.model.heads,
         }
         limits = [pipes if axis == "pipe" else _degrees(getattr(config, axis), most[axis], self.ranks) for axis in AXES]

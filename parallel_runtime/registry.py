@@ -8,10 +8,11 @@ from .models.flux2 import FLUX2
 from .models.hunyuan_dit import HUNYUAN_DIT
 from .models.pixart import PIXART
 from .models.sd3 import SD3
+from .models.sdxl import SDXL
 from .models.spec import ModelSpec
 from .models.wan import WAN
 
-MODELS: tuple[ModelSpec, ...] = (FLUX, FLUX2, SD3, WAN, HUNYUAN_DIT, PIXART)
+MODELS: tuple[ModelSpec, ...] = (FLUX, FLUX2, SD3, WAN, HUNYUAN_DIT, PIXART, SDXL)
 
 
 def supported() -> str:

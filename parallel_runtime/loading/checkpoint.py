@@ -128,8 +128,9 @@ def _match_folder(
     given = {key: value for key, value in written.items() if not key.startswith("_") and value is not None}
     header = {key: info for key, (_, info) in tensors.items()}
     config = spec.detect_diffusers(header, given)
-    if config is None and name != spec.transformer_class:
-        raise unsupported(path, f"a diffusers folder of {name}")
+    if config is None and (spec.shares_class or name != spec.transformer_class):
+        what = name_contents(tensors) if spec.shares_class else f"a diffusers folder of {name}"
+        raise unsupported(path, what)
     # Where the shapes fit no config, the written one alone names the tensors that are missing.
     return "diffusers", spec, config or given, tensors
 

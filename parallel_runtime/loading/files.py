@@ -10,6 +10,8 @@ from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
 
+DENOISER_FOLDERS = ("transformer", "unet")
+"""Where a diffusers pipeline folder has what the pool runs."""
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 
 
@@ -32,7 +34,7 @@ class ModelFiles:
 
 
 def find_files(path: str | Path) -> ModelFiles:
-    """Resolve a file, a diffusers pipeline folder (with transformer/), or a transformer folder.
+    """Resolve a file, a diffusers pipeline folder (with transformer/ or unet/), or the folder inside of it.
 
     Raises:
         CheckpointError: nothing there, a folder without config.json or weights, a missing shard.
@@ -43,7 +45,7 @@ def find_files(path: str | Path) -> ModelFiles:
         return ModelFiles((path,))
     if not path.is_dir():
         raise CheckpointError(f"{path} does not exist.", "Check the model's path, and refresh the list of models.")
-    folder = path / "transformer" if (path / "transformer").is_dir() else path
+    folder = next((path / name for name in DENOISER_FOLDERS if (path / name).is_dir()), path)
     config = folder / "config.json"
     if config.is_file():
         return ModelFiles(_find_weights(folder), config)

@@ -7,7 +7,7 @@ from typing import Any
 
 from .flux2_adapter import Flux2Adapter
 from .flux_layout import KEY_SUFFIXES, double_attention, single_norms
-from .spec import ModelSpec, TensorInfo, WeightRule
+from .spec import ModelSpec, StageSpec, TensorInfo, WeightRule
 from .weight_rules import count_blocks, linear
 
 HEAD_DIM = 128
@@ -152,6 +152,12 @@ FLUX2 = ModelSpec(
     weight_rules=weight_rules,
     heads=lambda config: config["num_attention_heads"],
     adapter=Flux2Adapter(),
+    stages=StageSpec(
+        ("encoder_hidden_states", "hidden_states"),
+        text=("encoder_hidden_states", "txt_ids"),
+        patch_size=1,
+        joined=("single_transformer_blocks",),
+    ),
     key_suffixes=KEY_SUFFIXES,
     widths={"hidden_states": "in_channels", "encoder_hidden_states": "joint_attention_dim"},
 )

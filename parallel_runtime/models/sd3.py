@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .sd3_adapter import PATCH, SD3Adapter
-from .spec import ModelSpec, TensorInfo, WeightRule
+from .spec import ModelSpec, StageSpec, TensorInfo, WeightRule
 from .weight_rules import count_blocks, fused, linear
 
 HEAD_DIM = 64
@@ -186,5 +186,6 @@ SD3 = ModelSpec(
     weight_rules=weight_rules,
     heads=lambda config: config["num_attention_heads"],
     adapter=SD3Adapter(),
+    stages=StageSpec(("encoder_hidden_states", "hidden_states"), text=("encoder_hidden_states",), text_first=False),
     widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
 )

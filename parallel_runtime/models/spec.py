@@ -46,6 +46,7 @@ class StageSpec:
         text: split inputs of the model that hold text, by argument name; () where no text runs through the blocks.
         text_first: in joint attention, whether a rank's text tokens stand before its image tokens.
         patch_size: latent pixels along one side of a token.
+        joined: block lists in which text and image tokens are one stream, the image's, text first.
         skips: blocks of the second half of the only block list take the output of their mirror image in the first.
     """
 
@@ -54,6 +55,7 @@ class StageSpec:
     text: tuple[str, ...] = ()
     text_first: bool = True
     patch_size: int = 2
+    joined: tuple[str, ...] = ()
     skips: bool = False
 
 
@@ -90,8 +92,9 @@ class ModelSpec:
         name: registry key, the diffusers file name without `transformer_` ("flux").
         title: how artists call it ("FLUX.1").
         transformer_class: class name in diffusers.
-        block_lists: attribute paths of the block lists in forward order.
-        self_attention: glob patterns of the modules whose attention runs over the split sequence.
+        block_lists: attribute paths, or glob patterns of such, of the block lists in forward order.
+        self_attention: glob patterns of the modules whose attention runs over the split sequence; () where none is
+            split, as in U-Nets: ranks then share out the batch alone.
         sequence_inputs: module path ("" is the transformer) -> {argument name: dim that is split}.
         sequence_splits: module path -> dim of its output that is split, for embeddings that must see the whole
             latent; rotary embeddings, whose output may be a tuple, are among them.
@@ -111,6 +114,7 @@ class ModelSpec:
         key_suffixes: original-layout key ending -> the ending that `detect` and `weight_rules` use, for files that
             spell some keys another way.
         stages: how the model is cut for PipeFusion; None where it cannot be.
+        shares_class: unlike models have the same diffusers class, so that the shapes must say which one it is.
         former_classes: what a config.json may call the class that was written before diffusers gave the family its own.
         prepare: called once on a freshly loaded transformer, for what ComfyUI's forward does and diffusers' does not.
     """
@@ -133,11 +137,17 @@ class ModelSpec:
     stages: StageSpec | None = None
     prepare: Callable[[torch.nn.Module], None] | None = None
     former_classes: tuple[str, ...] = ()
+    shares_class: bool = False
     dtypes: tuple[str, ...] = field(default=("bfloat16", "float16", "float32"))
     sequence_splits: Mapping[str, int] = field(default_factory=dict)
     attended: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
     attended_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     widths: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Ranks can share out the tokens of a picture."""
+        return bool(self.self_attention)
 
     def check_widths(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Refuse inputs of another model, such as the conditioning of another family's text encoder.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .spec import ModelSpec, TensorInfo, WeightRule
+from .spec import ModelSpec, StageSpec, TensorInfo, WeightRule
 from .wan_adapter import PATCH, WanAdapter
 from .weight_rules import count_blocks, linear
 
@@ -176,6 +176,7 @@ WAN = ModelSpec(
     weight_rules=weight_rules,
     heads=lambda config: config["num_attention_heads"],
     adapter=WanAdapter(),
+    stages=StageSpec(("hidden_states",)),
     prepare=prepare,
     widths={"encoder_hidden_states": "text_dim", "encoder_hidden_states_image": "image_dim"},
 )

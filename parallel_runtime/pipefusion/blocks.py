@@ -62,11 +62,12 @@ class Relay:
 class BeforeStage(nn.Module):
     """Stands for a block of an earlier stage: its output is what that stage sent."""
 
-    def __init__(self, relay: Relay, streams: tuple[str, ...], index: int):
+    def __init__(self, relay: Relay, stages: StageSpec, path: str, index: int):
         super().__init__()
         self._relay = relay
         self._index = index
-        self._streams = streams
+        self._image = stages.image
+        self._streams = streams_in(stages, path)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the received streams as a block returns its own.
@@ -76,17 +77,21 @@ class BeforeStage(nn.Module):
         """
         if self._index in self._relay.skips:
             return self._relay.skips[self._index]
-        returned = tuple(self._relay.received[stream] for stream in self._streams)
+        received = dict(self._relay.received)
+        for stream in self._streams:
+            # The stage begins where text and image are one stream, and this block still has two, to be joined.
+            received.setdefault(stream, received[self._image][:, :0])
+        returned = tuple(received[stream] for stream in self._streams)
         return returned[0] if len(returned) == 1 else returned
 
 
 class BehindStage(nn.Module):
     """Stands for a block of a later stage: its arguments are what this stage has made of the streams."""
 
-    def __init__(self, replaced: nn.Module, streams: tuple[str, ...]):
+    def __init__(self, replaced: nn.Module, stages: StageSpec, path: str):
         super().__init__()
         self._signature = inspect.signature(replaced.forward)
-        self._streams = streams
+        self._streams = streams_in(stages, path)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """End the forward."""
@@ -119,6 +124,11 @@ def skips_given(blocks: int, owned: tuple[int, int]) -> tuple[int, ...]:
 def skips_taken(blocks: int, owned: tuple[int, int]) -> tuple[int, ...]:
     """Blocks of the mirror image whose outputs a stage takes, in the order in which they were computed."""
     return tuple(sorted(blocks - 1 - block for block in range(max(owned[0], blocks // 2 + 1), owned[1])))
+
+
+def streams_in(stages: StageSpec, path: str) -> tuple[str, ...]:
+    """The streams that a block takes and returns."""
+    return (stages.image,) if path.rpartition(".")[0] in stages.joined else stages.streams
 
 
 def stages_of(spec: ModelSpec) -> StageSpec:
@@ -166,15 +176,15 @@ def keep_blocks(transformer: nn.Module, spec: ModelSpec, owned: tuple[int, int])
     Raises:
         ConfigurationError: the family has no stage data.
     """
-    streams = stages_of(spec).streams
+    stages = stages_of(spec)
     relay = Relay(owned)
     for index, path in enumerate(block_paths(transformer, spec)):
         parent, _, name = path.rpartition(".")
         blocks = transformer.get_submodule(parent)
         if index < owned[0]:
-            relay.replace(blocks, name, BeforeStage(relay, streams, index))
+            relay.replace(blocks, name, BeforeStage(relay, stages, path, index))
         elif index >= owned[1]:
-            relay.replace(blocks, name, BehindStage(blocks.get_submodule(name), streams))
+            relay.replace(blocks, name, BehindStage(blocks.get_submodule(name), stages, path))
     return relay
 
 

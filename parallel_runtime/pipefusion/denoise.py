@@ -129,7 +129,7 @@ class PipelineDenoising:
         finally:
             self._runner.flush()
             self._votes.close()
-            self._runner.stage.keys.clear()
+            self._runner.stage.finish()
         return self._latest.reshape(self._x.shape) if self._runner.first else None
 
     def _start(self) -> list[_PatchRun]:

@@ -66,15 +66,20 @@ class StageRunner:
         self._skip_outbox = Outbox(links.mirror) if links.mirror and stage.skips_given else None
         self._dtype, self._keep = x.dtype, keep
         self.patches, self._parts = lay_out(self.spec, stage.config, self.mesh, branches, x, patches)
+        if keep:
+            stage.begin(self.patches, *((len(part.rows), part.slots) for part in self._parts))
 
     def expect(self, patch: Patch | None) -> None:
         """Post the receives of an evaluation of that patch, or of all at once; not on the first stage."""
         for part in self._parts:
-            sizes = {name: torch.Size(shape).numel() for name, shape in self._shapes(part, patch).items()}
+            sizes = {
+                name: torch.Size(shape).numel()
+                for name, shape in self._shapes(part, patch, self.stage.streams_in).items()
+            }
             if not self.first:
                 self.inbox.expect(sum(sizes.values()), self._dtype)
             if self._skip_inbox is not None:
-                image = sizes[stages_of(self.spec).image]
+                image = sizes[stages_of(self.spec).image]  # no text runs through blocks with skip connections
                 self._skip_inbox.expect(len(self.stage.skips_taken) * image, self._dtype)
 
     def evaluate(
@@ -93,7 +98,8 @@ class StageRunner:
         stacked, timesteps = torch.cat(list(inputs)), timestep.repeat(len(inputs))
         outputs = []
         for number, part in enumerate(self._parts):
-            received = {} if self.first else unpack(self.inbox.take(), self._shapes(part, patch))
+            shapes = self._shapes(part, patch, self.stage.streams_in)
+            received = {} if self.first else unpack(self.inbox.take(), shapes)
             x = stacked[part.rows]
             arguments = self.spec.adapter.to_transformer(
                 x, timesteps[part.rows], part.conditioning.context, self.stage.config, **part.conditioning.extras
@@ -105,7 +111,7 @@ class StageRunner:
             if isinstance(result, torch.Tensor):
                 outputs.append(_band(self.spec.adapter.from_transformer(result, x), patch))
             else:
-                self.outbox.send(pack({name: result[name] for name in self._shapes(part, patch)}))
+                self.outbox.send(pack({name: result[name] for name in self.stage.streams_out}))
         if not self.last:
             return None
         local = torch.cat(outputs) if outputs else self._nothing(stacked, patch)
@@ -120,18 +126,21 @@ class StageRunner:
     def _take_skips(self, part: Part, patch: Patch | None) -> dict[int, torch.Tensor]:
         if self._skip_inbox is None:
             return {}
-        shape = self._shapes(part, patch)[stages_of(self.spec).image]
+        image = stages_of(self.spec).image
+        shape = self._shapes(part, patch, (image,))[image]
         skips = self._skip_inbox.take().reshape(-1, *shape)
         return dict(zip(self.stage.skips_taken, skips, strict=True))
 
-    def _shapes(self, part: Part, patch: Patch | None) -> dict[str, tuple[int, ...]]:
+    def _shapes(self, part: Part, patch: Patch | None, streams: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
         """Of what one stage hands to the next: this rank's tokens of every stream; no text behind the first patch."""
         slots, rank = part.slots, self.mesh.sequence_index
         image = (slots.shares() if patch is None else slots.bands(patch.index))[rank]
         text = split_sizes(slots.text, slots.degree)[rank] if patch is None or patch.has_text else 0
         stages = stages_of(self.spec)
         width = self.spec.heads(self.stage.config) * self.stage.config.attention_head_dim
-        return {stream: (len(part.rows), image if stream == stages.image else text, width) for stream in stages.streams}
+        if streams == (stages.image,):
+            image += text  # one stream of both, or no text at all
+        return {stream: (len(part.rows), image if stream == stages.image else text, width) for stream in streams}
 
     def _nothing(self, stacked: torch.Tensor, patch: Patch | None) -> torch.Tensor:
         shape = self.spec.adapter.output_shape(tuple(stacked.shape), self.stage.config)

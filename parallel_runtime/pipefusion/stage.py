@@ -18,11 +18,15 @@ from torch import nn
 from ..errors import RequestError
 from ..mesh import Mesh
 from ..models.spec import ModelSpec
+from ..wrappers.graphs import RecordedForward
 from ..wrappers.parallel_transformer import ParallelTransformer, parallelize
-from .blocks import Relay, StageDone, Streams, Tapped, block_paths, skips_given, skips_taken, stages_of
+from .blocks import Relay, StageDone, Streams, Tapped, block_paths, skips_given, skips_taken, stages_of, streams_in
 from .cut import Patch
 from .slots import Slots
 from .stale import Place, StaleKeys
+
+_RECORDED = 64
+"""Kept recordings: one for each patch and CFG branch."""
 
 
 @dataclass
@@ -41,11 +45,19 @@ class Stage:
     Args:
         transformer: diffusers transformer that went through `keep_blocks`.
         relay: from there.
-        mesh, attention, compile: as for `parallelize`.
+        mesh, attention, compile, record: as for `parallelize`. Recorded forwards keep the memory of their keys and
+            values, until another size of picture comes.
     """
 
     def __init__(
-        self, transformer: nn.Module, spec: ModelSpec, relay: Relay, mesh: Mesh, attention: str, compile: bool
+        self,
+        transformer: nn.Module,
+        spec: ModelSpec,
+        relay: Relay,
+        mesh: Mesh,
+        attention: str,
+        compile: bool,
+        record: bool = True,
     ):
         self._stages = stages_of(spec)
         self.spec = spec
@@ -62,7 +74,17 @@ class Stage:
         for path, dim in spec.sequence_outputs.items():
             module = transformer.get_submodule(path)
             self._handles.append(module.register_forward_hook(self._placing_hook(dim)))
-        count = len(block_paths(transformer, spec))
+        paths = block_paths(transformer, spec)
+        count = len(paths)
+        self._recorded: RecordedForward | None = None
+        if record and next(transformer.parameters()).is_cuda:
+            self._recorded = RecordedForward(self._run, made_outside=self._made_outside, kept=_RECORDED)
+        self._given: dict[int, torch.Tensor] = {}
+        self._sizes: tuple[Any, ...] = ()
+        # What comes in is what the first own block takes, what goes out what the first of the next stage does.
+        self.streams_in, self.streams_out = (
+            streams_in(self._stages, paths[bound]) if bound < count else () for bound in self.owned
+        )
         self.skips_given = skips_given(count, self.owned) if self._stages.skips else ()
         self.skips_taken = skips_taken(count, self.owned) if self._stages.skips else ()
         self._tap(transformer)
@@ -84,6 +106,8 @@ class Stage:
         return transformer
 
     def _release(self) -> nn.Module:
+        if self._recorded is not None:
+            self._recorded.clear()
         for handle in self._handles:
             handle.remove()
         for blocks, name, block in self._tapped:
@@ -140,22 +164,56 @@ class Stage:
             The streams for the next stage, or the output of the last one: shaped as the model's for the whole latent,
             of which only the patch's part means anything.
         """
-        self._relay.received, self._relay.skips = received, dict(skips)
         self._cut.patch, self._cut.total = patch, patches[-1].tokens[1]
         self._order(slots, patch, next(iter(arguments.values())).device)
-        place = Place(
+        self._place = Place(
             call, slots, self.mesh.coordinate["ring"], patch.index if patch else None, _with_text(patch), keep
         )
+        if self._recorded is None:
+            result, self._given = self._run(dict(arguments), received, skips, "")
+            return result
+        # Whatever else the forward depends on is in the name: a recording is replayed for the same name only.
+        name = f"{self._place} {patches}"
+        given = dict(arguments), dict(received), dict(skips), name
+        result, self._given = self._recorded(self.mesh, given, {})
+        return result
+
+    def _run(
+        self,
+        arguments: dict[str, Any],
+        received: Streams,
+        skips: Mapping[int, torch.Tensor],
+        name: str,
+    ) -> tuple[Streams | torch.Tensor, dict[int, torch.Tensor]]:
+        """The forward, of these tensors and what `forward` has noted; with what the mirror image takes."""
+        self._relay.received, self._relay.skips = received, dict(skips)
         try:
-            return self.transformer.staged(place, arguments)
+            result: Streams | torch.Tensor = self.transformer.staged(self._place, arguments)
         except StageDone as done:
-            return done.streams
+            result = dict(done.streams)
         finally:
             self._relay.received = {}
+        return result, {index: self._relay.skips[index] for index in self.skips_given}
+
+    def _made_outside(self) -> Any:
+        return self.keys.buffers, self._cut.order, self._cut.restore, self.transformer.made_outside()
+
+    def finish(self) -> None:
+        """A run is over: let the keys and values go, unless recorded forwards are to use them again."""
+        if self._recorded is None:
+            self.keys.clear()
+
+    def begin(self, *sizes: Any) -> None:
+        """A run begins; keys, values and recordings of a run of other sizes go."""
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self.keys.clear()
+            if self._recorded is not None:
+                self._recorded.clear()
 
     def skips(self) -> dict[int, torch.Tensor]:
         """What the last forward's blocks have made for the mirror image."""
-        return {index: self._relay.skips[index] for index in self.skips_given}
+        return self._given
 
     def _order(self, slots: Slots, patch: Patch | None, device: torch.device) -> None:
         """With several ranks to a sequence, synchronous steps deal every patch in bands, as the others will."""

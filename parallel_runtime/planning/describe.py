@@ -59,13 +59,15 @@ def describe_model(
         text_parameters=text,
         bytes_per_parameter=bytes_per_parameter,
         has_stages=spec.stages is not None,
+        splits_sequence=spec.splits_sequence,
         mirrored=spec.stages is not None and spec.stages.skips,
     )
 
 
 def _by_block(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, tuple[int, ...]]]:
     """{block path: {parameter name inside of it: shape}}."""
-    pattern = re.compile(rf"((?:{'|'.join(map(re.escape, spec.block_lists))})\.\d+)\.(.+)")
+    lists = [re.escape(path).replace(r"\*", r"[^.]+") for path in spec.block_lists]
+    pattern = re.compile(rf"((?:{'|'.join(lists)})\.\d+)\.(.+)")
     blocks: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
         found = pattern.fullmatch(name)
@@ -87,7 +89,7 @@ def _per_token(parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
 
 
 def _width(blocks: Mapping[str, Mapping[str, tuple[int, ...]]], heads: int, config: Mapping[str, Any]) -> int:
-    if "attention_head_dim" in config:
+    if isinstance(config.get("attention_head_dim"), int):
         return heads * config["attention_head_dim"]
     queries = (shapes[name] for shapes in blocks.values() for name in shapes if re.search(r"to_q\w*\.weight$", name))
     return next(queries, (0, 0))[-1] or max(shape[-1] for shapes in blocks.values() for shape in shapes.values())

@@ -24,11 +24,17 @@ def explain(
     sentences = [_what(choice.plan, model, request)]
     if choice.reason:
         sentences.append(_why_pipe(choice, machine))
-    if machine.on_gpu:
+    if not model.splits_sequence:
+        sentences.append(
+            f"{model.title} is a U-Net, which is not split inside of a picture: ranks share out CFG branches and the "
+            "pictures of a batch."
+        )
+    predictable = machine.on_gpu and model.splits_sequence  # the constants were fitted to transformers
+    if predictable:
         sentences += _predicted(choice, machine, ranks)
     if ranks > choice.plan.world_size:
         sentences.append(_idle(choice, config, ranks))
-    if machine.on_gpu:
+    if predictable:
         sentences.append(_more(choice, config, ranks, model, request, machine, loaded))
     return " ".join(sentences)
 

@@ -25,6 +25,7 @@ class ModelFacts:
         image_parameters, text_parameters: weights that every image token, every text token is multiplied with.
         bytes_per_parameter: 2 for bfloat16.
         has_stages: PipeFusion can cut it.
+        splits_sequence: ranks can share out the tokens of a picture; not so in a U-Net.
         mirrored: its second half takes outputs of the first (HunyuanDiT), so that stages must be even in number.
     """
 
@@ -38,6 +39,7 @@ class ModelFacts:
     text_parameters: int
     bytes_per_parameter: int = 2
     has_stages: bool = False
+    splits_sequence: bool = True
     mirrored: bool = False
 
 

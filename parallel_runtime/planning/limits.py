@@ -17,9 +17,9 @@ def check_limits(config: ParallelConfig, ranks: int, model: ModelFacts, request:
     """Refuse what no plan can serve.
 
     Raises:
-        ConfigurationError: degrees that need more ranks than there are, more Ulysses ranks than heads, stages of a
-            model that cannot be cut, more stages than blocks, an odd number of stages where halves mirror one
-            another, or empty patches; with the valid choices and a valid configuration.
+        ConfigurationError: degrees that need more ranks than there are, more Ulysses ranks than heads, split
+            tokens of a U-Net, stages of a model that cannot be cut, more stages than blocks, an odd number of stages
+            where halves mirror one another, or empty patches; with the valid choices and a valid configuration.
     """
     if ranks < 1 or model.heads < 1 or request.batch < 1 or request.tokens < 1:
         raise ConfigurationError(
@@ -53,6 +53,12 @@ def _violations(
     """Cause and valid choices of everything that cannot be."""
     pipe, ulysses = config.pipe or 1, config.ulysses or 1
     wish = ParallelPlan(**{axis: getattr(config, axis) or 1 for axis in AXES})
+    split = next((axis for axis in ("ring", "ulysses") if (getattr(config, axis) or 1) > 1), None)
+    if split is not None and not model.splits_sequence:
+        cause = (
+            f"Degree {split} is {getattr(config, split)}, and {model.title} is a U-Net, whose tokens cannot be split."
+        )
+        yield cause, "Set ulysses and ring to auto or 1; cfg and data share out CFG branches and pictures."
     if ulysses > model.heads:
         cause = f"Degree ulysses is {ulysses}, and {model.title} has {model.heads} attention heads."
         yield cause, f"Set ulysses to auto, or to a number from 1 to {min(model.heads, ranks)}."
@@ -78,6 +84,8 @@ def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: Req
     """A configuration that is not refused and keeps as much of what is set as can be, as names and numbers."""
     degrees = {axis: getattr(config, axis) or 1 for axis in AXES}
     degrees["ulysses"] = min(degrees["ulysses"], model.heads)
+    if not model.splits_sequence:
+        degrees["ring"] = 1
     degrees["pipe"] = min(degrees["pipe"], model.blocks) if model.has_stages else 1
     while ParallelPlan(**degrees).world_size > ranks:
         largest = max(AXES, key=lambda axis: degrees[axis])

@@ -24,7 +24,8 @@ WARM_RUNS = 2
 """Plain runs of a kind of call before it is recorded: the first compiles, and a call that never comes back is never
 recorded."""
 KEPT = 4
-"""Recorded kinds: two CFG branches with texts of unlike lengths, and as many for a second size of picture."""
+"""Recorded kinds, unless said otherwise: two CFG branches with texts of unlike lengths, and as many for a second size
+of picture."""
 _FREE_FRACTION = 8
 """Recordings keep their memory. Where less than this part of the GPU is free, a new kind of call lets them go."""
 
@@ -56,9 +57,17 @@ class RecordedForward:
         made_outside: tensors that the forward just read and did not make, beside arguments and weights; a recording
             keeps them alive.
         record: how to record; CUDA graphs unless a test says otherwise.
+        kept: recorded kinds.
     """
 
-    def __init__(self, forward: Forward, made_outside: Callable[[], Any] = lambda: None, record: Record | None = None):
+    def __init__(
+        self,
+        forward: Forward,
+        made_outside: Callable[[], Any] = lambda: None,
+        record: Record | None = None,
+        kept: int = KEPT,
+    ):
+        self._kept = kept
         self._forward = forward
         self.made_outside = made_outside
         self._record = record or record_cuda_graph
@@ -99,7 +108,7 @@ class RecordedForward:
             if any(kind.replay for kind in self._kinds.values()) and not _all_agree(_has_room(), mesh, device):
                 self.clear()
             self._kinds[key] = _Kind(mesh)
-            while len(self._kinds) > KEPT:
+            while len(self._kinds) > self._kept:
                 self._kinds.popitem(last=False)
         self._kinds.move_to_end(key)
         return self._kinds[key]

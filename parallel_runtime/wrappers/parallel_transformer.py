@@ -87,21 +87,28 @@ class ParallelTransformer:
         self.mesh = mesh
         self.compiled = compile
         device, dtype, head_dim = _attention_traits(transformer)
-        self.attention = resolve_kernel(attention, device, dtype, head_dim, _measurements())
+        if spec.splits_sequence:
+            self.attention = resolve_kernel(attention, device, dtype, head_dim, _measurements())
+        else:
+            self.attention = _own_attention(spec, attention)
         self._runs_in_a_ring = False
         self._keys = keys
         self.check_mesh(mesh)
         self._recorded: RecordedForward | None = None
         if record and device.type == "cuda":
-            self._recorded = RecordedForward(self._run, made_outside=lambda: self._split.read)
+            self._recorded = RecordedForward(self._run, made_outside=self.made_outside)
         self._signature = inspect.signature(transformer.forward)
-        peers = PeerSharing(_heads(transformer, spec), head_dim, dtype, device, self.attention) if share else None
+        peers = None
+        if share and spec.splits_sequence:
+            peers = PeerSharing(_heads(transformer, spec), head_dim, dtype, device, self.attention)
         self._split = SequenceSplit(mesh, spec.attended, peers)
         self._timestep = ExactTimestep(spec.timestep_scale)
         blocks = list(_blocks(transformer, spec)) if compile else []
         # From here on the transformer is changed, and nothing refuses any more but `apply`, which comes first.
         attention_modules = _self_attention(transformer, spec)
         self._attend = SequenceAttention(KERNELS[self.attention], self._split, keys)
+        if keys is not None:
+            keys.attends[True] = self._attend.attend_slots
         others = self._attention_over_parts(attention_modules, keys)
         self._rebound = rebind.apply(attention_modules, self._attend, others)
         # On a CPU the weights may be the memory-mapped file itself, which they would leave.
@@ -119,7 +126,11 @@ class ParallelTransformer:
     def _attention_over_parts(self, paths: Iterable[str], keys: StaleKeys | None) -> dict[str, SequenceAttention]:
         found: dict[str, SequenceAttention] = {}
         for pattern, attended in self.spec.attended_by.items():
-            attention = SequenceAttention(KERNELS[self.attention], self._split.among(attended), keys)
+            # Parts that some attention modules are about are image tokens without the text.
+            of_image = keys.of_image() if keys is not None else None
+            attention = SequenceAttention(KERNELS[self.attention], self._split.among(attended), of_image)
+            if keys is not None:
+                keys.attends[False] = attention.attend_slots
             found |= {path: attention for path in paths if _matches(path.split("."), pattern.split("."))}
         return found
 
@@ -152,8 +163,13 @@ class ParallelTransformer:
         """Refuse a mesh that this wrapper does not run, and change nothing. No collective.
 
         Raises:
-            ConfigurationError: stages of which this is none, or see `check_ring`.
+            ConfigurationError: stages of which this is none, tokens that cannot be split, or see `check_ring`.
         """
+        if mesh.plan.sequence > 1 and not self.spec.splits_sequence:
+            raise ConfigurationError(
+                f"The plan asks for {mesh.plan}, and the tokens of {self.spec.title} cannot be split.",
+                "Set ulysses and ring to 1; cfg and data share out CFG branches and pictures.",
+            )
         if mesh.plan.pipe > 1 and self._keys is None:
             raise ConfigurationError(
                 f"The plan asks for pipe {mesh.plan.pipe}, and the whole model is loaded.", "Queue the prompt again."
@@ -189,11 +205,15 @@ class ParallelTransformer:
             return self._recorded(self.mesh, args, kwargs)
         return self._run(*args, **kwargs)
 
+    def made_outside(self) -> list[Any]:
+        """What the last forward read besides arguments and weights; a recording keeps it alive."""
+        return self._split.read
+
     @torch.no_grad()
     def staged(self, place: Place, arguments: Mapping[str, Any]) -> Any:
         """Run a stage's forward (pipefusion.stage), whose attention goes over kept keys and values too."""
         assert self._keys is not None
-        self._keys.begin(place, self._attend.attend_slots)
+        self._keys.begin(place)
         self._begin(arguments.get("timestep"))
         if place.patch is None:
             self._split.deal(place.slots.shares(), stages_of(self.spec).text)
@@ -248,7 +268,18 @@ def _heads(transformer: nn.Module, spec: ModelSpec) -> int:
     return spec.heads(config)
 
 
+def _own_attention(spec: ModelSpec, name: str) -> str:
+    """The backend of a model whose processors stay as they are: PyTorch's."""
+    if name not in ("auto", "sdpa"):
+        raise ConfigurationError(
+            f"{spec.title} runs with PyTorch's own attention, not with {name}.", "Set attention to auto or sdpa."
+        )
+    return "sdpa"
+
+
 def _self_attention(transformer: nn.Module, spec: ModelSpec) -> dict[str, nn.Module]:
+    if not spec.splits_sequence:
+        return {}
     patterns = [pattern.split(".") for pattern in spec.self_attention]
     found = {
         path: module
@@ -268,5 +299,7 @@ def _matches(path: list[str], pattern: list[str]) -> bool:
 
 
 def _blocks(transformer: nn.Module, spec: ModelSpec) -> Iterator[nn.Module]:
-    for path in spec.block_lists:
-        yield from transformer.get_submodule(path).children()
+    for pattern in spec.block_lists:
+        for path, blocks in transformer.named_modules():
+            if _matches(path.split("."), pattern.split(".")):
+                yield from blocks.children()

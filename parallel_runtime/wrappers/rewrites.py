@@ -29,7 +29,7 @@ def linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> to
     if x.device.type != "cuda":
         return F.gelu(F.linear(x, weight, bias), approximate="tanh")
     output = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=True)
-    return output.reshape(*x.shape[:-1], -1)
+    return output.reshape(*x.shape[:-1], weight.shape[0])  # there may be no token
 
 
 @linear_gelu.register_fake
@@ -45,7 +45,7 @@ def linear_of_parts(parts: list[torch.Tensor], weight: torch.Tensor, bias: torch
     output = torch.addmm(bias, rows[0], weights[0])
     for row, columns in zip(rows[1:], weights[1:], strict=True):
         output.addmm_(row, columns)
-    return output.reshape(*parts[0].shape[:-1], -1)
+    return output.reshape(*parts[0].shape[:-1], weight.shape[0])
 
 
 @linear_of_parts.register_fake

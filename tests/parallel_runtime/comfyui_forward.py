@@ -23,8 +23,12 @@ Case = tuple[str, dict[str, Any]]
 """(name of the checkpoint, arguments of the call: x, timestep, context and extras)."""
 
 
-def run_comfyui(comfyui: Path, folder: Path, cases: Mapping[str, Case]) -> dict[str, str]:
-    """Run the cases on the checkpoints FOLDER/NAME.safetensors; return name of the checkpoint -> ComfyUI's class."""
+def run_comfyui(comfyui: Path, folder: Path, cases: Mapping[str, Case], script: str = __file__) -> dict[str, str]:
+    """Run the cases on the checkpoints FOLDER/NAME.safetensors; return name of the checkpoint -> ComfyUI's class.
+
+    Args:
+        script: one that is called like this file.
+    """
     listed = []
     for name, (checkpoint, arguments) in cases.items():
         tensors = {key: value for key, value in arguments.items() if isinstance(value, torch.Tensor)}
@@ -35,7 +39,7 @@ def run_comfyui(comfyui: Path, folder: Path, cases: Mapping[str, Case]) -> dict[
         listed.append({"name": f"case {name}", "checkpoint": checkpoint, "options": options})
     (folder / "cases.json").write_text(json.dumps(listed))
     done = subprocess.run(
-        [sys.executable, __file__, comfyui, folder], capture_output=True, text=True, timeout=250, check=False
+        [sys.executable, script, comfyui, folder], capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "found.json").read_text())

@@ -8,6 +8,7 @@ import pytest
 
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error
 from tests.parallel_runtime.pipefusion_emulator import emulate
+from tests.parallel_runtime.staged_families import FAMILIES, run_alone
 from tests.parallel_runtime.staged_run import LAYERS, make_inputs, sample_request
 from tests.ranks import run_ranks
 
@@ -65,3 +66,18 @@ def test_stages_equal_the_emulated_schedule(world_size, monkeypatch):
             warmup=each["plan"]["warmup_steps"],
         )
         assert relative_error(found[each["name"]], expected) < 1e-5, each["name"]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_family_is_cut_by_its_data_alone(world_size):
+    """The patches of one stage are the oracle of several: FLUX's own emulator pins those to the published schedule."""
+    plans = {2: [{"pipe": 2}], 4: [{"pipe": 4}, {"pipe": 2, "ulysses": 2}, {"pipe": 2, "ring": 2}]}[world_size]
+    found = run_ranks(
+        world_size,
+        "tests.parallel_runtime.staged_families:run_on_pipeline",
+        {"plans": dict.fromkeys(FAMILIES, plans)},
+    )[0]
+    for name, family in FAMILIES.items():
+        expected = run_alone(family)
+        for number, plan in enumerate(plans):
+            assert relative_error(found[f"{name} {number}"], expected) < 1e-5, (name, plan)
