@@ -185,7 +185,7 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
             row[f"distance_{size}"] = ((latent - reference).norm() / reference.norm()).item()
     told = [{name: value for name, value in row.items() if not name.startswith("latent")} for row in rows]
     for row in told:
-        print({name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
+        print({name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
     if options.out:
         options.out.write_text(json.dumps(told, indent=1))
 

@@ -65,7 +65,6 @@ RELATIVES = {
     "video": (STABLE_DIFFUSION, {"input_blocks.1.1.time_stack.0.attn1.to_q.weight": torch.ones(8, 8)}, "Video"),
     "Kolors": (KOALA, {"encoder_hid_proj.weight": torch.ones(8, 8)}, "a Kolors U-Net"),
     "EDM": (KOALA, {"edm_vpred.sigma_max": torch.ones(())}, "EDM"),
-    "a LoRA in it": (KOALA, {"input_blocks.4.1.proj_in.lora_up.weight": torch.ones(8, 8), "out.2.weight": None}, "LoRA"),
 }
 
 
