@@ -160,6 +160,7 @@ def measure(
         row[f"later_step_{size}_ms"] = 1000 * (later[-1] - later[0]) / (len(later) - 1)
         row[f"peak_{size}_gib"] = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
         row[f"latent_{size}"] = latent
+    transformer.unwrap()  # recorded forwards hold communicators, which then could not be destroyed
     return row
 
 

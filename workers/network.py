@@ -34,9 +34,9 @@ class Network:
     secret: bytes = field(repr=False)
 
     @property
-    def rendezvous_port(self) -> int:
-        """Port of torchrun's store."""
-        return self.port + 1
+    def rendezvous(self) -> str:
+        """Address and port of torchrun's store."""
+        return f"{self.address}:{self.port + 1}"
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -68,6 +68,19 @@ def resolve_kernel(
     return name
 
 
+def untouched_kernel(name: str, title: str) -> str:
+    """Return the KERNELS key of a model whose attention processors stay as diffusers has them: PyTorch's own choice.
+
+    Raises:
+        ConfigurationError: another backend was asked for.
+    """
+    if name not in ("auto", "sdpa"):
+        raise ConfigurationError(
+            f"{title} runs with PyTorch's own attention, not with {name}.", "Set the attention backend to auto or sdpa."
+        )
+    return "sdpa"
+
+
 def check_ring(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
     """Refuse a kernel that cannot attend to a part of the keys, which a ring needs.
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..attention import rebind
-from ..attention.choice import check_ring, resolve_kernel
+from ..attention.choice import check_ring, resolve_kernel, untouched_kernel
 from ..attention.kernels import KERNELS
 from ..attention.projections import place_side_by_side
 from ..attention.rotary import exchange_rotary
@@ -90,7 +90,7 @@ class ParallelTransformer:
         if spec.splits_sequence:
             self.attention = resolve_kernel(attention, device, dtype, head_dim, _measurements())
         else:
-            self.attention = _own_attention(spec, attention)
+            self.attention = untouched_kernel(attention, spec.title)
         self._runs_in_a_ring = False
         self._keys = keys
         self.check_mesh(mesh)
@@ -266,15 +266,6 @@ def _attention_traits(transformer: nn.Module) -> tuple[torch.device, torch.dtype
 def _heads(transformer: nn.Module, spec: ModelSpec) -> int:
     config: Any = transformer.config
     return spec.heads(config)
-
-
-def _own_attention(spec: ModelSpec, name: str) -> str:
-    """The backend of a model whose processors stay as they are: PyTorch's."""
-    if name not in ("auto", "sdpa"):
-        raise ConfigurationError(
-            f"{spec.title} runs with PyTorch's own attention, not with {name}.", "Set attention to auto or sdpa."
-        )
-    return "sdpa"
 
 
 def _self_attention(transformer: nn.Module, spec: ModelSpec) -> dict[str, nn.Module]:

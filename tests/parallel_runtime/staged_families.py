@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +9,11 @@ import diffusers
 import torch
 
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.models.spec import ModelSpec
-from parallel_runtime.pipefusion.blocks import block_paths, keep_blocks, share_blocks
+from parallel_runtime.mesh import build_mesh
+from parallel_runtime.pipefusion.blocks import keep_blocks, share_blocks
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
-from parallel_runtime.pipefusion.links import Link, Links, build_links
+from parallel_runtime.pipefusion.links import Links, build_links
+from parallel_runtime.pipefusion.lone import LoneRunner, whole_stage
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.pipeline.conditioning import Conditioning
@@ -84,12 +83,16 @@ def build(family: Family) -> Any:
     return transformer.requires_grad_(False).eval()
 
 
-def run_family(family: Family, stage: Stage, links: Links, runner_type: type[StageRunner] = StageRunner) -> Any:
-    """A few steps of euler; the latent on the first stage."""
+def run_family(family: Family, stage: Stage, links: Links | None) -> Any:
+    """A few steps of euler; the latent on the first stage. Without links the stage is the only one."""
     extras = {name: value for name, value in family.call.items() if name not in ("x", "timestep")}
     x, sigmas = family.call["x"], torch.linspace(1, 0, STEPS + 1)
     denoising = Denoising(Sample("m", "euler", (ConditioningRef(0),), 1.0, 0, "cpu"), torch.float32)
-    runner = runner_type(stage, links, [Conditioning(extras)], x, PATCHES, keep=True)
+    branches = [Conditioning(extras)]
+    if links is None:
+        runner: StageRunner = LoneRunner(stage, branches, x, PATCHES)
+    else:
+        runner = StageRunner(stage, links, branches, x, PATCHES, keep=True)
     tensors = {"x": x, "sigmas": sigmas, "timesteps": sigmas * 1000}
     return PipelineDenoising(denoising, runner, WARMUP, tensors, Quiet()).run()
 
@@ -114,38 +117,6 @@ def run_on_pipeline(rank: int, world_size: int, plans: dict[str, list[dict[str, 
     return results
 
 
-class _Loop:
-    """Both ends of a link of a stage to itself."""
-
-    def __init__(self) -> None:
-        self._messages: deque[torch.Tensor] = deque()
-
-    def send(self, message: torch.Tensor) -> None:
-        self._messages.append(message)
-
-    def expect(self, numel: int, dtype: torch.dtype) -> None:
-        pass
-
-    def take(self) -> torch.Tensor:
-        return self._messages.popleft()
-
-    def flush(self) -> None:
-        pass
-
-
-class LoneRunner(StageRunner):
-    """The only stage of a pipeline: PipeFusion's patches without its messages."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.inbox = self.outbox = _Loop()  # type: ignore[assignment]
-
-
 def run_alone(family: Family) -> torch.Tensor:
     """The same patches with all blocks in one stage and one process."""
-    spec: ModelSpec = find_by_name(family.spec)
-    module, mesh = build(family), single_rank_mesh()
-    relay = keep_blocks(module, spec, (0, len(block_paths(module, spec))))
-    nowhere: Any = None
-    links = Links(Link(nowhere, 0), Link(nowhere, 0))
-    return run_family(family, Stage(module, spec, relay, mesh, "auto", False), links, LoneRunner)
+    return run_family(family, whole_stage(build(family), find_by_name(family.spec)), None)

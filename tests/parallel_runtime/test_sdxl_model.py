@@ -20,7 +20,15 @@ from tests.parallel_runtime import comfyui_unet
 from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
 from tests.parallel_runtime.model_forward import CPU, comfyui_call, header_of, relative_error
 from tests.tiny_model import make_state_dict, to_original, write_diffusers_file, write_original
-from tests.tiny_sdxl import ATTENDING_DOWN, ATTENDING_UP, KINDS, make_call, recognised_config, tiny_config, write_pipeline
+from tests.tiny_sdxl import (
+    ATTENDING_DOWN,
+    ATTENDING_UP,
+    KINDS,
+    make_call,
+    recognised_config,
+    tiny_config,
+    write_pipeline,
+)
 
 COMFYUI = find_comfyui()
 KOALA = KINDS["KOALA"]
