@@ -24,6 +24,8 @@ from ..wrappers.parallel_transformer import ParallelTransformer, parallelize
 from .control import Control
 from .requests import Load
 
+_FOR_BLOCKS = 0.8
+"""Part of a rank's memory that its blocks may take; the rest is for activations, keys and values."""
 _FILE_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -192,7 +194,7 @@ class Residency:
         rules = check_weights(module, checkpoint)
         relay = None
         if mesh is not None:
-            most = (memory_bytes or math.inf) / opened.dtype.itemsize
+            most = _FOR_BLOCKS * (memory_bytes or math.inf) / opened.dtype.itemsize
             owned = share_blocks(module, checkpoint.spec, loaded.pipe, most)[mesh.coordinate["pipe"]]
             relay = keep_blocks(module, checkpoint.spec, owned)
             relay.forget()

@@ -23,6 +23,8 @@ _STEP_SECONDS = 0.3e-3
 """Of a step around the forward: sampler, preview."""
 _AGREEMENT_SECONDS = 1.2e-3
 """Of a step on several ranks: they agree to go on, and meet."""
+_PATCH_SECONDS = 2.3e-3
+"""Of a patch in a stage on a GPU, however few tokens it has: the host's work between two recorded forwards."""
 _MERGE_PASSES = 12
 """Activations that a ring's log-sum-exp merge reads and writes per token and pass, in float32."""
 _FLOAT32_SLOWDOWN = 6.0
@@ -165,7 +167,8 @@ class _Step:
         # Text goes with the first patch; spread over all of them the sum over a step is the same.
         computed = self.pass_seconds(patch, text / plan.patches, keys)
         hop = self.hop_seconds(patch + text / plan.patches)
-        pace = max(computed + exchange, hop) + self.machine.link.latency
+        host = _PATCH_SECONDS if self.machine.on_gpu else 0.0
+        pace = max(computed + exchange, hop) + self.machine.link.latency + host
         # With fewer patches than stages, a stage waits until its patch comes back from the last one.
         step = max(plan.patches, plan.pipe) * pace
         warm = min(plan.warmup_steps, request.steps)

@@ -42,6 +42,17 @@ def test_every_published_step_is_predicted_within_a_fifth():
         assert predicted == pytest.approx(milliseconds, rel=0.2), (gpus, size, compiled)
 
 
+def test_steps_without_peer_to_peer_access_are_predicted_within_a_fifth():
+    machine = known_gpu("NVIDIA H200", 130 * GIB, HOST_MEMORY)
+    rows = json.loads((RESULTS.parent / "pipefusion_step.json").read_text())["rows"]
+    plans = {"ulysses": ParallelPlan(ulysses=4), "pipe": ParallelPlan(pipe=4, patches=4, warmup_steps=1)}
+    for row in (row for row in rows if row["graphs"]):
+        plan = plans[row["plan"].split()[0]]
+        for size in (1024, 2048):
+            predicted = 1e3 * predict(plan, FLUX_DEV, flux_request(size), machine, compiled=True).seconds
+            assert predicted == pytest.approx(row[f"step_{size}_ms"], rel=0.2), (row["plan"], size)
+
+
 def test_the_facts_of_flux_dev_are_those_of_the_diffusers_class():
     from diffusers import FluxTransformer2DModel  # here, because the import takes seconds
 
