@@ -25,7 +25,8 @@ from ..pipefusion.stale import Place, StaleKeys
 from .graphs import RecordedForward
 from .peers import PeerSharing
 from .rewrites import Rewrites
-from .sequence import SequenceAttention, SequenceSplit, gather_hook, output_split_hook, split_hook
+from .sequence import SequenceSplit, gather_hook, output_split_hook, split_hook
+from .sequence_attention import SequenceAttention
 from .timestep import ExactTimestep
 
 _RECOMPILES = 64

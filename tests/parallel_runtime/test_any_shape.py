@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh import Mesh, build_mesh
-from parallel_runtime.wrappers.sequence import SequenceAttention, SequenceSplit
+from parallel_runtime.wrappers.sequence import SequenceSplit
+from parallel_runtime.wrappers.sequence_attention import SequenceAttention
 from parallel_runtime.wrappers.shares import split_sizes
 from tests.ranks import run_ranks
 

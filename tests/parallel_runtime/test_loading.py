@@ -257,5 +257,5 @@ def test_opening_needs_neither_diffusers_nor_a_network(tmp_path):
 def test_the_registry_finds_by_name_and_class_and_lists_what_it_has():
     assert find_by_name("flux") is find_by_transformer_class("FluxTransformer2DModel") is FLUX
     for find in (find_by_name, find_by_transformer_class):
-        with pytest.raises(UnsupportedModelError, match=r"sdxl.*FLUX\.1"):
-            find("sdxl")
+        with pytest.raises(UnsupportedModelError, match=r"kandinsky.*FLUX\.1"):
+            find("kandinsky")

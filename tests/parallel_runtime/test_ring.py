@@ -20,7 +20,8 @@ from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.models.flux import FLUX
 from parallel_runtime.wrappers.parallel_transformer import parallelize
-from parallel_runtime.wrappers.sequence import SequenceAttention, SequenceSplit
+from parallel_runtime.wrappers.sequence import SequenceSplit
+from parallel_runtime.wrappers.sequence_attention import SequenceAttention
 from parallel_runtime.wrappers.shares import take_share
 from tests.parallel_runtime.flux_forward import build_transformer
 from tests.ranks import run_ranks

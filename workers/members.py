@@ -1,0 +1,110 @@
+"""Who is in a pool: its ranks, and the other hosts that offered theirs. The supervisor's side of their connections."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from .frames import Frame
+from .launch import PoolSpec
+from .network import Network
+from .pool_log import PoolLog
+from .processes import DUMP_STACKS
+from .protocol import Join, Message, StartRanks
+from .reception import Guest
+from .verdict import Blame
+
+
+class Members:
+    """Serves each connection until its end, which is a loss: nobody leaves a pool that goes on.
+
+    Args:
+        network: where other hosts find this one; None for a pool of one host.
+        rank_module: what torchrun starts in each rank.
+        on_frame: called with what a rank sent, and its number.
+        on_loss: called with the sign that a lost connection is, and with who was lost, in words.
+    """
+
+    def __init__(
+        self,
+        spec: PoolSpec,
+        network: Network | None,
+        rank_module: str,
+        log: PoolLog,
+        on_frame: Callable[[int, Frame], Coroutine[Any, Any, None]],
+        on_loss: Callable[[Blame, str], None],
+    ):
+        self.pids: dict[int, int] = {}
+        self.devices: dict[int, str] = {}
+        """What each rank computes on; a rank is here once it is online."""
+        self._spec = spec
+        self._network = network
+        self._rank_module = rank_module
+        self._log = log
+        self._on_frame = on_frame
+        self._on_loss = on_loss
+        self._ranks: dict[int, Guest] = {}
+        self._hosts: list[str] = []
+
+    @property
+    def complete(self) -> bool:
+        """Every rank is online."""
+        return len(self.devices) == self._spec.world_size
+
+    @property
+    def missing(self) -> str:
+        """Who did not come, in words."""
+        absent = self._spec.hosts - 1 - len(self._hosts)
+        if absent:
+            return f"{absent} of {self._spec.hosts} hosts did not join"
+        return f"Ranks {sorted(set(range(self._spec.world_size)) - set(self.devices))} did not start"
+
+    async def welcome(self, guest: Guest) -> None:
+        """Serve a connection that the reception let in, until its end."""
+        if isinstance(guest.hello, Join):
+            await self._serve_host(guest, guest.hello)
+        elif guest.hello.rank in self._ranks or guest.hello.rank not in range(self._spec.world_size):
+            self._log.write(f"refused a connection from {guest.peer.name}, which is no rank that is awaited")
+            guest.peer.socket.close()
+        else:
+            await self._serve_rank(guest, guest.hello.rank)
+
+    async def _serve_rank(self, guest: Guest, rank: int) -> None:
+        self._ranks[rank], self.pids[rank] = guest, guest.pid
+        while (frame := await guest.peer.receive()) is not None:
+            await self._on_frame(rank, frame)
+        where = f" on {guest.host}" if guest.host else ""
+        self._on_loss(Blame.RANK_ENDED, f"Rank {rank} (process {guest.pid}{where}) ended")
+
+    async def _serve_host(self, guest: Guest, join: Join) -> None:
+        node, ranks = len(self._hosts) + 1, len(self._spec.devices)
+        if self._network is None or node >= self._spec.hosts or join.devices != ranks:
+            self._log.write(f"refused host {join.name} ({guest.host}) with {join.devices} devices")
+            guest.peer.socket.close()
+            return
+        self._hosts.append(join.name)
+        start = StartRanks(
+            node, self._spec.hosts, ranks, self._spec.device_type, self._network.rendezvous, self._rank_module
+        )
+        await guest.peer.send(start)
+        await guest.peer.receive()  # it says nothing more: this returns at its end
+        self._on_loss(Blame.HOST_LOST, f"Host {join.name} ({guest.host}) dropped off")
+
+    async def tell(self, message: Message) -> None:
+        """Send a message to every rank."""
+        for guest in self._ranks.values():
+            await guest.peer.send(message)
+
+    async def hand_out(self, job: Frame) -> None:
+        """Pass a job on as it came: its header to every rank, its payload to rank 0 alone."""
+        for rank, guest in self._ranks.items():
+            await guest.peer.forward(job, with_payload=rank == 0)
+
+    def dump_stacks(self) -> None:
+        """Let every rank of this host write its stacks to the log."""
+        for guest in self._ranks.values():
+            if not guest.host:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(guest.pid, DUMP_STACKS)
