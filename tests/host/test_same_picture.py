@@ -5,6 +5,8 @@ float32 on both sides, so what remains is the order of additions in two implemen
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from .workflow import SAVE, Workflow
@@ -100,6 +102,21 @@ def test_what_the_pool_does_not_know_runs_per_step_and_the_node_names_it(host, r
 def test_one_rank_gives_the_same_latent(host, sampler_node):
     workflow = Workflow(cfg=4.0, lengths=(9, 5))
     compare(host, workflow, workflow.on("cpu:1", sampler_node))
+
+
+@pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
+def test_stages_that_are_exact_give_the_same_latent(host, sampler_node):
+    """Per step the stages run one after the other; in the pool all steps are warm-up here."""
+    workflow = Workflow(cfg=4.0, lengths=(9, 5), sampler="dpmpp_2m")
+    compare(host, workflow, replace(workflow.on("cpu:2", sampler_node), stages=(2, 3, workflow.steps)))
+
+
+def test_stale_keys_change_the_picture_a_little_and_the_next_picture_comes(host):
+    workflow = Workflow(steps=6)
+    piped = replace(workflow.on("cpu:2", "ParallelSampler"), stages=(2, 2, 1))
+    wanted, latent = (host.latent(host.run(each.prompt()), SAVE) for each in (workflow, piped))
+    assert TOLERANCE < (latent - wanted).abs().max() < wanted.std()
+    compare(host, workflow, workflow.on("cpu:2", "ParallelSampler"))
 
 
 @pytest.mark.parametrize("model", ["tiny-pipeline/", "diffusers.safetensors", "prefixed.safetensors"])

@@ -32,6 +32,7 @@ class Workflow:
         latent: seed (0 is empty), batch, height, width.
         taken: first and number of the pictures that Latent From Batch takes out; none takes all.
         reference: the positive prompt has a reference latent (Kontext).
+        stages: stages, patches and warm-up steps of PipeFusion, if any.
         patch: kind of the test pack's change on the MODEL, if any.
     """
 
@@ -50,6 +51,7 @@ class Workflow:
     flux_shift: bool = False
     broken: bool = False
     reference: bool = False
+    stages: tuple[int, int, int] | None = None
     patch: str = ""
     model: str = MODEL
     weight_dtype: str = "default"
@@ -85,8 +87,12 @@ class Workflow:
             loaded = {LOADER: node("UNETLoader", unet_name=self.model, weight_dtype="default")}
         else:
             auto = dict.fromkeys(("cfg", "data", "ulysses", "attention"), "auto")
+            piped: dict[str, Any] = {}
+            if self.stages is not None:
+                stages, patches, warmup = self.stages
+                piped = {"stages": str(stages), "patches": str(patches), "warmup_steps": warmup}
             loaded = {
-                "config": node("ParallelConfig", devices=self.loader, compile=False, **auto),
+                "config": node("ParallelConfig", devices=self.loader, compile=False, **auto, **piped),
                 LOADER: node(
                     "ParallelLoader",
                     model_name=self.model,

@@ -20,7 +20,7 @@ from parallel_runtime.pipeline.denoise import Denoising
 from parallel_runtime.pipeline.requests import ConditioningRef, Sample
 from tests.parallel_runtime.flux_forward import build_transformer
 
-LAYERS = 3
+LAYERS = 4
 
 
 class Quiet:

@@ -44,6 +44,9 @@ CASES = {
     8: [
         case("ulysses and ring", pipe=2, ring=2, ulysses=2, patches=2, latent=(12, 10), texts=[9]),
         case("cfg and ulysses", pipe=2, cfg=2, ulysses=2, texts=[5, 3], latent=(12, 6)),
+        case("eight stages", pipe=8, patches=6, sampler="dpmpp_2m"),
+        case("four stages and ring", pipe=4, ring=2, patches=5, latent=(20, 6)),
+        case("data and cfg", pipe=2, data=2, cfg=2, texts=[5, 3], batch=2, sampler="euler_ancestral", patches=3),
     ],
 }
 
@@ -81,3 +84,22 @@ def test_every_family_is_cut_by_its_data_alone(world_size):
         expected = run_alone(family)
         for number, plan in enumerate(plans):
             assert relative_error(found[f"{name} {number}"], expected) < 1e-5, (name, plan)
+
+
+def test_compiled_stages_have_no_graph_breaks_and_give_the_same(monkeypatch):
+    compiled = case("compiled", pipe=2, patches=3, latent=(14, 5), steps=3)
+    found = run_ranks(
+        2, "tests.parallel_runtime.staged_run:run_cases", {"cases": [compiled], "compile": True}, timeout=280
+    )[0]
+    inputs, request = make_inputs(compiled), sample_request(compiled)
+    expected = emulate(
+        monkeypatch,
+        build_transformer(layers=LAYERS),
+        **inputs,
+        cfg=request.cfg,
+        sampler=request.sampler,
+        seed=request.seed,
+        patches=3,
+        warmup=1,
+    )
+    assert relative_error(found["compiled"], expected) < 1e-5

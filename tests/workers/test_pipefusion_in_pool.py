@@ -76,7 +76,10 @@ def test_a_cancel_stops_all_stages_and_the_next_run_is_whole(client, path):
     told = []
     with pytest.raises(Cancelled):
         client.sample(
-            model(path), request(40), on_progress=lambda step, *_: told.append(step), should_cancel=lambda: len(told) > 2
+            model(path),
+            request(40),
+            on_progress=lambda step, *_: told.append(step),
+            should_cancel=lambda: len(told) > 2,
         )
     assert len(told) < 39
     assert torch.equal(client.sample(model(path), request()), expected)

@@ -1,0 +1,95 @@
+"""Where PipeFusion cuts: every block in one stage, every row in one patch, every token in one place of one slot."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_runtime.errors import ConfigurationError, RequestError
+from parallel_runtime.pipefusion.blocks import skips_given, skips_taken
+from parallel_runtime.pipefusion.cut import cut_patches, split_blocks, split_mirrored
+from parallel_runtime.pipefusion.slots import Slots
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 6))
+def test_no_split_of_the_blocks_has_a_faster_slowest_stage(costs, stages):
+    if stages > len(costs):
+        with pytest.raises(ConfigurationError, match=f"from 1 to {len(costs)}"):
+            split_blocks(costs, stages)
+        return
+
+    def slowest(start: int, left: int) -> float:
+        """By trying everything."""
+        if left == 1:
+            return sum(costs[start:])
+        cuts = range(start + 1, len(costs) - left + 2)
+        return min(max(sum(costs[start:cut]), slowest(cut, left - 1)) for cut in cuts)
+
+    owned = split_blocks(costs, stages)
+    assert [index for start, stop in owned for index in range(start, stop)] == list(range(len(costs)))
+    assert all(start < stop for start, stop in owned)
+    assert max(sum(costs[start:stop]) for start, stop in owned) == slowest(0, stages)
+
+
+@given(st.integers(1, 12), st.integers(1, 4))
+def test_both_ends_of_a_skip_connection_are_in_mirrored_stages(half_blocks, half_stages):
+    blocks, stages = 2 * half_blocks, 2 * half_stages
+    if half_stages > half_blocks:
+        with pytest.raises(ConfigurationError):
+            split_mirrored(blocks, stages)
+        return
+    owned = split_mirrored(blocks, stages)
+    given_by_all = []
+    for stage, mirror in zip(owned[:half_stages], owned[::-1], strict=False):
+        assert skips_given(blocks, stage) == skips_taken(blocks, mirror)
+        given_by_all += skips_given(blocks, stage)
+    assert given_by_all == list(range(half_blocks - 1))
+
+
+def test_an_odd_number_of_mirrored_stages_is_refused():
+    with pytest.raises(ConfigurationError, match="even number"):
+        split_mirrored(8, 3)
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 2), st.integers(1, 9), st.integers(0, 5))
+def test_patches_are_whole_token_rows_as_equal_as_can_be(height, width, patch_size, count, references):
+    rows, columns = math.ceil(height / patch_size), math.ceil(width / patch_size)
+    tokens = rows * columns + references
+    if count > rows:
+        with pytest.raises(RequestError, match=f"{rows} token rows"):
+            cut_patches((1, 4, height, width), patch_size, count, tokens)
+        return
+    patches = cut_patches((1, 4, height, width), patch_size, count, tokens)
+    assert [row for patch in patches for row in range(*patch.rows)] == list(range(height))
+    assert [token for patch in patches for token in range(*patch.tokens)] == list(range(tokens))
+    sizes = [math.ceil((patch.rows[1] - patch.rows[0]) / patch_size) for patch in patches]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_video_is_cut_through_frames_and_rows_and_an_uneven_height_is_refused():
+    patches = cut_patches((1, 16, 3, 4, 6), 2, 4)
+    assert [patch.rows for patch in patches] == [(0, 4), (4, 8), (8, 10), (10, 12)]
+    assert [patch.length for patch in patches] == [6, 6, 3, 3]
+    with pytest.raises(RequestError, match="height 5"):
+        cut_patches((1, 16, 3, 5, 6), 2, 2)
+
+
+@given(st.lists(st.integers(8, 20), min_size=1, max_size=4), st.integers(0, 13), st.integers(1, 3), st.integers(1, 3))
+def test_every_token_has_one_place_in_one_slot_and_all_steps_agree_on_it(patches, text, ring, ulysses):
+    slots = Slots(tuple(patches), text, ring, ulysses, text_first=True)
+    whole = sum(patches)
+    assert sorted(slots.rank_major()) == list(range(whole))
+    for index in range(len(patches)):
+        bands = slots.bands(index)
+        assert max(bands) - min(bands) <= 1
+    for rank_of_ring in range(ring):
+        places = slots.rows(rank_of_ring, None, with_text=True)
+        assert sorted(places) == list(range(slots.lengths()[rank_of_ring]))
+        one_by_one = [
+            place for index in range(len(patches)) for place in slots.rows(rank_of_ring, index, with_text=index == 0)
+        ]
+        assert sorted(one_by_one) == sorted(places)
+    assert sum(slots.lengths()) == whole + text
