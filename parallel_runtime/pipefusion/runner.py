@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..errors import RequestError
 from ..mesh import Mesh
 from ..models.spec import ModelSpec
 from ..pipeline.conditioning import Conditioning
@@ -18,7 +19,7 @@ from .blocks import stages_of
 from .cut import Patch, cut_patches
 from .links import Inbox, Links, Outbox, pack, unpack
 from .slots import Slots
-from .stage import Stage, deal
+from .stage import Stage
 
 
 @dataclass(frozen=True)
@@ -164,13 +165,29 @@ def lay_out(
         sample = x.to("meta")[:1].expand(call.batch, *x.shape[1:])
         image, text = _count_tokens(spec, config, call, sample)
         cut = cut_patches(tuple(x.shape), stages_of(spec).patch_size, patches, image)
-        slots = deal(cut, text, mesh, spec)
+        slots = _deal(cut, text, mesh, spec)
         start, stop = max(low - first, 0), min(high - first, call.batch)
         if start < stop:
             own = select(call, start, stop)
             parts.append(Part(own.x.to(x.device) if x.device.type != "meta" else own.x, own.conditioning, slots))
         first += call.batch
     return cut, tuple(parts)
+
+
+def _deal(patches: Sequence[Patch], text: int, mesh: Mesh, spec: ModelSpec) -> Slots:
+    """The slots of one forward's tokens.
+
+    Raises:
+        RequestError: a patch has fewer tokens than the sequence group has ranks.
+    """
+    stages = stages_of(spec)
+    slots = Slots(tuple(patch.length for patch in patches), text, mesh.plan.ring, mesh.plan.ulysses, stages.text_first)
+    if min(slots.patches) < slots.degree:
+        raise RequestError(
+            f"A patch of {min(slots.patches)} tokens cannot be split over {slots.degree} ranks.",
+            "Use fewer patches or a larger picture.",
+        )
+    return slots
 
 
 def _count_tokens(spec: ModelSpec, config: Any, call: Call, sample: torch.Tensor) -> tuple[int | None, int]:

@@ -6,37 +6,25 @@ and the last stage's tokens are put back in their place in the whole, so that th
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import RequestError
 from ..mesh import Mesh
 from ..models.spec import ModelSpec
 from ..wrappers.graphs import RecordedForward
 from ..wrappers.parallel_transformer import ParallelTransformer, parallelize
 from .blocks import Relay, StageDone, Streams, Tapped, block_paths, skips_given, skips_taken, stages_of, streams_in
 from .cut import Patch
+from .patch_hooks import PatchHooks
 from .slots import Slots
 from .stale import Place, StaleKeys
 
 _RECORDED = 64
 """Kept recordings: one for each patch and CFG branch."""
-
-
-@dataclass
-class _Cut:
-    """What the hooks do to the forward at hand; `patch` None leaves all patches, in the order of `order` if any."""
-
-    patch: Patch | None = None
-    total: int = 0
-    order: torch.Tensor | None = None
-    restore: torch.Tensor | None = None
 
 
 class Stage:
@@ -65,15 +53,13 @@ class Stage:
         self.owned = relay.owned
         self.keys = StaleKeys()
         self._relay = relay
-        self._cut = _Cut()
+        self._cut = PatchHooks(spec)
         # Before the wrapper's own hooks, which split what is left over the sequence group; the last one behind them.
-        self._handles = [*self._cut_inputs(transformer), *self._cut_embeddings(transformer)]
+        self._handles = self._cut.register_inputs(transformer)
         self.transformer: ParallelTransformer = parallelize(
             transformer, spec, mesh, attention=attention, compile=compile, record=False, share=False, keys=self.keys
         )
-        for path, dim in spec.sequence_outputs.items():
-            module = transformer.get_submodule(path)
-            self._handles.append(module.register_forward_hook(self._placing_hook(dim)))
+        self._handles += self._cut.register_outputs(transformer)
         paths = block_paths(transformer, spec)
         count = len(paths)
         self._recorded: RecordedForward | None = None
@@ -164,11 +150,9 @@ class Stage:
             The streams for the next stage, or the output of the last one: shaped as the model's for the whole latent,
             of which only the patch's part means anything.
         """
-        self._cut.patch, self._cut.total = patch, patches[-1].tokens[1]
-        self._order(slots, patch, next(iter(arguments.values())).device)
-        self._place = Place(
-            call, slots, self.mesh.coordinate["ring"], patch.index if patch else None, _with_text(patch), keep
-        )
+        self._cut.begin(patch, patches[-1].tokens[1], slots, next(iter(arguments.values())).device)
+        index = patch.index if patch else None
+        self._place = Place(call, slots, self.mesh.coordinate["ring"], index, self._cut.with_text, keep)
         if self._recorded is None:
             result, self._given = self._run(dict(arguments), received, skips, "")
             return result
@@ -214,89 +198,3 @@ class Stage:
     def skips(self) -> dict[int, torch.Tensor]:
         """What the last forward's blocks have made for the mirror image."""
         return self._given
-
-    def _order(self, slots: Slots, patch: Patch | None, device: torch.device) -> None:
-        """With several ranks to a sequence, synchronous steps deal every patch in bands, as the others will."""
-        self._cut.order = self._cut.restore = None
-        if patch is None and slots.degree > 1:
-            order = torch.tensor(slots.rank_major(), device=device)
-            self._cut.order, self._cut.restore = order, order.argsort()
-
-    def _cut_inputs(self, transformer: nn.Module) -> list[Any]:
-        handles = []
-        for path, dims in self.spec.sequence_inputs.items():
-            module = transformer.get_submodule(path)
-            positions = {name: place for place, name in enumerate(inspect.signature(module.forward).parameters)}
-
-            def hook(
-                module: nn.Module,
-                args: tuple[Any, ...],
-                kwargs: dict[str, Any],
-                dims: Mapping[str, int] = dims,
-                positions: Mapping[str, int] = positions,
-            ) -> Any:
-                given, named = list(args), dict(kwargs)
-                for name, dim in dims.items():
-                    if name in named:
-                        named[name] = self._take(named[name], dim, name in self._stages.text)
-                    elif positions[name] < len(given):
-                        place = positions[name]
-                        given[place] = self._take(given[place], dim, name in self._stages.text)
-                return tuple(given), named
-
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        return handles
-
-    def _cut_embeddings(self, transformer: nn.Module) -> list[Any]:
-        return [
-            transformer.get_submodule(path).register_forward_hook(
-                lambda module, args, output, dim=dim, path=path: self._take(output, dim, path in self._stages.text)
-            )
-            for path, dim in self.spec.sequence_splits.items()
-        ]
-
-    def _take(self, value: Any, dim: int, text: bool) -> Any:
-        """The patch's part of an argument or an embedding; text comes whole with the first patch, else not at all."""
-        if isinstance(value, list | tuple):
-            return type(value)(self._take(item, dim, text) for item in value)
-        patch = self._cut.patch
-        if not isinstance(value, torch.Tensor):
-            return value
-        if text:
-            return value if _with_text(patch) else value.narrow(dim, 0, 0)
-        if patch is not None:
-            return value.narrow(dim, patch.tokens[0], patch.length)
-        return value if self._cut.order is None else value.index_select(dim, self._cut.order)
-
-    def _placing_hook(self, dim: int) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-            patch = self._cut.patch
-            if patch is None:
-                return output if self._cut.restore is None else output.index_select(dim, self._cut.restore)
-            shape = list(output.shape)
-            shape[dim] = self._cut.total
-            whole = output.new_zeros(shape)
-            whole.narrow(dim, patch.tokens[0], patch.length).copy_(output)
-            return whole
-
-        return hook
-
-
-def _with_text(patch: Patch | None) -> bool:
-    return patch is None or patch.has_text
-
-
-def deal(patches: Sequence[Patch], text: int, mesh: Mesh, spec: ModelSpec) -> Slots:
-    """The slots of one forward's tokens.
-
-    Raises:
-        RequestError: a patch has fewer tokens than the sequence group has ranks.
-    """
-    stages = stages_of(spec)
-    slots = Slots(tuple(patch.length for patch in patches), text, mesh.plan.ring, mesh.plan.ulysses, stages.text_first)
-    if min(slots.patches) < slots.degree:
-        raise RequestError(
-            f"A patch of {min(slots.patches)} tokens cannot be split over {slots.degree} ranks.",
-            "Use fewer patches or a larger picture.",
-        )
-    return slots

@@ -83,10 +83,10 @@ def build(family: Family) -> Any:
     return transformer.requires_grad_(False).eval()
 
 
-def run_family(family: Family, stage: Stage, links: Links | None) -> Any:
+def run_family(family: Family, stage: Stage, links: Links | None, steps: int = STEPS) -> Any:
     """A few steps of euler; the latent on the first stage. Without links the stage is the only one."""
     extras = {name: value for name, value in family.call.items() if name not in ("x", "timestep")}
-    x, sigmas = family.call["x"], torch.linspace(1, 0, STEPS + 1)
+    x, sigmas = family.call["x"], torch.linspace(1, 0, steps + 1)
     denoising = Denoising(Sample("m", "euler", (ConditioningRef(0),), 1.0, 0, "cpu"), torch.float32)
     branches = [Conditioning(extras)]
     if links is None:
@@ -117,6 +117,6 @@ def run_on_pipeline(rank: int, world_size: int, plans: dict[str, list[dict[str, 
     return results
 
 
-def run_alone(family: Family) -> torch.Tensor:
+def run_alone(family: Family, steps: int = STEPS) -> torch.Tensor:
     """The same patches with all blocks in one stage and one process."""
-    return run_family(family, whole_stage(build(family), find_by_name(family.spec)), None)
+    return run_family(family, whole_stage(build(family), find_by_name(family.spec)), None, steps)

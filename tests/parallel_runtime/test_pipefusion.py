@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
+import torch
 
+from parallel_runtime.pipefusion.stage import Stage
+from parallel_runtime.wrappers.graphs import RecordedForward
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error
 from tests.parallel_runtime.pipefusion_emulator import emulate
 from tests.parallel_runtime.staged_families import FAMILIES, run_alone
@@ -103,3 +107,31 @@ def test_compiled_stages_have_no_graph_breaks_and_give_the_same(monkeypatch):
         warmup=1,
     )
     assert relative_error(found["compiled"], expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["HunyuanDiT", "SD3.5 medium"])
+def test_recorded_forwards_are_replayed_for_their_own_patch_only(name, monkeypatch):
+    """A stand-in for CUDA graphs: a replay runs with what the stage had noted when it was recorded."""
+    replays = []
+
+    def record(owner: RecordedForward, call: Any, static: list[torch.Tensor]) -> Any:
+        stage = owner._forward.__self__
+        place, cut = stage._place, copy.copy(stage._cut.__dict__)
+
+        def replay(tensors: list[torch.Tensor]) -> Any:
+            replays.append(place.patch)
+            stage._place = place
+            stage._cut.__dict__.update(cut)
+            return call(tensors)
+
+        return replay
+
+    def make(self: Stage, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
+        self._recorded = RecordedForward(self._run, made_outside=self._made_outside, record=record, kept=64)
+
+    expected = run_alone(FAMILIES[name], steps=6)
+    plain = Stage.__init__
+    monkeypatch.setattr(Stage, "__init__", make)
+    assert torch.equal(run_alone(FAMILIES[name], steps=6), expected)
+    assert sorted(replays) == [0, 0, 1, 1, 2, 2]  # steps 4 and 5; the first two were plain, the third was recorded
