@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh import build_mesh
+from parallel_runtime.config import ParallelConfig, ParallelPlan
+from parallel_runtime.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.models.flux import FLUX
 from parallel_runtime.pipefusion.blocks import block_paths, keep_blocks
 from parallel_runtime.pipefusion.cut import split_blocks
@@ -17,7 +17,11 @@ from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.pipeline.conditioning import Conditioning
 from parallel_runtime.pipeline.denoise import Denoising
+from parallel_runtime.pipeline.meshes import Meshes
+from parallel_runtime.pipeline.predict import Call, Predictor
 from parallel_runtime.pipeline.requests import ConditioningRef, Sample
+from parallel_runtime.pipeline.resident import Resident
+from parallel_runtime.wrappers.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer
 
 LAYERS = 4
@@ -103,3 +107,30 @@ def _sample(case: dict[str, Any], stage: Stage, links: Any, branches: Any, input
     runner = StageRunner(stage, links, branches, inputs["x"], plan.patches, keep=True)
     tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
     return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
+
+
+def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
+    """One resident model, whole on both ranks: over heads, in stages, over heads and in stages again."""
+    inputs = make_inputs({"latent": (12, 6), "steps": 4})
+    text = Conditioning({"context": inputs["contexts"][0], **inputs["extras"][0]})
+    x, timestep = inputs["x"], torch.full((1,), 0.7)
+    transformer = build_transformer(layers=LAYERS)
+    facts: Any = None
+    resident = Resident(
+        "m", (), FLUX, dict(transformer.config), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
+        ParallelPlan(), parallelize(transformer, FLUX, single_rank_mesh()),
+    )  # fmt: skip
+    meshes = Meshes("cpu", rank, world_size)
+    outputs = {}
+    for number, plan in enumerate(2 * [ParallelPlan(ulysses=2), ParallelPlan(pipe=2, patches=2, warmup_steps=1)]):
+        place = meshes.place(plan)
+        assert place is not None
+        if place.links is None:
+            output = Predictor(resident.whole(), FLUX, place.mesh)([Call(x, timestep, text)])[0]
+        else:
+            runner = StageRunner(resident.stage(place.mesh), place.links, [text], x, 1, keep=False)
+            with torch.no_grad():
+                output = forward_once(runner, x, timestep)
+        if rank == 0:
+            outputs[str(number)] = output
+    return outputs

@@ -135,3 +135,10 @@ def test_recorded_forwards_are_replayed_for_their_own_patch_only(name, monkeypat
     monkeypatch.setattr(Stage, "__init__", make)
     assert torch.equal(run_alone(FAMILIES[name], steps=6), expected)
     assert sorted(replays) == [0, 0, 1, 1, 2, 2]  # steps 4 and 5; the first two were plain, the third was recorded
+
+
+def test_a_whole_model_runs_in_stages_and_without_in_turn():
+    outputs = run_ranks(2, "tests.parallel_runtime.staged_run:run_in_turn")[0]
+    assert len(outputs) == 4
+    for output in outputs.values():
+        assert relative_error(output, outputs["0"]) < 1e-5
