@@ -126,6 +126,20 @@ def test_every_python_file_that_is_named_exists(document):
     assert [name for name in sorted(named) if not any(file.endswith("/" + name) for file in files)] == []
 
 
+def test_every_mechanism_of_the_sources_has_a_place_and_a_test():
+    lines = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith("|") and "---" not in line]
+    mechanisms = [row for row in rows if row[0].strip() != "Mechanism"]
+    assert len(mechanisms) > 30
+    for name, source, place, proof in mechanisms:
+        assert {word.strip() for word in source.split(",")} <= {"design", "manual", "guide"}, name
+        assert all((ROOT / path).is_file() for path in re.findall(r"`([\w/]+\.py)`", place) if "/" in path), name
+        tests = re.findall(r"`([\w/]+\.py)::(test_\w+)`", proof)
+        assert tests, name
+        for path, test in tests:
+            assert re.search(rf"^def {test}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), (name, test)
+
+
 def test_requirements_are_those_of_the_project_and_leave_torch_alone():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.strip()]

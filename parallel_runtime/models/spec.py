@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from ..errors import RequestError
+from ..errors import RequestError, UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,19 @@ class StageSpec:
     patch_size: int = 2
     joined: tuple[str, ...] = ()
     skips: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """What not every checkpoint of a family has.
+
+    Args:
+        title: as errors call it.
+        key: of the diffusers config; None there, or not there, says that the part is missing.
+    """
+
+    title: str
+    key: str
 
 
 class Adapter(Protocol):
@@ -116,6 +129,7 @@ class ModelSpec:
         stages: how the model is cut for PipeFusion; None where it cannot be.
         shares_class: unlike models have the same diffusers class, so that the shapes must say which one it is.
         former_classes: what a config.json may call the class that was written before diffusers gave the family its own.
+        needs: extra of the adapter -> the part without which it would be left unused, and is refused instead.
         prepare: called once on a freshly loaded transformer, for what ComfyUI's forward does and diffusers' does not.
     """
 
@@ -143,11 +157,28 @@ class ModelSpec:
     attended: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
     attended_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     widths: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, Part] = field(default_factory=dict)
 
     @property
     def splits_sequence(self) -> bool:
         """Ranks can share out the tokens of a picture."""
         return bool(self.self_attention)
+
+    def check_modules(self, paths: Container[str]) -> None:
+        """Refuse a transformer that lacks a module which this data names.
+
+        Args:
+            paths: of all its modules, as `named_modules` spells them.
+
+        Raises:
+            UnsupportedModelError: with the missing ones.
+        """
+        named = (*self.sequence_inputs, *self.sequence_splits, *self.sequence_outputs, self.timestep_embedder)
+        if missing := [path for path in named if path not in paths]:
+            raise UnsupportedModelError(
+                f"This {self.transformer_class} has no module called {', '.join(missing)}.",
+                "Install the diffusers version that this pack asks for.",
+            )
 
     def check_widths(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Refuse inputs of another model, such as the conditioning of another family's text encoder.

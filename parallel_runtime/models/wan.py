@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .spec import ModelSpec, StageSpec, TensorInfo, WeightRule
+from .spec import ModelSpec, Part, StageSpec, TensorInfo, WeightRule
 from .wan_adapter import PATCH, WanAdapter
 from .weight_rules import count_blocks, linear
 
@@ -179,4 +179,5 @@ WAN = ModelSpec(
     stages=StageSpec(("hidden_states",)),
     prepare=prepare,
     widths={"encoder_hidden_states": "text_dim", "encoder_hidden_states_image": "image_dim"},
+    needs={"clip_fea": Part("image embedder", "image_dim")},
 )

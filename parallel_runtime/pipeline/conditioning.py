@@ -75,11 +75,12 @@ class ConditioningStore:
         self._kept.clear()
 
 
-def check_arguments(conditioning: Conditioning, spec: ModelSpec, batch: int) -> None:
-    """Refuse what the model's adapter cannot carry.
+def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping[str, Any], batch: int) -> None:
+    """Refuse what the model's adapter cannot carry, and what this checkpoint has nothing to do with.
 
     Raises:
-        RequestError: no context, a batch that differs from x, or an argument that is not known, by name.
+        RequestError: no context, a batch that differs from x, or an argument, by name, that is not known or that needs
+            a part which the checkpoint lacks.
     """
     context = conditioning.arguments.get("context")
     if not isinstance(context, torch.Tensor) or context.ndim != 3:
@@ -92,11 +93,15 @@ def check_arguments(conditioning: Conditioning, spec: ModelSpec, batch: int) -> 
             f"The conditioning holds {context.shape[0]} items, but the latent batch holds {batch}.",
             "Use one prompt, or as many as latents.",
         )
-    unknown = sorted(
-        name for name, value in conditioning.extras.items() if value is not None and name not in spec.adapter.extras
-    )
-    if unknown:
+    given = {name for name, value in conditioning.extras.items() if value is not None}
+    if unknown := sorted(given - spec.adapter.extras):
         raise RequestError(
             f"{spec.title} in the pool cannot carry {', '.join(unknown)}.",
             "Remove the node that adds it, or load the model with Load Diffusion Model.",
         )
+    for name, part in spec.needs.items():
+        if name in given and config.get(part.key) is None:
+            raise RequestError(
+                f"The conditioning holds {name}, and this {spec.title} checkpoint has no {part.title} to take it in.",
+                "Disconnect what adds it, or choose a checkpoint made for it.",
+            )

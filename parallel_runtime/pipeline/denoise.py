@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..errors import RequestError
-from ..sampling.denoiser import Denoiser, Inpaint, Predict
+from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.noise import NoiseSource
 from ..sampling.prediction import find_prediction
 from ..sampling.samplers import StepState, find_sampler
 from .conditioning import Conditioning
 from .control import Cancelled, Control
 from .predict import Call, Predictor
-from .requests import Sample, concat_name
+from .requests import Sample
+from .units import FIXED_CHANNELS, INPAINT, check_units
 
 
 class Denoising:
@@ -38,6 +39,16 @@ class Denoising:
                 "Sampling in the pool takes a positive and at most one negative conditioning.",
                 "Use KSampler for this graph.",
             )
+        check_guidance(len(request.branches), request.cfg)
+
+    def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Refuse what would only fail in the loop. Runs on meta tensors; `device` is where the loop will run.
+
+        Raises:
+            RequestError: see `check_units` and `NoiseSource`.
+        """
+        check_units(self.request, tensors)
+        self.noise(torch.empty(0, device=device))
 
     def run(
         self,
@@ -80,25 +91,21 @@ class Denoising:
     def model_inputs(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """One input of the transformer per CFG branch, in its dtype: x, and the branch's fixed channels after it."""
         seen = x.to(self.dtype)
-        if not self.request.concat:
+        fixed = FIXED_CHANNELS.read(self.request, tensors)
+        if not fixed:
             return [seen] * len(self.request.branches)
-        fixed = (tensors[concat_name(branch.index)].to(seen) for branch in self.request.branches)
-        return [torch.cat([seen, channels], dim=1) for channels in fixed]
+        return [torch.cat([seen, channels.to(seen)], dim=1) for (channels,) in fixed]
 
     def denoiser(self, predict: Predict, tensors: Mapping[str, torch.Tensor]) -> Denoiser:
         """What the sampler's evaluations go through."""
-        return Denoiser(predict, self.prediction, tensors["timesteps"], self.request.cfg, self._inpaint(tensors))
+        inpaint = next((Inpaint(*read) for read in INPAINT.read(self.request, tensors)), None)
+        return Denoiser(predict, self.prediction, tensors["timesteps"], self.request.cfg, inpaint)
 
     def sit_out(self, steps: int, control: Control) -> None:
         """What a rank outside the mesh does meanwhile: it joins the collectives that all ranks of the pool share."""
         for _ in range(steps):
             if control.all_stop():
                 raise Cancelled
-
-    def _inpaint(self, tensors: Mapping[str, torch.Tensor]) -> Inpaint | None:
-        if not self.request.inpaint:
-            return None
-        return Inpaint(tensors["mask"], tensors["latent_image"], tensors["noise"])
 
     def noise(self, x: torch.Tensor) -> NoiseSource | None:
         """Where the sampler gets the noise that it adds, if it adds any; for the whole latent x."""

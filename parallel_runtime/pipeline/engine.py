@@ -116,6 +116,7 @@ class Engine:
                 reused,
                 explain(config, request.ranks, resident.facts, TYPICAL, self.machine, loaded),
                 self.machine,
+                loaded.pipe,
             )
             return answer, {}
 
@@ -163,6 +164,7 @@ class Engine:
     def _prepare_sample(self, request: Sample, resident: Resident, meta: Mapping[str, torch.Tensor]) -> Prepared:
         x = meta["x"]
         denoising = Denoising(request, resident.dtype)
+        denoising.check(meta, self.device)
         texts = [
             self._check(branch, resident, seen, meta)
             for branch, seen in zip(request.branches, denoising.model_inputs(x, meta), strict=True)
@@ -199,7 +201,7 @@ class Engine:
     ) -> tuple[int, ...]:
         """Refuse what the model cannot take; return the shape of the text."""
         conditioning = self.conditionings.peek(reference, meta)
-        check_arguments(conditioning, resident.spec, x.shape[0])
+        check_arguments(conditioning, resident.spec, resident.model_config, x.shape[0])
         shapes = Conditioning({name: _to_meta(value) for name, value in conditioning.arguments.items()})
         timestep = torch.empty(x.shape[0], device="meta")
         arguments = resident.spec.adapter.to_transformer(

@@ -115,6 +115,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
         reused: it was resident already.
         explanation: the plan for a single picture, in words.
         machine: what plans now reckon with, measured by the ranks where the request did not know.
+        stages: that the weights are split into; a `Forward` runs through them one after the other.
     """
 
     spec: str
@@ -123,6 +124,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     reused: bool
     explanation: str
     machine: MachineFacts | None = None
+    stages: int = 1
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):

@@ -25,21 +25,30 @@ def needs_uncond(cfg: float) -> bool:
     return not math.isclose(cfg, 1.0)
 
 
-def combine_branches(denoised: Sequence[torch.Tensor], cfg: float) -> torch.Tensor:
-    """Classifier-free guidance (Ho & Salimans 2022) over denoised latents: cond, then uncond if there is one.
+def check_guidance(branches: int, cfg: float) -> None:
+    """Refuse a number of CFG branches that guidance cannot combine. Pure; known before the first evaluation.
 
     Raises:
         RequestError: no branch, more than two, or a missing unconditional branch that `cfg` needs.
     """
-    if not 1 <= len(denoised) <= 2:
+    if not 1 <= branches <= 2:
         raise RequestError(
-            f"A step gave {len(denoised)} CFG branches, and guidance combines one or two.",
+            f"A step gave {branches} CFG branches, and guidance combines one or two.",
             "Use one positive and one negative conditioning.",
         )
+    if branches == 1 and needs_uncond(cfg):
+        raise RequestError(f"CFG {cfg:g} needs a negative conditioning.", "Connect one, or set CFG to 1.")
+
+
+def combine_branches(denoised: Sequence[torch.Tensor], cfg: float) -> torch.Tensor:
+    """Classifier-free guidance (Ho & Salimans 2022) over denoised latents: cond, then uncond if there is one.
+
+    Raises:
+        RequestError: see `check_guidance`.
+    """
+    check_guidance(len(denoised), cfg)
     if not needs_uncond(cfg):
         return denoised[0]
-    if len(denoised) == 1:
-        raise RequestError(f"CFG {cfg:g} needs a negative conditioning.", "Connect one, or set CFG to 1.")
     cond, uncond = denoised
     return uncond + (cond - uncond) * cfg
 

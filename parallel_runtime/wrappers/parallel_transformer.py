@@ -250,6 +250,7 @@ def _check_class(transformer: nn.Module, spec: ModelSpec) -> None:
             f"A {type(transformer).__name__} cannot run as {spec.title}, which is a {spec.transformer_class}.",
             "Choose a model file of a supported family.",
         )
+    spec.check_modules(dict(transformer.named_modules()))
 
 
 def _measurements() -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from diffusers.models.attention_processor import Attention, AttnProcessor2_0
+from diffusers.models.attention_processor import Attention, AttnProcessor2_0, JointAttnProcessor2_0
 from diffusers.models.transformers import transformer_flux
 
 from parallel_runtime.attention import rebind
@@ -102,6 +102,18 @@ def test_older_processors_that_call_pytorchs_attention_are_rebound_alike(compile
     handle.undo()
     assert torch.equal(module(hidden), expected)
     assert len(recorder.shapes) == 1
+
+
+def test_the_joint_processor_attends_over_image_and_text_together():
+    torch.manual_seed(0)
+    joint = {"added_kv_proj_dim": 24, "context_pre_only": False, "processor": JointAttnProcessor2_0()}
+    module = Attention(query_dim=24, heads=3, dim_head=8, **joint).requires_grad_(False)
+    image, text, recorder = torch.randn(2, 7, 24), torch.randn(2, 4, 24), Recorder()
+    expected = module(image, encoder_hidden_states=text)
+    rebind.apply({"attn": module}, recorder)
+    for ours, wanted in zip(module(image, encoder_hidden_states=text), expected, strict=True):
+        assert (ours - wanted).abs().max() < 1e-6
+    assert recorder.shapes == [(2, 11, 3, 8)]
 
 
 class HandwrittenProcessor:

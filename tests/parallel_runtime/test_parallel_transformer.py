@@ -104,6 +104,22 @@ def test_attention_modules_that_are_not_found_are_refused():
         parallelize(build_transformer(), spec, ONE)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sequence_inputs": {"blocks.0": {"hidden_states": 1}}},
+        {"sequence_outputs": {"blocks.0": 1}},
+        {"sequence_splits": {"blocks.0": 1}},
+        {"timestep_embedder": "blocks.0"},
+    ],
+)
+def test_a_module_that_the_data_names_and_the_transformer_lacks_is_refused_and_nothing_changes(changes):
+    transformer = build_transformer()
+    with pytest.raises(UnsupportedModelError, match=r"FluxTransformer2DModel has no module called blocks\.0\."):
+        parallelize(transformer, replace(FLUX, **changes), ONE)
+    assert hooks(transformer) == []
+
+
 @pytest.mark.parametrize("axis", ["pipe"])
 def test_axes_that_do_not_run_yet_are_refused_and_nothing_changes(axis):
     mesh = Mesh(ParallelPlan(**{axis: 2}), 0, ONE.coordinate)

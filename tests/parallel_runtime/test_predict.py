@@ -1,0 +1,56 @@
+"""Calls of the CFG branches are joined, shared out and taken apart with everything that belongs to each picture."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from parallel_runtime.models.pixart import PIXART
+from parallel_runtime.pipeline.conditioning import Conditioning
+from parallel_runtime.pipeline.predict import Call, merge, select
+from tests.tiny_pixart import make_call, tiny_config
+
+ALPHA = tiny_config(use_additional_conditions=True)
+
+
+def branch(seed: int, height: float, batch: int, text: int = 5) -> Call:
+    """A branch whose texts, sizes and aspect ratios are its own, and differ from picture to picture."""
+    call = make_call(seed, (6, 8), batch, text)
+    sizes = torch.tensor([[height + number, 768.0] for number in range(batch)])
+    given = {"context": call["context"], "c_size": sizes, "c_ar": sizes[:, :1] / sizes[:, 1:]}
+    return Call(call["x"], call["timestep"], Conditioning(given))
+
+
+def arguments(call: Call) -> dict[str, torch.Tensor]:
+    """What the transformer would get, flat."""
+    extras = call.conditioning.extras
+    given = PIXART.adapter.to_transformer(call.x, call.timestep, call.conditioning.context, ALPHA, **extras)
+    return {**given.pop("added_cond_kwargs"), **given}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_every_share_of_joined_branches_has_its_own_text_resolution_and_aspect_ratio(batch):
+    branches = [branch(1, 512.0, batch), branch(2, 1024.0, batch)]
+    (joined,) = merge(branches)
+    alone = [{name: value[row] for name, value in arguments(b).items()} for b in branches for row in range(batch)]
+    for low in range(2 * batch):
+        for high in range(low + 1, 2 * batch + 1):
+            share = arguments(select(joined, low, high))
+            assert share.keys() == alone[0].keys()
+            for name, value in share.items():
+                assert torch.equal(value, torch.stack([row[name] for row in alone[low:high]])), (name, low, high)
+
+
+def test_a_conditioning_for_all_pictures_is_spread_over_them_before_it_is_joined():
+    both = branch(1, 512.0, 2)
+    one = Call(both.x, both.timestep, branch(2, 1024.0, 1).conditioning)
+    (joined,) = merge([both, one])
+    assert arguments(select(joined, 3, 4))["resolution"].tolist() == [[1024.0, 768.0]]
+    assert torch.equal(
+        arguments(select(joined, 2, 4))["encoder_hidden_states"], one.conditioning.context.expand(2, -1, -1)
+    )
+
+
+def test_branches_of_unequal_texts_stay_two_calls():
+    unequal = [branch(1, 512.0, 1), branch(2, 512.0, 1, text=4)]
+    assert merge(unequal) == unequal

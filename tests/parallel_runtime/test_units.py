@@ -1,0 +1,146 @@
+"""What a loop asks for is used, or refused before it starts: its units, noise and guidance, and the model's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import RequestError
+from parallel_runtime.models.spec import ModelSpec
+from parallel_runtime.models.wan import WAN
+from parallel_runtime.pipeline.conditioning import Conditioning, check_arguments
+from parallel_runtime.pipeline.engine import Engine
+from parallel_runtime.pipeline.requests import ConditioningRef, Load, Request, Sample, concat_name, tensor_name
+from parallel_runtime.pipeline.units import FIXED_CHANNELS, INPAINT
+from parallel_runtime.registry import MODELS
+from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_wan import image_config
+from tests.tiny_wan import tiny_config as wan_config
+
+X = (2, 16, 6, 4)
+BRANCHES = (ConditioningRef(0, True, ("context", "y"), index=0), ConditioningRef(1, True, ("context", "y"), index=1))
+REQUEST = Sample("tiny", "euler", BRANCHES, cfg=3.0, seed=1, noise_device="cpu", inpaint=True, concat=True)
+
+
+class Quiet:
+    """Control of a run that nobody watches."""
+
+    def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
+        """Nobody to tell."""
+
+    def check_cancel(self) -> None:
+        """Never cancelled."""
+
+    def vote_stop(self) -> Callable[[], bool]:
+        """Alone."""
+        return lambda: False
+
+    def all_stop(self) -> bool:
+        """Never."""
+        return False
+
+
+def sample_tensors() -> dict[str, torch.Tensor]:
+    """All that REQUEST asks for."""
+    generator = torch.Generator().manual_seed(0)
+    texts = {tensor_name(branch, "context"): torch.randn(2, 5, 64, generator=generator) for branch in (0, 1)}
+    pooled = {tensor_name(branch, "y"): torch.randn(2, 32, generator=generator) for branch in (0, 1)}
+    latents = {name: torch.randn(X, generator=generator) for name in ("x", "latent_image", "noise")}
+    fixed = {concat_name(branch): torch.randn(X, generator=generator) for branch in (0, 1)}
+    sigmas = torch.tensor([1.0, 0.5, 0.0])
+    return {**texts, **pooled, **latents, **fixed, "mask": torch.ones(X), "sigmas": sigmas, "timesteps": sigmas}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory) -> Engine:
+    """One rank with a FLUX that takes fixed channels."""
+    path = write_original(tmp_path_factory.mktemp("models") / "canny.safetensors", tiny_config(in_channels=128))
+    engine = Engine(torch.device("cpu"), 0, 1)
+    work(engine, Load("tiny", str(path), "float32", ParallelConfig(devices="cpu:1").to_mapping(), ranks=1), {})
+    return engine
+
+
+def prepare(engine: Engine, request: Request, tensors: Mapping[str, torch.Tensor]) -> Any:
+    return engine.prepare(request, {name: tensor.to("meta") for name, tensor in tensors.items()}, Quiet())
+
+
+@torch.no_grad()
+def work(engine: Engine, request: Request, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return prepare(engine, request, tensors).run(tensors, Quiet())[1]
+
+
+def test_a_run_reads_every_unit_it_asks_for_and_no_other(engine):
+    tensors = sample_tensors()
+    latent = work(engine, REQUEST, tensors)["latent"]
+    assert torch.isfinite(latent).all()
+    for name in ("concat.0", "concat.1", "mask", "timesteps"):
+        changed = work(engine, REQUEST, {**tensors, name: tensors[name] * 0.5})["latent"]
+        assert (changed - latent).abs().max() > 1e-4, name
+    plain = msgspec.structs.replace(REQUEST, inpaint=False)
+    left = {name: tensor for name, tensor in tensors.items() if name not in INPAINT.reads}
+    assert torch.equal(work(engine, plain, left)["latent"], work(engine, plain, tensors)["latent"])
+
+
+def test_a_unit_works_once_or_on_each_branch_or_not_at_all():
+    tensors = sample_tensors()
+    assert [len(read) for read in INPAINT.read(REQUEST, tensors)] == [3]
+    own = [read[0] for read in FIXED_CHANNELS.read(REQUEST, tensors)]
+    assert own == [tensors["concat.0"], tensors["concat.1"]]
+    plain = msgspec.structs.replace(REQUEST, inpaint=False, concat=False)
+    assert INPAINT.read(plain, tensors) == FIXED_CHANNELS.read(plain, tensors) == []
+
+
+@pytest.mark.parametrize(
+    ("without", "changed", "says"),
+    [
+        ("mask", {}, "a noise mask, and the tensor 'mask' did not come"),
+        ("concat.1", {}, r"fixed channels, and the tensor 'concat\.1' did not come"),
+        ("timesteps", {}, "steps, and the tensor 'timesteps' did not come"),
+        ("", {"mask": (2, 1, 6, 4)}, r"a noise mask of shape \(2, 1, 6, 4\), .* latent of \(2, 16, 6, 4\)"),
+        ("", {"concat.0": (2, 16, 6, 5)}, r"fixed channels of shape \(2, 16, 6, 5\)"),
+        ("", {"concat.1": (2, 8, 6, 4)}, "hidden_states of width 128 .* got 96"),
+        ("", {"timesteps": (2,)}, r"steps of shape \(3,\), \(2,\)"),
+        ("", {"sigmas": (1,), "timesteps": (1,)}, r"steps of shape \(1,\), \(1,\)"),
+    ],
+)
+def test_what_a_unit_lacks_is_refused_before_the_loop_starts(engine, without, changed, says):
+    tensors = sample_tensors() | {name: torch.zeros(shape) for name, shape in changed.items()}
+    tensors.pop(without, None)
+    with pytest.raises(RequestError, match=says):
+        prepare(engine, REQUEST, tensors)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"branches": BRANCHES[:1]}, "CFG 3 needs a negative conditioning"),
+        ({"sampler": "euler_ancestral", "seed": 2**64 - 1}, f"Seed {2**64 - 1}"),
+        ({"sampler": "ddpm", "noise_device": "xla"}, "drawn on xla, and the pool has no such device"),
+    ],
+)
+def test_guidance_and_noise_that_cannot_be_are_refused_before_the_loop_starts(engine, changes, says):
+    with pytest.raises(RequestError, match=says):
+        prepare(engine, msgspec.structs.replace(REQUEST, **changes), sample_tensors())
+
+
+def test_a_loop_on_a_model_that_is_not_resident_is_refused(engine):
+    with pytest.raises(RequestError, match="not loaded"):
+        prepare(engine, msgspec.structs.replace(REQUEST, model="another"), sample_tensors())
+
+
+def test_a_parameter_whose_part_the_checkpoint_lacks_is_refused_with_both_names():
+    given = {"context": torch.zeros(1, 5, 4096), "clip_fea": torch.zeros(1, 257, 1280)}
+    check_arguments(Conditioning(given), WAN, image_config(), 1)
+    check_arguments(Conditioning({**given, "clip_fea": None}), WAN, wan_config(), 1)
+    with pytest.raises(RequestError, match="holds clip_fea, and this Wan checkpoint has no image embedder"):
+        check_arguments(Conditioning(given), WAN, wan_config(), 1)
+
+
+@pytest.mark.parametrize("spec", MODELS, ids=lambda spec: spec.name)
+def test_parts_are_needed_only_by_arguments_that_the_adapter_carries(spec: ModelSpec):
+    assert set(spec.needs) <= spec.adapter.extras
