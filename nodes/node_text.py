@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from comfy_api.latest import ui
+from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 
@@ -11,3 +12,10 @@ def show_text(node_id: str | None, text: str) -> ui.PreviewText:
     if node_id is not None:
         PromptServer.instance.send_progress_text(text, node_id)
     return ui.PreviewText(text)
+
+
+def show_on_running_node(text: str) -> None:
+    """Put `text` on the node that calls, be it one of ours or KSampler; nothing where no node is running."""
+    running = get_executing_context()
+    if running is not None:
+        PromptServer.instance.send_progress_text(text, running.node_id)

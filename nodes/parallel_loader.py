@@ -13,8 +13,9 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, ParallelError
 
 from .model_list import find_folder, list_folders
-from .node_text import show_text
+from .node_text import show_on_running_node, show_text
 from .parallel_config import ConfigSocket
+from .run_notices import explain_stages
 
 if TYPE_CHECKING:
     from parallel_runtime.pipeline.requests import Loaded
@@ -64,7 +65,8 @@ def load_model(path: Path, weight_dtype: str, config: ParallelConfig, interrupte
 
     blueprint = draw_blueprint(open_checkpoint(path))
     dtype = choose_dtype(blueprint, weight_dtype)
-    remote = RemoteTransformer(ModelRequest(str(path), str(dtype).removeprefix("torch."), config))
+    request = ModelRequest(str(path), str(dtype).removeprefix("torch."), config)
+    remote = RemoteTransformer(request, show=show_on_running_node)
     model = build_model(blueprint, dtype, remote)
     if model.shares_device:
         # ComfyUI's own models (text encoders, VAE) may fill the GPU that the pool is about to load on.
@@ -135,4 +137,5 @@ class ParallelLoader(io.ComfyNode):
         config = ParallelConfig() if parallel_config is None else ParallelConfig.from_mapping(parallel_config)
         with stopping_with_prompt() as interrupted:
             model, loaded = load_model(find_model(model_name), weight_dtype, config, interrupted)
-        return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, loaded.explanation))
+        text = f"{loaded.explanation} {explain_stages(loaded.stages)}".strip()
+        return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, text))

@@ -14,6 +14,7 @@ from comfy_api.latest import io
 
 from .carry import listed
 from .node_text import show_text
+from .run_notices import IN_TURN
 
 log = logging.getLogger("parallel_dit")
 
@@ -22,11 +23,16 @@ _RATIOS = ("downscale_ratio_spacial", "downscale_ratio_temporal")
 _MAX_SEED = 0xFFFFFFFFFFFFFFFF
 
 
-def describe_run(obstacles: list[str]) -> str:
-    """What the node says about a run."""
+def describe_run(obstacles: list[str], stages: int = 1) -> str:
+    """What the node says about a run.
+
+    Args:
+        stages: that the weights are split into.
+    """
     if not obstacles:
         return _IN_POOL
-    return f"Sampled step by step, because the loop in the pool does not know {listed(obstacles)}."
+    text = f"Sampled step by step, because the loop in the pool does not know {listed(obstacles)}."
+    return text if stages == 1 else f"{text} {IN_TURN}"
 
 
 class ParallelSampler(io.ComfyNode):
@@ -115,7 +121,8 @@ class ParallelSampler(io.ComfyNode):
         from .pool_sampler import PoolSampler
         from .remote_model import remote_of
 
-        sampler = PoolSampler(sampler_name, remote_of(model), previews_wished())
+        remote = remote_of(model)
+        sampler = PoolSampler(sampler_name, remote, previews_wished())
         sigmas = comfy.samplers.KSampler(
             model, steps, model.load_device, sampler_name, scheduler, denoise, model.model_options
         ).sigmas
@@ -134,7 +141,7 @@ class ParallelSampler(io.ComfyNode):
             disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
             seed=seed,
         )
-        text = describe_run(sampler.obstacles)
+        text = describe_run(sampler.obstacles, remote.stages)
         log.info("Parallel Sampler: %s", text)
         return io.NodeOutput(_output(latent_image, samples), ui=show_text(cls.hidden.unique_id, text))
 

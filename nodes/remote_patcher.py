@@ -94,6 +94,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
                 f"The pool cannot carry {listed(found)}.",
                 "That comes later: remove the node that adds it, or load the model with Load Diffusion Model.",
             )
+        self.remote.notices.begin()
         super().pre_run()
 
     def _release(self) -> int:

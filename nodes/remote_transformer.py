@@ -12,6 +12,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import RequestError
 
 from .carry import forward_obstacles, listed
+from .run_notices import RunNotices
 from .transformer_call import TransformerCall
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ def _connect(config: ParallelConfig) -> PoolClient:
     from workers.pools import get_pool
 
     return get_pool(config)
+
+
+def _show_nothing(text: str) -> None:
+    """Where there is no node."""
 
 
 def check_finite(x: torch.Tensor, what: str = "latent") -> None:
@@ -44,10 +49,19 @@ class RemoteTransformer:
     Args:
         model: what to load.
         connect: configuration -> pool.
+        show: puts a text on the node that is running.
     """
 
-    def __init__(self, model: ModelRequest, connect: Callable[[ParallelConfig], PoolClient] = _connect):
+    def __init__(
+        self,
+        model: ModelRequest,
+        connect: Callable[[ParallelConfig], PoolClient] = _connect,
+        show: Callable[[str], None] = _show_nothing,
+    ):
         self.model = model
+        self.notices = RunNotices(show)
+        self.stages = 1
+        """Into how many stages the weights are split."""
         self.resident_bytes = 0
         """Bytes that one rank holds now, as far as this process knows; 0 while nothing is loaded."""
         self.size_bytes = 0
@@ -76,6 +90,7 @@ class RemoteTransformer:
         """
         loaded = self._use_pool().load(self.model, should_cancel)
         self.size_bytes = self.resident_bytes = loaded.bytes_per_rank
+        self.stages = loaded.stages
         return loaded
 
     def forward(self, call: TransformerCall, should_cancel: Callable[[], bool]) -> torch.Tensor:
@@ -88,8 +103,13 @@ class RemoteTransformer:
         if self._capture is not None:
             return self._capture(call)
         self._check(call)
-        output = self._use_pool().forward(self.model, call.x, call.timestep, call.conditioning, should_cancel)
+        output = self._use_pool().forward(
+            self.model, call.x, call.timestep, call.conditioning, should_cancel, self.notices.compiling
+        )
         self.resident_bytes = self.size_bytes
+        self.notices.computed()
+        if self.stages > 1:
+            self.notices.in_turn()
         return output.to(call.x)
 
     def sample(
@@ -104,7 +124,12 @@ class RemoteTransformer:
             As `forward`.
         """
         check_finite(request.x)
-        output = self._use_pool().sample(self.model, request, on_progress, should_cancel)
+
+        def on_step(step: int, total: int, denoised: torch.Tensor | None) -> None:
+            self.notices.computed()
+            on_progress(step, total, denoised)
+
+        output = self._use_pool().sample(self.model, request, on_step, should_cancel, self.notices.compiling)
         self.resident_bytes = self.size_bytes
         return output.to(request.x)
 

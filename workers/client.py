@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from .client_requests import Branch, Inpaint, ModelRequest, SampleRequest
 from .conditioning_cache import ConditioningCache
 from .gpus import find_machine, remember
 from .launch import PoolSpec, resolve_devices
-from .pool import OnProgress, RunningPool, ShouldCancel
+from .pool import POLL_SECONDS, OnCompile, OnProgress, RunningPool, ShouldCancel
 from .protocol import Status
 
 __all__ = ["Branch", "Cancelled", "Inpaint", "ModelRequest", "PoolClient", "SampleRequest", "never"]
@@ -42,13 +43,17 @@ def _ignore_progress(step: int, total: int, denoised: torch.Tensor | None) -> No
     """For requests without steps."""
 
 
+def _ignore_compiling() -> None:
+    """For requests that show nothing of it."""
+
+
 def never() -> bool:
     """For callers that never cancel."""
     return False
 
 
 class PoolClient:
-    """One pool of ranks. Thread-safe: requests wait for each other.
+    """One pool of ranks. Thread-safe: requests wait for each other, and a cancel is heard while they do.
 
     A dead pool is replaced at the next request, and a model that the pool lost is loaded again: the MODEL that a
     graph has cached outlives both.
@@ -72,8 +77,9 @@ class PoolClient:
 
         Raises:
             PoolError: it could not start.
+            Cancelled: the artist did not want to wait.
         """
-        with self._lock:
+        with self._turn(should_cancel):
             if self._pool is not None and not self._pool.alive:
                 self._pool.close()
                 self._pool = None
@@ -85,6 +91,17 @@ class PoolClient:
                 self._pool = RunningPool(self.spec, self._rank_module)
             self._pool.wait_until_ready(should_cancel)
             return self._pool
+
+    @contextmanager
+    def _turn(self, should_cancel: ShouldCancel) -> Iterator[None]:
+        """Hold the pool for one request, after those of other threads."""
+        while not self._lock.acquire(timeout=POLL_SECONDS):
+            if should_cancel():
+                raise Cancelled
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _back_off(self, should_cancel: ShouldCancel) -> None:
         """A pool that died once is replaced at once; one that dies again and again is replaced ever more slowly."""
@@ -102,13 +119,13 @@ class PoolClient:
             ParallelError: the file, the configuration or the pool; typed, with cause and fix.
             Cancelled: the artist stopped it.
         """
-        with self._lock:
+        with self._turn(should_cancel):
             pool = self.start(should_cancel)
             ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
             machine = find_machine(self.spec)
             request = Load(model.key, model.path, model.dtype, model.config.to_mapping(), ranks, machine)
             self._resident = None
-            answer, _ = pool.submit(request, {}, _ignore_progress, should_cancel)
+            answer, _ = pool.submit(request, {}, _ignore_progress, _ignore_compiling, should_cancel)
             assert isinstance(answer, Loaded)
             if answer.machine is not None and answer.machine != machine:
                 remember(self.spec, answer.machine)
@@ -124,12 +141,14 @@ class PoolClient:
         timestep: torch.Tensor,
         conditioning: Mapping[str, Any],
         should_cancel: ShouldCancel = never,
+        on_compile: OnCompile = _ignore_compiling,
     ) -> torch.Tensor:
         """One call of the transformer.
 
         Args:
             x: (B, C, ...) in the model's dtype; timestep: (B,) float32.
             conditioning: context (B, T, D) and the family's extras.
+            on_compile: called about once a second by each rank that compiles, while it does.
 
         Returns:
             The prediction, shaped like the latent part of x, on the CPU.
@@ -138,13 +157,12 @@ class PoolClient:
             ParallelError: the request, or the pool; typed, with cause and fix.
             Cancelled: the artist stopped it.
         """
-        with self._lock:
+        with self._turn(should_cancel):
             self._ensure(model, should_cancel)
             reference, tensors, dropped = self._cache.refer(conditioning)
             request = Forward(model.key, reference, dropped)
-            _, results = self._submit(
-                request, {"x": x, "timestep": timestep, **tensors}, _ignore_progress, should_cancel
-            )
+            tensors |= {"x": x, "timestep": timestep}
+            _, results = self._submit(request, tensors, _ignore_progress, on_compile, should_cancel)
             return results["output"]
 
     def sample(
@@ -153,13 +171,17 @@ class PoolClient:
         request: SampleRequest,
         on_progress: OnProgress = _ignore_progress,
         should_cancel: ShouldCancel = never,
+        on_compile: OnCompile = _ignore_compiling,
     ) -> torch.Tensor:
         """A whole denoising loop in the pool; returns the latent (B, C, ...) float32 on the CPU.
+
+        Args:
+            on_compile: as in `forward`.
 
         Raises:
             As `forward`.
         """
-        with self._lock:
+        with self._turn(should_cancel):
             self._ensure(model, should_cancel)
             references, tensors, dropped = self._refer_all(request.branches)
             timesteps = request.sigmas if request.timesteps is None else request.timesteps
@@ -182,7 +204,7 @@ class PoolClient:
                 request.prediction,
                 bool(request.concat),
             )
-            _, results = self._submit(wire, tensors, on_progress, should_cancel)
+            _, results = self._submit(wire, tensors, on_progress, on_compile, should_cancel)
             return results["latent"]
 
     def release(self, model: ModelRequest) -> int:
@@ -191,7 +213,7 @@ class PoolClient:
             if self._pool is None or not self._pool.alive or self._resident != model:
                 return 0
             self._forget()
-            answer, _ = self._pool.submit(Release(model.key), {}, _ignore_progress, never)
+            answer, _ = self._pool.submit(Release(model.key), {}, _ignore_progress, _ignore_compiling, never)
             assert isinstance(answer, Finished)
             return answer.bytes_freed
 
@@ -213,11 +235,16 @@ class PoolClient:
             self.load(model, should_cancel)
 
     def _submit(
-        self, request: Request, tensors: dict[str, torch.Tensor], on_progress: OnProgress, should_cancel: ShouldCancel
+        self,
+        request: Request,
+        tensors: dict[str, torch.Tensor],
+        on_progress: OnProgress,
+        on_compile: OnCompile,
+        should_cancel: ShouldCancel,
     ) -> tuple[Answer, dict[str, torch.Tensor]]:
         assert self._pool is not None
         try:
-            answer = self._pool.submit(request, tensors, on_progress, should_cancel)
+            answer = self._pool.submit(request, tensors, on_progress, on_compile, should_cancel)
             self._deaths = 0
             return answer
         except BaseException:

@@ -13,7 +13,7 @@ from .job import ActiveJob
 from .members import Members
 from .peer import Peer
 from .pool_log import PoolLog
-from .protocol import Abandon, Cancel, Done, ErrorInfo, Failed, Job, Progress, Ready, Run
+from .protocol import Abandon, Cancel, Compiling, Done, ErrorInfo, Failed, Job, Progress, Ready, Run
 from .stall import StallWatch
 
 
@@ -72,6 +72,9 @@ class Jobs:
         """Take in what a rank says about the active job."""
         if isinstance(frame.message, Progress):
             self.stall.step(time.monotonic())
+            await self._client.forward(frame)
+        elif isinstance(frame.message, Compiling):
+            self.stall.waited(time.monotonic())
             await self._client.forward(frame)
         elif self.active is not None and isinstance(frame.message, (Ready, Done, Failed)):
             self.active.answer(frame)

@@ -24,7 +24,7 @@ from .connection import Connection, ConnectionClosed, FrameError
 from .frames import Frame
 from .launch import PACK_ROOT, PoolSpec, log_directory
 from .leftovers import make_directory, remove_leftovers
-from .protocol import AskStatus, Cancel, Done, Failed, Job, Progress, Shutdown, Status, revive
+from .protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Progress, Shutdown, Status, revive
 from .tensors import pack, unpack
 
 log = logging.getLogger("parallel_dit")
@@ -33,6 +33,8 @@ POLL_SECONDS = 0.05
 EXIT_SECONDS = 10.0
 
 OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
+OnCompile = Callable[[], None]
+"""Called about once a second by each rank that compiles, while it does."""
 ShouldCancel = Callable[[], bool]
 
 
@@ -118,6 +120,7 @@ class RunningPool:
         request: Request,
         tensors: Mapping[str, torch.Tensor],
         on_progress: OnProgress,
+        on_compile: OnCompile,
         should_cancel: ShouldCancel,
     ) -> tuple[Answer, dict[str, torch.Tensor]]:
         """Run one request to its end; return its answer and its tensors (on the CPU).
@@ -133,7 +136,7 @@ class RunningPool:
         try:
             specs, buffers = pack(tensors)
             self._send(Job(number, request, specs), buffers)
-            return self._await(number, answers, on_progress, should_cancel)
+            return self._await(number, answers, on_progress, on_compile, should_cancel)
         finally:
             del self._jobs[number]
 
@@ -142,6 +145,7 @@ class RunningPool:
         number: int,
         answers: queue.SimpleQueue[Frame | None],
         on_progress: OnProgress,
+        on_compile: OnCompile,
         should_cancel: ShouldCancel,
     ) -> tuple[Answer, dict[str, torch.Tensor]]:
         asked_to_cancel = False
@@ -160,6 +164,8 @@ class RunningPool:
             message = frame.message
             if isinstance(message, Progress):
                 on_progress(message.step, message.total, unpack(message.tensors, frame.payload).get("denoised"))
+            elif isinstance(message, Compiling):
+                on_compile()
             elif isinstance(message, Failed):
                 raise Cancelled if message.cancelled else self._explain(message)
             elif isinstance(message, Done):
@@ -194,7 +200,7 @@ class RunningPool:
                     with self._status_changed:
                         self._status = message
                         self._status_changed.notify_all()
-                elif isinstance(message, (Progress, Done, Failed)):
+                elif isinstance(message, (Progress, Compiling, Done, Failed)):
                     job = self._jobs.get(message.number)
                     if job is not None:
                         job.put(frame)

@@ -13,7 +13,7 @@ import msgspec
 from parallel_runtime.errors import ERROR_TYPES, ParallelError, PoolError
 from parallel_runtime.pipeline.requests import Answer, Request
 
-VERSION = 1
+VERSION = 2
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead"]
 
@@ -138,6 +138,13 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     tensors: tuple[TensorSpec, ...] = ()
 
 
+class Compiling(msgspec.Struct, frozen=True, tag=True):
+    """This rank compiles; with each heartbeat until the graph is made. The others may wait for it meanwhile."""
+
+    number: int
+    rank: int
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The job is through; rank 0's carries the result. `cancelled` jobs carry none."""
 
@@ -187,6 +194,7 @@ Message = (
     | Ready
     | Heartbeat
     | Progress
+    | Compiling
     | Done
     | Failed
 ) | Status

@@ -14,6 +14,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,12 +35,28 @@ from .handshake import introduce, keep_alive
 from .launch import PoolSpec
 from .network import parse_address, read_secret, secret_path
 from .processes import DUMP_STACKS, die_with_parent
-from .protocol import Abandon, Cancel, Done, Failed, Heartbeat, Hello, Job, Online, Progress, Ready, Run, describe
+from .protocol import (
+    Abandon,
+    Cancel,
+    Compiling,
+    Done,
+    Failed,
+    Heartbeat,
+    Hello,
+    Job,
+    Online,
+    Progress,
+    Ready,
+    Run,
+    describe,
+)
 from .rank_output import RankOutput
 from .tensors import pack, share, unpack_meta
 
 HEARTBEAT_SECONDS = 1.0
 CONNECT_SECONDS = 10.0
+COMPILE_SECONDS = 900.0
+"""A graph that takes longer has stalled."""
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 
 log = logging.getLogger("rank")
@@ -96,6 +113,7 @@ class Rank:
         self.inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self.cancelled: int | None = None
         self.progress = 0
+        self.compiling_since: float | None = None  # the graph that is being made now, if any
 
     def receive(self) -> None:
         """Receiver thread. The supervisor's end is this process's end, in the middle of whatever it does."""
@@ -116,6 +134,9 @@ class Rank:
             threading.Event().wait(HEARTBEAT_SECONDS)
             try:
                 self.connection.send(Heartbeat(self.rank, self.progress))
+                since, job = self.compiling_since, self.output.job
+                if since is not None and job is not None and time.monotonic() - since < COMPILE_SECONDS:
+                    self.connection.send(Compiling(job, self.rank))
             except ConnectionClosed:
                 return
 
@@ -221,14 +242,19 @@ def join_group(spec: PoolSpec, environment: Mapping[str, str]) -> torch.device:
 
 
 def note_compilation(rank: Rank) -> None:
-    """Compiling takes minutes without a step; each graph that begins or ends counts as progress."""
+    """Compiling takes minutes without a step; the heartbeat tells of it, and each graph counts as progress."""
 
-    def count(*_: object) -> None:
+    def begin(*_: object) -> None:
         rank.progress += 1
+        rank.compiling_since = time.monotonic()
+
+    def end(*_: object) -> None:
+        rank.progress += 1
+        rank.compiling_since = None
 
     handler = torch._dynamo.callback.callback_handler
-    handler.register_start_callback(count)
-    handler.register_end_callback(count)
+    handler.register_start_callback(begin)
+    handler.register_end_callback(end)
 
 
 def device_name(device: torch.device) -> str:

@@ -61,6 +61,10 @@ class StallWatch:
         if rank in self._since:
             self._since[rank] = now
 
+    def waited(self, now: float) -> None:
+        """A rank compiles, which may take minutes; the others may be waiting for it in a collective."""
+        self._since = dict.fromkeys(self._since, now)
+
     def step(self, now: float) -> None:
         """A step of the job is through."""
         if self._last_step is not None:

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from nodes.run_notices import IN_TURN
+
 from .workflow import SAVE, Workflow
 
 pytestmark = pytest.mark.host
@@ -104,11 +106,21 @@ def test_one_rank_gives_the_same_latent(host, sampler_node):
     compare(host, workflow, workflow.on("cpu:1", sampler_node))
 
 
-@pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
-def test_stages_that_are_exact_give_the_same_latent(host, sampler_node):
+@pytest.mark.parametrize(
+    ("sampler_node", "sampler", "in_turn"),
+    [("KSampler", "dpmpp_2m", True), ("ParallelSampler", "dpmpp_2m", False), ("ParallelSampler", "dpm_2", True)],
+)
+def test_stages_that_are_exact_give_the_same_latent_and_say_where_they_run_in_turn(
+    host, sampler_node, sampler, in_turn
+):
     """Per step the stages run one after the other; in the pool all steps are warm-up here."""
-    workflow = Workflow(cfg=4.0, lengths=(9, 5), sampler="dpmpp_2m")
-    compare(host, workflow, replace(workflow.on("cpu:2", sampler_node), stages=(2, 3, workflow.steps)))
+    workflow = Workflow(cfg=4.0, lengths=(9, 5), sampler=sampler)
+    texts = compare(host, workflow, replace(workflow.on("cpu:2", sampler_node), stages=(2, 3, workflow.steps)))
+    said = [text for node, text in texts if node == "sampler"]
+    assert any(IN_TURN in text for text in said) is in_turn
+    if sampler_node == "ParallelSampler":
+        assert (IN_TURN in said[-1]) is in_turn  # what stays on the node
+    assert any(node == "model" and IN_TURN in text for node, text in texts)  # the loader
 
 
 def test_stale_keys_change_the_picture_a_little_and_the_next_picture_comes(host):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nodes.remote_transformer import RemoteTransformer
+from nodes.run_notices import IN_TURN, RunNotices, explain_stages
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import RequestError
@@ -17,30 +18,49 @@ from workers.client import ModelRequest, SampleRequest, never
 class DoublingPool:
     """Stands in for PoolClient: the prediction is twice the latent."""
 
-    def __init__(self):
+    def __init__(self, stages: int = 1):
         self.requests = []
+        self.stages = stages
+        self.compiles = ()  # times at which a rank says, before the next result, that it compiles
+        self.now = 0.0
 
     def load(self, model, should_cancel):
         self.requests.append("load")
-        return SimpleNamespace(bytes_per_rank=100)
+        return SimpleNamespace(bytes_per_rank=100, stages=self.stages)
 
-    def forward(self, model, x, timestep, conditioning, should_cancel):
+    def forward(self, model, x, timestep, conditioning, should_cancel, on_compile):
         self.requests.append("forward")
+        self._compile(on_compile)
         return 2 * x.float()
 
-    def sample(self, model, request, on_progress, should_cancel):
+    def sample(self, model, request, on_progress, should_cancel, on_compile):
         self.requests.append("sample")
+        self._compile(on_compile)
+        on_progress(0, 1, None)
         return 2 * request.x
+
+    def _compile(self, on_compile):
+        for moment in self.compiles:
+            self.now = moment
+            on_compile()
+        self.compiles = ()
 
     def release(self, model):
         self.requests.append("release")
         return 100
 
 
-def make_remote(devices: str = "cpu:2") -> tuple[RemoteTransformer, DoublingPool]:
-    pool = DoublingPool()
+def make_remote(devices: str = "cpu:2", stages: int = 1) -> tuple[RemoteTransformer, DoublingPool]:
+    pool = DoublingPool(stages)
     model = ModelRequest("model.safetensors", "bfloat16", ParallelConfig(devices=devices))
     return RemoteTransformer(model, connect=lambda config: pool), pool
+
+
+def listen(remote: RemoteTransformer, pool: DoublingPool) -> list[str]:
+    """The texts that it will show on the running node."""
+    shown: list[str] = []
+    remote.notices = RunNotices(shown.append, clock=lambda: pool.now)
+    return shown
 
 
 def make_call(x: torch.Tensor, control=None, **options) -> TransformerCall:
@@ -115,3 +135,53 @@ def test_it_knows_what_the_pool_holds():
 def test_it_knows_whether_the_pool_competes_for_comfyuis_memory(devices, device, shared):
     remote, _ = make_remote(devices)
     assert remote.shares(torch.device(device), current_index=1) is shared
+
+
+@pytest.mark.parametrize("in_pool", [False, True])
+def test_the_running_node_shows_how_long_the_ranks_have_compiled_and_when_they_are_done(in_pool):
+    remote, pool = make_remote()
+    shown = listen(remote, pool)
+    x = torch.ones(1, 4, 2, 2)
+
+    def compute() -> None:
+        if in_pool:
+            request = SampleRequest("euler", torch.ones(2), x, (), 1.0, 0)
+            remote.sample(request, lambda *step: shown.append("step"), never)
+        else:
+            remote.forward(make_call(x), never)
+            shown.append("step")
+
+    pool.compiles = (100.0, 100.1, 101.0, 101.1, 142.0)  # two ranks, one of them for longer
+    compute()
+    compute()
+    text = "Compiling for this size: about a minute, once ({} s so far)."
+    assert shown == [text.format(0), text.format(1), text.format(42), "Compiled in 42 s.", "step", "step"]
+
+
+def test_stages_step_by_step_are_told_once_a_run_on_the_node_and_in_the_log(caplog):
+    remote, pool = make_remote(stages=2)
+    remote.load(never)
+    shown = listen(remote, pool)
+    call = make_call(torch.ones(1, 4, 2, 2))
+    for run in range(1, 3):
+        remote.notices.begin()
+        for _ in range(3):
+            remote.forward(call, never)
+        assert len(shown) == run
+        assert IN_TURN in shown[-1]
+    assert [record.levelname for record in caplog.records if IN_TURN in record.getMessage()] == ["WARNING"] * 2
+    assert IN_TURN in explain_stages(2)
+
+
+def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):
+    staged, pool = make_remote(stages=2)
+    staged.load(never)
+    whole, other_pool = make_remote()
+    whole.load(never)
+    shown = [listen(staged, pool), listen(whole, other_pool)]
+    x = torch.ones(1, 4, 2, 2)
+    staged.sample(SampleRequest("euler", torch.ones(2), x, (), 1.0, 0), lambda *step: None, never)
+    whole.forward(make_call(x), never)
+    assert shown == [[], []]
+    assert not caplog.records
+    assert explain_stages(1) == ""

@@ -44,6 +44,7 @@ def test_each_rank_holds_about_its_share_of_the_weights(client, path):
     staged = client.load(model(path))
     assert staged.bytes_per_rank < 0.75 * whole.bytes_per_rank  # embedders and final layers are on every rank
     assert "2 stages" in staged.explanation
+    assert (whole.stages, staged.stages) == (1, 2)
 
 
 def test_a_single_call_is_exact_and_shared_between_the_stages(client, path):

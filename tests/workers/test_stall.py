@@ -28,6 +28,16 @@ def test_the_rank_without_progress_stalls_when_its_bound_is_over_and_not_before(
     assert (stall.rank, second) == (1, 12)  # its first beat, at 1 s, still was news
 
 
+def test_ranks_that_wait_for_one_that_compiles_do_not_stall_until_it_is_done():
+    watch = StallWatch(floor=10)
+    watch.start(2, now=0)
+    for second in range(1, 60):
+        watch.waited(second)
+        assert watch.tick(second) is None
+    assert tick_until(watch, 59, 69) is None
+    assert tick_until(watch, 69.5, 80) is not None
+
+
 def test_slow_steps_lengthen_the_bound_to_ten_of_them():
     watch = StallWatch(floor=10)
     watch.start(1, now=0)

@@ -1,0 +1,68 @@
+"""What the node that samples says meanwhile: that the ranks compile, that stages run in turn. No ComfyUI needed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+log = logging.getLogger("parallel_dit")
+
+IN_TURN = "Step by step, the stages run one after the other: exact, but slower than one GPU."
+_IN_POOL = "In Parallel Sampler, with a sampler that the pool knows, they work at the same time."
+
+
+def explain_stages(stages: int) -> str:
+    """What Parallel Loader adds to the plan of a model that is split into stages; "" for a whole one."""
+    return "" if stages == 1 else f"{IN_TURN} That is how KSampler runs them. {_IN_POOL}"
+
+
+class RunNotices:
+    """The notices of one model's runs.
+
+    Args:
+        show: puts a text on the node that is running.
+        clock: seconds.
+    """
+
+    def __init__(self, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
+        self._show = show
+        self._clock = clock
+        self._compiles_since: float | None = None
+        self._last = ""
+        self._told_of_stages = False
+
+    def begin(self) -> None:
+        """A sampling run begins."""
+        self._compiles_since = None
+        self._told_of_stages = False
+
+    def compiling(self) -> None:
+        """A rank compiles; several may, and each says so every second."""
+        if self._compiles_since is None:
+            self._compiles_since = self._clock()
+        text = f"Compiling for this size: about a minute, once ({self._seconds} s so far)."
+        if text != self._last:
+            self._last = text
+            self._show(text)
+
+    def computed(self) -> None:
+        """A step is through: whatever was compiled for it is ready."""
+        if self._compiles_since is not None:
+            self._tell(f"Compiled in {self._seconds} s.", logging.INFO)
+            self._compiles_since = None
+
+    def in_turn(self) -> None:
+        """A step ran through the stages one after the other; told once a run."""
+        if not self._told_of_stages:
+            self._told_of_stages = True
+            self._tell(f"{IN_TURN} {_IN_POOL}", logging.WARNING)
+
+    @property
+    def _seconds(self) -> int:
+        return 0 if self._compiles_since is None else round(self._clock() - self._compiles_since)
+
+    def _tell(self, text: str, level: int) -> None:
+        log.log(level, "Parallel DiT: %s", text)
+        self._last = text
+        self._show(text)
