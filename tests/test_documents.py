@@ -252,6 +252,39 @@ def test_templates_have_known_nodes_sound_links_and_a_thumbnail(path):
     assert path.with_suffix(".jpg").is_file()
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_templates_give_every_input_of_the_configuration_a_value(path):
+    nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
+    for config in (node for node in nodes if node["type"] == "ParallelConfig"):
+        assert list(config["widgets_values_named"]) == list(NODES["ParallelConfig"].inputs)
+        assert config["widgets_values"] == list(config["widgets_values_named"].values())
+
+
+def test_the_template_of_pipefusion_has_its_stages_and_keeps_the_loop_in_the_pool():
+    workflow = json.loads((ROOT / "example_workflows" / "flux-dev-pipefusion.json").read_text(encoding="utf-8"))
+    nodes = {node["type"]: node for node in workflow["nodes"]}
+    values = nodes["ParallelConfig"]["widgets_values_named"]
+    assert int(values["stages"]) > 1
+    assert int(values["patches"]) >= int(values["stages"])  # fewer leave stages idle
+    assert values["warmup_steps"] < nodes["ParallelSampler"]["widgets_values_named"]["steps"]
+    assert "KSampler" not in nodes
+    assert "PipeFusion" in nodes["MarkdownNote"]["widgets_values"][0]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_the_nodes_of_a_template_do_not_overlap(path):
+    title = 30  # pixels above a node's position
+    boxes = [(*node["pos"], *node["size"]) for node in json.loads(path.read_text(encoding="utf-8"))["nodes"]]
+    overlapping = [
+        (one, other)
+        for index, one in enumerate(boxes)
+        for other in boxes[:index]
+        if one[0] < other[0] + other[2] and other[0] < one[0] + one[2]
+        if one[1] - title < other[1] + other[3] and other[1] - title < one[1] + one[3]
+    ]
+    assert overlapping == []
+
+
 def test_no_file_names_a_registry_or_a_place_of_one_machine():
     hosts = ["pypi" + ".org", "python" + "hosted", "npm" + "js.", "ana" + "conda.org", "download." + "pytorch"]
     places = ["/" + "root/", "/" + "work/"]
