@@ -9,12 +9,14 @@ from collections.abc import Callable
 log = logging.getLogger("parallel_dit")
 
 IN_TURN = "Step by step, the stages run one after the other: exact, but slower than one GPU."
-_IN_POOL = "In Parallel Sampler, with a sampler that the pool knows, they work at the same time."
+USE_PARALLEL_SAMPLER = (
+    "Use Parallel Sampler: KSampler runs the stages one after the other, which is exact but slower than one GPU."
+)
 
 
 def explain_stages(stages: int) -> str:
     """What Parallel Loader adds to the plan of a model that is split into stages; "" for a whole one."""
-    return "" if stages == 1 else f"{IN_TURN} That is how KSampler runs them. {_IN_POOL}"
+    return "" if stages == 1 else USE_PARALLEL_SAMPLER
 
 
 class RunNotices:
@@ -56,7 +58,7 @@ class RunNotices:
         """A step ran through the stages one after the other; told once a run."""
         if not self._told_of_stages:
             self._told_of_stages = True
-            self._tell(f"{IN_TURN} {_IN_POOL}", logging.WARNING)
+            self._tell(f"{IN_TURN} Parallel Sampler runs them at the same time.", logging.WARNING)
 
     @property
     def _seconds(self) -> int:

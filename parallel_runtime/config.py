@@ -13,6 +13,8 @@ from .errors import ConfigurationError
 CONFIG_VERSION = 1
 AXES = ("data", "cfg", "pipe", "ring", "ulysses")
 """Mesh axes, outermost first; ulysses is innermost because its ranks exchange the most."""
+SHOWN_AXES = {"pipe": "stages"}
+"""Axes that artists know by another name."""
 ATTENTION_BACKENDS = ("auto", "sdpa", "cudnn", "flash", "efficient", "math", "flash3", "sage")
 
 _DEVICES = re.compile(r"auto|cpu(:[1-9]\d*)?|\d+(,\d+)*")
@@ -176,7 +178,7 @@ class ParallelPlan:
         if axis != "pipe":
             return f"{axis} {degree}"
         steps = "step" if self.warmup_steps == 1 else "steps"
-        return f"pipe {degree} ({self.patches} patches, {self.warmup_steps} warm-up {steps})"
+        return f"stages {degree} ({self.patches} patches, {self.warmup_steps} warm-up {steps})"
 
 
 def _is_count(value: object) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel_runtime.config import AXES, ParallelConfig
+from parallel_runtime.config import AXES, SHOWN_AXES, ParallelConfig
 from parallel_runtime.errors import ConfigurationError
 
 PACK_ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +81,7 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
     degrees = {axis: getattr(config, axis) or 1 for axis in AXES}
     ranks = math.prod(degrees.values())
     if ranks > spec.world_size:
-        product = " × ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1)
+        product = " × ".join(f"{SHOWN_AXES.get(axis, axis)} {degree}" for axis, degree in degrees.items() if degree > 1)
         kind = "GPU" if spec.device_type == "cuda" else "CPU rank"
         raise ConfigurationError(
             f"The parallel configuration needs {ranks} ranks ({product}), but its devices are "

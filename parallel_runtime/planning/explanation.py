@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..config import AXES, ParallelConfig, ParallelPlan
 from ..plan import Choice, choose
 from .facts import GIB, MachineFacts, ModelFacts, RequestFacts
@@ -98,6 +100,9 @@ def _idle(choice: Choice, config: ParallelConfig, ranks: int) -> str:
     text = f"{idle} of {ranks} ranks {'is' if idle == 1 else 'are'} not used"
     if all(getattr(config, axis) is not None for axis in AXES if axis not in ("pipe", "ring")):
         return f"{text}, as the configuration sets every degree."
+    given = math.prod(getattr(config, axis) or 1 for axis in AXES)
+    if given > 1 and ranks % given:
+        return f"{text}, as {ranks} is no multiple of the {given} that the configuration asks for."
     return f"{text}, as more would not make it faster."
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..config import AXES, ParallelConfig, ParallelPlan
+from ..config import AXES, SHOWN_AXES, ParallelConfig, ParallelPlan
 from ..errors import ConfigurationError
 from .facts import ModelFacts, RequestFacts
-
-_SHOWN = {"pipe": "stages"}
-"""Axes that Parallel Config calls by another name."""
 
 
 def check_limits(config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts) -> None:
@@ -74,7 +71,8 @@ def _violations(
         cause = f"A latent of {request.rows} token rows cannot be cut into {config.patches} patches."
         yield cause, f"Set patches to auto, or to a number from 1 to {request.rows}, or make a larger picture."
     if wish.world_size > ranks:
-        named = " × ".join(f"{_SHOWN.get(axis, axis)} {n}" for axis, n in zip(AXES, wish.shape, strict=True) if n > 1)
+        degrees = zip(AXES, wish.shape, strict=True)
+        named = " × ".join(f"{SHOWN_AXES.get(axis, axis)} {degree}" for axis, degree in degrees if degree > 1)
         there = "rank is" if ranks == 1 else "ranks are"
         cause = f"The degrees {named} need {wish.world_size} ranks, and {ranks} {there} there."
         yield cause, "Set a degree to auto or a smaller number, or add devices."
@@ -92,7 +90,7 @@ def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: Req
         degrees[largest] -= 1
     if model.mirrored and degrees["pipe"] > 1:
         degrees["pipe"] -= degrees["pipe"] % 2
-    parts = [f"{_SHOWN.get(axis, axis)} {degrees[axis]}" for axis in AXES if getattr(config, axis) is not None]
+    parts = [f"{SHOWN_AXES.get(axis, axis)} {degrees[axis]}" for axis in AXES if getattr(config, axis) is not None]
     if config.patches and degrees["pipe"] > 1:
         patches = min(config.patches, request.rows or config.patches)
         parts.append(f"patches {patches}")

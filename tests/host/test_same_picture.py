@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodes.run_notices import IN_TURN
+from nodes.run_notices import IN_TURN, USE_PARALLEL_SAMPLER
 
 from .workflow import SAVE, Workflow
 
@@ -120,7 +120,7 @@ def test_stages_that_are_exact_give_the_same_latent_and_say_where_they_run_in_tu
     assert any(IN_TURN in text for text in said) is in_turn
     if sampler_node == "ParallelSampler":
         assert (IN_TURN in said[-1]) is in_turn  # what stays on the node
-    assert any(node == "model" and IN_TURN in text for node, text in texts)  # the loader
+    assert any(node == "model" and USE_PARALLEL_SAMPLER in text for node, text in texts)  # the loader
 
 
 def test_stale_keys_change_the_picture_a_little_and_the_next_picture_comes(host):

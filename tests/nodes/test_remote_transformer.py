@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nodes.remote_transformer import RemoteTransformer
-from nodes.run_notices import IN_TURN, RunNotices, explain_stages
+from nodes.run_notices import IN_TURN, USE_PARALLEL_SAMPLER, RunNotices, explain_stages
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import RequestError
@@ -170,7 +170,7 @@ def test_stages_step_by_step_are_told_once_a_run_on_the_node_and_in_the_log(capl
         assert len(shown) == run
         assert IN_TURN in shown[-1]
     assert [record.levelname for record in caplog.records if IN_TURN in record.getMessage()] == ["WARNING"] * 2
-    assert IN_TURN in explain_stages(2)
+    assert explain_stages(2) == USE_PARALLEL_SAMPLER
 
 
 def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):

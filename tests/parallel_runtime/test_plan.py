@@ -106,9 +106,9 @@ def test_a_larger_picture_than_memory_holds_does_not_ask_for_stages_that_were_no
 
 def test_patches_and_warm_up_are_those_of_the_configuration_or_as_many_as_stages():
     config = ParallelConfig(pipe=2, patches=6, warmup_steps=3)
-    assert str(resolve_plan(config, 2, FLUX_DEV, PICTURE, H200)) == "pipe 2 (6 patches, 3 warm-up steps)"
+    assert str(resolve_plan(config, 2, FLUX_DEV, PICTURE, H200)) == "stages 2 (6 patches, 3 warm-up steps)"
     plan = resolve_plan(ParallelConfig(pipe=4), 4, FLUX_DEV, PICTURE, H200)
-    assert str(plan) == "pipe 4 (4 patches, 1 warm-up step)"
+    assert str(plan) == "stages 4 (4 patches, 1 warm-up step)"
     low = replace(PICTURE, tokens=96, rows=3)
     assert resolve_plan(ParallelConfig(pipe=4), 4, FLUX_DEV, low, H200).patches == 3
 

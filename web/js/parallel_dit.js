@@ -1,8 +1,16 @@
-// The canvas side of Parallel DiT: one setting, which nodes/start_setting.py reads when ComfyUI starts.
+// The canvas side of Parallel DiT: a setting, which nodes/start_setting.py reads when ComfyUI starts, and node sizes.
 import { app } from "../../../scripts/app.js";
+
+// The plan is a paragraph, and the canvas gives a text two lines: a new node has the room. Saved graphs keep theirs.
+const ROOM_FOR_TEXT = { ParallelConfig: 170, ParallelLoader: 170 };
+const WIDTH = 340;
 
 app.registerExtension({
   name: "ParallelDiT",
+  nodeCreated(node) {
+    const room = ROOM_FOR_TEXT[node.comfyClass];
+    if (room) node.setSize([Math.max(node.size[0], WIDTH), node.computeSize()[1] + room]);
+  },
   settings: [
     {
       id: "ParallelDiT.StartDevices",
