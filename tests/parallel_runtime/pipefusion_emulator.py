@@ -81,12 +81,14 @@ def emulate(
     finished: list[torch.Tensor] = []
 
     def predict(timestep: torch.Tensor, patch: int | None) -> list[torch.Tensor]:
-        whole = torch.cat([evaluation.x for evaluation in wanted], dim=2)
+        whole = torch.cat([evaluation.x for evaluation in wanted], dim=2).to(transformer.dtype)
         outputs = []
         for store, context, extra in zip(stores, contexts, extras, strict=True):
             current[:] = [store]
             store.text = context.shape[1]
-            arguments = FLUX.adapter.to_transformer(whole, timestep, context, transformer.config, **extra)
+            arguments = FLUX.adapter.to_transformer(
+                whole, timestep, context.to(transformer.dtype), transformer.config, **extra
+            )
             tokens = None if patch is None else (cuts[patch] * columns, cuts[patch + 1] * columns)
             store.begin(tokens, patch in (None, 0))
             if tokens is not None:
@@ -97,7 +99,7 @@ def emulate(
                     arguments["txt_ids"] = arguments["txt_ids"][:0]
             output = transformer(**arguments, return_dict=False)[0]
             part = whole if patch is None else whole[bands[patch]]
-            outputs.append(FLUX.adapter.from_transformer(output, part))
+            outputs.append(FLUX.adapter.from_transformer(output, part).float())
         return outputs
 
     def advance(patch: int, outputs: list[torch.Tensor]) -> None:

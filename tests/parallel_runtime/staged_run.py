@@ -81,13 +81,16 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
         if plan not in meshes:
             meshes[plan] = build_mesh(plan, "cpu", rank, world_size), build_links(plan, rank)
         mesh, links = meshes[plan]
-        transformer = build_transformer(layers=LAYERS)
+        if mesh is None:
+            continue  # the plan does not use this rank
+        dtype = getattr(torch, case.get("dtype", "float32"))
+        transformer = build_transformer(layers=LAYERS, dtype=dtype)
         owned = split_blocks([1.0] * len(block_paths(transformer, FLUX)), plan.pipe)[mesh.coordinate["pipe"]]
         relay = keep_blocks(transformer, FLUX, owned)
         stage = Stage(transformer, FLUX, relay, mesh, attention="auto", compile=compile)
         inputs = make_inputs(case)
         branches = [
-            Conditioning({"context": context, **extra})
+            Conditioning({"context": context.to(dtype), **extra})
             for context, extra in zip(inputs["contexts"], inputs["extras"], strict=True)
         ]
         with torch.no_grad():
@@ -96,15 +99,17 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
                 timestep = torch.full((inputs["x"].shape[0],), 0.7)
                 result = forward_once(runner, inputs["x"], timestep)
             else:
-                result = _sample(case, stage, links, branches, inputs, plan)
+                result = _sample(case, stage, links, branches, inputs, plan, dtype)
         if result is not None and rank == 0:
             results[case["name"]] = result
     return results
 
 
-def _sample(case: dict[str, Any], stage: Stage, links: Any, branches: Any, inputs: Any, plan: ParallelPlan) -> Any:
-    denoising = Denoising(sample_request(case), torch.float32)
-    runner = StageRunner(stage, links, branches, inputs["x"], plan.patches, keep=True)
+def _sample(
+    case: dict[str, Any], stage: Stage, links: Any, branches: Any, inputs: Any, plan: ParallelPlan, dtype: torch.dtype
+) -> Any:
+    denoising = Denoising(sample_request(case), dtype)
+    runner = StageRunner(stage, links, branches, inputs["x"].to(dtype), plan.patches, keep=True)
     tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
     return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
 
