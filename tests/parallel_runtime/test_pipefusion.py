@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import math
+import random
 from typing import Any
 
 import pytest
 import torch
 
 from parallel_runtime.pipefusion.stage import Stage
+from parallel_runtime.sampling.samplers import SUPPORTED
 from parallel_runtime.wrappers.graphs import RecordedForward
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error
 from tests.parallel_runtime.pipefusion_emulator import emulate
@@ -46,20 +50,51 @@ CASES = {
         case("with cfg", pipe=2, cfg=2, texts=[5, 3], patches=3),
         case("with data", pipe=2, data=2, batch=3),
     ],
-    8: [
-        case("ulysses and ring", pipe=2, ring=2, ulysses=2, patches=2, latent=(12, 10), texts=[9]),
-        case("cfg and ulysses", pipe=2, cfg=2, ulysses=2, texts=[5, 3], latent=(12, 6)),
-        case("eight stages", pipe=8, patches=6, sampler="dpmpp_2m"),
-        case("four stages and ring", pipe=4, ring=2, patches=5, latent=(20, 6)),
-        case("data and cfg", pipe=2, data=2, cfg=2, texts=[5, 3], batch=2, sampler="euler_ancestral", patches=3),
-    ],
 }
+
+
+def every_mesh(ranks: int, seed: int) -> list[dict[str, Any]]:
+    """A case for every mesh with stages that fits; sizes, texts, patches and samplers drawn from the seed."""
+    draw = random.Random(seed)
+    cases = []
+    for data, cfg, pipe, ring, ulysses in itertools.product((1, 2), (1, 2), *[range(1, ranks + 1)] * 3):
+        if pipe == 1 or data * cfg * pipe * ring * ulysses > ranks:
+            continue
+        rows, columns = draw.choice((6, 7, 12)), draw.choice((3, 5))
+        most = max(1, rows // math.ceil(ring * ulysses / columns))  # every patch has a token for each rank
+        cases.append(
+            case(
+                f"data {data}, cfg {cfg}, pipe {pipe}, ring {ring}, ulysses {ulysses}",
+                data=data,
+                cfg=cfg,
+                pipe=pipe,
+                ring=ring,
+                ulysses=ulysses,
+                patches=min(draw.randint(1, 6), most),
+                warmup=draw.randint(1, 2),
+                latent=(2 * rows, 2 * columns - draw.randint(0, 1)),
+                texts=draw.choice(([5, 3], [4, 7]) if cfg == 2 else ([5], [9], [5, 3])),
+                batch=draw.randint(1, 3),
+                sampler=draw.choice(SUPPORTED),
+            )
+        )
+    return cases
 
 
 @pytest.mark.parametrize("world_size", CASES)
 def test_stages_equal_the_emulated_schedule(world_size, monkeypatch):
-    cases = CASES[world_size]
-    found = run_ranks(world_size, "tests.parallel_runtime.staged_run:run_cases", {"cases": cases})[0]
+    compare(world_size, CASES[world_size], monkeypatch)
+
+
+def test_every_mesh_that_fits_eight_ranks_equals_the_emulated_schedule(monkeypatch):
+    cases = every_mesh(8, seed=1)
+    assert len(cases) > 25
+    compare(8, cases, monkeypatch)
+
+
+def compare(world_size: int, cases: list[dict[str, Any]], monkeypatch: Any) -> None:
+    """Run the cases on that many ranks and against the emulator."""
+    found = run_ranks(world_size, "tests.parallel_runtime.staged_run:run_cases", {"cases": cases}, timeout=280)[0]
     for each in cases:
         transformer = build_transformer(layers=LAYERS, dtype=getattr(torch, each.get("dtype", "float32")))
         inputs, request = make_inputs(each), sample_request(each)
@@ -74,7 +109,7 @@ def test_stages_equal_the_emulated_schedule(world_size, monkeypatch):
             warmup=each["plan"]["warmup_steps"],
         )
         limit = 1e-2 if "dtype" in each else 1e-5
-        assert relative_error(found[each["name"]], expected) < limit, each["name"]
+        assert relative_error(found[each["name"]], expected) < limit, each
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
