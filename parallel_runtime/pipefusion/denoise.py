@@ -125,12 +125,17 @@ class PipelineDenoising:
         except Cancelled:
             if previous is not None:
                 self._receive_all()  # the last stage has sent what nobody will compute
+            self._end()
             raise
-        finally:
-            self._runner.flush()
-            self._votes.close()
-            self._runner.stage.finish()
+        # After any other error nothing is waited for: the others may never come, and the pool ends with its text.
+        self._end()
         return self._latest.reshape(self._x.shape) if self._runner.first else None
+
+    def _end(self) -> None:
+        """All ranks end the run here together, finished or cancelled: nothing of it is left under way."""
+        self._runner.flush()
+        self._votes.close()
+        self._runner.stage.finish()
 
     def _start(self) -> list[_PatchRun]:
         rows, patches = flatten_rows(self._x), self._runner.patches

@@ -12,8 +12,8 @@ from ..errors import RequestError
 from ..mesh import Mesh
 from ..models.spec import ModelSpec
 from ..pipeline.conditioning import Conditioning
-from ..pipeline.predict import Call, merge, select
-from ..wrappers.batch import gather_batch, share_of_batch
+from ..pipeline.predict import Call, own_calls
+from ..wrappers.batch import gather_batch
 from ..wrappers.shares import split_sizes
 from .blocks import stages_of
 from .cut import Patch, cut_patches
@@ -156,21 +156,18 @@ def lay_out(
     Raises:
         RequestError: the latent cannot be cut so.
     """
-    batch = x.shape[0]
-    low, high = share_of_batch(batch * len(branches), mesh)
+    numbers = torch.arange(x.shape[0] * len(branches)).split(x.shape[0])
+    calls = [Call(n, n.float(), branch) for n, branch in zip(numbers, branches, strict=True)]
     cut: tuple[Patch, ...] = ()
-    parts, first = [], 0
-    numbers = torch.arange(batch * len(branches)).split(batch)
-    for call in merge([Call(n, n.float(), branch) for n, branch in zip(numbers, branches, strict=True)]):
-        sample = x.to("meta")[:1].expand(call.batch, *x.shape[1:])
-        image, text = _count_tokens(spec, config, call, sample)
+    slots: list[Slots] = []
+    for call in calls:  # all of them, so that every rank refuses alike
+        image, text = _count_tokens(spec, config, call, x)
         cut = cut_patches(tuple(x.shape), stages_of(spec).patch_size, patches, image)
-        slots = _deal(cut, text, mesh, spec)
-        start, stop = max(low - first, 0), min(high - first, call.batch)
-        if start < stop:
-            own = select(call, start, stop)
-            parts.append(Part(own.x.to(x.device) if x.device.type != "meta" else own.x, own.conditioning, slots))
-        first += call.batch
+        slots.append(_deal(cut, text, mesh, spec))
+    parts = []
+    for own in own_calls(calls, mesh):
+        rows = own.x if x.device.type == "meta" else own.x.to(x.device)
+        parts.append(Part(rows, own.conditioning, slots[int(own.x[0]) // x.shape[0]]))
     return cut, tuple(parts)
 
 
@@ -190,11 +187,11 @@ def _deal(patches: Sequence[Patch], text: int, mesh: Mesh, spec: ModelSpec) -> S
     return slots
 
 
-def _count_tokens(spec: ModelSpec, config: Any, call: Call, sample: torch.Tensor) -> tuple[int | None, int]:
+def _count_tokens(spec: ModelSpec, config: Any, call: Call, x: torch.Tensor) -> tuple[int | None, int]:
     """Image tokens (None where an embedding makes them) and text tokens of a forward."""
-    meta = {name: _to_meta(value) for name, value in call.conditioning.arguments.items()}
-    context = meta.pop("context")
-    arguments = spec.adapter.to_transformer(sample, call.timestep.to("meta"), context, config, **meta)
+    shapes = call.conditioning.on_meta()
+    timestep = call.timestep.to("meta")
+    arguments = spec.adapter.to_transformer(x.to("meta"), timestep, shapes.context, config, **shapes.extras)
     dims = spec.sequence_inputs.get("", {})
     image = spec.attended[0]
     text = next((name for name in stages_of(spec).text if name in dims), None)
@@ -202,12 +199,6 @@ def _count_tokens(spec: ModelSpec, config: Any, call: Call, sample: torch.Tensor
         arguments[image].shape[dims[image]] if image in dims else None,
         arguments[text].shape[dims[text]] if text else 0,
     )
-
-
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    return [_to_meta(item) for item in value] if isinstance(value, list) else value
 
 
 def flatten_rows(latent: torch.Tensor) -> torch.Tensor:

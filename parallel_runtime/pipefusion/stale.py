@@ -56,11 +56,6 @@ class StaleKeys:
         """With text or without -> attention over the slot: a kernel's, or RingAttention, which goes on from there."""
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(key.nbytes + value.nbytes for layers in self._kept.values() for key, value in layers)
-
-    @property
     def slot_lengths(self) -> tuple[int, ...]:
         """Keys of every ring rank in the forward at hand."""
         return self.slots(with_text=True).lengths()

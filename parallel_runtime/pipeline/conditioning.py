@@ -29,6 +29,16 @@ class Conditioning:
         """All but the context."""
         return {name: value for name, value in self.arguments.items() if name != "context"}
 
+    def on_meta(self) -> Conditioning:
+        """The same without data: shapes and plain values."""
+        return Conditioning({name: _to_meta(value) for name, value in self.arguments.items()})
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    return [_to_meta(item) for item in value] if isinstance(value, list) else value
+
 
 def assemble(reference: ConditioningRef, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
     """Gather a new conditioning's arguments from a request's tensors (or from their meta twins)."""

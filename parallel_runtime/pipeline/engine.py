@@ -25,7 +25,7 @@ from ..planning.limits import check_steps
 from ..planning.measure import measure_machine
 from ..sampling.samplers import require_patchwise
 from ..speed import measure_speeds
-from .conditioning import Conditioning, ConditioningStore, check_arguments
+from .conditioning import ConditioningStore, check_arguments
 from .control import Cancelled, Control
 from .denoise import Denoising
 from .meshes import Meshes, Place
@@ -202,7 +202,7 @@ class Engine:
         """Refuse what the model cannot take; return the shape of the text."""
         conditioning = self.conditionings.peek(reference, meta)
         check_arguments(conditioning, resident.spec, resident.model_config, x.shape[0])
-        shapes = Conditioning({name: _to_meta(value) for name, value in conditioning.arguments.items()})
+        shapes = conditioning.on_meta()
         timestep = torch.empty(x.shape[0], device="meta")
         arguments = resident.spec.adapter.to_transformer(
             x, timestep, shapes.context, resident.model_config, **shapes.extras
@@ -234,12 +234,6 @@ class Engine:
 
     def _predictor(self, resident: Resident, mesh: Mesh) -> Predictor:
         return Predictor(resident.whole(), resident.spec, mesh)
-
-
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    return [_to_meta(item) for item in value] if isinstance(value, list) else value
 
 
 def _finished(plan: ParallelPlan, started: float) -> Finished:

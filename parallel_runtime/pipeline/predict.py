@@ -10,9 +10,8 @@ import torch
 
 from ..mesh import Mesh
 from ..models.spec import ModelSpec
-from ..wrappers.batch import gather_batch
+from ..wrappers.batch import gather_batch, share_of_batch
 from ..wrappers.parallel_transformer import ParallelTransformer
-from ..wrappers.shares import split_sizes
 from .conditioning import Conditioning
 
 
@@ -45,17 +44,8 @@ class Predictor:
         CFG branches land on different ranks even where their texts differ in length.
         """
         self.transformer.set_mesh(self.mesh)
-        merged = merge(calls)
-        total = sum(call.batch for call in merged)
-        sizes = split_sizes(total, self.mesh.plan.batch)
-        start = sum(sizes[: self.mesh.batch_index])
-        stop = start + sizes[self.mesh.batch_index]
-        outputs, first = [], 0
-        for call in merged:
-            low, high = max(start - first, 0), min(stop - first, call.batch)
-            if low < high:
-                outputs.append(self._forward(select(call, low, high)))
-            first += call.batch
+        total = sum(call.batch for call in calls)
+        outputs = [self._forward(call) for call in own_calls(calls, self.mesh)]
         # A rank whose share is empty computes nothing, but joins the gather: every rank must.
         local = torch.cat(outputs) if outputs else self._no_rows(calls[0])
         gathered = gather_batch(local, total, self.mesh)
@@ -72,6 +62,18 @@ class Predictor:
     def _no_rows(self, call: Call) -> torch.Tensor:
         shape = self.spec.adapter.output_shape(tuple(call.x.shape), self.transformer.config)
         return call.x.new_empty((0, *shape[1:]))
+
+
+def own_calls(calls: Sequence[Call], mesh: Mesh) -> list[Call]:
+    """This rank's share of the items of all calls, merged where it can be; nothing where there are too few items."""
+    start, stop = share_of_batch(sum(call.batch for call in calls), mesh)
+    own, first = [], 0
+    for call in merge(calls):
+        low, high = max(start - first, 0), min(stop - first, call.batch)
+        if low < high:
+            own.append(select(call, low, high))
+        first += call.batch
+    return own
 
 
 def merge(calls: Sequence[Call]) -> list[Call]:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_runtime.pipefusion.denoise import StopVotes
+from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.sampling.samplers import SUPPORTED
 from parallel_runtime.wrappers.graphs import RecordedForward
@@ -179,3 +181,19 @@ def test_a_whole_model_runs_in_stages_and_without_in_turn():
     assert len(outputs) == 4
     for output in outputs.values():
         assert relative_error(output, outputs["0"]) < 1e-5
+
+
+def test_an_error_in_a_stage_comes_out_at_once_and_waits_for_no_other_stage(monkeypatch):
+    """The others may never send or vote again: waiting for them would hide the error behind a stall."""
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no room on this stage")
+
+    def wait(*_: Any) -> None:
+        raise AssertionError("waited for another stage")
+
+    monkeypatch.setattr(Stage, "forward", fail)
+    monkeypatch.setattr(StageRunner, "flush", wait)
+    monkeypatch.setattr(StopVotes, "close", wait)
+    with pytest.raises(torch.OutOfMemoryError, match="no room on this stage"):
+        run_alone(FAMILIES["PixArt"])
