@@ -38,7 +38,7 @@ from .flux_step import inputs
 
 KINDS = {
     "attention": r"sdpa|fmha|flash|cudnn",
-    "exchange (peer memory)": r"^_push_|symmetric_memory|memcpy128",
+    "exchange (peer memory)": r"^_push_|symmetric_memory|memcpy128|PtoP",
     "norm and rotation": r"^_kernel$",
     "matrix products": r"nvjet|gemm|cutlass|gemv|splitK|cublas|dot_kernel|_mm_|triton_tem",
     "exchange (NCCL)": r"nccl",

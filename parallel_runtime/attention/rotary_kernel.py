@@ -8,6 +8,23 @@ import triton.language as tl
 
 
 @triton.jit
+def norm_and_rotate(
+    source, inside, weight, cos, sin, position, eps, ROWS: tl.constexpr, DIM: tl.constexpr
+):  # fmt: skip
+    """(ROWS, DIM) heads of the token at `position`, normalised and rotated, in the dtype of the source."""
+    dtype = source.dtype.element_ty
+    dim = tl.arange(0, DIM)
+    x = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)
+    x = x * scale[:, None] * tl.load(weight + dim).to(tl.float32)[None, :]
+    x = x.to(dtype).to(tl.float32)
+    even, odd = tl.split(tl.reshape(x, (ROWS, DIM // 2, 2)))
+    rotated = tl.reshape(tl.join(-odd, even), (ROWS, DIM))
+    turned = x * tl.load(cos + position * DIM + dim)[None, :] + rotated * tl.load(sin + position * DIM + dim)[None, :]
+    return turned.to(dtype)
+
+
+@triton.jit
 def _kernel(
     query, key, query_weight, key_weight, cos, sin, query_target, key_target, total, first,
     query_batch, query_token, key_batch, key_token, eps,
@@ -27,16 +44,10 @@ def _kernel(
         source = key + item * key_batch + token * key_token
         weight = key_weight
         target = key_target
-    x = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)
-    x = x * scale[:, None] * tl.load(weight + dim).to(tl.float32)[None, :]
-    x = x.to(target.dtype.element_ty).to(tl.float32)
-    even, odd = tl.split(tl.reshape(x, (ROWS, DIM // 2, 2)))
-    rotated = tl.reshape(tl.join(-odd, even), (ROWS, DIM))
     position = first + token
-    turned = x * tl.load(cos + position * DIM + dim)[None, :] + rotated * tl.load(sin + position * DIM + dim)[None, :]
+    turned = norm_and_rotate(source + place, inside, weight, cos, sin, position, eps, ROWS, DIM)
     out = target + (item * total + position) * HEADS * DIM
-    tl.store(out + place, turned.to(target.dtype.element_ty), mask=inside)
+    tl.store(out + place, turned, mask=inside)
 
 
 def launch(
@@ -54,7 +65,7 @@ def launch(
     targets = [queries[0].new_empty((batch, total, heads, dim)) for _ in range(2)]
     first = 0
     for query, key, *weights in zip(queries, keys, query_weights, key_weights, strict=True):
-        query, key = _dense_heads(query), _dense_heads(key)
+        query, key = dense_heads(query), dense_heads(key)
         tokens = query.shape[1]
         if tokens:
             _kernel[(tokens, batch, 2)](
@@ -66,5 +77,6 @@ def launch(
     return targets[0], targets[1]
 
 
-def _dense_heads(part: torch.Tensor) -> torch.Tensor:
+def dense_heads(part: torch.Tensor) -> torch.Tensor:
+    """A token's heads side by side."""
     return part if part.stride(3) == 1 and part.stride(2) == part.shape[3] else part.contiguous()

@@ -55,9 +55,10 @@ class PixArtAdapter(LearnedSigmaAdapter):
         if config["use_additional_conditions"]:
             size, ratio = extras.get("c_size"), extras.get("c_ar")
             if size is None:
-                size = x.new_tensor([[height * _PIXELS, width * _PIXELS]])
+                # Filled on the GPU: numbers that come from the CPU would wait for it, at every step.
+                size = torch.cat([x.new_full((1, 1), side * _PIXELS) for side in (height, width)], dim=1)
             if ratio is None:
-                ratio = x.new_tensor([[height / width]])
+                ratio = x.new_full((1, 1), height / width)
             arguments["added_cond_kwargs"] = {
                 "resolution": self.rows("c_size", size, batch),
                 "aspect_ratio": self.rows("c_ar", ratio, batch),

@@ -177,6 +177,7 @@ SD3 = ModelSpec(
     # Position embeddings are cut out of a table by the height and width of the whole latent.
     sequence_splits={"pos_embed": 1},
     sequence_outputs={"proj_out": 1},
+    modulations={"time_text_embed": ("transformer_blocks.*.norm1.linear", "transformer_blocks.*.norm1_context.linear")},
     attended=("pos_embed", "encoder_hidden_states"),
     attended_by={"transformer_blocks.*.attn2": ("pos_embed",)},
     timestep_embedder="time_text_embed",

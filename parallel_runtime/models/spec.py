@@ -116,6 +116,8 @@ class ModelSpec:
             attends over; the gathered output holds the tokens of the first.
         attended_by: pattern of `self_attention` -> those of `attended` that these modules attend over, where it is not
             all of them.
+        modulations: module -> glob patterns of the linear layers that get SiLU of its output, one row per picture, and
+            nothing else: ranks that split the tokens share out these layers.
         timestep_embedder: module whose first positional argument is the scaled timestep.
         timestep_scale: what the transformer's forward multiplies the timestep by before that module.
         detect: header of an original-layout file -> full diffusers config, or None when it is another family.
@@ -156,6 +158,7 @@ class ModelSpec:
     sequence_splits: Mapping[str, int] = field(default_factory=dict)
     attended: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
     attended_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    modulations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     widths: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, Part] = field(default_factory=dict)
 
@@ -173,7 +176,8 @@ class ModelSpec:
         Raises:
             UnsupportedModelError: with the missing ones.
         """
-        named = (*self.sequence_inputs, *self.sequence_splits, *self.sequence_outputs, self.timestep_embedder)
+        borders = (*self.sequence_inputs, *self.sequence_splits, *self.sequence_outputs)
+        named = dict.fromkeys((*borders, *self.modulations, self.timestep_embedder))
         if missing := [path for path in named if path not in paths]:
             raise UnsupportedModelError(
                 f"This {self.transformer_class} has no module called {', '.join(missing)}.",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch._inductor.virtualized import V
 
 from ..attention import rebind
 from ..attention.choice import check_ring, resolve_kernel, untouched_kernel
@@ -23,7 +23,10 @@ from ..models.spec import ModelSpec
 from ..pipefusion.blocks import is_absent, stages_of
 from ..pipefusion.stale import Place, StaleKeys
 from .graphs import RecordedForward
+from .modulation import find_modulations
+from .module_paths import find_modules, matches
 from .peers import PeerSharing
+from .reductions import RowsAtOnce
 from .rewrites import Rewrites
 from .sequence import SequenceSplit, gather_hook, output_split_hook, split_hook
 from .sequence_attention import SequenceAttention
@@ -105,6 +108,7 @@ class ParallelTransformer:
         self._split = SequenceSplit(mesh, spec.attended, peers)
         self._timestep = ExactTimestep(spec.timestep_scale)
         blocks = list(_blocks(transformer, spec)) if compile else []
+        self._modulations = find_modulations(transformer, spec)
         # From here on the transformer is changed, and nothing refuses any more but `apply`, which comes first.
         attention_modules = _self_attention(transformer, spec)
         self._attend = SequenceAttention(KERNELS[self.attention], self._split, keys)
@@ -132,7 +136,7 @@ class ParallelTransformer:
             attention = SequenceAttention(KERNELS[self.attention], self._split.among(attended), of_image)
             if keys is not None:
                 keys.attends[False] = attention.attend_slots
-            found |= {path: attention for path in paths if _matches(path.split("."), pattern.split("."))}
+            found |= {path: attention for path in paths if matches(path, pattern)}
         return found
 
     def _register_hooks(self) -> list[Any]:
@@ -148,6 +152,9 @@ class ParallelTransformer:
             handles.append(find(path).register_forward_hook(hook))
         for path, dim in self.spec.sequence_outputs.items():
             handles.append(find(path).register_forward_hook(gather_hook(self._split, dim)))
+        for path, modulation in self._modulations.items():
+            modulation.set_mesh(self.mesh)
+            handles.append(find(path).register_forward_hook(modulation.hook))
         return handles
 
     def set_mesh(self, mesh: Mesh) -> None:
@@ -159,6 +166,8 @@ class ParallelTransformer:
         self.check_mesh(mesh)
         self.mesh = mesh
         self._split.set_mesh(mesh)
+        for modulation in self._modulations.values():
+            modulation.set_mesh(mesh)
 
     def check_mesh(self, mesh: Mesh) -> None:
         """Refuse a mesh that this wrapper does not run, and change nothing. No collective.
@@ -194,6 +203,8 @@ class ParallelTransformer:
         for handle in self._handles:
             handle.remove()
         self._rebound.undo()
+        for modulation in self._modulations.values():
+            modulation.undo()
         for block in self._compiled_blocks:
             block._compiled_call_impl = None  # what Module.compile sets; there is no public way back
         self._handles, self._compiled_blocks = [], []
@@ -233,7 +244,7 @@ class ParallelTransformer:
             return self.transformer(*args, **kwargs)
         config = torch._dynamo.config
         limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # torch 2.6
-        with config.patch({limit: _RECOMPILES}):
+        with config.patch({limit: _RECOMPILES}), V.set_choices_handler(RowsAtOnce()):
             return self.transformer(*args, **kwargs)
 
     __call__ = forward
@@ -273,12 +284,7 @@ def _heads(transformer: nn.Module, spec: ModelSpec) -> int:
 def _self_attention(transformer: nn.Module, spec: ModelSpec) -> dict[str, nn.Module]:
     if not spec.splits_sequence:
         return {}
-    patterns = [pattern.split(".") for pattern in spec.self_attention]
-    found = {
-        path: module
-        for path, module in transformer.named_modules()
-        if any(_matches(path.split("."), pattern) for pattern in patterns)
-    }
+    found = find_modules(transformer, spec.self_attention)
     if not found:
         raise UnsupportedModelError(
             f"No attention module of {spec.transformer_class} has a name like {', '.join(spec.self_attention)}.",
@@ -287,12 +293,7 @@ def _self_attention(transformer: nn.Module, spec: ModelSpec) -> dict[str, nn.Mod
     return found
 
 
-def _matches(path: list[str], pattern: list[str]) -> bool:
-    return len(path) == len(pattern) and all(fnmatchcase(part, glob) for part, glob in zip(path, pattern, strict=True))
-
-
 def _blocks(transformer: nn.Module, spec: ModelSpec) -> Iterator[nn.Module]:
     for pattern in spec.block_lists:
-        for path, blocks in transformer.named_modules():
-            if _matches(path.split("."), pattern.split(".")):
-                yield from blocks.children()
+        for blocks in find_modules(transformer, (pattern,)).values():
+            yield from blocks.children()

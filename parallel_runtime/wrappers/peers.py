@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..attention.peer import PeerBuffers, PeerMemory, peers_are_near
+from ..attention.peer_memory import PeerBuffers, PeerMemory, peers_are_near
 from ..mesh import Mesh
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..attention.peer import PeerBuffers
+from ..attention.peer_memory import PeerBuffers
 from ..attention.ring import RingLayout
 from ..attention.ulysses import WireLayout
 from ..errors import UnsupportedModelError
