@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -38,34 +37,11 @@ from parallel_runtime.pipeline.requests import ConditioningRef, Sample
 from parallel_runtime.wrappers.parallel_transformer import ParallelTransformer, parallelize
 
 from .flux_checkpoint import FLUX_DEV
+from .step_control import StepControl
 
 TEXT_TOKENS = 512
 PLANS = "ulysses=4;pipe=4,patches=4;pipe=2,ulysses=2,patches=2;ring=4"
 TINY = {**FLUX_DEV, "num_layers": 2, "num_single_layers": 2, "num_attention_heads": 2, "joint_attention_dim": 64}
-
-
-class Clock:
-    """A control that notes when each step was told of."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
-        """Note the time; the GPU may be behind."""
-        self.times.append(time.perf_counter())
-
-    def check_cancel(self) -> None:
-        """Nobody cancels."""
-
-    def vote_stop(self) -> Callable[[], bool]:
-        """As the pool's ranks do."""
-        decision = torch.zeros(1, dtype=torch.uint8)
-        work = dist.broadcast(decision, src=0, async_op=True)
-        return lambda: work.wait() and bool(decision.item())
-
-    def all_stop(self) -> bool:
-        """As the pool's ranks do."""
-        return self.vote_stop()()
 
 
 def build(config: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
@@ -110,15 +86,20 @@ def run(
     denoising: Denoising,
     text: Conditioning,
     tensors: dict[str, torch.Tensor],
-) -> tuple[torch.Tensor | None, Clock]:
-    """One picture."""
-    clock = Clock()
+) -> tuple[torch.Tensor | None, list[float]]:
+    """One picture, and when each step was told of."""
+    times: list[float] = []
+    control = StepControl(tensors["x"].device, lambda: times.append(time.perf_counter()))
+    latent: torch.Tensor | None
     if isinstance(transformer, ParallelTransformer):
-        return denoising.run(Predictor(transformer, FLUX, place.mesh), [text], tensors, clock), clock
-    assert place.links is not None
-    seen = denoising.model_inputs(tensors["x"], tensors)[0]
-    runner = StageRunner(transformer, place.links, [text], seen, plan.patches, keep=True)
-    return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, clock).run(), clock
+        latent = denoising.run(Predictor(transformer, FLUX, place.mesh), [text], tensors, control)
+    else:
+        assert place.links is not None
+        seen = denoising.model_inputs(tensors["x"], tensors)[0]
+        runner = StageRunner(transformer, place.links, [text], seen, plan.patches, keep=True)
+        latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
+    control.finish()
+    return latent, times
 
 
 def measure(
@@ -151,10 +132,10 @@ def measure(
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
-        latent, clock = run(transformer, place, plan, denoising, text, tensors_for(size, options.steps, device))
+        latent, times = run(transformer, place, plan, denoising, text, tensors_for(size, options.steps, device))
         _wait(device)
         seconds = time.perf_counter() - started
-        later = clock.times[plan.warmup_steps + 1 : -1]
+        later = times[plan.warmup_steps + 1 : -1]
         row[f"picture_{size}_s"] = seconds
         row[f"step_{size}_ms"] = 1000 * seconds / options.steps
         row[f"later_step_{size}_ms"] = 1000 * (later[-1] - later[0]) / (len(later) - 1)

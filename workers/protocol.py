@@ -52,7 +52,7 @@ class Job(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Stop this job at the next step (or in the middle of a load)."""
+    """Stop this job between two steps (or in the middle of a load)."""
 
     number: int
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from parallel_runtime import memory
 from parallel_runtime.errors import ParallelError
-from parallel_runtime.pipeline.control import Cancelled, Control
+from parallel_runtime.pipeline.control import Cancelled
 from parallel_runtime.pipeline.engine import Engine, Prepared
 
 from .connection import Connection, ConnectionClosed, FrameError
@@ -45,11 +45,11 @@ from .protocol import (
     Hello,
     Job,
     Online,
-    Progress,
     Ready,
     Run,
     describe,
 )
+from .rank_control import RankControl
 from .rank_output import RankOutput
 from .tensors import pack, share, unpack_meta
 
@@ -60,44 +60,6 @@ COMPILE_SECONDS = 900.0
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 
 log = logging.getLogger("rank")
-
-
-class RankControl(Control):
-    """Progress and cancel of the job at hand, for the engine."""
-
-    def __init__(self, rank: Rank, number: int):
-        self._rank = rank
-        self._number = number
-
-    def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
-        self._rank.progress += 1
-        if self._rank.rank == 0:
-            specs, buffers = pack({} if denoised is None else {"denoised": denoised})
-            self._rank.connection.send(Progress(self._number, step, total, specs), buffers)
-
-    def check_cancel(self) -> None:
-        self._rank.progress += 1
-        if self._rank.cancelled == self._number:
-            raise Cancelled
-
-    def all_stop(self) -> bool:
-        return self.vote_stop()()
-
-    def vote_stop(self) -> Callable[[], bool]:
-        stop = self._rank.cancelled == self._number
-        if self._rank.world_size == 1:
-            return lambda: stop
-        # Rank 0 alone decides, and its decision travels with the step: a cancel that ranks saw between different
-        # steps would leave some of them inside a collective for ever.
-        decision = torch.tensor([stop and self._rank.rank == 0], dtype=torch.uint8)
-        work = dist.broadcast(decision, src=0, async_op=True)
-
-        def result() -> bool:
-            assert work is not None
-            work.wait()
-            return bool(decision.item())
-
-        return result
 
 
 class Rank:
@@ -179,7 +141,10 @@ class Rank:
         assert isinstance(job, Job)
         try:
             tensors = share(job.tensors, frame.payload, self.device, self.world_size)
-            answer, results = prepared.run(tensors, RankControl(self, job.number))
+            control = RankControl(self, job.number)
+            answer, results = prepared.run(tensors, control)
+            if not prepared.cancelled:
+                control.finish()
             specs, buffers = pack(results if self.rank == 0 else {})
         except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, which ends the pool
             self._fail(job.number, error, traceback.format_exc())

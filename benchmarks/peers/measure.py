@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
-import itertools
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -64,12 +62,12 @@ def _measure(build: Callable[[Task], Engine], case: Case, rank: int, folder: Pat
         )
     task = Task(case, rank, device)
     engine = build(task)
-    _, warm = _sample(engine.sample, task, case.warm)
-    latent, times = _sample(engine.sample, task, case.steps)
+    first_step = _warm(engine.sample, task)
+    latent, seconds = _time(engine.sample, task)
     if rank == 0:
         row: dict[str, Any] = {
-            "ms_per_step": 1000 * statistics.median(b - a for a, b in itertools.pairwise(times)),
-            "first_step_s": warm[1] - warm[0],
+            "ms_per_step": 1000 * seconds / case.steps,
+            "first_step_s": first_step,
             "settings": engine.settings,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
             "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
@@ -81,12 +79,31 @@ def _measure(build: Callable[[Task], Engine], case: Case, rank: int, folder: Pat
         dist.destroy_process_group()
 
 
-def _sample(sample: Sample, task: Task, steps: int) -> tuple[torch.Tensor, list[float]]:
-    """The latent, and when it began and each step was through on this rank: waited for, as by a live preview."""
-    sigmas = torch.linspace(1, 0, steps + 1, device=task.device)
-    x, times = task.latent(), [_now(task.device)]
-    latent = sample(x, sigmas, lambda: times.append(_now(task.device)))
-    return latent, times
+def _warm(sample: Sample, task: Task) -> float:
+    """Compile, record; return the seconds that the first step took."""
+    ends: list[float] = []
+
+    def tick() -> None:
+        if not ends:
+            ends.append(_now(task.device))
+
+    began = _now(task.device)
+    sample(task.latent(), _sigmas(task, task.case.warm), tick)
+    return ends[0] - began
+
+
+def _time(sample: Sample, task: Task) -> tuple[torch.Tensor, float]:
+    """The latent, and the seconds for all of it, on this rank. No peer is made to wait between its steps."""
+    x, sigmas = task.latent(), _sigmas(task, task.case.steps)
+    if task.case.ranks > 1:
+        dist.barrier()  # or this rank would be charged with what the others still do for the run before
+    began = _now(task.device)
+    latent = sample(x, sigmas, lambda: None)
+    return latent, _now(task.device) - began
+
+
+def _sigmas(task: Task, steps: int) -> torch.Tensor:
+    return torch.linspace(1, 0, steps + 1, device=task.device)
 
 
 def _now(device: torch.device) -> float:

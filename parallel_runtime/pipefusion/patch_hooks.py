@@ -14,6 +14,9 @@ from .blocks import stages_of
 from .cut import Patch
 from .slots import Slots
 
+_ORDERS = 32
+"""Kept orders of tokens: one for each size of picture and length of text."""
+
 
 class PatchHooks:
     """What the hooks do to the forward at hand: `patch` None leaves all patches, in the order of `order` if any."""
@@ -25,6 +28,7 @@ class PatchHooks:
         self.order: torch.Tensor | None = None
         self.restore: torch.Tensor | None = None
         self._total = 0
+        self._orders: dict[Slots, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def with_text(self) -> bool:
@@ -41,8 +45,16 @@ class PatchHooks:
         self.patch, self._total = patch, total
         self.order = self.restore = None
         if patch is None and slots.degree > 1:
-            self.order = torch.tensor(slots.rank_major(), device=device)
-            self.restore = self.order.argsort()
+            self.order, self.restore = self._both_orders(slots, device)
+
+    def _both_orders(self, slots: Slots, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rank by rank, and back; kept, as what comes from the CPU waits for the GPU."""
+        if slots not in self._orders:
+            order = torch.tensor(slots.rank_major(), device=device)
+            self._orders[slots] = order, order.argsort()
+            if len(self._orders) > _ORDERS:
+                del self._orders[next(iter(self._orders))]
+        return self._orders[slots]
 
     def register_inputs(self, transformer: nn.Module) -> list[Any]:
         """Cut the arguments and embeddings that the spec names; return the handles."""

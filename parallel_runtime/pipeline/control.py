@@ -21,7 +21,11 @@ class Control(Protocol):
     """Handed to `Engine.prepare` and `Prepared.run`; the rank process implements it."""
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
-        """A step is through; `denoised` (B, C, ...) float32 is the preview where one was asked for."""
+        """A step is launched; `denoised` (B, C, ...) float32 is the preview where one was asked for.
+
+        On a GPU the step may be under way still. What this waits for, on the rank that tells the client, is what keeps
+        the host from running ahead of it.
+        """
         ...
 
     def check_cancel(self) -> None:

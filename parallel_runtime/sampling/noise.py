@@ -58,8 +58,11 @@ class NoiseSource:
 
     def draw(self, like: torch.Tensor) -> torch.Tensor:
         """Return the next noise, with the shape, dtype and device of `like`."""
-        drawn = torch.randn(like.shape, dtype=like.dtype, device=self._stream.device, generator=self._stream)
-        return drawn.to(like.device) * self.scale
+        device = self._stream.device
+        # Onto a GPU out of pinned memory, without waiting: else every step of such a sampler would wait for the GPU.
+        pinned = like.is_cuda and device.type == "cpu"
+        drawn = torch.randn(like.shape, dtype=like.dtype, device=device, generator=self._stream, pin_memory=pinned)
+        return drawn.to(like.device, non_blocking=pinned) * self.scale
 
     def split(self, whole: torch.Tensor, parts: Sequence[Any]) -> list[PartNoise]:
         """Sources for runs over parts of a latent: the n-th draw of each is its part of the n-th draw for the whole.

@@ -1,0 +1,142 @@
+"""Nothing in a step makes the host wait for the GPU. Tensors on the meta device stand for those on it.
+
+Of those nothing can be read; what is brought there out of the CPU's memory, which waits as well, is found by watching.
+What a transformer does inside of its forward is not watched: a CUDA graph could not be recorded if it waited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from parallel_runtime.mesh import single_rank_mesh
+from parallel_runtime.models.pixart import PIXART
+from parallel_runtime.pipefusion.patch_hooks import PatchHooks
+from parallel_runtime.pipefusion.slots import Slots
+from parallel_runtime.pipeline.conditioning import Conditioning
+from parallel_runtime.pipeline.predict import Call, own_calls
+from parallel_runtime.registry import find_by_name
+from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
+from parallel_runtime.sampling.prediction import PREDICTIONS
+from parallel_runtime.sampling.samplers import SAMPLERS
+from tests import tiny_flux, tiny_pixart, tiny_sdxl
+from tests.parallel_runtime.staged_families import FAMILIES
+
+META = torch.device("meta")
+
+
+class Waited(Exception):
+    """A copy from the CPU to the device."""
+
+
+class NothingWaits(TorchFunctionMode):
+    """Raises `Waited`. Numbers, also in tensors without dims, travel with a kernel's launch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not isinstance(result, torch.Tensor) or result.device != META:
+            return result
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        copies = func in (torch.Tensor.to, torch.Tensor.copy_)
+        from_cpu = [tensor for tensor in given if tensor.device != META and (tensor.ndim or copies)]
+        if from_cpu or func in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor):
+            raise Waited(func)
+        return result
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: torch.tensor([1.0], device=META),
+        lambda x: x.new_tensor([1.0]),
+        lambda x: torch.zeros(3).to(META),
+        lambda x: torch.tensor(3.0).to(x),
+        lambda x: x.copy_(torch.zeros(3)),
+        lambda x: x[torch.tensor([0])],
+        lambda x: x.cpu(),
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: bool(x[0] == 0),
+        lambda x: x[x > 0],
+    ],
+)
+def test_what_waits_is_found(wait):
+    with NothingWaits(), pytest.raises((Waited, NotImplementedError, RuntimeError)):
+        wait(torch.zeros(3, device=META))
+
+
+class DeviceNoise:
+    """Noise that is drawn where it is used."""
+
+    def draw(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.randn_like(like)
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS.values(), ids=PREDICTIONS)
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_no_sampler_waits_in_its_steps(sampler, prediction):
+    sigmas = torch.tensor([1.0, 0.8, 0.5, 0.2, 0.0])
+    x = torch.zeros(2, 4, 6, 6, device=META)
+    inpaint = Inpaint(*(torch.zeros_like(x) for _ in range(3)))
+    outputs = [torch.zeros_like(x, dtype=torch.bfloat16) for _ in range(2)]
+    denoiser = Denoiser(lambda x, timestep: outputs, prediction, sigmas.to(META), 3.0, inpaint)
+    run = sampler.steps(x, sigmas, DeviceNoise(), prediction)
+    steps = 0
+    with NothingWaits(), contextlib.suppress(StopIteration):
+        evaluation = next(run)
+        while True:
+            steps += evaluation.first
+            evaluation = run.send(denoiser(evaluation))
+    assert steps == len(sigmas) - 1
+
+
+def calls() -> dict[str, tuple[Any, dict[str, Any], dict[str, Any]]]:
+    """Adapter, config and call of every family."""
+    given = {name: (find_by_name(family.spec), family.config, family.call) for name, family in FAMILIES.items()}
+    flux = {
+        "x": torch.zeros(1, 16, 5, 6),
+        "context": torch.zeros(1, 3, 64),
+        "y": torch.zeros(1, 32),
+        "ref_latents": [torch.zeros(1, 16, 4, 4)],
+    }
+    alpha = tiny_pixart.tiny_config(use_additional_conditions=True)
+    return {
+        **given,
+        "FLUX.1": (find_by_name("flux"), tiny_flux.tiny_config(guidance_embeds=True), flux),
+        "PixArt-α": (PIXART, alpha, tiny_pixart.make_call(1, (6, 8))),
+        "SDXL": (find_by_name("sdxl"), tiny_sdxl.tiny_config(), tiny_sdxl.make_call(1, (8, 8))),
+    }
+
+
+@pytest.mark.parametrize("family", calls())
+def test_no_adapter_waits_in_its_calls(family):
+    spec, config, call = calls()[family]
+    on_device = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(META), call)
+    x, timestep = on_device.pop("x"), on_device.pop("timestep", torch.zeros(1, device=META))
+    branch = Call(x, timestep[:1].expand(x.shape[0]), Conditioning(on_device))
+    with NothingWaits():
+        for own in own_calls([branch, branch], single_rank_mesh()):
+            text = own.conditioning
+            arguments = spec.adapter.to_transformer(own.x, own.timestep, text.context, config, **text.extras)
+            assert all(leaf.device == META for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
+
+
+def test_the_order_of_a_pipelines_tokens_is_brought_to_the_gpu_once():
+    slots = Slots((6, 6), 4, ring=1, ulysses=2, text_first=True)
+    hooks = PatchHooks(find_by_name("flux"))
+    hooks.begin(None, 12, slots, META)
+    order = hooks.order
+    with NothingWaits():
+        hooks.begin(None, 12, replace(slots), META)
+    assert hooks.order is order is not None
+    hooks.begin(None, 12, replace(slots, patches=(8, 4)), torch.device("cpu"))
+    assert hooks.order is not None
+    assert hooks.order.tolist() != list(range(12)) == sorted(hooks.order.tolist())
+    assert torch.equal(hooks.order[hooks.restore], torch.arange(12))
