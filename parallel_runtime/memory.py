@@ -28,19 +28,29 @@ def device_title(device: torch.device) -> str:
     return f"GPU {device.index}" if device.type == "cuda" else "the CPU"
 
 
-def require(wanted: int, device: torch.device, rank: int, what: str, smaller: Iterable[str] = ()) -> None:
+def require(
+    wanted: int,
+    device: torch.device,
+    rank: int,
+    what: str,
+    smaller: Iterable[str] = (),
+    given_back: int = 0,
+    reserve: int = _RESERVE,
+) -> None:
     """Refuse before anything is allocated.
 
     Args:
         wanted: bytes.
         what: for the message, such as "FLUX.1 in float32".
         smaller: what would fit, as parts of a sentence; the artist reads the first.
+        given_back: bytes that are taken now and will be free before.
+        reserve: bytes that must stay free on a GPU.
 
     Raises:
         OutOfMemoryError: less is free than is wanted (with a reserve on a GPU).
     """
-    free = free_bytes(device)
-    if wanted + (_RESERVE if device.type == "cuda" else 0) <= free:
+    free = free_bytes(device) + given_back
+    if wanted + (reserve if device.type == "cuda" else 0) <= free:
         return
     fix = next(iter(smaller), "Free memory there (close other programs, or unload other models), or use other devices.")
     raise OutOfMemoryError(

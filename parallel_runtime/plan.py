@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .config import AXES, ParallelConfig, ParallelPlan
@@ -71,7 +71,17 @@ def plan_loading(config: ParallelConfig, ranks: int, model: ModelFacts, machine:
         ConfigurationError: see `check_limits`.
     """
     choice = choose(config, ranks, model, TYPICAL, machine)
-    return choice.plan if choice.reason != "links" else ParallelPlan()
+    return _with_replicas(choice.plan, config, ranks) if choice.reason != "links" else ParallelPlan()
+
+
+def _with_replicas(plan: ParallelPlan, config: ParallelConfig, ranks: int) -> ParallelPlan:
+    """Let the ranks that a single picture leaves idle hold stages too: a batch will want them."""
+    spare = ranks // (plan.pipe * plan.sequence)
+    if plan.pipe == 1 or spare <= plan.batch:
+        return plan
+    if config.data is None:
+        return replace(plan, data=spare // plan.cfg)
+    return replace(plan, cfg=min(2, spare // plan.data)) if config.cfg is None else plan
 
 
 @lru_cache(maxsize=256)  # a step of KSampler asks for the plan each time
@@ -85,8 +95,8 @@ def choose(
 ) -> Choice:
     """Return the plan of `resolve_plan`, with what it costs and why."""
     config = with_stages(config, loaded)
-    check_limits(config, ranks, model, request)
     sequence = loaded.sequence if loaded is not None and loaded.pipe > 1 else 0
+    check_limits(config, ranks, model, request, sequence)
     search = _Search(config, ranks, model, request, machine, sequence)
     alone = predict(ParallelPlan(), model, request, machine, config.compile)
     exact = search.fastest((config.pipe or 1,))
@@ -169,15 +179,21 @@ class _Search:
         limits = [pipes if axis == "pipe" else _degrees(getattr(config, axis), most[axis], self.ranks) for axis in AXES]
         for shape in _products(limits, self.ranks):
             degrees = dict(zip(AXES, shape, strict=True))
-            if self.sequence in (0, degrees["ring"] * degrees["ulysses"]):
-                yield ParallelPlan(**degrees, **self._pipe_options(degrees["pipe"]))
+            plan = ParallelPlan(**degrees)
+            if self.sequence not in (0, plan.sequence):
+                continue
+            if plan.pipe == 1:
+                yield plan
+            elif patches := self._patches(plan):
+                yield replace(plan, patches=patches, warmup_steps=self.config.warmup_steps)
 
-    def _pipe_options(self, pipe: int) -> dict[str, int]:
-        if pipe == 1:
-            return {}
-        wanted = self.config.patches or pipe
-        patches = min(wanted, self.request.rows or wanted)
-        return {"patches": patches, "warmup_steps": self.config.warmup_steps}
+    def _patches(self, plan: ParallelPlan) -> int:
+        """As many as there are stages or are set; on auto fewer, where a patch must have a token for every rank of a
+        stage. 0: these degrees leave some rank without one."""
+        most = self.request.most_patches(plan.sequence)
+        if self.config.patches is None:
+            return min(plan.pipe, most)
+        return self.config.patches if self.config.patches <= most else 0
 
 
 def _degrees(given: int | None, most: int, ranks: int) -> Sequence[int]:

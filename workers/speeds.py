@@ -125,7 +125,13 @@ def _facts(entry: dict[str, Any], memory_bytes: int) -> MachineFacts | None:
     try:
         network = LinkFacts(**entry["network"]) if entry["network"] else None
         return MachineFacts(
-            **{**entry, "link": LinkFacts(**entry["link"]), "network": network, "memory_bytes": memory_bytes}
+            **{
+                **entry,
+                "link": LinkFacts(**entry["link"]),
+                "network": network,
+                "memory_bytes": memory_bytes,
+                "speeds": (),  # the ranks know them when they have started
+            }
         )
     except (KeyError, TypeError):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import ConfigurationError
 from ..models.spec import ModelSpec, StageSpec
-from .cut import split_blocks, split_mirrored
+from .cut import Deal, deal_blocks
 
 Streams = Mapping[str, torch.Tensor]
 """Block argument -> its tokens (batch, tokens, width): what a stage hands to the next."""
@@ -148,26 +148,20 @@ def block_paths(transformer: nn.Module, spec: ModelSpec) -> list[str]:
 
 
 def share_blocks(
-    transformer: nn.Module, spec: ModelSpec, stages: int, most: float = math.inf
-) -> tuple[tuple[int, int], ...]:
-    """Deal the blocks to stages: equally many to each, as blocks of a family take equally long for the same tokens.
-
-    Blocks may differ in size all the same (FLUX.1's first have weights for text of their own). Where a stage would
-    then have more than `most` parameters, the parameters are dealt equally instead.
-
-    Returns:
-        (start, stop) of each stage.
+    transformer: nn.Module,
+    spec: ModelSpec,
+    stages: int,
+    most: float = math.inf,
+    speeds: Sequence[float] | None = None,
+) -> Deal:
+    """Deal the blocks of a transformer that has all of them to stages; see `deal_blocks` for the arguments.
 
     Raises:
-        ConfigurationError: see `split_blocks` and `split_mirrored`.
+        ConfigurationError: see `deal_blocks`.
     """
     blocks = [transformer.get_submodule(path) for path in block_paths(transformer, spec)]
-    if stages_of(spec).skips:
-        return split_mirrored(len(blocks), stages)
-    sizes = [float(sum(parameter.numel() for parameter in block.parameters())) for block in blocks]
-    equal = split_blocks([1.0] * len(blocks), stages)
-    fits = max(sum(sizes[slice(*owned)]) for owned in equal) <= most
-    return equal if fits else split_blocks(sizes, stages)
+    sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
+    return deal_blocks(sizes, stages, most, stages_of(spec).skips, speeds)
 
 
 def keep_blocks(transformer: nn.Module, spec: ModelSpec, owned: tuple[int, int]) -> Relay:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
+from ..config import ParallelPlan
 from ..errors import ConfigurationError, RequestError
+
+_FOR_BLOCKS = 0.8
+"""Part of a rank's memory that its blocks may take."""
+
+Deal = tuple[tuple[int, int], ...]
+"""Blocks of each stage, (start, stop)."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +48,81 @@ class Patch:
         return (slice(None), slice(None), slice(*self.rows))
 
 
-def split_blocks(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], ...]:
+def deal_blocks(
+    sizes: Sequence[float],
+    stages: int,
+    most: float = math.inf,
+    mirrored: bool = False,
+    speeds: Sequence[float] | None = None,
+) -> Deal:
+    """Deal blocks to stages by time, as far as that leaves no stage with more than `most` parameters.
+
+    Blocks of a family take equally long for the same tokens, so that stages of equal speed get equally many. They may
+    differ in size all the same (FLUX.1's first ones have weights for text of their own). Where no deal keeps to
+    `most`, the largest stage is as small as can be.
+
+    Args:
+        sizes: parameters of each block, in forward order.
+        most: parameters of all blocks of a stage, see `most_parameters`; a mirrored model's deal does not look at it.
+        mirrored: see `split_mirrored`.
+        speeds: of each stage, see `stage_speeds`; None where they are alike.
+
+    Raises:
+        ConfigurationError: see `split_blocks` and `split_mirrored`.
+    """
+    # Planning asks for the same few deals again and again.
+    return _deal(tuple(sizes), stages, most, mirrored, tuple(speeds) if speeds is not None else None)
+
+
+@lru_cache(maxsize=256)
+def _deal(sizes: tuple[float, ...], stages: int, most: float, mirrored: bool, speeds: tuple[float, ...] | None) -> Deal:
+    if mirrored:
+        return split_mirrored(len(sizes), stages, speeds)
+    by_time = split_blocks([1.0] * len(sizes), stages, speeds, sizes, most)
+    fits = max(sum(sizes[slice(*owned)]) for owned in by_time) <= most
+    return by_time if fits else split_blocks(sizes, stages)
+
+
+def most_parameters(memory_bytes: int, bytes_per_parameter: int) -> float:
+    """Parameters that the blocks of a stage may have; the rest of a rank's memory is for activations, keys and values.
+
+    Args:
+        memory_bytes: of the smallest rank; 0 where it is not known.
+    """
+    return _FOR_BLOCKS * (memory_bytes or math.inf) / bytes_per_parameter
+
+
+def stage_speeds(plan: ParallelPlan, speeds: Sequence[float] | None) -> tuple[float, ...] | None:
+    """Return the speed of every stage, that of the slowest of its ranks; None where they are alike.
+
+    Every pipeline of the plan has the same deal of blocks, so a stage's ranks are those of all data and CFG parts.
+
+    Args:
+        speeds: of every rank of the world, see speed.py; the same numbers on all of them, or stages would not fit
+            together.
+    """
+    if not speeds:
+        return None
+    stages = [
+        min(speeds[rank] for rank in range(plan.world_size) if rank // plan.sequence % plan.pipe == stage)
+        for stage in range(plan.pipe)
+    ]
+    return tuple(stages) if len(set(stages)) > 1 else None
+
+
+def split_blocks(
+    costs: Sequence[float],
+    stages: int,
+    speeds: Sequence[float] | None = None,
+    sizes: Sequence[float] | None = None,
+    most: float = math.inf,
+) -> Deal:
     """Deal consecutive blocks to stages so that the slowest stage is as fast as can be.
 
     Args:
         costs: of each block, in forward order, in any unit.
+        speeds: cost per time of each stage; None where they are alike.
+        sizes: of each block; deals in which those of a stage are more than `most` together come last.
 
     Returns:
         (start, stop) of each stage; no stage is empty.
@@ -56,22 +134,32 @@ def split_blocks(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], 
         raise ConfigurationError(
             f"{len(costs)} blocks cannot make {stages} stages.", f"Set stages to a number from 1 to {len(costs)}."
         )
-    sums = [0.0, *accumulate(costs)]
+    sums, filled = [0.0, *accumulate(costs)], [0.0, *accumulate(sizes or costs)]
+
+    def seconds(stage: int, start: int, stop: int) -> float:
+        if sizes is not None and filled[stop] - filled[start] > most:
+            return math.inf
+        return (sums[stop] - sums[start]) / (speeds[stage] if speeds is not None else 1.0)
+
+    nothing = (0.0, 0.0, ())
     # For the first blocks up to `stop`: the cost of the slowest stage, how uneven the stages are, where each starts.
     deals: dict[int, tuple[float, float, tuple[int, ...]]] = {
-        stop: (sums[stop], sums[stop] ** 2, (0,)) for stop in range(1, len(costs) + 1)
+        stop: _add_stage(nothing, 0, seconds(0, 0, stop)) for stop in range(1, len(costs) + 1)
     }
     for stage in range(1, stages):
         deals = {
-            stop: min(_add_stage(deals[start], start, sums[stop] - sums[start]) for start in range(stage, stop))
+            stop: min(_add_stage(deals[start], start, seconds(stage, start, stop)) for start in range(stage, stop))
             for stop in range(stage + 1, len(costs) + 1)
         }
     starts = deals[len(costs)][2]
     return tuple(zip(starts, (*starts[1:], len(costs)), strict=True))
 
 
-def split_mirrored(blocks: int, stages: int) -> tuple[tuple[int, int], ...]:
+def split_mirrored(blocks: int, stages: int, speeds: Sequence[float] | None = None) -> Deal:
     """Deal the blocks of a U-shaped model, so that the two ends of every skip connection are in mirrored stages.
+
+    Args:
+        speeds: of each stage; mirrored stages have equally many blocks, so that the slower of the two counts.
 
     Raises:
         ConfigurationError: an odd number of stages or blocks, or more stages than blocks.
@@ -81,7 +169,8 @@ def split_mirrored(blocks: int, stages: int) -> tuple[tuple[int, int], ...]:
             f"{blocks} blocks with skip connections cannot make {stages} stages.",
             "Set stages to an even number: skip connections lead from the first half to its mirror image.",
         )
-    half = split_blocks([1.0] * (blocks // 2), stages // 2)
+    slower = [min(pair) for pair in zip(speeds, reversed(speeds), strict=True)] if speeds is not None else None
+    half = split_blocks([1.0] * (blocks // 2), stages // 2, slower)
     return (*half, *((blocks - stop, blocks - start) for start, stop in reversed(half)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from ..config import ParallelConfig, ParallelPlan
 from ..mesh import Mesh
 from ..pipefusion.denoise import PipelineDenoising, forward_once, sit_out
+from ..pipefusion.kept import kept_bytes
 from ..pipefusion.runner import StageRunner, lay_out
 from ..plan import TYPICAL, plan_loading, resolve_plan
 from ..planning.describe import describe_request
@@ -32,6 +33,7 @@ from .meshes import Meshes, Place
 from .predict import Call, Predictor
 from .requests import Answer, ConditioningRef, Finished, Forward, Load, Loaded, Release, Request, Sample
 from .resident import Opened, Residency, Resident
+from .room import require_room
 
 Results = dict[str, torch.Tensor]
 
@@ -97,15 +99,14 @@ class Engine:
 
     def _prepare_load(self, request: Load, control: Control) -> Prepared:
         config = ParallelConfig.from_mapping(request.config)
-        machine = request.machine or CPU
+        # The same on every rank: from the request, and from the collective that an engine starts with.
+        machine = replace(request.machine or CPU, speeds=tuple(self._meshes.speeds or ()))
         # Whatever fails on all ranks alike comes before the groups, and before the resident model is let go.
         opened = Opened.open(request)
         loaded = plan_loading(config, request.ranks, opened.facts, machine)
         resolve_plan(config, request.ranks, opened.facts, TYPICAL, machine, loaded)
         place = self._meshes.place(loaded, opened.facts.mirrored) if loaded.pipe > 1 else None
-        resident, reused = self.residency.load(
-            request, config, opened, loaded, place.mesh if place else None, machine.memory_bytes, control
-        )
+        resident, reused = self.residency.load(request, config, opened, loaded, place, machine.memory_bytes, control)
 
         def work(tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
             self.machine = machine if machine.measured else measure_machine(machine, self.device, self.world_size)
@@ -115,7 +116,7 @@ class Engine:
                 resident.parameter_bytes,
                 reused,
                 explain(config, request.ranks, resident.facts, TYPICAL, self.machine, loaded),
-                self.machine,
+                replace(self.machine, speeds=()),
                 loaded.pipe,
             )
             return answer, {}
@@ -143,6 +144,8 @@ class Engine:
         text = self._check(request.conditioning, resident, x, meta)
         facts = describe_request(resident.spec, tuple(x.shape), text, batch=x.shape[0])
         place, plan = self._place(resident, facts)
+        if place is not None:
+            require_room(resident, place.mesh, facts, x.shape[0], 0, self.device, self.rank)
 
         def work(tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
             started = time.perf_counter()
@@ -150,7 +153,7 @@ class Engine:
             conditioning = self.conditionings.take(request.conditioning, tensors)
             results: Results = {}
             if place is not None and place.links is not None:
-                stage = resident.stage(place.mesh)
+                stage = resident.stage(place)
                 runner = StageRunner(stage, place.links, [conditioning], tensors["x"], patches=1, keep=False)
                 output = forward_once(runner, tensors["x"], tensors["timestep"])
                 results = {} if output is None else {"output": output}
@@ -174,10 +177,13 @@ class Engine:
         facts = describe_request(resident.spec, tuple(x.shape), longest, batch=batch, steps=steps)
         place, plan = self._place(resident, facts)
         check_steps(plan, steps)
+        kept = 0
         if plan.pipe > 1:
             require_patchwise(denoising.sampler)
             if place is not None:
-                self._check_cut(request, resident, place.mesh, plan, x, meta)
+                kept = self._check_cut(request, resident, place, plan, x, meta)
+        if place is not None:
+            require_room(resident, place.mesh, facts, x.shape[0], kept, self.device, self.rank)
 
         def work(tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
             started = time.perf_counter()
@@ -190,7 +196,7 @@ class Engine:
                 latent = denoising.run(self._predictor(resident, place.mesh), branches, tensors, control)
                 return _finished(plan, started), {"latent": latent}
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
-            runner = StageRunner(resident.stage(place.mesh), place.links, branches, seen, plan.patches, keep=True)
+            runner = StageRunner(resident.stage(place), place.links, branches, seen, plan.patches, keep=True)
             finished = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
             return _finished(plan, started), {} if finished is None else {"latent": finished}
 
@@ -214,14 +220,15 @@ class Engine:
         self,
         request: Sample,
         resident: Resident,
-        mesh: Mesh,
+        place: Place,
         plan: ParallelPlan,
         x: torch.Tensor,
         meta: Mapping[str, torch.Tensor],
-    ) -> None:
-        """Refuse a latent that cannot be cut into the plan's patches."""
+    ) -> int:
+        """Refuse a latent that cannot be cut into the plan's patches; return the bytes of its keys and values."""
         branches = [self.conditionings.peek(branch, meta) for branch in request.branches]
-        lay_out(resident.spec, resident.model_config, mesh, branches, x, plan.patches)
+        _, parts = lay_out(resident.spec, resident.model_config, place.mesh, branches, x, plan.patches)
+        return kept_bytes(resident.facts, resident.owned(place), place.mesh, parts)
 
     def _place(self, resident: Resident, request: RequestFacts) -> tuple[Place | None, ParallelPlan]:
         """The place for such a request. Pure planning, so that all ranks create the same groups in one order."""

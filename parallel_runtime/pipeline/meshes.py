@@ -7,15 +7,23 @@ from dataclasses import dataclass, field, replace
 
 from ..config import ParallelPlan
 from ..mesh import Mesh, build_mesh, single_rank_mesh
+from ..pipefusion.cut import stage_speeds
 from ..pipefusion.links import Links, build_links
 
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place in a plan: its mesh, and its links to other stages where there are several."""
+    """A rank's place in a plan.
+
+    Args:
+        links: to other stages where there are several.
+        stage_speeds: of all stages, by which they share out the blocks; None where they are alike. The same on every
+            rank, or stages would compute a block twice or never.
+    """
 
     mesh: Mesh
     links: Links | None = None
+    stage_speeds: tuple[float, ...] | None = None
 
 
 @dataclass
@@ -50,8 +58,8 @@ class Meshes:
     def _join(self, plan: ParallelPlan, mirrored: bool) -> Place | None:
         if self.world_size == 1:
             return Place(single_rank_mesh())
-        # Stages deal their tokens patch by patch, in equal bands.
+        # The ranks of a stage deal their tokens patch by patch, in equal bands; stages have blocks by their speed.
         speeds = self.speeds if plan.pipe == 1 else None
         mesh = build_mesh(plan, self.device_type, self.rank, self.world_size, speeds)
         links = build_links(plan, self.rank, mirrored)
-        return Place(mesh, links) if mesh is not None else None
+        return Place(mesh, links, stage_speeds(plan, self.speeds)) if mesh is not None else None

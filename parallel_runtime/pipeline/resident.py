@@ -14,18 +14,18 @@ from ..config import ParallelConfig, ParallelPlan
 from ..errors import RequestError
 from ..loading.checkpoint import Checkpoint, open_checkpoint
 from ..loading.weights import build_transformer, check_weights, load_weights
-from ..mesh import Mesh, single_rank_mesh
+from ..mesh import single_rank_mesh
 from ..models.spec import ModelSpec
-from ..pipefusion.blocks import keep_blocks, share_blocks
+from ..pipefusion.blocks import keep_blocks
+from ..pipefusion.cut import deal_blocks, most_parameters
 from ..pipefusion.stage import Stage
 from ..planning.describe import describe_model, parameter_shapes
 from ..planning.facts import ModelFacts
 from ..wrappers.parallel_transformer import ParallelTransformer, parallelize
 from .control import Control
+from .meshes import Place
 from .requests import Load
 
-_FOR_BLOCKS = 0.8
-"""Part of a rank's memory that its blocks may take; the rest is for activations, keys and values."""
 _FILE_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -94,22 +94,29 @@ class Resident:
         assert self.transformer is not None
         return self.transformer
 
-    def stage(self, mesh: Mesh) -> Stage:
+    def owned(self, place: Place) -> tuple[int, int]:
+        """(start, stop) of this rank's blocks at such a place."""
+        if self.loaded.pipe > 1:
+            assert isinstance(self.transformer, Stage)
+            return self.transformer.owned
+        return _owned(self.facts, place)
+
+    def stage(self, place: Place) -> Stage:
         """This rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""
+        owned = self.owned(place)
+        if isinstance(self.transformer, Stage) and self.transformer.owned != owned:
+            self.whole()  # the last plan had other stages
         if isinstance(self.transformer, ParallelTransformer):
             module = self.transformer.unwrap()
-            owned = share_blocks(module, self.spec, mesh.plan.pipe, math.inf)[mesh.coordinate["pipe"]]
-            self.transformer = Stage(
-                module,
-                self.spec,
-                keep_blocks(module, self.spec, owned),
-                mesh,
-                self.config.attention,
-                self.config.compile,
-            )
+            relay = keep_blocks(module, self.spec, owned)
+            self.transformer = Stage(module, self.spec, relay, place.mesh, self.config.attention, self.config.compile)
         assert self.transformer is not None
-        self.transformer.set_mesh(mesh)
+        self.transformer.set_mesh(place.mesh)
         return self.transformer
+
+    def kept_bytes(self) -> int:
+        """Bytes of keys and values that are here from the last run; the next one uses them or lets them go."""
+        return sum(each.nbytes for each in self.transformer.keys.buffers) if isinstance(self.transformer, Stage) else 0
 
 
 class Residency:
@@ -136,7 +143,7 @@ class Residency:
         config: ParallelConfig,
         opened: Opened,
         loaded: ParallelPlan,
-        mesh: Mesh | None,
+        place: Place | None,
         memory_bytes: int,
         control: Control,
     ) -> tuple[Resident, bool]:
@@ -144,7 +151,7 @@ class Residency:
 
         Args:
             loaded: see `Resident`.
-            mesh: of `loaded` where it has several stages, None on a rank outside of it.
+            place: in `loaded` where it has several stages, None on a rank outside of it.
             memory_bytes: that a rank may use for weights, 0 where that is not known; the same on all ranks.
 
         Raises:
@@ -152,9 +159,10 @@ class Residency:
             OutOfMemoryError: it does not fit this rank's device.
         """
         checkpoint = opened.checkpoint
-        stage = mesh.coordinate["pipe"] if mesh is not None else None
-        used = self._rank < request.ranks and (loaded.pipe == 1 or stage is not None)
-        weights = (checkpoint.identity, request.dtype, used, loaded.pipe, stage)
+        most = most_parameters(memory_bytes, opened.dtype.itemsize)
+        owned = _owned(opened.facts, place, most) if place is not None else None
+        used = self._rank < request.ranks and (loaded.pipe == 1 or owned is not None)
+        weights = (checkpoint.identity, request.dtype, used, loaded.pipe, owned)
         transformer: ParallelTransformer | Stage | None = None
         if self.current is not None and self.current.weights == weights:
             reused = True
@@ -165,7 +173,7 @@ class Residency:
             control.check_cancel()
             self.release()
             if used:
-                transformer = self._read(opened, config, loaded, mesh, memory_bytes, control)
+                transformer = self._read(opened, config, place, owned, control)
         self.current = Resident(
             request.model,
             weights,
@@ -184,25 +192,22 @@ class Residency:
         self,
         opened: Opened,
         config: ParallelConfig,
-        loaded: ParallelPlan,
-        mesh: Mesh | None,
-        memory_bytes: int,
+        place: Place | None,
+        owned: tuple[int, int] | None,
         control: Control,
     ) -> ParallelTransformer | Stage:
         checkpoint = opened.checkpoint
         module = build_transformer(checkpoint)
         rules = check_weights(module, checkpoint)
         relay = None
-        if mesh is not None:
-            most = _FOR_BLOCKS * (memory_bytes or math.inf) / opened.dtype.itemsize
-            owned = share_blocks(module, checkpoint.spec, loaded.pipe, most)[mesh.coordinate["pipe"]]
+        if owned is not None:
             relay = keep_blocks(module, checkpoint.spec, owned)
             relay.forget()
         self._require_memory(checkpoint, opened.dtype, sum(p.numel() for p in module.parameters()))
         load_weights(module, checkpoint, rules, opened.dtype, self._device, control.check_cancel)
-        if relay is None or mesh is None:
+        if relay is None or place is None:
             return _wrap(module, checkpoint.spec, config)
-        return Stage(module, checkpoint.spec, relay, mesh, config.attention, config.compile)
+        return Stage(module, checkpoint.spec, relay, place.mesh, config.attention, config.compile)
 
     def _require_memory(self, checkpoint: Checkpoint, dtype: torch.dtype, elements: int) -> None:
         if self._device.type == "cpu" and all(
@@ -231,6 +236,13 @@ class Residency:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         return freed
+
+
+def _owned(facts: ModelFacts, place: Place, most: float = math.inf) -> tuple[int, int]:
+    """This rank's blocks by the deal that plans reckon with."""
+    plan = place.mesh.plan
+    deal = deal_blocks(facts.block_sizes, plan.pipe, most, facts.mirrored, place.stage_speeds)
+    return deal[place.mesh.coordinate["pipe"]]
 
 
 def _wrap(module: torch.nn.Module, spec: ModelSpec, config: ParallelConfig) -> ParallelTransformer:

@@ -1,8 +1,16 @@
 """What a step costs under a plan: predicted time and memory of one rank. Pure arithmetic on facts.
 
 A roofline: matrix products and attention at the GPU's sustained rates, elementwise work and weights at its memory's,
-exchanges as latency and bytes over bandwidth. The constants below are fitted to benchmarks/results/flux_step.md; a
-test holds every prediction to within 20% of what was measured.
+exchanges as latency and bytes over bandwidth.
+
+The constants below are fitted to what was measured on H200s (benchmarks/results); a test holds every prediction to
+within 20% of that. To refit them after a change that makes steps faster, or to other sizes:
+
+1. measure: `python -m benchmarks.flux_step` and `torchrun ... -m benchmarks.pipefusion_step`, as these say;
+2. `python -m benchmarks.fit_cost` prints prediction beside measurement;
+3. fit in this order, each to the rows that show it best: _PASSES and _ROWS_LOST to one GPU at 1024² and 2048² (the
+   GPU's own rates are in facts.py), _BLOCK_SECONDS and _STEP_SECONDS to one GPU at 512², _AGREEMENT_SECONDS to several
+   GPUs at 512², _PATCH_SECONDS to PipeFusion at 512² and 1024²; memory's to the peaks of pipefusion_step.md.
 """
 
 from __future__ import annotations
@@ -11,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..config import ParallelPlan
+from ..pipefusion.cut import Deal, deal_blocks, most_parameters, stage_speeds
 from .facts import GIB, MachineFacts, ModelFacts, RequestFacts
 
 _ROWS_LOST = 47
@@ -39,12 +48,14 @@ _CONTEXT_BYTES = int(1.5 * GIB)
 
 @dataclass(frozen=True)
 class Cost:
-    """Prediction for one rank.
+    """Prediction for a plan.
 
     Args:
         seconds: per step, warm-up steps of PipeFusion averaged in.
         exchange_seconds: of these, waiting for other ranks.
-        weight_bytes, activation_bytes, buffer_bytes: device memory; buffers are the K and V that PipeFusion keeps.
+        weight_bytes, activation_bytes, buffer_bytes: device memory of the rank that needs the most; buffers are the K
+            and V that PipeFusion keeps.
+        stage_blocks: blocks of every stage.
     """
 
     seconds: float
@@ -52,6 +63,7 @@ class Cost:
     weight_bytes: int
     activation_bytes: int
     buffer_bytes: int
+    stage_blocks: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -68,6 +80,20 @@ class _Step:
     request: RequestFacts
     machine: MachineFacts
     compiled: bool
+    split_weights: bool
+
+    @cached_property
+    def deal(self) -> Deal:
+        """Blocks of every stage, as the ranks deal them."""
+        model, plan = self.model, self.plan
+        if plan.pipe == 1:
+            return ((0, model.blocks),)
+        most = most_parameters(self.machine.memory_bytes if self.split_weights else 0, model.bytes_per_parameter)
+        return deal_blocks(model.block_sizes, plan.pipe, most, model.mirrored, self.stage_speeds)
+
+    @cached_property
+    def stage_speeds(self) -> tuple[float, ...] | None:
+        return stage_speeds(self.plan, self.machine.speeds)
 
     @cached_property
     def batch(self) -> int:
@@ -85,8 +111,25 @@ class _Step:
 
     @cached_property
     def share(self) -> float:
-        """Of the blocks, in the longest stage."""
-        return -(-self.model.blocks // self.plan.pipe) / self.model.blocks
+        """Of the blocks: those that the slowest of all ranks would compute in the time of the longest stage."""
+        counts = [stop - start for start, stop in self.deal]
+        if self.stage_speeds is None:
+            return max(counts) / self.model.blocks
+        slowest = min(self.machine.speeds)
+        stages = zip(counts, self.stage_speeds, strict=True)
+        return max(count * slowest / speed for count, speed in stages) / self.model.blocks
+
+    @cached_property
+    def token_share(self) -> float:
+        """Of a picture's tokens: those that the slowest of all ranks would compute in the time of a rank's share.
+
+        Ranks of unlike speed share in its proportion, but for the ranks of a stage, which share equally.
+        """
+        speeds, group = self.machine.speeds, self.plan.sequence
+        if self.plan.pipe > 1 or not speeds:
+            return 1 / group
+        starts = range(0, self.plan.world_size, group)
+        return max(min(speeds) / sum(speeds[start : start + group]) for start in starts)
 
     def activation(self, tokens: float) -> float:
         """Bytes of one activation of so many tokens of each row."""
@@ -151,7 +194,7 @@ class _Step:
     def seconds(self) -> tuple[float, float]:
         """Return a step's seconds, and those of them that are exchange."""
         plan, request = self.plan, self.request
-        image, text = request.tokens / plan.sequence, request.text_tokens / plan.sequence
+        image, text = request.tokens * self.token_share, request.text_tokens * self.token_share
         keys = request.tokens + request.text_tokens
         exchange = self.exchange_seconds(image, text, keys)
         whole = self.pass_seconds(image, text, keys) + exchange
@@ -175,16 +218,27 @@ class _Step:
         total = warm * synchronous + (request.steps - warm) * step + (plan.pipe - 1) * pace
         return total / request.steps + around, plan.patches * (exchange + max(0.0, hop - computed))
 
-    def memory(self, split_weights: bool) -> tuple[int, int, int]:
-        """Return bytes of weights, activations and K/V buffers."""
-        model, plan, request = self.model, self.plan, self.request
-        inside = model.block_parameters * (self.share if split_weights else 1)
-        weights = (model.parameters - model.block_parameters + inside) * model.bytes_per_parameter
+    def memory(self) -> tuple[int, int, int]:
+        """Return bytes of weights, activations and K/V buffers, on the rank where they are most together."""
+        plan, request = self.plan, self.request
         tokens = (request.tokens + request.text_tokens) / plan.sequence
         alive = _LIVE_ACTIVATIONS + (_EXCHANGE_BUFFERS if plan.sequence > 1 else 0)
         activations = alive * self.activation(tokens) + (_CONTEXT_BYTES if self.machine.on_gpu else 0)
-        kept = 2 * self.activation(request.tokens / plan.sequence) * model.blocks * self.share if plan.pipe > 1 else 0
-        return int(weights), int(activations), int(kept)
+        weights, kept = max((self._held(*owned) for owned in self.deal), key=sum)
+        return weights, int(activations), kept
+
+    def _held(self, start: int, stop: int) -> tuple[int, int]:
+        """Bytes of weights, and of keys and values, on a rank whose stage has these blocks."""
+        model, request = self.model, self.request
+        inside = sum(model.block_sizes[start:stop]) if self.split_weights else model.block_parameters
+        weights = (model.parameters - model.block_parameters + inside) * model.bytes_per_parameter
+        if self.plan.pipe == 1:
+            return weights, 0
+        image, text = request.tokens / self.plan.sequence, request.text_tokens / self.plan.sequence
+        tokens = sum(
+            over_all * (image + text) + over_image * image for over_all, over_image in model.attentions[start:stop]
+        )
+        return weights, int(2 * self.activation(tokens) * self.padded_heads)
 
 
 def predict(
@@ -201,5 +255,6 @@ def predict(
         compiled: the blocks went through torch.compile.
         split_weights: each stage of a pipe holds only its own blocks.
     """
-    step = _Step(plan, model, request, machine, compiled)
-    return Cost(*step.seconds(), *step.memory(split_weights))
+    step = _Step(plan, model, request, machine, compiled, split_weights)
+    stage_blocks = tuple(stop - start for start, stop in step.deal)
+    return Cost(*step.seconds(), *step.memory(), stage_blocks)

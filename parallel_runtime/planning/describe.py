@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..loading.checkpoint import Checkpoint
@@ -40,10 +40,9 @@ def describe_model(
         bytes_per_parameter: of the dtype that it is loaded in.
     """
     blocks = _by_block(spec, shapes)
-    image = text = inside = 0
+    image = text = 0
     for parameters in blocks.values():
         shared, own = _per_token(parameters)
-        inside += sum(map(math.prod, parameters.values()))
         image += shared
         # A block without a text side of its own multiplies the text tokens, where there are any, like the others.
         text += own or shared
@@ -51,10 +50,10 @@ def describe_model(
     return ModelFacts(
         title=spec.title,
         heads=heads,
-        blocks=len(blocks),
         width=_width(blocks, heads, config),
         parameters=sum(map(math.prod, shapes.values())),
-        block_parameters=inside,
+        block_sizes=tuple(sum(map(math.prod, parameters.values())) for parameters in blocks.values()),
+        attentions=tuple(_attentions(spec, path, parameters) for path, parameters in blocks.items()),
         image_parameters=image,
         text_parameters=text,
         bytes_per_parameter=bytes_per_parameter,
@@ -65,15 +64,31 @@ def describe_model(
 
 
 def _by_block(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """{block path: {parameter name inside of it: shape}}."""
-    lists = [re.escape(path).replace(r"\*", r"[^.]+") for path in spec.block_lists]
-    pattern = re.compile(rf"((?:{'|'.join(lists)})\.\d+)\.(.+)")
-    blocks: dict[str, dict[str, tuple[int, ...]]] = {}
+    """{block path: {parameter name inside of it: shape}}, in forward order: a file may have them in any other."""
+    patterns = [re.compile(rf"({_as_regex(path)})\.(\d+)\.(.+)") for path in spec.block_lists]
+    blocks: dict[tuple[int, str, int], dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
-        found = pattern.fullmatch(name)
-        if found:
-            blocks.setdefault(found[1], {})[found[2]] = shape
-    return blocks
+        for place, pattern in enumerate(patterns):
+            if found := pattern.fullmatch(name):
+                blocks.setdefault((place, found[1], int(found[2])), {})[found[3]] = shape
+    return {f"{key[1]}.{key[2]}": blocks[key] for key in sorted(blocks)}
+
+
+def _as_regex(pattern: str) -> str:
+    """A path in which a star stands for one part."""
+    return re.escape(pattern).replace(r"\*", r"[^.]+")
+
+
+def _attentions(spec: ModelSpec, path: str, parameters: Iterable[str]) -> tuple[int, int]:
+    """Count a block's layers of self-attention: over all tokens, and over parts of them."""
+    names = (name.split(".") for name in parameters)
+    modules = {".".join([path, *parts[:depth]]) for parts in names for depth in range(1, len(parts))}
+
+    def count(patterns: Iterable[str]) -> int:
+        return sum(any(re.fullmatch(_as_regex(pattern), module) for pattern in patterns) for module in modules)
+
+    over_parts = count(spec.attended_by)
+    return count(spec.self_attention) - over_parts, over_parts
 
 
 def _per_token(parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:

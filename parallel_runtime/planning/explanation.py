@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ..config import AXES, ParallelConfig, ParallelPlan
 from ..plan import Choice, choose
@@ -23,7 +24,7 @@ def explain(
         ConfigurationError: see `check_limits`.
     """
     choice = choose(config, ranks, model, request, machine, loaded)
-    sentences = [_what(choice.plan, model, request)]
+    sentences = [_what(choice, model, request)]
     if choice.reason:
         sentences.append(_why_pipe(choice, machine))
     if not model.splits_sequence:
@@ -41,18 +42,24 @@ def explain(
     return " ".join(sentences)
 
 
-def _what(plan: ParallelPlan, model: ModelFacts, request: RequestFacts) -> str:
+def _what(choice: Choice, model: ModelFacts, request: RequestFacts) -> str:
+    plan = choice.plan
     if plan.world_size == 1:
         return "One rank computes everything."
     reasons = []
     if plan.batch > 1:
         reasons.append(_batch(plan, request.batch))
     if plan.pipe > 1:
-        reasons.append(f"{plan.pipe} stages of about {-(-model.blocks // plan.pipe)} blocks each work on patches")
+        reasons.append(f"{plan.pipe} stages of {_between(choice.cost.stage_blocks)} blocks work on patches")
     if plan.sequence > 1:
         how = "keys and values go round" if plan.ulysses == 1 else _heads(plan.ulysses, model.heads)
         reasons.append(f"{plan.sequence} ranks share the tokens of a picture ({how})")
     return f"{plan}: {'; '.join(reasons)}."
+
+
+def _between(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{least}" if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
 
 
 def _batch(plan: ParallelPlan, batch: int) -> str:
@@ -80,7 +87,8 @@ def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[str]:
     cost, alone = choice.cost, choice.alone
     known = machine.measured and (machine.link.measured or ranks == 1)
     source = "" if known else ", from typical numbers of such GPUs and links"
-    text = f"Predicted{source}: {show_seconds(cost.seconds)} per step and {cost.bytes / GIB:.1f} GiB per GPU"
+    where = "on the fullest GPU" if choice.plan.pipe > 1 else "per GPU"
+    text = f"Predicted{source}: {show_seconds(cost.seconds)} per step and {cost.bytes / GIB:.1f} GiB {where}"
     short = machine.memory_bytes and alone.bytes > machine.memory_bytes
     if choice.plan.world_size == 1:
         sentences = [f"{text}."]

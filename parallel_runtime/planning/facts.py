@@ -18,10 +18,11 @@ class ModelFacts:
     Args:
         title: how artists call the family.
         heads: attention heads.
-        blocks: of all block lists together.
         width: of a token inside of the blocks.
         parameters: all of them.
-        block_parameters: those inside of the blocks, which stages share out.
+        block_sizes: parameters of every block, in forward order; blocks are what stages share out.
+        attentions: of every block, how many layers of self-attention go over text and image tokens together (or over
+            image tokens where text has no part in it), and how many over image tokens alone beside such.
         image_parameters, text_parameters: weights that every image token, every text token is multiplied with.
         bytes_per_parameter: 2 for bfloat16.
         has_stages: PipeFusion can cut it.
@@ -31,16 +32,26 @@ class ModelFacts:
 
     title: str
     heads: int
-    blocks: int
     width: int
     parameters: int
-    block_parameters: int
+    block_sizes: tuple[int, ...]
+    attentions: tuple[tuple[int, int], ...]
     image_parameters: int
     text_parameters: int
     bytes_per_parameter: int = 2
     has_stages: bool = False
     splits_sequence: bool = True
     mirrored: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """Of all block lists together."""
+        return len(self.block_sizes)
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters inside of the blocks."""
+        return sum(self.block_sizes)
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,12 @@ class RequestFacts:
     rows: int = 0
     steps: int = 28
     in_pool: bool = True
+
+    def most_patches(self, degree: int) -> int:
+        """Patches of whole token rows of which every one has a token for each of `degree` ranks; 0: not even one."""
+        rows = self.rows or self.tokens
+        columns = max(1, self.tokens // rows)
+        return rows // -(-degree // columns)
 
 
 @dataclass(frozen=True)
@@ -97,6 +114,8 @@ class MachineFacts:
         network: between hosts.
         ranks_per_host: 0: all on one.
         measured: on this machine; else a constant of the GPU's name.
+        speeds: of every rank beside the fastest (speed.py), () where they are alike. Ranks measure them when they
+            start, so they are never kept.
     """
 
     name: str
@@ -108,6 +127,7 @@ class MachineFacts:
     network: LinkFacts | None = None
     ranks_per_host: int = 0
     measured: bool = False
+    speeds: tuple[float, ...] = ()
 
     @property
     def on_gpu(self) -> bool:
@@ -157,10 +177,10 @@ def known_gpu(name: str, memory_bytes: int, link: LinkFacts) -> MachineFacts:
 FLUX_DEV = ModelFacts(
     title="FLUX.1",
     heads=24,
-    blocks=57,
     width=3072,
     parameters=11_901_408_320,
-    block_parameters=11_837_283_328,
+    block_sizes=(339_831_296,) * 19 + (141_591_808,) * 38,
+    attentions=((1, 0),) * 57,
     image_parameters=6_455_033_856,
     text_parameters=6_455_033_856,
     has_stages=True,

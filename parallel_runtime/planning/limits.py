@@ -10,13 +10,19 @@ from ..errors import ConfigurationError
 from .facts import ModelFacts, RequestFacts
 
 
-def check_limits(config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts) -> None:
+def check_limits(
+    config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts, sequence: int = 0
+) -> None:
     """Refuse what no plan can serve.
+
+    Args:
+        sequence: ranks of a stage, where the weights were loaded for so many; else 0.
 
     Raises:
         ConfigurationError: degrees that need more ranks than there are, more Ulysses ranks than heads, split
             tokens of a U-Net, stages of a model that cannot be cut, more stages than blocks, an odd number of stages
-            where halves mirror one another, or empty patches; with the valid choices and a valid configuration.
+            where halves mirror one another, or patches with fewer tokens than a stage has ranks; with the valid choices
+            and a valid configuration.
     """
     if ranks < 1 or model.heads < 1 or request.batch < 1 or request.tokens < 1:
         raise ConfigurationError(
@@ -24,10 +30,11 @@ def check_limits(config: ParallelConfig, ranks: int, model: ModelFacts, request:
             "cannot be made.",
             "Each is at least 1.",
         )
-    found = next(_violations(config, ranks, model, request), None)
+    found = next(_violations(config, ranks, model, request, sequence), None)
     if found is not None:
         cause, choices = found
-        raise ConfigurationError(cause, f"{choices} Valid is, for example: {_nearest(config, ranks, model, request)}.")
+        nearest = _nearest(config, ranks, model, request, sequence)
+        raise ConfigurationError(cause, f"{choices} Valid is, for example: {nearest}.")
 
 
 def check_steps(plan: ParallelPlan, steps: int) -> None:
@@ -45,7 +52,7 @@ def check_steps(plan: ParallelPlan, steps: int) -> None:
 
 
 def _violations(
-    config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts
+    config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts, sequence: int
 ) -> Iterator[tuple[str, str]]:
     """Cause and valid choices of everything that cannot be."""
     pipe, ulysses = config.pipe or 1, config.ulysses or 1
@@ -67,9 +74,8 @@ def _violations(
     elif pipe > 1 and pipe % 2 and model.mirrored:
         cause = f"{model.title} is cut into an even number of stages only, not {pipe}."
         yield cause, "Set stages to auto, 1, 2 or another even number."
-    if pipe > 1 and config.patches and 0 < request.rows < config.patches:
-        cause = f"A latent of {request.rows} token rows cannot be cut into {config.patches} patches."
-        yield cause, f"Set patches to auto, or to a number from 1 to {request.rows}, or make a larger picture."
+    if pipe > 1:
+        yield from _patch_violations(config.patches or 1, request, sequence or wish.sequence)
     if wish.world_size > ranks:
         degrees = zip(AXES, wish.shape, strict=True)
         named = " × ".join(f"{SHOWN_AXES.get(axis, axis)} {degree}" for axis, degree in degrees if degree > 1)
@@ -78,9 +84,27 @@ def _violations(
         yield cause, "Set a degree to auto or a smaller number, or add devices."
 
 
-def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts) -> str:
+def _patch_violations(patches: int, request: RequestFacts, group: int) -> Iterator[tuple[str, str]]:
+    """The same of the patches, each of which has a token for every rank of a stage."""
+    rows, most = request.rows or request.tokens, request.most_patches(group)
+    if most == 0:
+        cause = f"A latent of {request.tokens} tokens cannot be shared out over the {group} ranks of a stage."
+        yield cause, "Make a larger picture, or set ulysses and ring to smaller numbers."
+    elif patches > most:
+        cause = f"A latent of {rows} token rows cannot be cut into {patches} patches"
+        if patches <= rows:
+            cause += f" in which each of the {group} ranks of a stage has a token"
+        choices = f"from 1 to {most}" if most > 1 else "1"
+        yield f"{cause}.", f"Set patches to auto, or to a number {choices}, or make a larger picture."
+
+
+def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts, sequence: int) -> str:
     """A configuration that is not refused and keeps as much of what is set as can be, as names and numbers."""
     degrees = {axis: getattr(config, axis) or 1 for axis in AXES}
+    named = {axis for axis in AXES if getattr(config, axis) is not None}
+    if request.most_patches(sequence or 1) == 0:  # loaded for more ranks than there are tokens: to be loaded anew
+        degrees |= {"ring": 1, "ulysses": min(sequence, request.tokens)}
+        named |= {"ring", "ulysses"}
     degrees["ulysses"] = min(degrees["ulysses"], model.heads)
     if not model.splits_sequence:
         degrees["ring"] = 1
@@ -90,9 +114,11 @@ def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: Req
         degrees[largest] -= 1
     if model.mirrored and degrees["pipe"] > 1:
         degrees["pipe"] -= degrees["pipe"] % 2
-    parts = [f"{SHOWN_AXES.get(axis, axis)} {degrees[axis]}" for axis in AXES if getattr(config, axis) is not None]
+    while degrees["pipe"] > 1 and request.most_patches(degrees["ring"] * degrees["ulysses"]) == 0:
+        degrees["ring" if degrees["ring"] > degrees["ulysses"] else "ulysses"] -= 1
+    parts = [f"{SHOWN_AXES.get(axis, axis)} {degrees[axis]}" for axis in AXES if axis in named]
     if config.patches and degrees["pipe"] > 1:
-        patches = min(config.patches, request.rows or config.patches)
+        patches = min(config.patches, request.most_patches(degrees["ring"] * degrees["ulysses"]))
         parts.append(f"patches {patches}")
     return ", ".join(parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from parallel_runtime.pipeline.meshes import Meshes
 from parallel_runtime.pipeline.predict import Call, Predictor
 from parallel_runtime.pipeline.requests import ConditioningRef, Sample
 from parallel_runtime.pipeline.resident import Resident
+from parallel_runtime.planning.describe import describe_model
 from parallel_runtime.wrappers.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer
 
@@ -85,7 +87,8 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
             continue  # the plan does not use this rank
         dtype = getattr(torch, case.get("dtype", "float32"))
         transformer = build_transformer(layers=LAYERS, dtype=dtype)
-        owned = split_blocks([1.0] * len(block_paths(transformer, FLUX)), plan.pipe)[mesh.coordinate["pipe"]]
+        count = len(block_paths(transformer, FLUX))
+        owned = split_blocks([1.0] * count, plan.pipe, case.get("speeds"))[mesh.coordinate["pipe"]]
         relay = keep_blocks(transformer, FLUX, owned)
         stage = Stage(transformer, FLUX, relay, mesh, attention="auto", compile=compile)
         inputs = make_inputs(case)
@@ -115,27 +118,34 @@ def _sample(
 
 
 def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
-    """One resident model, whole on both ranks: over heads, in stages, over heads and in stages again."""
+    """One resident model, whole on both ranks: over heads, in stages, in other stages, and so again."""
     inputs = make_inputs({"latent": (12, 6), "steps": 4})
     text = Conditioning({"context": inputs["contexts"][0], **inputs["extras"][0]})
     x, timestep = inputs["x"], torch.full((1,), 0.7)
     transformer = build_transformer(layers=LAYERS)
-    facts: Any = None
+    shapes = {name: tuple(parameter.shape) for name, parameter in transformer.named_parameters()}
+    facts = describe_model(FLUX, dict(transformer.config), shapes, 4)
     resident = Resident(
         "m", (), FLUX, dict(transformer.config), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
         ParallelPlan(), parallelize(transformer, FLUX, single_rank_mesh()),
     )  # fmt: skip
     meshes = Meshes("cpu", rank, world_size)
     outputs = {}
-    for number, plan in enumerate(2 * [ParallelPlan(ulysses=2), ParallelPlan(pipe=2, patches=2, warmup_steps=1)]):
+    staged = ParallelPlan(pipe=2, patches=2, warmup_steps=1)
+    turns = 2 * [(ParallelPlan(ulysses=2), None), (staged, None), (staged, (1.0, 0.5))]
+    for number, (plan, speeds) in enumerate(turns):
         place = meshes.place(plan)
         assert place is not None
+        place = replace(place, stage_speeds=speeds)
         if place.links is None:
             output = Predictor(resident.whole(), FLUX, place.mesh)([Call(x, timestep, text)])[0]
         else:
-            runner = StageRunner(resident.stage(place.mesh), place.links, [text], x, 1, keep=False)
+            runner = StageRunner(resident.stage(place), place.links, [text], x, 1, keep=False)
             with torch.no_grad():
                 output = forward_once(runner, x, timestep)
+            deal = ((0, 6), (6, 8)) if speeds else ((0, 4), (4, 8))
+            assert resident.transformer is not None
+            assert resident.transformer.owned == deal[rank]
         if rank == 0:
             outputs[str(number)] = output
     return outputs

@@ -13,25 +13,32 @@ from parallel_runtime.pipefusion.blocks import skips_given, skips_taken
 from parallel_runtime.pipefusion.cut import cut_patches, split_blocks, split_mirrored
 from parallel_runtime.pipefusion.slots import Slots
 
+speeds_of_stages = st.none() | st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=6, max_size=6)
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 6))
-def test_no_split_of_the_blocks_has_a_faster_slowest_stage(costs, stages):
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 6), speeds_of_stages)
+def test_no_split_of_the_blocks_has_a_faster_slowest_stage(costs, stages, speeds):
     if stages > len(costs):
         with pytest.raises(ConfigurationError, match=f"from 1 to {len(costs)}"):
             split_blocks(costs, stages)
         return
+    speeds = speeds[:stages] if speeds else None
+
+    def seconds(stage: int, start: int, stop: int) -> float:
+        return sum(costs[start:stop]) / (speeds[stage] if speeds else 1)
 
     def slowest(start: int, left: int) -> float:
         """By trying everything."""
+        stage = stages - left
         if left == 1:
-            return sum(costs[start:])
+            return seconds(stage, start, len(costs))
         cuts = range(start + 1, len(costs) - left + 2)
-        return min(max(sum(costs[start:cut]), slowest(cut, left - 1)) for cut in cuts)
+        return min(max(seconds(stage, start, cut), slowest(cut, left - 1)) for cut in cuts)
 
-    owned = split_blocks(costs, stages)
+    owned = split_blocks(costs, stages, speeds)
     assert [index for start, stop in owned for index in range(start, stop)] == list(range(len(costs)))
     assert all(start < stop for start, stop in owned)
-    assert max(sum(costs[start:stop]) for start, stop in owned) == slowest(0, stages)
+    assert max(seconds(stage, *each) for stage, each in enumerate(owned)) == slowest(0, stages)
 
 
 @given(st.integers(1, 12), st.integers(1, 4))

@@ -32,7 +32,7 @@ AUTO = ParallelConfig()
 H200 = known_gpu("NVIDIA H200", 130 * GIB, NVLINK)
 WITHOUT_P2P = replace(H200, link=HOST_MEMORY)
 SMALL = replace(known_gpu("NVIDIA GeForce RTX 4090", 22 * GIB, PCIE))
-HOUR_GLASS = replace(FLUX_DEV, title="Hunyuan", mirrored=True, blocks=40)
+HOUR_GLASS = replace(FLUX_DEV, title="Hunyuan", mirrored=True, block_sizes=(200_000_000,) * 40)
 WHOLE = replace(FLUX_DEV, title="Whole", has_stages=False)
 PICTURE = flux_request(1024)
 
@@ -113,6 +113,44 @@ def test_patches_and_warm_up_are_those_of_the_configuration_or_as_many_as_stages
     assert resolve_plan(ParallelConfig(pipe=4), 4, FLUX_DEV, low, H200).patches == 3
 
 
+def test_a_small_picture_gets_fewer_patches_so_that_every_rank_of_a_stage_has_a_token_of_each():
+    small = RequestFacts(tokens=4 * 3, text_tokens=8, rows=4)
+    for group, patches in ((1, 4), (3, 4), (4, 2), (6, 2), (7, 1), (12, 1)):
+        plan = resolve_plan(ParallelConfig(pipe=4, ulysses=group), 4 * group, FLUX_DEV, small, H200)
+        assert (plan.pipe, plan.ulysses, plan.patches) == (4, group, patches)
+        assert small.tokens // small.rows * (small.rows // patches) >= group
+    # Of degrees on auto none is taken that leaves a rank without a token.
+    config = ParallelConfig(pipe=2, patches=4)
+    assert resolve_plan(config, 16, FLUX_DEV, small, CPU).sequence <= 3
+
+
+@pytest.mark.parametrize(
+    ("config", "loaded", "says"),
+    [
+        ({"pipe": 2, "ulysses": 4, "patches": 3}, None, r"4 ranks of a stage has a token\. .*from 1 to 2.*patches 2\."),
+        ({"pipe": 2, "ulysses": 7, "patches": 3}, None, r"Set patches to auto, or to a number 1, .*patches 1\."),
+        ({"pipe": 2, "ulysses": 13}, None, r"12 tokens cannot be shared out over the 13 ranks.*ulysses 12\."),
+        ({"pipe": 2, "ulysses": 2, "ring": 8}, None, r"over the 16 ranks of a stage.*ring 6, ulysses 2\."),
+        ({}, ParallelPlan(pipe=2, ulysses=13), r"over the 13 ranks of a stage.*stages 2, ring 1, ulysses 12\."),
+    ],
+)
+def test_a_picture_too_small_for_what_is_set_is_refused_with_the_nearest_valid_plan(config, loaded, says):
+    small = RequestFacts(tokens=4 * 3, text_tokens=8, rows=4)
+    with pytest.raises(ConfigurationError, match=says) as refused:
+        resolve_plan(ParallelConfig(**config), 32, FLUX_DEV, small, H200, loaded)
+    assert resolve_plan(suggested(ParallelConfig(**config), str(refused.value)), 32, FLUX_DEV, small, H200).pipe == 2
+
+
+def test_ranks_that_one_picture_leaves_idle_hold_stages_for_a_batch():
+    config = ParallelConfig(pipe=2, ring=1, ulysses=1)
+    loaded = plan_loading(config, 5, FLUX_DEV, H200)
+    for batch in (1, 2, 3, 4):
+        plan = resolve_plan(config, 5, FLUX_DEV, flux_request(1024, batch), H200, loaded)
+        assert plan.world_size <= loaded.world_size == 4
+    assert plan_loading(replace(config, data=1), 8, FLUX_DEV, H200).batch == 2
+    assert plan_loading(replace(config, data=1, cfg=1), 8, FLUX_DEV, H200).batch == 1
+
+
 degrees = st.none() | st.integers(1, 8)
 configs = st.builds(
     ParallelConfig,
@@ -124,7 +162,7 @@ configs = st.builds(
     patches=st.none() | st.integers(1, 100),
     compile=st.booleans(),
 )
-models = st.sampled_from([FLUX_DEV, HOUR_GLASS, WHOLE, replace(FLUX_DEV, heads=5, blocks=3)])
+models = st.sampled_from([FLUX_DEV, HOUR_GLASS, WHOLE, replace(FLUX_DEV, heads=5, block_sizes=(10**8, 10**9, 10**8))])
 requests = st.builds(
     lambda rows, columns, text, batch, in_pool: RequestFacts(rows * columns, text, batch, rows, 20, in_pool),
     rows=st.integers(1, 128),
@@ -150,7 +188,7 @@ def test_a_plan_fits_the_ranks_and_keeps_what_is_set_or_the_refusal_names_a_vali
     assert plan.world_size <= ranks
     assert plan.ulysses <= model.heads
     assert plan.pipe <= model.blocks
-    assert plan.pipe == 1 or plan.patches <= request.rows
+    assert plan.pipe == 1 or request.rows // plan.patches * (request.tokens // request.rows) >= plan.sequence
     assert all(getattr(config, axis) in (None, getattr(plan, axis)) for axis in AXES)
     choose.cache_clear()
     assert resolve_plan(config, ranks, model, request, machine) == plan
@@ -212,7 +250,7 @@ def test_degrees_that_are_set_stay_where_the_batch_does_not_fill_them():
         ({}, 4, 2, ("cfg 2 × ulysses 2", "split 2 ways, 1 each", "12 of 24")),
         ({"ulysses": 5}, 8, 1, ("up to 5 of 24 heads each", "3 of 8 ranks are not used")),
         ({"ring": 2, "ulysses": 1}, 2, 1, ("keys and values go round",)),
-        ({"pipe": 4}, 4, 1, ("4 stages of about 15 blocks", "(4 patches, 1 warm-up step)")),
+        ({"pipe": 4}, 4, 1, ("4 stages of 14 or 15 blocks", "on the fullest GPU", "(4 patches, 1 warm-up step)")),
         ({}, 1, 1, ("One rank computes everything.", "2 GPUs would take")),
         ({"data": 1, "cfg": 1, "ulysses": 1}, 2, 1, ("1 of 2 ranks is not used", "sets every degree")),
     ],

@@ -1,0 +1,91 @@
+"""What a stage gets and keeps: blocks by its speed, keys and values as predicted; what has no room is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.mesh import single_rank_mesh
+from parallel_runtime.pipefusion.cut import deal_blocks, stage_speeds
+from parallel_runtime.pipefusion.kept import kept_bytes
+from parallel_runtime.pipefusion.lone import LoneRunner, whole_stage
+from parallel_runtime.pipeline.conditioning import Conditioning
+from parallel_runtime.planning.describe import describe_model
+from parallel_runtime.registry import find_by_name
+from tests import tiny_sd3
+from tests.parallel_runtime.engine_run import measure_kept, shapes_of
+from tests.parallel_runtime.flux_forward import relative_error
+from tests.parallel_runtime.staged_families import FAMILIES, PATCHES, build, run_family
+from tests.ranks import run_ranks
+from tests.tiny_flux import tiny_config, write_original
+
+
+def counts(deal: tuple[tuple[int, int], ...]) -> list[int]:
+    return [stop - start for start, stop in deal]
+
+
+def test_blocks_are_dealt_by_speed_as_far_as_memory_allows():
+    assert counts(deal_blocks([1] * 30, 2)) == [15, 15]
+    assert counts(deal_blocks([1] * 30, 2, speeds=[1.0, 0.5])) == [20, 10]
+    assert counts(deal_blocks([1] * 32, 3, speeds=[0.5, 1.0, 0.5])) == [8, 16, 8]
+    assert counts(deal_blocks([1] * 30, 2, most=18, speeds=[1.0, 0.5])) == [18, 12]
+    assert counts(deal_blocks([3] * 10 + [1] * 20, 2, most=26)) == [8, 22]  # 24 and 26 parameters
+    assert counts(deal_blocks([3] * 10 + [1] * 20, 2, most=20)) == [8, 22]  # nothing fits; the largest is smallest
+    # Both ends of a skip connection are in mirrored stages, whose slower one counts.
+    assert counts(deal_blocks([1] * 12, 4, mirrored=True, speeds=[1.0, 1.0, 1.0, 0.5])) == [2, 4, 4, 2]
+
+
+def test_a_stage_is_as_fast_as_its_slowest_rank_in_any_pipeline():
+    plan = ParallelPlan(cfg=2, pipe=2, ulysses=2, patches=2)
+    assert stage_speeds(plan, None) is None
+    assert stage_speeds(plan, [1.0, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0]) == (1.0, 0.5)
+    assert stage_speeds(plan, [1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.5, 1.0]) is None  # one in each
+    assert stage_speeds(plan, [1.0] * 4 + [0.75, 1.0, 1.0, 1.0, 0.1]) == (0.75, 1.0)  # the ninth takes no part
+
+
+def test_unlike_ranks_share_the_blocks_by_speed_with_the_same_result_and_one_without_room_refuses(tmp_path):
+    path = write_original(tmp_path / "tiny.safetensors", tiny_config(num_layers=3, num_single_layers=3))
+    first, second = run_ranks(
+        2, "tests.parallel_runtime.engine_run:run_unlike_engines", {"path": str(path), "speeds": [1.0, 0.5]}
+    )
+    assert (first["alike owned"], second["alike owned"]) == ([0, 3], [3, 6])
+    assert (first["unlike owned"], second["unlike owned"]) == ([0, 4], [4, 6])
+    assert "2 stages of 3 blocks" in first["alike says"]
+    assert "2 stages of 2 to 4 blocks" in first["unlike says"]
+    assert first["unlike told speeds"] == []  # a later pool measures its own
+    assert relative_error(first["unlike"], first["alike"]) < 1e-5
+    # Rank 1 has no room: it says so before anything runs, and the next request runs.
+    assert "refused" not in first
+    for words in ("A picture of 25 tokens", "keys and values", "activations", "(rank 1)", "smaller picture"):
+        assert words in second["refused"]
+    assert torch.equal(first["afterwards"], first["unlike"])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_predicted_keys_and_values_are_those_that_a_stage_keeps(name):
+    family = FAMILIES[name]
+    spec, module = find_by_name(family.spec), build(family)
+    facts = describe_model(spec, family.config, shapes_of(module), 4)
+    stage = whole_stage(module, spec)
+    extras = {key: value for key, value in family.call.items() if key not in ("x", "timestep")}
+    parts = LoneRunner(stage, [Conditioning(extras)], family.call["x"], PATCHES)._parts
+    predicted = kept_bytes(facts, (0, facts.blocks), single_rank_mesh(), parts)
+    assert predicted == measure_kept(lambda: run_family(family, stage, None)) > 0
+
+
+def test_the_predicted_keys_and_values_are_those_of_each_rank_of_a_stage():
+    """Three heads on two Ulysses ranks; tokens that do not divide by two ring ranks."""
+    config = tiny_sd3.tiny_config(
+        layers=3, dual_attention_layers=(0, 1), num_attention_heads=3, attention_head_dim=32, caption_projection_dim=96
+    )
+    family = {
+        "spec": "sd3",
+        "config": config,
+        "call": {"x": [1, 16, 14, 10], "context": [1, 7, 64], "y": [1, 32]},
+    }
+    plans = [{"pipe": 2, "ulysses": 2}, {"pipe": 2, "ring": 2}]
+    found = run_ranks(4, "tests.parallel_runtime.engine_run:run_and_count_kept", {"family": family, "plans": plans})
+    for rank in found:
+        assert all(predicted == kept > 0 for predicted, kept in rank["counted"]), rank
+    assert found[0]["counted"] != found[2]["counted"]  # a stage of one block, and one of two

@@ -1,0 +1,65 @@
+"""Every published step is predicted by the cost model, and results are read as they are written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.fit_cost import RESULTS, Measured, parse_plan, read_results, table
+from parallel_runtime.config import ParallelPlan
+
+
+def test_every_published_step_is_predicted_within_a_fifth():
+    steps = read_results(sorted(RESULTS.glob("*.json")))
+    assert {step.source for step in steps} >= {"flux_step.json", "pipefusion_step.json"}
+    assert len(steps) >= 14
+    wrong = [step for step in steps if abs(step.error()) > 0.2]
+    assert not wrong, table(wrong)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ParallelPlan(),
+        ParallelPlan(data=2, cfg=2, ring=3, ulysses=4),
+        ParallelPlan(pipe=4, patches=8, warmup_steps=1),
+        ParallelPlan(cfg=2, pipe=2, ulysses=2, patches=3, warmup_steps=4),
+    ],
+)
+def test_a_plan_is_read_as_it_is_written(plan):
+    assert parse_plan(str(plan)) == plan
+    assert parse_plan(str(plan).replace("stages", "pipe")) == plan
+
+
+def test_rows_of_every_benchmark_are_read_and_those_of_others_are_left_out(tmp_path):
+    rows = [
+        {"engine": "Parallel DiT, 2 GPUs, compiled", "size": 512, "ms_per_step": 30.0},
+        {"engine": "diffusers, 1 GPU, eager, SDPA", "size": 512, "ms_per_step": 90.0},
+        {"plan": "pipe 4 (4 patches, 1 warm-up step)", "graphs": True, "p2p": False, "step_512_ms": 21.0},
+        {"plan": "pipe 4 (4 patches, 1 warm-up step)", "graphs": False, "p2p": False, "step_512_ms": 55.0},
+        {"plan": "ring 2", "size": 768, "ms": 44.0, "compiled": False, "steps": 9},
+        {"peer": "ours-pipefusion-ulysses", "ranks": 4, "size": 1024, "p2p": True, "ms_per_step": 50.0, "steps": 28},
+        {"peer": "ours", "ranks": 4, "size": 2048, "reason": "out of time"},
+        {"peer": "xdit", "ranks": 4, "size": 1024, "ms_per_step": 88.0},
+    ]
+    path = tmp_path / "made.json"
+    path.write_text(json.dumps({"machine": "4 x NVIDIA H200, torch 2.13", "rows": rows}))
+    (tmp_path / "other.json").write_text("[1, 2]")
+    staged = {"patches": 4, "warmup_steps": 1}
+
+    def step(plan: ParallelPlan, size: int, milliseconds: float, compiled=True, p2p=True, steps=28) -> Measured:
+        return Measured(path.name, "4 x NVIDIA H200, torch 2.13", plan, size, compiled, p2p, steps, milliseconds)
+
+    assert read_results([path, tmp_path / "other.json"]) == [
+        step(ParallelPlan(ulysses=2), 512, 30.0),
+        step(ParallelPlan(pipe=4, **staged), 512, 21.0, p2p=False),
+        step(ParallelPlan(ring=2), 768, 44.0, compiled=False, steps=9),
+        step(ParallelPlan(pipe=2, ulysses=2, patches=2, warmup_steps=1), 1024, 50.0),
+    ]
+
+
+def test_the_table_has_both_numbers_and_the_error_of_every_row():
+    step = Measured("x.json", "NVIDIA H200", ParallelPlan(), 1024, True, True, 28, 100.0)
+    row = table([step]).splitlines()[-1]
+    assert f"| 100.0 | {step.predicted():.1f} | {step.predicted() - 100:+.1f} % | x.json |" in row
