@@ -1,14 +1,17 @@
 """Ours beside ComfyUI, diffusers and xDiT: the same FLUX.1-dev sized model, weights and inputs, in one run.
 
-    python -m benchmarks.compare --comfyui ~/ComfyUI                     # all, on 1, 2 and 4 GPUs, below 8 minutes
+    python -m benchmarks.compare --set peers --comfyui ~/ComfyUI         # the README's table, on 1, 2 and 4 GPUs
+    python -m benchmarks.compare --set pipefusion [--no-p2p]             # PipeFusion beside the other splits
+    python -m benchmarks.compare --set pipefusion --dry-run              # what would run when, and for how long
     python -m benchmarks.compare --peers ours,diffusers --ranks 4 --sizes 1024
     python -m benchmarks.compare --tiny --peers ours,diffusers           # on CPUs: do the outputs agree?
     python -m benchmarks.compare --plot benchmarks/results/compare.json  # the plot alone, anywhere
 
 Every case (a peer, a number of GPUs, a size) runs in fresh processes and within a time limit; one that fails, or that
-is not installed, becomes a line with the reason. `pip install xfuser` and `pip install matplotlib` for xDiT and for
-the plot; ComfyUI's folder comes from --comfyui or $COMFYUI_PATH, and needs its requirements in this Python. Results
-are written after each case: compare.json, compare.md and compare.png in --out.
+is not installed, becomes a line with the reason. Cases of fewer GPUs than there are run beside each other, unless
+--alone is given. `pip install xfuser` and `pip install matplotlib` for xDiT and for the plot; ComfyUI's folder comes
+from --comfyui or $COMFYUI_PATH, and needs its requirements in this Python. Results are written after each case:
+compare.json, .md and .png in --out, for --set pipefusion compare-pipefusion, with --no-p2p one that ends in -no-p2p.
 """
 
 from __future__ import annotations
@@ -16,76 +19,86 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from .peers.case import PEERS, Case
+from .peers.launch import Run, count_gpus
+from .peers.plan import DEFAULT_PEERS, EXTRA_PEERS, SETS, Setting, plan_cases, plan_set
+from .peers.report import describe_machine, merge, plot, show_plan, table, write
+from .peers.results import Results
+from .peers.schedule import Gpus, Outcome, Queue, Turn, estimate, order_turns
 
-from .peers.case import DEFAULT_PEERS, EXTRA_PEERS, PEERS, Case, plan_cases
-from .peers.launch import run_case
-from .peers.report import describe_machine, plot, table, write
-
-AGREE = {"tiny": 1e-4, "full": 0.02}
-"""Relative distance of the final latents up to which two peers computed the same thing: in float32, in bfloat16."""
 SHORTEST = 20.0
 """Seconds; a case is not begun with less time left."""
 
-Latents = dict[tuple[str, int, int], torch.Tensor]
-
 
 def run_cases(
-    cases: list[Case], seconds: float, on_row: Callable[[list[dict[str, Any]]], None]
+    cases: list[Case],
+    seconds: float,
+    on_row: Callable[[list[dict[str, Any]], dict[str, Any]], None],
+    gpus: int | None = None,
+    alone: bool = False,
 ) -> list[dict[str, Any]]:
-    """Run one case after the other, within `seconds` for all; `on_row` gets the rows so far after each."""
+    """Run all cases within `seconds`, side by side where there is room; return their rows in the order of `cases`.
+
+    Args:
+        on_row: gets the rows so far, and the new one among them, after each case.
+        gpus: of this machine, by default all.
+        alone: one case after the other.
+    """
     deadline = time.monotonic() + seconds
-    rows: list[dict[str, Any]] = []
-    latents: Latents = {}
-    for case in cases:
+    results = Results(cases)
+    count = gpus if gpus is not None else _machine(cases)
+
+    def begin(case: Case, taken: tuple[int, ...]) -> Run:
+        return Run(case, taken, count)
+
+    def grant(case: Case) -> float:
         left = deadline - time.monotonic()
-        if left < SHORTEST:
-            row: dict[str, Any] = {"peer": case.peer, "ranks": case.ranks, "size": case.size}
-            rows.append({**row, "reason": f"left out, as the {seconds:.0f} s of --seconds were over"})
-        else:
-            row, latent = run_case(replace(case, limit=min(case.limit, left)))
-            rows.append(row)
-            if latent is not None:
-                latents[case.peer, case.ranks, case.size] = latent
-        compare_latents(rows, latents, AGREE["tiny" if case.tiny else "full"])
-        on_row(rows)
-    return rows
+        return min(case.limit, left) if left >= SHORTEST else 0.0
+
+    def tell(turn: Turn, outcome: Outcome) -> None:
+        row = results.add(turn.place, outcome)
+        on_row(results.rows(), row)
+
+    known = [place for place, case in enumerate(cases) if case.peer in PEERS]
+    for place in range(len(cases)):
+        if place not in known:
+            on_row(results.rows(), results.add(place, ({"reason": f"unknown; the peers are {', '.join(PEERS)}"}, None)))
+    turns = [turn for turn in order_turns(cases, count, alone) if turn.place in known]
+    # What runs alone has no neighbour's imports beside it either.
+    Queue(turns, Gpus(count), begin, grant, tell, ahead=not alone).run()
+    return results.rows()
 
 
-def compare_latents(rows: list[dict[str, Any]], latents: Latents, limit: float) -> None:
-    """Give every row of a size its latent's relative distance to ours on one rank, else to the first there is."""
-    for row in rows:
-        latent = latents.get((row["peer"], row["ranks"], row["size"]))
-        if latent is None:
-            continue
-        alike = {key: other for key, other in latents.items() if key[2] == row["size"]}
-        chosen = next((key for key in alike if key[:2] == ("ours", 1)), next(iter(alike)))
-        reference = alike[chosen]
-        # An infinity or NaN gives a distance that is not within the limit either.
-        distance = ((latent - reference).norm() / reference.norm()).item()
-        row["distance"], row["reference"] = distance, list(chosen[:2])
-        row["agrees"] = bool(distance <= limit)
+def _machine(cases: list[Case]) -> int:
+    """GPUs, or as many places as the widest case needs on CPUs."""
+    return max((case.ranks for case in cases), default=1) if any(case.tiny for case in cases) else count_gpus()
 
 
 def read_options() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=SETS, help="a table's peers, numbers of GPUs and sizes")
     default = [*DEFAULT_PEERS, *EXTRA_PEERS]
-    known = f"some of {', '.join(PEERS)}; by default {', '.join(default)}"
-    parser.add_argument("--peers", type=lambda text: text.split(","), default=default, help=known)
-    parser.add_argument("--ranks", type=_numbers, help="numbers of GPUs, by default 1,2,4 (--tiny: 1,2)")
-    parser.add_argument("--sizes", type=_numbers, help="pixels along a side, by default 1024,2048 (--tiny: 64)")
+    known = f"some of {', '.join(PEERS)}; by default the set's, or {', '.join(default)}"
+    parser.add_argument("--peers", type=lambda text: text.split(","), help=known)
+    parser.add_argument("--ranks", type=_numbers, help="numbers of GPUs, by default the set's, or 1,2,4 (--tiny: 1,2)")
+    parser.add_argument("--sizes", type=_numbers, help="pixels along a side, by default the set's, or 1024,2048")
+    parser.add_argument("--no-p2p", action="store_true", help="exchange through the host's memory, as over PCIe")
+    parser.add_argument("--alone", action="store_true", help="one case after the other")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan with estimated seconds; needs no GPU")
     parser.add_argument("--comfyui", default=os.environ.get("COMFYUI_PATH", ""), help="its folder")
     parser.add_argument("--limit", type=float, default=120, help="seconds for a case")
     parser.add_argument("--seconds", type=float, default=470, help="for everything")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on CPUs; writes only where --out says")
     parser.add_argument("--out", type=Path, help="folder for the results")
+    parser.add_argument("--add", type=Path, metavar="JSON", help="a finished run's rows, to which these are added")
     parser.add_argument("--plot", type=Path, metavar="JSON", help="only draw the plot of a finished run, beside it")
     return parser.parse_args()
 
@@ -94,27 +107,44 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
+def plan(options: argparse.Namespace) -> list[Case]:
+    """The cases that the command line asks for."""
+    setting = Setting(options.tiny, options.comfyui, options.limit, p2p=not options.no_p2p)
+    if options.set:
+        return plan_set(options.set, setting, options.peers, options.ranks, options.sizes)
+    ranks = options.ranks or ([1, 2] if options.tiny else [1, 2, 4])
+    sizes = options.sizes or ([64] if options.tiny else [1024, 2048])
+    return plan_cases(options.peers or [*DEFAULT_PEERS, *EXTRA_PEERS], ranks, sizes, setting)
+
+
 def main() -> None:
     """Run, print, write."""
     options = read_options()
     if options.plot:
         print(plot(json.loads(options.plot.read_text())["rows"], options.plot.with_suffix(".png")))
         return
-    ranks = options.ranks or ([1, 2] if options.tiny else [1, 2, 4])
-    sizes = options.sizes or ([64] if options.tiny else [1024, 2048])
+    cases = plan(options)
+    if options.dry_run:
+        count = max([1, count_gpus(), *(case.ranks for case in cases)])
+        turns = order_turns(cases, count, options.alone)
+        print(show_plan(turns, estimate(turns, count, ahead=not options.alone)))
+        return
+    # The time limit of whoever runs us should not leave processes on the GPUs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     out = options.out or (None if options.tiny else Path("benchmarks/results"))
-    cases = plan_cases(options.peers, ranks, sizes, options.tiny, options.comfyui, options.limit)
+    stem = "compare" + "-pipefusion" * (options.set == "pipefusion") + "-no-p2p" * options.no_p2p
+    before = json.loads(options.add.read_text())["rows"] if options.add else []
     started = time.monotonic()
 
-    def on_row(rows: list[dict[str, Any]]) -> None:
-        print(f"[{time.monotonic() - started:.0f} s] {json.dumps(rows[-1])}", flush=True)
+    def on_row(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
+        print(f"[{time.monotonic() - started:.0f} s] {json.dumps(row)}", flush=True)
         if out:
-            write(rows, describe_machine(rows, options.comfyui), out)
+            write(merge(before, rows), describe_machine(rows, options.comfyui), out / f"{stem}.json")
 
-    rows = run_cases(cases, options.seconds, on_row)
+    rows = merge(before, run_cases(cases, options.seconds, on_row, alone=options.alone))
     print(f"\n{describe_machine(rows, options.comfyui)['text']}\n\n{table(rows)}")
     if out:
-        print(plot(rows, out / "compare.png"))
+        print(plot(rows, out / f"{stem}.png"))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ALL_RANKS_UP_TO = 1024
-"""Above this size only the fewest and the most GPUs are measured, as a row takes long there."""
+PICTURE_STEPS = 28
+"""Of a peer that is measured over a whole picture, as only that tells what a pipeline takes."""
 
 
 @dataclass(frozen=True)
@@ -14,32 +14,45 @@ class Peer:
 
     Args:
         title: in the table.
-        module: of this package, run as `python -m benchmarks.peers.<module> FOLDER` on every rank.
+        module: of this package, whose `build` runs on every rank.
         compile: "" launches kernel by kernel, "blocks" compiles the repeated blocks, "whole" the transformer.
+        split: of one picture over the ranks: "ulysses", "ring", "pipefusion", or "pipefusion-ulysses", which is both.
         least, most: numbers of GPUs that it can use, or that say anything about it.
+        picture: whether it is measured over a picture of PICTURE_STEPS.
     """
 
     title: str
     module: str
     compile: str = ""
+    split: str = "ulysses"
     least: int = 1
     most: int = 8
+    picture: bool = False
 
 
 PEERS = {
     "ours": Peer("Parallel DiT, compiled", "ours", "blocks"),
     "ours-eager": Peer("Parallel DiT, eager", "ours"),
+    "ours-picture": Peer("Parallel DiT, compiled, one whole picture", "ours", "blocks", picture=True),
+    "ours-ring": Peer("Parallel DiT, compiled, ring", "ours_splits", "blocks", "ring", least=2),
+    "ours-pipefusion": Peer(
+        "Parallel DiT, compiled, PipeFusion", "ours_splits", "blocks", "pipefusion", least=2, picture=True
+    ),
+    "ours-pipefusion-ulysses": Peer(
+        "Parallel DiT, compiled, 2 stages x Ulysses", "ours_splits", "blocks", "pipefusion-ulysses", 4, picture=True
+    ),
     "comfyui": Peer("ComfyUI's network, blocks compiled", "comfyui", "blocks", most=1),
     "comfyui-eager": Peer("ComfyUI's network, as it comes", "comfyui", most=1),
     "diffusers": Peer("diffusers, blocks compiled, Ulysses", "diffusers_parallel", "blocks"),
     "diffusers-eager": Peer("diffusers, eager, Ulysses", "diffusers_parallel"),
+    "diffusers-ring": Peer("diffusers, blocks compiled, ring", "diffusers_parallel", "blocks", "ring", least=2),
     "xdit": Peer("xDiT, eager, Ulysses", "xdit", least=2),
     "xdit-compiled": Peer("xDiT, blocks compiled, Ulysses", "xdit", "blocks", least=2),
     "xdit-whole": Peer("xDiT, compiled as its runner does, Ulysses", "xdit", "whole", least=2),
+    "xdit-pipefusion": Peer("xDiT, eager, PipeFusion", "xdit_pipefusion", split="pipefusion", least=2, picture=True),
 }
-DEFAULT_PEERS = ("ours", "comfyui", "diffusers", "xdit")
-EXTRA_PEERS = ("xdit-compiled", "comfyui-eager")
-"""Measured as well, after all others: what time is left for."""
+REFERENCES = ("ours", "ours-picture")
+"""Peers that on one GPU give the latent with which all others of as many steps are compared."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +63,12 @@ class Case:
         size: pixels along a side of the picture.
         steps: timed ones. 1000 x sigma should be whole in bfloat16, to which some peers round it: 10 or 5 steps.
         warm: steps before them, which compile, and record graphs.
-        compile: see `Peer`.
+        compile, split: see `Peer`.
         tiny: a tiny model in float32 on CPUs.
         comfyui: ComfyUI's folder, "" where none was given.
         limit: seconds for all of it.
+        p2p: whether GPUs may write to each other's memory; without, they exchange through the host's.
+        extra: of less interest than those that are not.
     """
 
     peer: str
@@ -65,29 +80,21 @@ class Case:
     tiny: bool
     comfyui: str
     limit: float
+    split: str = "ulysses"
+    p2p: bool = True
+    extra: bool = False
 
+    @property
+    def pipelined(self) -> bool:
+        """PipeFusion: keys and values are a step old, so its latent is another by design."""
+        return self.split.startswith("pipefusion")
 
-def plan_cases(
-    names: list[str], ranks: list[int], sizes: list[int], tiny: bool, comfyui: str, limit: float
-) -> list[Case]:
-    """All measurements in the order in which they are run: what the issue is about first, `EXTRA_PEERS` last."""
-    cases = []
-    for extra in (False, True):
-        for size in sizes:
-            counts = ranks if size <= ALL_RANKS_UP_TO else sorted({min(ranks), max(ranks)})
-            for name in names:
-                if (name in EXTRA_PEERS) != extra:
-                    continue
-                peer = PEERS.get(name, Peer(name, ""))
-                cases += [
-                    _case(name, peer, count, size, tiny, comfyui, limit)
-                    for count in counts
-                    if peer.least <= count <= peer.most
-                ]
-    return cases
+    @property
+    def uses_host(self) -> bool:
+        """Its GPUs exchange through the host's memory, so that whatever else used the host would slow it down."""
+        return not self.p2p and self.ranks > 1
 
-
-def _case(name: str, peer: Peer, ranks: int, size: int, tiny: bool, comfyui: str, limit: float) -> Case:
-    steps = 2 if tiny else 10 if size <= ALL_RANKS_UP_TO else 5
-    # Ours records its graph at the third step of a kind.
-    return Case(name, ranks, size, steps, 1 if tiny else 5, "" if tiny else peer.compile, tiny, comfyui, limit)
+    @property
+    def is_reference(self) -> bool:
+        """Whether others are compared with it."""
+        return self.peer in REFERENCES and self.ranks == 1

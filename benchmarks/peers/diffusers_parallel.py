@@ -1,4 +1,4 @@
-"""diffusers' own transformer; on several ranks with its context parallel (Ulysses)."""
+"""diffusers' own transformer; on several ranks with its context parallel (Ulysses or ring)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def build(task: Task) -> Engine:
     backend = "native" if task.case.tiny else "_native_cudnn"
     transformer.set_attention_backend(backend)
     if task.case.ranks > 1:
-        config = ContextParallelConfig(ulysses_degree=task.case.ranks)
+        config = ContextParallelConfig(**{f"{task.case.split}_degree": task.case.ranks})
         if task.case.tiny:
             # It counts accelerators to number this rank's device, and divides by their number: 0 without a GPU.
             with patch.object(torch.accelerator, "device_count", lambda: 1):
@@ -27,7 +27,7 @@ def build(task: Task) -> Engine:
             transformer.enable_parallelism(config=config)
     if task.case.compile:
         transformer.compile_repeated_blocks()
-    settings = f"{backend} attention" + f", ulysses {task.case.ranks}" * (task.case.ranks > 1)
+    settings = f"{backend} attention" + f", {task.case.split} {task.case.ranks}" * (task.case.ranks > 1)
     return Engine(euler(diffusers_velocity(transformer, task)), settings)
 
 

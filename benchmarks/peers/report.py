@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,30 @@ from typing import Any
 import torch
 
 from .case import PEERS, Peer
+from .schedule import Turn
 
+DETAILS = (
+    "",
+    "GPUs",
+    "size",
+    "steps",
+    "ms per step",
+    "s for them",
+    "distance",
+    "to",
+    "first step s",
+    "weights GiB",
+    "peak GiB",
+    "settings",
+)
 PACKAGES = ("torch", "diffusers", "xfuser", "yunchang", "triton", "flash-attn")
-NOTE = """ms per step, median; every step is waited for, as a sampler with a live preview does. Random weights, the same
-for all; FLUX.1-dev's size (on a CPU a tiny model, in which nothing is compiled). Distance: of the final latent to the
-reference's, relative; "≠" marks an output that does not agree. First step: with what is compiled or measured then."""
+NOTE = """ms per step: of a whole run, divided by its steps; nobody is made to wait between its steps. Where it says
+picture, a run is a whole picture, with the pipeline's exact first step in it. Cases of fewer GPUs than the machine has
+ran beside each other on other GPUs, unless they exchanged through the host's memory. Random weights, the same for all;
+FLUX.1-dev's size (on a CPU a tiny model, in which nothing is compiled). Distance: of the final latent to the
+reference's after as many steps, relative; "≠" marks an output that does not agree, "~" a pipeline's, which differs by
+design. First step: with what is compiled or measured then. GiB: what PyTorch allocated on the fullest GPU, with the
+weights alone and at most while sampling."""
 
 
 def describe_machine(rows: list[dict[str, Any]], comfyui: str) -> dict[str, Any]:
@@ -55,11 +75,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         own = {(row["size"], row["ranks"]): row for row in rows if row["peer"] == name}
         cells = [_cell(own[place], reasons) if place in own else "–" for place in places]
         lines.append(f"| {_peer(name).title} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "| | GPUs | size | ms per step | distance | to | first step s | peak GiB | settings |",
-        "|---" * 9 + "|",
-    ]
+    lines += ["", "| " + " | ".join(DETAILS) + " |", "|---" * len(DETAILS) + "|"]
     lines += [_details(row) for row in rows if "reason" not in row]
     if reasons:
         lines += ["", "Not here, because"]
@@ -82,20 +98,56 @@ def _cell(row: dict[str, Any], reasons: list[str]) -> str:
 
 
 def _details(row: dict[str, Any]) -> str:
-    peak = "" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}"
-    mark = "" if row["agrees"] else " ≠"
+    mark = " ≠" if not row["agrees"] else " ~" if row["pipelined"] else ""
     name, ranks = row["reference"]
-    return (
-        f"| {_title(row)} | {row['ranks']} | {row['size']} | {row['ms_per_step']:.1f} | {row['distance']:.2g}{mark} | "
-        f"{name} on {ranks} | {row['first_step_s']:.1f} | {peak} | {row['settings']} |"
-    )
+    cells = [
+        _title(row),
+        str(row["ranks"]),
+        str(row["size"]),
+        f"{row['steps']}" + " (picture)" * _peer(row["peer"]).picture,
+        f"{row['ms_per_step']:.1f}",
+        f"{row['ms_per_step'] * row['steps'] / 1000:.2f}",
+        f"{row['distance']:.2g}{mark}",
+        f"{name} on {ranks}",
+        f"{row['first_step_s']:.1f}",
+        _gib(row.get("weights_gib")),
+        _gib(row["peak_gib"]),
+        row["settings"],
+    ]
+    return "| " + " | ".join(cells) + " |"
 
 
-def write(rows: list[dict[str, Any]], machine: dict[str, Any], out: Path) -> None:
-    """Write compare.json and compare.md."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "compare.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
-    (out / "compare.md").write_text(f"{machine['text']}\n\n{table(rows)}\n")
+def _gib(amount: float | None) -> str:
+    return "" if amount is None else f"{amount:.1f}"
+
+
+def show_plan(turns: Sequence[Turn], ends: Sequence[float]) -> str:
+    """Every turn with its estimated seconds, and when it ends; then the total."""
+    lines = [
+        f"{turn.case.peer:24} {turn.case.ranks} GPUs {turn.case.size:5} {turn.case.warm + turn.case.steps:3} steps "
+        f"{turn.seconds:5.0f} s, until {end:5.0f} s" + ", alone" * (turn.width > turn.case.ranks)
+        for turn, end in zip(turns, ends, strict=True)
+    ]
+    return "\n".join([*lines, f"{len(turns)} cases, about {max(ends, default=0):.0f} s"])
+
+
+def merge(before: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of an earlier run that were not measured again, then these; a reason replaces no number."""
+    measured = {_identity(row): row for row in before if "reason" not in row}
+    new = [measured[_identity(row)] if "reason" in row and _identity(row) in measured else row for row in rows]
+    again = {_identity(row) for row in new}
+    return [*(row for row in before if _identity(row) not in again), *new]
+
+
+def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["peer"], row["ranks"], row["size"], row.get("p2p", True)
+
+
+def write(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> None:
+    """Write the rows as JSON to `path`, and the table beside it as .md."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+    path.with_suffix(".md").write_text(f"{machine['text']}\n\n{table(rows)}\n")
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> str:

@@ -8,19 +8,16 @@ import torch
 
 from .measure import Engine, main
 from .task import Task, diffusers_velocity, euler
+from .xdit_runtime import configure
 
 
 def build(task: Task) -> Engine:
     """Its choice of attention; compiled block by block, or as its runner does, which takes minutes."""
-    from xfuser import xFuserArgs
-    from xfuser.core.distributed import get_runtime_state, init_distributed_environment, initialize_runtime_state
+    from xfuser.core.distributed import get_runtime_state, initialize_runtime_state
     from xfuser.model_executor.models.transformers.transformer_flux import xFuserFlux1Transformer2DWrapper
 
     ranks = task.case.ranks
-    init_distributed_environment(rank=task.rank, world_size=ranks, local_rank=task.rank)
-    attention = "sdpa" if task.case.tiny else None
-    engine_config, _ = xFuserArgs(ulysses_degree=ranks, attention_backend=attention).create_config()
-    engine_config.runtime_config.dtype = task.dtype  # float16 by default
+    engine_config = configure(task, ulysses_degree=ranks)
     # What it reads of a pipeline; a token covers 16 pixels along a side.
     pipeline = SimpleNamespace(transformer=SimpleNamespace(config=SimpleNamespace(**task.config)), vae_scale_factor=16)
     initialize_runtime_state(pipeline, engine_config)
