@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .rotary_kernel import dense_heads, norm_and_rotate
+from .rotary_kernel import angles, dense_heads, norm_and_rotate, warps
 
 _TILE = 2048
 """Words (8 bytes) that a program moves."""
@@ -49,24 +49,25 @@ def _push_heads_kernel(
 @triton.jit
 def _push_normed_heads_kernel(
     query, key, value, query_weight, key_weight, cos, sin, table, staging, rank, batch, query_batch, query_token,
-    key_batch, key_token, value_batch, value_token, first, own, eps, STAGED: tl.constexpr, RANKS: tl.constexpr,
-    HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    key_batch, key_token, value_batch, value_token, angle_batch, angle_token, first, own, eps, STAGED: tl.constexpr,
+    RANKS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Program (token of a part, batch item, query or key or value): all heads of one token."""
     token, item, kind = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     head = tl.arange(0, ROWS)
     dim = tl.arange(0, DIM)
-    place = head[:, None] * DIM + dim[None, :]
     inside = (head < HEADS)[:, None]
     position = first + token
+    angle = item * angle_batch + position * angle_token
     if kind == 0:
         source = query + item * query_batch + token * query_token
-        x = norm_and_rotate(source + place, inside, query_weight, cos, sin, position, eps, ROWS, DIM)
+        x = norm_and_rotate(source, query_weight, cos + angle, sin + angle, eps, HEADS, ROWS, DIM, ACROSS)
     elif kind == 1:
         source = key + item * key_batch + token * key_token
-        x = norm_and_rotate(source + place, inside, key_weight, cos, sin, position, eps, ROWS, DIM)
+        x = norm_and_rotate(source, key_weight, cos + angle, sin + angle, eps, HEADS, ROWS, DIM, ACROSS)
     else:
-        x = tl.load(value + item * value_batch + token * value_token + place, mask=inside)
+        source = value + item * value_batch + token * value_token
+        x = tl.load(source + head[:, None] * DIM + dim[None, :], mask=inside)
     dtype = query.dtype.element_ty
     row: tl.constexpr = HEADS // RANKS * DIM * (dtype.primitive_bitwidth // 8)  # bytes of a token's heads of one rank
     to = head // (HEADS // RANKS)
@@ -153,7 +154,7 @@ def push_normed_heads(
     batch, _, heads, dim = queries[0].shape
     own, count = sum(part.shape[1] for part in queries), len(queries)
     weights = zip(norms[:count], norms[count : 2 * count], strict=True)
-    cos, sin = (angles.contiguous() for angles in norms[2 * count :])
+    cos, sin, angle_strides = angles(*norms[2 * count :])
     first = 0
     for query, key, value, pair in zip(queries, keys, values, weights, strict=True):
         parts = [dense_heads(part) for part in (query, key, value)]
@@ -161,9 +162,9 @@ def push_normed_heads(
         tokens = query.shape[1]
         if tokens:
             _push_normed_heads_kernel[(tokens, batch, 3)](
-                *parts, *pair, cos, sin, table, table if staging is None else staging, rank, batch, *strides, first,
-                own, eps, STAGED=staging is not None, RANKS=ranks, HEADS=heads, ROWS=triton.next_power_of_2(heads),
-                DIM=dim, num_warps=4,
+                *parts, *pair, cos, sin, table, table if staging is None else staging, rank, batch, *strides,
+                *angle_strides, first, own, eps, STAGED=staging is not None, RANKS=ranks, HEADS=heads,
+                ROWS=triton.next_power_of_2(heads), DIM=dim, ACROSS=pair[0].numel() > dim, num_warps=warps(heads),
             )  # fmt: skip
         first += tokens
 

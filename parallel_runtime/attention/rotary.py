@@ -41,13 +41,13 @@ def norm_rotate(
     cos: torch.Tensor,
     sin: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalise each part (RMSNorm over the head dim), join them along the tokens, rotate neighbouring pairs.
+    """Normalise each part (RMSNorm), join them along the tokens, rotate neighbouring pairs.
 
     Args:
         queries, keys: (batch, tokens of the part, heads, head dim) for each part, such as text and image.
-        query_weights, key_weights: (head dim,) for each part.
+        query_weights, key_weights: for each part (head dim,), or (heads x head dim,) of norms over all heads.
         eps: of the norms.
-        cos, sin: (tokens of all parts, head dim) float32, each value twice.
+        cos, sin: ([batch or 1,] tokens of all parts, head dim) float32, each value twice.
 
     Returns:
         Queries and keys, (batch, tokens of all parts, heads, head dim).
@@ -56,11 +56,16 @@ def norm_rotate(
     if queries[0].device.type == "cuda" and head_dim & (head_dim - 1) == 0:
         from .rotary_kernel import launch
 
-        return launch(queries, keys, query_weights, key_weights, eps, cos.contiguous(), sin.contiguous())
+        return launch(queries, keys, query_weights, key_weights, eps, cos, sin)
     return tuple(
-        rotate(torch.cat([F.rms_norm(x, w.shape, w, eps) for x, w in zip(parts, weights, strict=True)], 1), cos, sin)
+        rotate(torch.cat([_norm(x, w, eps) for x, w in zip(parts, weights, strict=True)], 1), cos, sin)
         for parts, weights in ((queries, query_weights), (keys, key_weights))
     )
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    across = x if weight.numel() == x.shape[-1] else x.flatten(2)
+    return F.rms_norm(across, weight.shape, weight, eps).view(x.shape)
 
 
 @norm_rotate.register_fake
@@ -97,7 +102,7 @@ def rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     """Rotate as `rotate` does, in operations that torch.compile sees."""
     first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     rotated = torch.stack((-second, first), dim=-1).flatten(-2)
-    return (x.float() * cos[:, None] + rotated * sin[:, None]).to(x.dtype)
+    return (x.float() * cos.unsqueeze(-2) + rotated * sin.unsqueeze(-2)).to(x.dtype)
 
 
 def _fast(original: Callable[..., Any]) -> Callable[..., Any]:

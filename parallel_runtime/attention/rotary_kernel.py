@@ -6,36 +6,38 @@ import torch
 import triton
 import triton.language as tl
 
+MOST_HEADS_BY_FOUR_WARPS = 32
+
 
 @triton.jit
 def norm_and_rotate(
-    source, inside, weight, cos, sin, position, eps, ROWS: tl.constexpr, DIM: tl.constexpr
+    source, weight, cos, sin, eps, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, ACROSS: tl.constexpr
 ):  # fmt: skip
-    """(ROWS, DIM) heads of the token at `position`, normalised and rotated, in the dtype of the source."""
+    """(ROWS, DIM) heads of a token, normalised and rotated by its angles, in the dtype of the source; HEADS of ROWS."""
     dtype = source.dtype.element_ty
-    dim = tl.arange(0, DIM)
-    x = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)
-    x = x * scale[:, None] * tl.load(weight + dim).to(tl.float32)[None, :]
+    head = tl.arange(0, ROWS)[:, None]
+    dim = tl.arange(0, DIM)[None, :]
+    inside = head < HEADS
+    x = tl.load(source + head * DIM + dim, mask=inside, other=0.0).to(tl.float32)
+    if ACROSS:
+        x = x * tl.rsqrt(tl.sum(tl.sum(x * x, 1), 0) / (HEADS * DIM) + eps)
+        x = x * tl.load(weight + head * DIM + dim, mask=inside, other=0.0).to(tl.float32)
+    else:
+        x = x * tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None] * tl.load(weight + dim).to(tl.float32)
     x = x.to(dtype).to(tl.float32)
     even, odd = tl.split(tl.reshape(x, (ROWS, DIM // 2, 2)))
     rotated = tl.reshape(tl.join(-odd, even), (ROWS, DIM))
-    turned = x * tl.load(cos + position * DIM + dim)[None, :] + rotated * tl.load(sin + position * DIM + dim)[None, :]
-    return turned.to(dtype)
+    return (x * tl.load(cos + dim) + rotated * tl.load(sin + dim)).to(dtype)
 
 
 @triton.jit
 def _kernel(
     query, key, query_weight, key_weight, cos, sin, query_target, key_target, total, first,
-    query_batch, query_token, key_batch, key_token, eps,
-    HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    query_batch, query_token, key_batch, key_token, angle_batch, angle_token, eps,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Program (token, batch item, query or key): all heads of one token."""
     token, item = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    head = tl.arange(0, ROWS)[:, None]
-    dim = tl.arange(0, DIM)
-    place = head * DIM + dim[None, :]
-    inside = head < HEADS
     if tl.program_id(2) == 0:
         source = query + item * query_batch + token * query_token
         weight = query_weight
@@ -45,9 +47,11 @@ def _kernel(
         weight = key_weight
         target = key_target
     position = first + token
-    turned = norm_and_rotate(source + place, inside, weight, cos, sin, position, eps, ROWS, DIM)
-    out = target + (item * total + position) * HEADS * DIM
-    tl.store(out + place, turned, mask=inside)
+    angle = item * angle_batch + position * angle_token
+    turned = norm_and_rotate(source, weight, cos + angle, sin + angle, eps, HEADS, ROWS, DIM, ACROSS)
+    head = tl.arange(0, ROWS)[:, None]
+    place = head * DIM + tl.arange(0, DIM)[None, :]
+    tl.store(target + (item * total + position) * HEADS * DIM + place, turned, mask=head < HEADS)
 
 
 def launch(
@@ -63,6 +67,7 @@ def launch(
     batch, _, heads, dim = queries[0].shape
     total = sum(part.shape[1] for part in queries)
     targets = [queries[0].new_empty((batch, total, heads, dim)) for _ in range(2)]
+    cos, sin, angle_strides = angles(cos, sin)
     first = 0
     for query, key, *weights in zip(queries, keys, query_weights, key_weights, strict=True):
         query, key = dense_heads(query), dense_heads(key)
@@ -70,8 +75,9 @@ def launch(
         if tokens:
             _kernel[(tokens, batch, 2)](
                 query, key, *weights, cos, sin, *targets, total, first,
-                query.stride(0), query.stride(1), key.stride(0), key.stride(1), eps,
-                HEADS=heads, ROWS=triton.next_power_of_2(heads), DIM=dim, num_warps=4,
+                query.stride(0), query.stride(1), key.stride(0), key.stride(1), *angle_strides, eps,
+                HEADS=heads, ROWS=triton.next_power_of_2(heads), DIM=dim, ACROSS=weights[0].numel() > dim,
+                num_warps=warps(heads),
             )  # fmt: skip
         first += tokens
     return targets[0], targets[1]
@@ -80,3 +86,15 @@ def launch(
 def dense_heads(part: torch.Tensor) -> torch.Tensor:
     """A token's heads side by side."""
     return part if part.stride(3) == 1 and part.stride(2) == part.shape[3] else part.contiguous()
+
+
+def angles(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
+    """Both with the same strides, and those of batch items and tokens; see `norm_rotate`."""
+    if cos.stride(-1) != 1 or cos.stride() != sin.stride():
+        cos, sin = cos.contiguous(), sin.contiguous()
+    return cos, sin, (cos.stride(0) if cos.dim() == 3 and cos.shape[0] > 1 else 0, cos.stride(-2))
+
+
+def warps(heads: int) -> int:
+    """For a program that holds all heads of a token."""
+    return 4 if heads <= MOST_HEADS_BY_FOUR_WARPS else 8

@@ -20,7 +20,7 @@ def rewrite_peer_attention(graph: fx.Graph) -> None:
         _feed_forward_beside(graph, node)
 
 
-def _norm_while_sending(attention: fx.Node) -> None:
+def _norm_while_sending(attention: Any) -> None:
     """Let the kernel that sends queries and keys normalise and rotate them."""
     (query,), (key,), (value,), *rest = attention.args
     if not all(node.target is operator.getitem and len(node.users) == 1 for node in (query, key)):
@@ -38,7 +38,7 @@ def _norm_while_sending(attention: fx.Node) -> None:
     attention.args = (queries, keys, values, norms, eps, *rest[2:])
 
 
-def _parts(value: fx.Node) -> list[fx.Node]:
+def _parts(value: Any) -> list[fx.Node]:
     """What a value is joined of along the tokens."""
     if value.target is torch.cat and len(value.users) == 1:
         parts, *dim = value.args or (value.kwargs["tensors"],)
@@ -47,7 +47,7 @@ def _parts(value: fx.Node) -> list[fx.Node]:
     return [value]
 
 
-def _feed_forward_beside(graph: fx.Graph, linear: fx.Node) -> None:
+def _feed_forward_beside(graph: fx.Graph, linear: Any) -> None:
     """Let a block's feed-forward layer be computed while its attention's tensors travel."""
     parts, weight, bias = linear.args
     if len(parts) != 2 or any(len(part.users) != 1 for part in parts):
@@ -63,7 +63,7 @@ def _feed_forward_beside(graph: fx.Graph, linear: fx.Node) -> None:
     linear.replace_all_uses_with(joined)
 
 
-def _origin(node: Any) -> fx.Node | None:
+def _origin(node: Any) -> Any:
     """The attention over peer memory whose output, and nothing else, a node is."""
     while node.op == "call_method" and node.target in _SHAPES and len(node.users) == 1:
         if node.target == "flatten" and node.args[1:] != (2, 3):

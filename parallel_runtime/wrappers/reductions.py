@@ -14,7 +14,8 @@ _LONGEST_ROW = 4096
 
 class RowsAtOnce(InductorChoices):
     """Keeps a row of up to 4096 numbers in registers. torch.compile does so up to 1024, or 64 where it sees no inner
-    dim, and reads longer ones once more for every pass; FLUX.1's have 3072."""
+    dim, and reads longer ones once more for every pass; FLUX.1's have 3072. Wan 14B's, of 5120, do not fit there beside
+    all that a kernel does with them: its norms with rotary embedding became six times slower."""
 
     @staticmethod
     def should_use_persistent_reduction(features: SIMDKernelFeatures, cooperative_reduction: bool) -> bool:

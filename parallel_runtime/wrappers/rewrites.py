@@ -3,23 +3,21 @@
 A linear layer followed by GELU becomes one matrix product that applies GELU before it writes. A linear layer over
 concatenated inputs becomes one product per input, added up, and the concatenation is never made. FLUX.1's single
 blocks have both: 97 us of elementwise work for 4608 tokens on an H200 become 28 us (docs/performance.md).
-Norms join the rotary embedding that follows (rotary.py), three projections of one input become one product
+Norms join the rotary embedding that follows (rotary_rewrites.py), three projections of one input become one product
 (projections.py), and attention over peer memory takes in more of its block (peer_rewrites.py). The numbers are the
 same to rounding: GELU sees the float32 sum, a partial sum is rounded once.
 """
 
 from __future__ import annotations
 
-import operator
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from ..attention import projections, rotary  # noqa: F401 - their operators
+from ..attention import projections  # noqa: F401 - its operator
 from .peer_rewrites import rewrite_peer_attention
+from .rotary_rewrites import rewrite_rotations
 
 _PROJECTIONS = 3
 """Query, key and value."""
@@ -73,7 +71,7 @@ class Rewrites(CustomGraphPass):
             _drop_concatenation(graph, node)
         if self._together:
             _project_together(graph, linears)
-        _rotate_together(graph)
+        rewrite_rotations(graph)
         graph.eliminate_dead_code()  # what was replaced would count as a user
         rewrite_peer_attention(graph)
         graph.eliminate_dead_code()
@@ -87,7 +85,7 @@ class Rewrites(CustomGraphPass):
 
     def uuid(self) -> str:
         """Part of the compile cache's key."""
-        return f"parallel_dit.rewrites.2.{self._together}"
+        return f"parallel_dit.rewrites.3.{self._together}"
 
 
 def _arguments(linear: fx.Node) -> list[fx.Node]:
@@ -137,55 +135,6 @@ def _project_together(graph: fx.Graph, linears: list[fx.Node]) -> None:
             with graph.inserting_after(joined):
                 part = graph.call_function(torch.narrow, (joined, -1, index * width, width))
             _replace(node, part)
-
-
-def _rotate_together(graph: fx.Graph) -> None:
-    """Make one operator of the rotations of queries and keys, with the norms before them."""
-    rotations = [node for node in graph.nodes if node.target is torch.ops.parallel_dit.rotate.default]
-    normed = [(node, _normed_parts(node.args[0])) for node in rotations]
-    if len(normed) != 2 or rotations[0].args[1:] != rotations[1].args[1:]:
-        return
-    (query, queries), (key, keys) = normed
-    epsilons = {eps for _, _, eps in [*queries, *keys]}
-    if not queries or len(queries) != len(keys) or len(epsilons) != 1:
-        return
-    with graph.inserting_before(key):
-        both = graph.call_function(
-            torch.ops.parallel_dit.norm_rotate.default,
-            (
-                *([given for given, _, _ in parts] for parts in (queries, keys)),
-                *([weight for _, weight, _ in parts] for parts in (queries, keys)),
-                epsilons.pop(),
-                *query.args[1:],
-            ),
-        )
-        outputs = [graph.call_function(operator.getitem, (both, index)) for index in range(2)]
-    # Between the two rotations nothing may read the first, or it would come before what it reads.
-    if all(user > both for user in query.users):
-        _replace(query, outputs[0])
-        _replace(key, outputs[1])
-
-
-def _normed_parts(x: Any) -> list[tuple[fx.Node, fx.Node, float]]:
-    """Return input, weight and eps of the norms whose outputs, joined along the tokens, are x; [] if it is not so."""
-    parts = [x]
-    if x.target is torch.cat and len(x.users) == 1 and (x.kwargs.get("dim", 0) == 1 or x.args[1:] == (1,)):
-        parts = list(x.args[0] if x.args else x.kwargs["tensors"])
-    norms = [norm for norm in map(_norm, parts) if norm is not None]
-    return norms if len(norms) == len(parts) else []
-
-
-def _norm(node: fx.Node) -> tuple[fx.Node, fx.Node, float] | None:
-    """Return input, weight and eps of an RMSNorm over the last dim that nothing else reads."""
-    if node.target not in (torch.rms_norm, F.rms_norm) or len(node.users) != 1:
-        return None
-    given: dict[str, Any] = (
-        dict(zip(("input", "normalized_shape", "weight", "eps"), node.args, strict=False)) | node.kwargs
-    )
-    x, shape, weight, eps = (given.get(name) for name in ("input", "normalized_shape", "weight", "eps"))
-    if not isinstance(x, fx.Node) or not isinstance(weight, fx.Node) or not isinstance(eps, float):
-        return None
-    return (x, weight, eps) if isinstance(shape, tuple | list) and len(shape) == 1 else None
 
 
 def _value(node: fx.Node) -> torch.Tensor:
