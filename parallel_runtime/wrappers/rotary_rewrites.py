@@ -82,8 +82,8 @@ def _is_half(node: Any, x: fx.Node, index: int) -> bool:
     """Whether a node is the first or the second number of every pair in x."""
     if not isinstance(node, fx.Node) or node.target is not operator.getitem or node.args[1] != index:
         return False
-    unbound = node.args[0]
-    pairs = unbound.args[0] if unbound.target == "unbind" and unbound.args[1:] == (-1,) else None
+    unbound: Any = node.args[0]
+    pairs: Any = unbound.args[0] if unbound.target == "unbind" and unbound.args[1:] == (-1,) else None
     return pairs is not None and pairs.target == "unflatten" and pairs.args == (x, -1, (-1, 2))
 
 
