@@ -71,7 +71,7 @@ def _writes_every_other(node: Any) -> bool:
 _HALVES = [slice(0, None, 2), slice(1, None, 2)]
 
 
-def _every_other(node: Any, start: int) -> fx.Node | None:
+def _every_other(node: Any, start: int) -> Any:
     """The tensor of whose last dim a node is every other number from `start`."""
     if isinstance(node, fx.Node) and node.target is operator.getitem and node.args[1] == (Ellipsis, _HALVES[start]):
         return node.args[0]
