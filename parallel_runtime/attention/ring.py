@@ -43,9 +43,10 @@ class RingLayout:
         return cls(chunks)
 
 
-@dataclass(frozen=True)
 class RingAttention:
     """Attention over the tokens of all ranks of a ring; called as a kernel's `attend`. Collective over the group.
+
+    No frozen dataclass: it is made inside of traced code, where torch.compile of torch 2.11 loses a frozen one's fields.
 
     Args:
         kernel: attention over a chunk of the keys.
@@ -53,11 +54,14 @@ class RingAttention:
         layout: None when all ranks hold equally many tokens.
     """
 
-    kernel: AttendWithLse
-    group: dist.ProcessGroup
-    degree: int
-    index: int
-    layout: RingLayout | None = None
+    def __init__(
+        self, kernel: AttendWithLse, group: dist.ProcessGroup, degree: int, index: int, layout: RingLayout | None = None
+    ):
+        self._kernel = kernel
+        self._group = group
+        self._degree = degree
+        self._index = index
+        self._layout = layout
 
     def __call__(
         self,
@@ -80,12 +84,12 @@ class RingAttention:
         chunk = torch.stack([key.transpose(0, 1), value.transpose(0, 1)], dim=1)  # (tokens, 2, batch, heads, dim)
         hidden = None if mask is None else mask[:, 0, 0].transpose(0, 1).contiguous()  # (tokens, batch or 1)
         merged: tuple[torch.Tensor, torch.Tensor] | None = None
-        for hop in range(self.degree):
-            last = hop + 1 == self.degree
+        for hop in range(self._degree):
+            last = hop + 1 == self._degree
             if not last:
                 chunk = self._pass_on(chunk, hop)
                 hidden = None if hidden is None else self._pass_on(hidden, hop)
-            part = self.kernel(query, key, value, mask, scale)
+            part = self._kernel(query, key, value, mask, scale)
             merged = part if merged is None else merge(*merged, *part)
             if not last:
                 chunk = _wait(chunk)
@@ -98,12 +102,12 @@ class RingAttention:
     def _pass_on(self, chunk: torch.Tensor, hop: int) -> torch.Tensor:
         """Begin to send a chunk, tokens outermost, to the next rank, and to receive one; `_wait` before it is read."""
         sent, received = chunk.shape[0], chunk.shape[0]
-        if self.layout is not None:
-            sent, received = self.layout.chunks[hop].shape[0], self.layout.chunks[hop + 1].shape[0]
-        to, source = (self.index + 1) % self.degree, (self.index - 1) % self.degree
-        outgoing = [sent if rank == to else 0 for rank in range(self.degree)]
-        incoming = [received if rank == source else 0 for rank in range(self.degree)]
-        return torch.ops._c10d_functional.all_to_all_single(chunk, incoming, outgoing, self.group.group_name)
+        if self._layout is not None:
+            sent, received = self._layout.chunks[hop].shape[0], self._layout.chunks[hop + 1].shape[0]
+        to, source = (self._index + 1) % self._degree, (self._index - 1) % self._degree
+        outgoing = [sent if rank == to else 0 for rank in range(self._degree)]
+        incoming = [received if rank == source else 0 for rank in range(self._degree)]
+        return torch.ops._c10d_functional.all_to_all_single(chunk, incoming, outgoing, self._group.group_name)
 
 
 def merge(
