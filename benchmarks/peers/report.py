@@ -165,20 +165,22 @@ def plot(rows: list[dict[str, Any]], path: Path) -> str:
     sizes = sorted({size for size, _, _ in measured})
     names = [name for name in dict.fromkeys(row["peer"] for row in rows) if any(name == key[2] for key in measured)]
     figure, axes = pyplot.subplots(1, len(sizes), figsize=(6 * len(sizes), 4.5), squeeze=False, layout="constrained")
+    colors = {name: f"C{place}" for place, name in enumerate(names)}
     for axis, size in zip(axes[0], sizes, strict=True):
         counts = sorted({ranks for key, ranks, _ in measured if key == size})
-        for place, name in enumerate(names):
+        shown = [name for name in names if any((size, ranks, name) in measured for ranks in counts)]
+        width = 0.8 / len(shown)
+        for place, name in enumerate(shown):
             given = [
                 (at, measured[size, ranks, name]) for at, ranks in enumerate(counts) if (size, ranks, name) in measured
             ]
-            width = 0.8 / len(names)
-            bars = axis.bar(
-                [at + (place - (len(names) - 1) / 2) * width for at, _ in given], [ms for _, ms in given], width
-            )
-            bars.set_label(_peer(name).title)
+            places = [at + (place - (len(shown) - 1) / 2) * width for at, _ in given]
+            bars = axis.bar(places, [ms for _, ms in given], width, color=colors[name])
             axis.bar_label(bars, fmt="%.0f", fontsize=7)
         axis.set_xticks(range(len(counts)), [f"{count} GPU{'s' * (count > 1)}" for count in counts])
+        axis.set_xlim(-0.6, len(counts) - 0.4)
         axis.set(title=f"{size} × {size}", ylabel="ms per step")
-    axes[0][0].legend(fontsize=7)
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=colors[name]) for name in names]
+    figure.legend(handles, [_peer(name).title for name in names], loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=150)
     return f"Plot: {path}"
