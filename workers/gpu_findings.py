@@ -66,8 +66,9 @@ def _find_unlike(gpus: list[Gpu]) -> Iterator[Finding]:
     if len(names) > 1:
         yield Finding(
             "warning",
-            f"The GPUs are unlike ({', '.join(names)}): each gets the same share, so the slowest sets the pace.",
-            "Compare with a pool of the fastest ones only, by naming them in devices.",
+            f"The GPUs are unlike ({', '.join(names)}): a picture is dealt out by their measured speed, but CFG branches "
+            "and the pictures of a batch equally.",
+            "For those, compare with a pool of the fastest ones only, by naming them in devices.",
         )
     sizes = [gpu.memory_total for gpu in gpus]
     if sizes and max(sizes) > 1.1 * min(sizes):
@@ -88,8 +89,8 @@ def _find_in_links(links: list[Link]) -> Iterator[Finding]:
             "warning",
             f"GPUs without P2P: {pairs} cannot reach each other's memory, so everything that they exchange goes "
             "through the host's memory.",
-            "Splitting the batch (CFG, data) exchanges next to nothing; compare ulysses 1 with auto. Under a "
-            "hypervisor, or with IOMMU or ACS on, P2P may only be switched off.",
+            "Splitting the batch (CFG, data) exchanges next to nothing, and PipeFusion (stages, in Parallel Sampler) "
+            "little; auto knows. Under a hypervisor, or with IOMMU or ACS on, P2P may only be switched off.",
         )
     elif any(link.kind is not None and not link.kind.startswith("NV") for link in links):
         yield Finding(

@@ -90,10 +90,10 @@ def test_links_to_gpus_outside_of_the_pool_do_not_count():
     assert report(TWO, replace(three, links=apart), passed("cuda:0,1", 2)).findings == ()
 
 
-def test_unlike_gpus_are_told_that_the_slowest_sets_the_pace():
+def test_unlike_gpus_are_told_what_is_dealt_by_speed_and_what_is_not():
     mixed = machine(gpu(0, "NVIDIA A"), gpu(1, "NVIDIA B", total=24 * GIB))
     found = report(TWO, mixed, passed("cuda:0,1", 2))
-    assert "the slowest sets the pace" in finding(found, r"unlike \(NVIDIA A, NVIDIA B\)").what
+    assert "by their measured speed, but CFG branches" in finding(found, r"unlike \(NVIDIA A, NVIDIA B\)").what
     assert "GPU 1 has 24.0 GiB" in finding(found, "memories differ").what
 
 

@@ -159,7 +159,10 @@ def test_ranks_that_hang_are_ended_in_time_and_the_report_says_where_each_was(tr
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
 def test_however_the_doctor_is_ended_its_ranks_and_its_folder_go_with_it(traces, number, code):
-    process = subprocess.Popen([sys.executable, "-c", DOCTOR_WITHOUT_FACTS], cwd=PACK_ROOT)
+    def heed():  # a shell's background jobs ignore it, and what they start as well
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen([sys.executable, "-c", DOCTOR_WITHOUT_FACTS], cwd=PACK_ROOT, preexec_fn=heed)
     assert wait_until(lambda: len(traces.ranks()) == 2, 30)
     process.send_signal(number)
     assert process.wait(10) == code
