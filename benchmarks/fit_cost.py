@@ -7,7 +7,8 @@ Needs no GPU. Read are the results of `flux_step`, `pipefusion_step` and `compar
 
     {"rows": [{"plan": "stages 4 (4 patches, 1 warm-up step)", "size": 512, "ms": 21.5, "p2p": false}]}
 
-with `compiled` (true) and `steps` of the run (28) where they are others. How to refit is said in
+with `compiled` (true) and `steps` of the run (28) where they are others. A step of `flux_step.json`, which is of an
+older engine, is left out where another file has the same one: so its eager steps stay. How to refit is said in
 parallel_runtime/planning/cost.py, where the constants are.
 """
 
@@ -26,6 +27,7 @@ from parallel_runtime.planning.cost import predict
 from parallel_runtime.planning.facts import FLUX_DEV, GIB, HOST_MEMORY, NVLINK, flux_request, known_gpu
 
 RESULTS = Path(__file__).resolve().parent / "results"
+_OLDER = "flux_step.json"
 _EAGER_PEER = "ours-eager"
 _STEP_AT = re.compile(r"step_(\d+)_ms")
 
@@ -51,6 +53,10 @@ class Measured:
     steps: int
     milliseconds: float
 
+    def what(self) -> tuple[ParallelPlan, int, bool, bool]:
+        """What was measured, for telling whether two measured the same."""
+        return self.plan, self.size, self.compiled, self.p2p
+
     def predicted(self) -> float:
         """Milliseconds per step, by the cost model with the constants of this GPU and link."""
         machine = known_gpu(self.gpu, 0, NVLINK if self.p2p else HOST_MEMORY)
@@ -63,8 +69,14 @@ class Measured:
 
 
 def read_results(paths: Iterable[Path]) -> list[Measured]:
-    """Every step of ours in result files; rows of other engines, and of stages without CUDA graphs, are left out."""
-    return [step for path in paths for step in _steps_of(path)]
+    """Every step of ours in result files.
+
+    Rows of other engines, and of stages without CUDA graphs, are left out; so are steps of `_OLDER` that another file
+    has too.
+    """
+    steps = [step for path in paths for step in _steps_of(path)]
+    newer = {step.what() for step in steps if step.source != _OLDER}
+    return [step for step in steps if step.source != _OLDER or step.what() not in newer]
 
 
 def parse_plan(text: str) -> ParallelPlan:

@@ -7,15 +7,41 @@ import json
 import pytest
 
 from benchmarks.fit_cost import RESULTS, Measured, parse_plan, read_results, table
-from parallel_runtime.config import ParallelPlan
+from parallel_runtime.config import AXES, ParallelPlan
 
 
 def test_every_published_step_is_predicted_within_a_fifth():
     steps = read_results(sorted(RESULTS.glob("*.json")))
-    assert {step.source for step in steps} >= {"flux_step.json", "pipefusion_step.json"}
-    assert len(steps) >= 14
+    assert {step.source for step in steps} >= {"compare.json", "flux_step.json", "pipefusion_step.json"}
+    assert len(steps) >= 38
+    assert {step.size for step in steps} >= {512, 1024, 2048}
+    for kind in ({"ring"}, {"pipe"}, {"pipe", "ulysses"}, {"ulysses"}):
+        assert any({axis for axis in AXES if getattr(step.plan, axis) > 1} == kind for step in steps), kind
     wrong = [step for step in steps if abs(step.error()) > 0.2]
     assert not wrong, table(wrong)
+
+
+def test_exact_plans_of_todays_engine_over_nvlink_are_predicted_within_a_twentieth():
+    steps = read_results(sorted(RESULTS.glob("*.json")))
+    exact = [step for step in steps if step.plan.pipe == 1 and step.compiled and step.p2p]
+    assert len(exact) >= 14
+    wrong = [step for step in exact if abs(step.error()) > 0.05]
+    assert not wrong, table(wrong)
+
+
+def test_of_an_older_engine_only_steps_stay_that_no_other_file_has(tmp_path):
+    old = [("1 GPU", 1024, 172.0), ("1 GPU, compiled", 1024, 125.0), ("1 GPU, compiled", 512, 39.0)]
+    rows = [{"engine": f"Parallel DiT, {engine}", "size": size, "ms_per_step": ms} for engine, size, ms in old]
+    newer = {"peer": "ours", "ranks": 1, "size": 1024, "p2p": True, "ms_per_step": 124.0}
+    for name, content in (("flux_step.json", rows), ("compare.json", [newer]), ("again.json", [newer])):
+        (tmp_path / name).write_text(json.dumps({"rows": content}))
+    steps = read_results(sorted(tmp_path.glob("*.json")))
+    assert [(step.source, step.milliseconds) for step in steps] == [
+        ("again.json", 124.0),
+        ("compare.json", 124.0),
+        ("flux_step.json", 172.0),
+        ("flux_step.json", 39.0),
+    ]
 
 
 @pytest.mark.parametrize(

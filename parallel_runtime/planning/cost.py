@@ -6,11 +6,12 @@ exchanges as latency and bytes over bandwidth.
 The constants below are fitted to what was measured on H200s (benchmarks/results); a test holds every prediction to
 within 20% of that. To refit them after a change that makes steps faster, or to other sizes:
 
-1. measure: `python -m benchmarks.flux_step` and `torchrun ... -m benchmarks.pipefusion_step`, as these say;
+1. measure: `python -m benchmarks.compare --peers ours`, `torchrun ... -m benchmarks.pipefusion_step`, as these say;
 2. `python -m benchmarks.fit_cost` prints prediction beside measurement;
 3. fit in this order, each to the rows that show it best: _PASSES and _ROWS_LOST to one GPU at 1024² and 2048² (the
-   GPU's own rates are in facts.py), _BLOCK_SECONDS and _STEP_SECONDS to one GPU at 512², _AGREEMENT_SECONDS to several
-   GPUs at 512², _PATCH_SECONDS to PipeFusion at 512² and 1024²; memory's to the peaks of pipefusion_step.md.
+   GPU's own rates are in facts.py), _BLOCK_SECONDS and _STEP_SECONDS to one GPU at 512², _MEETING_SECONDS to several
+   GPUs at 512², _COLLECTIVE_SECONDS to Ulysses without P2P, _PATCH_SECONDS to PipeFusion without P2P at 1024²,
+   _ROWS_OF_A_WAVE to PipeFusion over NVLink; memory's to the peaks of pipefusion_step.md.
 """
 
 from __future__ import annotations
@@ -20,20 +21,29 @@ from functools import cached_property
 
 from ..config import ParallelPlan
 from ..pipefusion.cut import Deal, deal_blocks, most_parameters, stage_speeds
-from .facts import GIB, MachineFacts, ModelFacts, RequestFacts
+from .facts import GIB, NVLINK, MachineFacts, ModelFacts, RequestFacts
 
 _ROWS_LOST = 47
 """Rows that a product's tiles waste, on average: 1152 rows a rank run at 658 of 685 TFLOP/s."""
+_ROWS_OF_A_WAVE = 950
+"""Rows that products lose while a receive over NVLink waits: its kernel polls on multiprocessors, and the tiles that
+these would have computed make one more wave. A wave covers 350 rows of FLUX.1's widest product and 1400 of its
+narrowest, 820 on average by time; a product of no more rows fits beside the receive, or takes twice as long, so that
+it loses half of its rows. That this is the reason is a guess: no profile was taken."""
 _PASSES = {True: 19, False: 130}
 """Activations that a block's elementwise kernels read and write per token, compiled or not."""
 _BLOCK_SECONDS = {True: 20e-6, False: 60e-6}
 """Of a block on a GPU, however few tokens it has: kernels that are too small to fill it."""
 _STEP_SECONDS = 0.3e-3
-"""Of a step around the forward: sampler, preview."""
-_AGREEMENT_SECONDS = 1.2e-3
-"""Of a step on several ranks: they agree to go on, and meet."""
-_PATCH_SECONDS = 2.3e-3
+"""Of a step around the forward: sampler, launch."""
+_MEETING_SECONDS = 0.6e-3
+"""Of a step on several ranks: they wait for the slowest."""
+_PATCH_SECONDS = 2.6e-3
 """Of a patch in a stage on a GPU, however few tokens it has: the host's work between two recorded forwards."""
+_COLLECTIVE_SECONDS = 50e-6
+"""Of an exchange with NCCL instead of writes to peers: packing, the collective's launch, unpacking."""
+_FEED_FORWARD = 2 / 3
+"""Of the weights of a block that attends and feeds forward from one input: 8 of 12 times width²."""
 _MERGE_PASSES = 12
 """Activations that a ring's log-sum-exp merge reads and writes per token and pass, in float32."""
 _FLOAT32_SLOWDOWN = 6.0
@@ -135,8 +145,21 @@ class _Step:
         """Bytes of one activation of so many tokens of each row."""
         return self.batch * tokens * self.model.width * self.model.bytes_per_parameter
 
-    def pass_seconds(self, image: float, text: float, keys: float) -> float:
-        """This rank's stage over `image` and `text` tokens of its own, all ranks' attending `keys`; no exchange."""
+    @cached_property
+    def other_parameters(self) -> float:
+        """Weights in the blocks that image tokens do not meet and that this rank reads."""
+        model = self.model
+        if not self.machine.on_gpu:
+            return 0.0  # memory costs nothing there, and no plan is to win by what it does
+        shared = model.shared_parameters * (1 - 1 / self.plan.sequence)
+        return max(0.0, model.block_parameters - model.image_parameters - shared)
+
+    def pass_seconds(self, image: float, text: float, keys: float, waiting: bool = False) -> float:
+        """This rank's stage over `image` and `text` tokens of its own, all ranks' attending `keys`; no exchange.
+
+        Args:
+            waiting: a receive of NCCL waits meanwhile, over NVLink.
+        """
         model, machine = self.model, self.machine
         share = self.share
         tokens = max(1.0, image + text)
@@ -144,8 +167,9 @@ class _Step:
         flops = 2 * self.batch * (image * model.image_parameters + text * model.text_parameters) * share
         weights = (model.image_parameters + model.text_parameters) / 2 * share * model.bytes_per_parameter
         rate = machine.memory_rate * 1e9
-        products = max(flops / self.matmul * (1 + _ROWS_LOST / rows), weights / rate)
-        others = max(0, model.block_parameters - model.image_parameters) * share * model.bytes_per_parameter / rate
+        lost = _ROWS_LOST + (min(_ROWS_OF_A_WAVE, rows / 2) if waiting else 0)
+        products = max(flops / self.matmul * (1 + lost / rows), weights / rate)
+        others = self.other_parameters * share * model.bytes_per_parameter / rate
         attention = 4 * self.batch * tokens * keys * model.width * model.blocks * share / self.attention
         passes = self.activation(tokens) * _PASSES[self.compiled] * model.blocks * share / rate
         least = _BLOCK_SECONDS[self.compiled] * model.blocks * share if machine.on_gpu else 0.0
@@ -164,14 +188,22 @@ class _Step:
         if plan.ulysses > 1:
             link = self.machine.link_over(1, plan.ulysses)
             sent = 4 * self.activation(tokens) * self.padded_heads * (plan.ulysses - 1) / plan.ulysses
-            seconds += blocks * (2 * link.latency + sent / (link.all_to_all * 1e9))
+            moved = sent / (link.all_to_all * 1e9)
+            if plan.sequence > plan.ulysses or plan.pipe > 1 or not link.peer_access:
+                started = link.latency + (_COLLECTIVE_SECONDS if self.machine.on_gpu else 0.0)
+                seconds += blocks * (2 * started + moved)
+            else:
+                hiding = self.model.parallel_blocks if self.compiled else 0
+                feed_forward = _FEED_FORWARD * self.model.image_parameters / self.model.blocks
+                beside = 2 * self.batch * tokens * feed_forward / self.matmul
+                seconds += blocks * (2 * link.latency + moved) - hiding * min(moved, beside)
         if plan.ring > 1:
             link = self.machine.link_over(plan.ulysses, plan.ring)
             sent = 2 * self.activation(keys / plan.ring) / plan.ulysses
+            # Attention runs meanwhile, but measured steps are as long as if it ran afterwards.
             passed = link.latency + sent / (link.peer * 1e9)
-            attended = 4 * self.batch * tokens * keys / plan.ring * self.model.width / self.attention
             merge = 2 * self.activation(tokens) * _MERGE_PASSES / (self.machine.memory_rate * 1e9)
-            seconds += blocks * (plan.ring - 1) * (max(0.0, passed - attended) + merge)
+            seconds += blocks * (plan.ring - 1) * (passed + merge)
         return seconds
 
     def hop_seconds(self, tokens: float) -> float:
@@ -185,7 +217,7 @@ class _Step:
             return 0.0
         seconds = _STEP_SECONDS
         if self.plan.world_size > 1:
-            seconds += _AGREEMENT_SECONDS
+            seconds += _MEETING_SECONDS
         if self.plan.batch > 1:
             link = self.machine.link_over(self.plan.world_size // self.plan.batch, self.plan.batch)
             seconds += link.latency + self.request.batch * self.request.tokens * _LATENT_BYTES / (link.all_to_all * 1e9)
@@ -208,7 +240,8 @@ class _Step:
         patch = image / plan.patches
         exchange = self.exchange_seconds(patch, text / plan.patches, keys)
         # Text goes with the first patch; spread over all of them the sum over a step is the same.
-        computed = self.pass_seconds(patch, text / plan.patches, keys)
+        waiting = self.machine.link_over(plan.sequence, plan.pipe).name == NVLINK.name
+        computed = self.pass_seconds(patch, text / plan.patches, keys, waiting)
         hop = self.hop_seconds(patch + text / plan.patches)
         host = _PATCH_SECONDS if self.machine.on_gpu else 0.0
         pace = max(computed + exchange, hop) + self.machine.link.latency + host

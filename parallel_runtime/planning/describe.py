@@ -60,6 +60,8 @@ def describe_model(
         has_stages=spec.stages is not None,
         splits_sequence=spec.splits_sequence,
         mirrored=spec.stages is not None and spec.stages.skips,
+        shared_parameters=_shared(spec, blocks),
+        parallel_blocks=sum("proj_mlp.weight" in parameters for parameters in blocks.values()),
     )
 
 
@@ -101,6 +103,17 @@ def _per_token(parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
             else:
                 image += math.prod(shape)
     return image, text
+
+
+def _shared(spec: ModelSpec, blocks: Mapping[str, Mapping[str, tuple[int, ...]]]) -> int:
+    """Count the weights in blocks that ranks multiply in shares."""
+    patterns = [_as_regex(path) + r"\.weight" for paths in spec.modulations.values() for path in paths]
+    return sum(
+        math.prod(shape)
+        for path, parameters in blocks.items()
+        for name, shape in parameters.items()
+        if any(re.fullmatch(pattern, f"{path}.{name}") for pattern in patterns)
+    )
 
 
 def _width(blocks: Mapping[str, Mapping[str, tuple[int, ...]]], heads: int, config: Mapping[str, Any]) -> int:

@@ -28,6 +28,10 @@ class ModelFacts:
         has_stages: PipeFusion can cut it.
         splits_sequence: ranks can share out the tokens of a picture; not so in a U-Net.
         mirrored: its second half takes outputs of the first (HunyuanDiT), so that stages must be even in number.
+        shared_parameters: weights in the blocks that meet one row per picture and that the ranks of a sequence group
+            multiply in shares (wrappers/modulation.py).
+        parallel_blocks: blocks that attend and feed forward from one input (FLUX.1's single blocks); compiled, their
+            exchange over peer memory runs beside matrix products (attention/peer.py).
     """
 
     title: str
@@ -42,6 +46,8 @@ class ModelFacts:
     has_stages: bool = False
     splits_sequence: bool = True
     mirrored: bool = False
+    shared_parameters: int = 0
+    parallel_blocks: int = 0
 
     @property
     def blocks(self) -> int:
@@ -99,6 +105,11 @@ class LinkFacts:
     latency: float
     peer: float
     measured: bool = False
+
+    @property
+    def peer_access(self) -> bool:
+        """GPUs that it connects write to each other's memory, so that Ulysses needs no NCCL."""
+        return self.name in (NVLINK.name, PCIE.name)
 
 
 @dataclass(frozen=True)
@@ -184,6 +195,8 @@ FLUX_DEV = ModelFacts(
     image_parameters=6_455_033_856,
     text_parameters=6_455_033_856,
     has_stages=True,
+    shared_parameters=3_227_516_928,
+    parallel_blocks=38,
 )
 """FLUX.1-dev, for what is said before a model is loaded; a test compares it with the diffusers class."""
 
