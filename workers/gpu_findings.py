@@ -66,8 +66,8 @@ def _find_unlike(gpus: list[Gpu]) -> Iterator[Finding]:
     if len(names) > 1:
         yield Finding(
             "warning",
-            f"The GPUs are unlike ({', '.join(names)}): a picture is dealt out by their measured speed, but CFG branches "
-            "and the pictures of a batch equally.",
+            f"The GPUs are unlike ({', '.join(names)}): a picture is dealt out by their measured speed, but CFG "
+            "branches and the pictures of a batch equally.",
             "For those, compare with a pool of the fastest ones only, by naming them in devices.",
         )
     sizes = [gpu.memory_total for gpu in gpus]

@@ -59,7 +59,12 @@ def peer_attention(
     return attended.narrow(2, 0, heads) if heads % degree else attended
 
 
-@torch.library.custom_op("parallel_dit::peer_attention", mutates_args=())
+@torch.library.custom_op(
+    "parallel_dit::peer_attention",
+    mutates_args=(),
+    schema="(Tensor[] queries, Tensor[] keys, Tensor[] values, Tensor[] norms, float eps, Tensor[] beside,"
+    " Tensor memory, Tensor shape, Tensor table, str group, str kernel, float? scale) -> Tensor",
+)
 def attend_over_peers(
     queries: list[torch.Tensor],
     keys: list[torch.Tensor],

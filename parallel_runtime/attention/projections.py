@@ -44,7 +44,9 @@ def _side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.as_strided((len(tensors) * first.shape[0], *first.shape[1:]), first.stride())
 
 
-@torch.library.custom_op("parallel_dit::project_together", mutates_args=())
+@torch.library.custom_op(
+    "parallel_dit::project_together", mutates_args=(), schema="(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor"
+)
 def project_together(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> torch.Tensor:
     """Linear layers over one input, outputs joined on the last dim; one product where the weights lie side by side.
 

@@ -46,7 +46,7 @@ class RingLayout:
 class RingAttention:
     """Attention over the tokens of all ranks of a ring; called as a kernel's `attend`. Collective over the group.
 
-    No frozen dataclass: it is made inside of traced code, where torch.compile of torch 2.11 loses a frozen one's fields.
+    No frozen dataclass: it is made inside of traced code, where torch 2.11 loses a frozen one's fields.
 
     Args:
         kernel: attention over a chunk of the keys.

@@ -31,7 +31,13 @@ def exchange_rotary(modules: Iterable[nn.Module]) -> None:
             namespace[_NAME] = _fast(original)
 
 
-@torch.library.custom_op("parallel_dit::norm_rotate", mutates_args=())
+# Schemas of operators with lists are written out: torch 2.6 does not know `list[torch.Tensor]` in a signature.
+@torch.library.custom_op(
+    "parallel_dit::norm_rotate",
+    mutates_args=(),
+    schema="(Tensor[] queries, Tensor[] keys, Tensor[] query_weights, Tensor[] key_weights, float eps, Tensor cos,"
+    " Tensor sin) -> (Tensor, Tensor)",
+)
 def norm_rotate(
     queries: list[torch.Tensor],
     keys: list[torch.Tensor],

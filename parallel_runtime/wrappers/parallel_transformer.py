@@ -124,9 +124,9 @@ class ParallelTransformer:
             place_side_by_side(attention_modules.values())
         self._handles = self._register_hooks()
         self._compiled_blocks = blocks
-        options = {"pre_grad_custom_pass": Rewrites(together)}
+        self._options = {"pre_grad_custom_pass": Rewrites(together)}
         for block in (block for block in blocks if not is_absent(block)):
-            block.compile(fullgraph=True, options=options)
+            block.compile(fullgraph=True, options=self._options)
 
     def _attention_over_parts(self, paths: Iterable[str], keys: StaleKeys | None) -> dict[str, SequenceAttention]:
         found: dict[str, SequenceAttention] = {}
@@ -244,7 +244,9 @@ class ParallelTransformer:
             return self.transformer(*args, **kwargs)
         config = torch._dynamo.config
         limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # torch 2.6
-        with config.patch({limit: _RECOMPILES}), V.set_choices_handler(RowsAtOnce()):
+        # The options of a block come too late for a pass as early as ours in torch 2.6, so they hold all around.
+        around = torch._inductor.config.patch(self._options)
+        with config.patch({limit: _RECOMPILES}), around, V.set_choices_handler(RowsAtOnce()):
             return self.transformer(*args, **kwargs)
 
     __call__ = forward

@@ -17,7 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ..attention import projections  # noqa: F401 - its operator
 from .peer_rewrites import rewrite_peer_attention
-from .rotary_rewrites import rewrite_rotations
+from .rotary_rewrites import drop_unused, rewrite_rotations
 
 _PROJECTIONS = 3
 """Query, key and value."""
@@ -37,7 +37,9 @@ def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-@torch.library.custom_op("parallel_dit::linear_of_parts", mutates_args=())
+@torch.library.custom_op(
+    "parallel_dit::linear_of_parts", mutates_args=(), schema="(Tensor[] parts, Tensor weight, Tensor bias) -> Tensor"
+)
 def linear_of_parts(parts: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """cat(parts, -1) @ weight.T + bias; parts (..., inputs of the part), weight (outputs, inputs) -> (..., outputs)."""
     rows = [part.reshape(-1, part.shape[-1]) for part in parts]
@@ -72,9 +74,9 @@ class Rewrites(CustomGraphPass):
         if self._together:
             _project_together(graph, linears)
         rewrite_rotations(graph)
-        graph.eliminate_dead_code()  # what was replaced would count as a user
+        drop_unused(graph)  # what was replaced would count as a user
         rewrite_peer_attention(graph)
-        graph.eliminate_dead_code()
+        drop_unused(graph)
 
     def __eq__(self, other: object) -> bool:
         """torch.compile shares graphs between blocks whose options are equal."""

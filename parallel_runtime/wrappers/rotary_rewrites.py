@@ -20,8 +20,17 @@ def rewrite_rotations(graph: fx.Graph) -> None:
     for cast in casts:
         if _dtype(cast.args[0]) == _dtype(cast.args[1]):
             cast.replace_all_uses_with(cast.args[0])
-    graph.eliminate_dead_code()  # what was replaced would count as a user
+    drop_unused(graph)  # what was replaced would count as a user
     _rotate_together(graph)
+
+
+def drop_unused(graph: fx.Graph) -> None:
+    """Drop nodes that nothing reads, but for those that write into a tensor: older torch takes these for unused."""
+    graph.eliminate_dead_code(lambda node: node.is_impure() or _writes(node))
+
+
+def _writes(node: fx.Node) -> bool:
+    return node.target is operator.setitem or (node.op == "call_method" and str(node.target).endswith("_"))
 
 
 def _rotate_at_once(graph: fx.Graph, out: Any) -> None:
