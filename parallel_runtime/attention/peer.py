@@ -123,20 +123,7 @@ def attend_over_peers(
 
 
 @attend_over_peers.register_fake
-def _(
-    queries: list[torch.Tensor],
-    keys: list[torch.Tensor],
-    values: list[torch.Tensor],
-    norms: list[torch.Tensor],
-    eps: float,
-    beside: list[torch.Tensor],
-    memory: torch.Tensor,
-    shape: torch.Tensor,
-    table: torch.Tensor,
-    group: str,
-    kernel: str,
-    scale: float | None,
-) -> torch.Tensor:
+def _(queries: list[torch.Tensor], keys: Any, values: Any, norms: Any, eps: float, beside: Any, *memory: Any) -> Any:
     if beside:
         return beside[0].new_empty((*beside[0].shape[:-1], beside[3].shape[0]))
     batch, _, heads, head_dim = queries[0].shape

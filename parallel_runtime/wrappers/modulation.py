@@ -49,10 +49,14 @@ class SharedModulation:
 
     def __init__(self, linears: Sequence[nn.Linear]):
         self._linears = linears
+        self._mesh: Mesh | None = None
         self._group: dist.ProcessGroup | None = None
 
     def set_mesh(self, mesh: Mesh) -> None:
-        """Share out over another mesh's sequence group from the next forward on."""
+        """Share out over another mesh's sequence group from the next forward on. Nothing is done for the same mesh."""
+        if mesh is self._mesh:
+            return
+        self._mesh = mesh
         self._group, self._index = mesh.sequence, mesh.sequence_index
         # Of the plan and the shapes alone, so that the ranks of the group agree without asking.
         self._dealt = deal([linear.weight.numel() for linear in self._linears], mesh.plan.sequence)
@@ -93,7 +97,7 @@ class SharedModulation:
 
     def undo(self) -> None:
         """Leave the layers as they were."""
-        self._group = None
+        self._mesh = self._group = None
         self._become(nn.Linear)
 
 

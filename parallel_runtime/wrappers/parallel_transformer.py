@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._inductor.virtualized import V
 
 from ..attention import rebind
 from ..attention.choice import check_ring, resolve_kernel, untouched_kernel
@@ -22,19 +22,14 @@ from ..mesh import Mesh
 from ..models.spec import ModelSpec
 from ..pipefusion.blocks import is_absent, stages_of
 from ..pipefusion.stale import Place, StaleKeys
+from .compiled_blocks import CompiledBlocks
 from .graphs import RecordedForward
 from .modulation import find_modulations
 from .module_paths import find_modules, matches
 from .peers import PeerSharing
-from .reductions import RowsAtOnce
-from .rewrites import Rewrites
 from .sequence import SequenceSplit, gather_hook, output_split_hook, split_hook
 from .sequence_attention import SequenceAttention
 from .timestep import ExactTimestep
-
-_RECOMPILES = 64
-"""Graphs per kind of block: sizes, batches, meshes and uneven shares each may need one. PyTorch's 8 is soon used up,
-and with fullgraph the ninth is an error."""
 
 
 def parallelize(
@@ -123,10 +118,8 @@ class ParallelTransformer:
         if together:
             place_side_by_side(attention_modules.values())
         self._handles = self._register_hooks()
-        self._compiled_blocks = blocks
-        self._options = {"pre_grad_custom_pass": Rewrites(together)}
-        for block in (block for block in blocks if not is_absent(block)):
-            block.compile(fullgraph=True, options=self._options)
+        present = [block for block in blocks if not is_absent(block)]
+        self._compiled = CompiledBlocks(present, together) if compile else None
 
     def _attention_over_parts(self, paths: Iterable[str], keys: StaleKeys | None) -> dict[str, SequenceAttention]:
         found: dict[str, SequenceAttention] = {}
@@ -205,9 +198,9 @@ class ParallelTransformer:
         self._rebound.undo()
         for modulation in self._modulations.values():
             modulation.undo()
-        for block in self._compiled_blocks:
-            block._compiled_call_impl = None  # what Module.compile sets; there is no public way back
-        self._handles, self._compiled_blocks = [], []
+        if self._compiled is not None:
+            self._compiled.undo()
+        self._handles, self._compiled = [], None
         return self.transformer
 
     @torch.no_grad()
@@ -240,13 +233,7 @@ class ParallelTransformer:
         self._timestep.begin(timestep)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.compiled:
-            return self.transformer(*args, **kwargs)
-        config = torch._dynamo.config
-        limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # torch 2.6
-        # The options of a block come too late for a pass as early as ours in torch 2.6, so they hold all around.
-        around = torch._inductor.config.patch(self._options)
-        with config.patch({limit: _RECOMPILES}), around, V.set_choices_handler(RowsAtOnce()):
+        with self._compiled.compiling() if self._compiled is not None else contextlib.nullcontext():
             return self.transformer(*args, **kwargs)
 
     __call__ = forward

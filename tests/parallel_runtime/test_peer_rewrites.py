@@ -17,7 +17,7 @@ from parallel_runtime.attention.peer_memory import PeerBuffers
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.mesh import single_rank_mesh
 from parallel_runtime.models.flux import FLUX
-from parallel_runtime.wrappers import parallel_transformer
+from parallel_runtime.wrappers import compiled_blocks, parallel_transformer
 from parallel_runtime.wrappers.parallel_transformer import parallelize
 from parallel_runtime.wrappers.rewrites import Rewrites, linear_gelu, linear_of_parts
 from parallel_runtime.wrappers.sequence_attention import SequenceAttention
@@ -63,7 +63,7 @@ def attentions(monkeypatch):
             found.append([(len(node.args[0]), bool(node.args[3]), len(node.args[5])) for node in nodes])
             found[-1] += [node.target for node in graph.nodes if "norm_rotate" in str(node.target)]
 
-    monkeypatch.setattr(parallel_transformer, "Rewrites", Spy)
+    monkeypatch.setattr(compiled_blocks, "Rewrites", Spy)
     monkeypatch.setattr(parallel_transformer, "SequenceAttention", OverPeers)
     torch._dynamo.reset()
     yield found

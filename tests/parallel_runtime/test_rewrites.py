@@ -13,7 +13,7 @@ from parallel_runtime.attention.projections import place_side_by_side, project_t
 from parallel_runtime.attention.rotary import norm_rotate, rotate
 from parallel_runtime.mesh import single_rank_mesh
 from parallel_runtime.models.flux import FLUX
-from parallel_runtime.wrappers import parallel_transformer
+from parallel_runtime.wrappers import compiled_blocks
 from parallel_runtime.wrappers.parallel_transformer import parallelize
 from parallel_runtime.wrappers.rewrites import Rewrites, linear_gelu, linear_of_parts
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
@@ -36,7 +36,7 @@ def test_flux_blocks_get_every_rewrite_and_keep_their_numbers(monkeypatch):
             super().__call__(graph)
             seen.append(operators(graph))
 
-    monkeypatch.setattr(parallel_transformer, "Rewrites", Spy)
+    monkeypatch.setattr(compiled_blocks, "Rewrites", Spy)
     torch._dynamo.reset()
     transformer = build_transformer()
     expected = run(transformer, (4, 6), 12, 2)
