@@ -1,0 +1,128 @@
+"""What goes wrong around jobs: a start, an end, a neighbour, a log. One sentence, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from parallel_runtime.errors import PoolError
+from workers.client import Cancelled, PoolClient
+from workers.launch import PACK_ROOT, PoolSpec
+from workers.pool_log import PoolLog
+
+from .conftest import FaultyPool, alive
+
+
+def test_a_slow_start_is_given_up_with_the_ranks_that_did_not_come(monkeypatch, tmp_path):
+    monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
+    monkeypatch.setenv("PARALLEL_DIT_START_SECONDS", "1")
+    client = PoolClient(PoolSpec("cpu", (0, 1)), "tests.workers.rank_that_never_comes")
+    try:
+        with pytest.raises(PoolError, match=r"Ranks \[0, 1\] did not start within 1 seconds"):
+            client.start()
+    finally:
+        client.close()
+
+
+def test_ranks_that_cannot_start_say_why_in_the_log_that_the_error_names(monkeypatch, tmp_path):
+    monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
+    client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.no_such_module")
+    try:
+        with pytest.raises(
+            PoolError, match=r"torchrun \(process \d+\) ended with code 1 while the pool started"
+        ) as caught:
+            client.start()
+        log = str(caught.value).rpartition("the log is ")[2].rstrip(".")
+        assert "No module named tests.workers.no_such_module" in Path(log).read_text()
+    finally:
+        client.close()
+
+
+def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(faulty_pool):
+    client = faulty_pool().client
+    waits = []
+    for deaths in (0, 1, 2, 3):
+        client._deaths = deaths
+        started = time.monotonic()
+        client._back_off(lambda: False)
+        waits.append(round(time.monotonic() - started, 1))
+    assert waits == [0, 0, 1, 2]
+    client._deaths = 50
+    started = time.monotonic()
+    with pytest.raises(Cancelled):
+        client._back_off(lambda: time.monotonic() - started > 0.2)
+    assert time.monotonic() - started < 1
+
+
+def test_two_pools_at_once_do_not_meet(faulty_pool):
+    one, other = faulty_pool(), faulty_pool()
+    threads = [threading.Thread(target=pool.sample, kwargs={"steps": 20}) for pool in (one, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with pytest.raises(PoolError, match="Rank 0"):
+        one.sample("exit 0 1")
+    other.check_works()
+    assert all(alive(process) for process in other.processes)
+    one.check_works()
+
+
+def test_what_a_killed_client_left_is_removed_by_the_next_start(faulty_pool, tmp_path):
+    pool = faulty_pool()
+    stray = pool.pool.directory.with_name("parallel-dit-stray")
+    stray.mkdir(mode=0o700)
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    created = psutil.Process(process.pid).create_time()
+    process.wait()
+    (stray / "owner").write_text(f"{process.pid} {created}")
+    faulty_pool()
+    assert not stray.exists()
+    assert pool.pool.directory.exists()
+
+
+def test_a_client_killed_in_the_middle_of_a_step_takes_the_pool_with_it(tmp_path):
+    script = textwrap.dedent("""
+        from tests.workers.conftest import FaultyPool
+        from workers.client import PoolClient
+        from workers.launch import PoolSpec
+        pool = FaultyPool(PoolClient(PoolSpec("cpu", (0, 1)), "tests.workers.faulty_rank"))
+        pool.client.load(pool.model())
+        pool.remember()
+        print(pool.directories[0], *(process.pid for process in pool.processes), flush=True)
+        pool.sample(steps=10000, on_progress=lambda *_: print("step", flush=True))
+    """)
+    environment = {**os.environ, "PARALLEL_DIT_LOGS": str(tmp_path)}
+    client = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=PACK_ROOT, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert client.stdout is not None
+    directory, *pids = client.stdout.readline().split()
+    assert client.stdout.readline() == "step\n"
+    processes = [psutil.Process(int(pid)) for pid in pids]
+    client.kill()
+    client.wait()
+    FaultyPool(None, processes, [Path(directory)]).check_gone()  # type: ignore[arg-type]
+
+
+def test_a_full_disk_under_the_log_keeps_the_last_lines_in_memory(tmp_path):
+    (tmp_path / "pool.log").symlink_to("/dev/full")
+    log = PoolLog(tmp_path / "pool.log")
+    log.write("one\ntwo")
+    assert log.tail() == "one\ntwo"
+
+
+def test_a_log_that_cannot_be_made_is_no_reason_to_fail(faulty_pool, tmp_path, monkeypatch):
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    pool = faulty_pool()
+    with pytest.raises(PoolError, match="planted fault"):
+        pool.sample("raise 1 1")
+    pool.check_works()
