@@ -5,7 +5,8 @@
 
 Random weights made on the GPU, no checkpoint file. A variant is a `+`-joined list of switches: `base` (compiled),
 `eager`, `graph` (a CUDA graph taken here), `record` (taken by the wrapper), `nccl` (no peer memory), `cd` and `mat`
-(inductor's coordinate descent and GEMM autotuning), `overlap` (inductor's overlap of collectives and compute).
+(inductor's coordinate descent and GEMM autotuning), `overlap` (inductor's overlap of collectives and compute), `loops`
+(norms read their rows in loops, as torch.compile does by itself, without wrappers/reductions.py).
 """
 
 # mypy: disable-error-code="assignment, attr-defined, misc, operator, var-annotated, index, arg-type"
@@ -13,6 +14,7 @@ Random weights made on the GPU, no checkpoint file. A variant is a `+`-joined li
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -24,13 +26,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch._inductor.choices import InductorChoices
 
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.models.flux import FLUX
+from parallel_runtime.wrappers import compiled_blocks
 from parallel_runtime.wrappers.parallel_transformer import parallelize
 
 from .flux_checkpoint import FLUX_DEV
@@ -180,8 +185,12 @@ def variant(name: str, transformer: Any, mesh: Mesh, sizes: list[int], device: t
             "sink_waits",
             "raise_comms",
         ]
+    choices: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if "loops" in switches:
+        choices = mock.patch.object(compiled_blocks, "RowsAtOnce", InductorChoices)
+        patches["force_disable_caches"] = True  # the key of the cache on disk does not tell who chose
     row: dict[str, Any] = {"variant": name}
-    with torch._inductor.config.patch(patches):
+    with torch._inductor.config.patch(patches), choices:
         wrapped = parallelize(
             transformer,
             FLUX,

@@ -1,6 +1,7 @@
 """Wan 2.1 14B size: seconds per step and TFLOP/s per GPU for a video of 832 x 480 with 81 frames, with CFG.
 
     python -m benchmarks.wan_step --ranks 1,4
+    python -m benchmarks.wan_step --ranks 1 --profile    where a step's time goes, besides
     python -m benchmarks.wan_step --ranks 1,2 --tiny     on the CPU, in seconds, to see that it runs
 
 Random bf16 weights, made on every GPU from one seed: no file is written. One step to warm up, which compiles, then
@@ -31,6 +32,8 @@ from parallel_runtime.models.wan import PATCH_SIZE, WAN
 from parallel_runtime.pipeline.conditioning import Conditioning
 from parallel_runtime.pipeline.predict import Call, Predictor
 from parallel_runtime.wrappers.parallel_transformer import parallelize
+
+from .flux_profile import profile
 
 WARM_STEPS, TIMED_STEPS = 1, 2
 CFG, BRANCHES = 5.0, 2
@@ -101,21 +104,46 @@ def choose_plan(ranks: int, cfg: int | None) -> ParallelPlan:
     return ParallelPlan(cfg=cfg, ulysses=ranks // cfg)
 
 
-def sample(predictor: Predictor, task: Task, device: torch.device) -> tuple[torch.Tensor, list[float]]:
-    """Return the latent after all steps, and when each began and the last ended."""
+def inputs(task: Task, device: torch.device) -> tuple[torch.Tensor, list[Conditioning]]:
+    """Return noise and the texts of both branches, the same on every rank."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(1, 16, *task.latent, generator=generator).to(device)
     texts = [torch.randn(1, task.text, task.text_dim, generator=generator) for _ in range(BRANCHES)]
-    branches = [Conditioning({"context": text.to(device, task.dtype)}) for text in texts]
+    return x, [Conditioning({"context": text.to(device, task.dtype)}) for text in texts]
+
+
+def evaluate(
+    predictor: Predictor, task: Task, x: torch.Tensor, branches: list[Conditioning], sigma: float
+) -> list[torch.Tensor]:
+    """Return the predictions of all branches."""
+    timestep = torch.tensor([1000 * sigma], device=x.device)
+    return predictor([Call(x.to(task.dtype), timestep, text) for text in branches])
+
+
+def sample(predictor: Predictor, task: Task, device: torch.device) -> tuple[torch.Tensor, list[float]]:
+    """Return the latent after all steps, and when each began and the last ended."""
+    x, branches = inputs(task, device)
     steps = WARM_STEPS + TIMED_STEPS
     sigmas = torch.linspace(1, 0.5, steps + 1).tolist()
     times = []
     for sigma, sigma_next in itertools.pairwise(sigmas):
         times.append(_now(device))
-        timestep = torch.tensor([1000 * sigma], device=device)
-        cond, uncond = (v.float() for v in predictor([Call(x.to(task.dtype), timestep, text) for text in branches]))
+        cond, uncond = (v.float() for v in evaluate(predictor, task, x, branches, sigma))
         x = x + (uncond + CFG * (cond - uncond)) * (sigma_next - sigma)
     return x, [*times, _now(device)]
+
+
+def print_profile(predictor: Predictor, task: Task, device: torch.device, tell: bool) -> None:
+    """Profile one more step; every rank takes it, as ranks wait for each other, and those that `tell` print."""
+    x, branches = inputs(task, device)
+    found = profile(lambda: evaluate(predictor, task, x, branches, 0.9), repeats=1)
+    if not tell:
+        return
+    print(f"\nOne step on rank 0: busy for {found['busy']:.1f} ms, {found['launches']:.0f} kernels; ms by kind:")
+    for kind, ms in sorted(found["kinds"].items(), key=lambda item: -item[1]):
+        print(f"   {kind:28s} {ms:9.1f}")
+    for name, count, mean, total in found["longest"][:15]:
+        print(f"   {count:6.0f} x {mean:9.1f} us = {total:9.1f} ms  {name}")
 
 
 def _now(device: torch.device) -> float:
@@ -145,8 +173,11 @@ def measure(task: Task, arguments: argparse.Namespace) -> None:
         # A launch of kernels costs nothing beside steps of seconds, and the third call would be the recording.
         record=False,
     )
+    predictor = Predictor(transformer, WAN, mesh)
     with torch.no_grad():
-        latent, times = sample(Predictor(transformer, WAN, mesh), task, device)
+        latent, times = sample(predictor, task, device)
+        if arguments.profile:
+            print_profile(predictor, task, device, tell=rank == 0)
     if rank == 0:
         seconds = (times[-1] - times[WARM_STEPS]) / TIMED_STEPS
         row = {
@@ -211,8 +242,11 @@ def main() -> None:
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
+    parser.add_argument("--profile", action="store_true", help="print ms by kind of kernel of one more step, on GPUs")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.profile and arguments.tiny:
+        parser.error("--profile tells of a GPU's kernels, and --tiny runs on the CPU.")
     task = TINY if arguments.tiny else FULL
     if arguments.folder is not None:
         measure(task, arguments)

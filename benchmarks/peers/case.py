@@ -34,12 +34,12 @@ PEERS = {
     "ours": Peer("Parallel DiT, compiled", "ours", "blocks"),
     "ours-eager": Peer("Parallel DiT, eager", "ours"),
     "ours-picture": Peer("Parallel DiT, compiled, one whole picture", "ours", "blocks", picture=True),
-    "ours-ring": Peer("Parallel DiT, compiled, ring", "ours_splits", "blocks", "ring", least=2),
+    "ours-ring": Peer("Parallel DiT, compiled, ring", "ours", "blocks", "ring", least=2),
     "ours-pipefusion": Peer(
-        "Parallel DiT, compiled, PipeFusion", "ours_splits", "blocks", "pipefusion", least=2, picture=True
+        "Parallel DiT, compiled, PipeFusion", "ours", "blocks", "pipefusion", least=2, picture=True
     ),
     "ours-pipefusion-ulysses": Peer(
-        "Parallel DiT, compiled, 2 stages x Ulysses", "ours_splits", "blocks", "pipefusion-ulysses", 4, picture=True
+        "Parallel DiT, compiled, 2 stages x Ulysses", "ours", "blocks", "pipefusion-ulysses", 4, picture=True
     ),
     "comfyui": Peer("ComfyUI's network, blocks compiled", "comfyui", "blocks", most=1),
     "comfyui-eager": Peer("ComfyUI's network, as it comes", "comfyui", most=1),

@@ -1,50 +1,100 @@
-"""Parallel DiT: the loop that the pool's ranks run, previews included, without the way to the client (flux_step.py)."""
+"""Parallel DiT: Ulysses, ring, PipeFusion, and PipeFusion x Ulysses.
+
+It is the loop that the pool's ranks run, previews included, without the way to the client (flux_step.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.models.flux import FLUX
+from parallel_runtime.pipefusion.blocks import keep_blocks, share_blocks
+from parallel_runtime.pipefusion.denoise import PipelineDenoising
+from parallel_runtime.pipefusion.runner import StageRunner
+from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.pipeline.conditioning import Conditioning
 from parallel_runtime.pipeline.denoise import Denoising
+from parallel_runtime.pipeline.meshes import Meshes, Place
 from parallel_runtime.pipeline.predict import Predictor
-from parallel_runtime.pipeline.requests import ConditioningRef, Sample
+from parallel_runtime.pipeline.requests import ConditioningRef
+from parallel_runtime.pipeline.requests import Sample as SampleRequest
 from parallel_runtime.wrappers.parallel_transformer import parallelize
 
 from ..step_control import StepControl
+from .case import Case
 from .measure import Engine, main
-from .task import Task
+from .task import Sample, Task
+
+
+def plan_for(case: Case) -> ParallelPlan:
+    """The plan of a case's split over all of its ranks; of a pipeline with as many patches as stages."""
+    ranks = case.ranks
+    if case.split == "pipefusion":
+        return ParallelPlan(pipe=ranks, patches=ranks, warmup_steps=1)
+    if case.split == "pipefusion-ulysses":
+        return ParallelPlan(pipe=2, ulysses=ranks // 2, patches=2, warmup_steps=1)
+    return ParallelPlan(ring=ranks) if case.split == "ring" else ParallelPlan(ulysses=ranks)
 
 
 def build(task: Task) -> Engine:
-    """Ulysses over all ranks."""
+    """Compiled or not, with CUDA graphs, as a pool's ranks would."""
     from diffusers import FluxTransformer2DModel
 
-    mesh = single_rank_mesh()
-    if task.case.ranks > 1:
-        planned = build_mesh(ParallelPlan(ulysses=task.case.ranks), task.device.type, task.rank, task.case.ranks)
-        assert planned is not None, "the plan uses every rank"
-        mesh = planned
+    plan = plan_for(task.case)
+    place = Meshes(task.device.type, task.rank, task.case.ranks).place(plan)
+    assert place is not None, "the plan uses every rank"
     module = task.build(FluxTransformer2DModel)
     assert FLUX.prepare is not None
     FLUX.prepare(module)
-    transformer = parallelize(module, FLUX, mesh, compile=bool(task.case.compile))
-    predictor, text = Predictor(transformer, FLUX, mesh), Conditioning(task.conditioning())
-    request = Sample("model", "euler", (ConditioningRef(0),), 1.0, seed=0, noise_device=task.device.type, preview=True)
+    text = Conditioning(task.conditioning())
+    branch, noise = (ConditioningRef(0),), task.device.type
+    request = SampleRequest("model", "euler", branch, 1.0, seed=0, noise_device=noise, preview=True)
     denoising = Denoising(request, task.dtype)
+    build_sample = _build_stage if plan.pipe > 1 else _build_sequence
+    sample, attention = build_sample(module, plan, place, denoising, text, bool(task.case.compile))
+    return Engine(sample, f"{plan}, {attention} attention")
+
+
+def _build_sequence(
+    module: Any, plan: ParallelPlan, place: Place, denoising: Denoising, text: Conditioning, compile: bool
+) -> tuple[Sample, str]:
+    transformer = parallelize(module, FLUX, place.mesh, compile=compile)
+    predictor = Predictor(transformer, FLUX, place.mesh)
 
     def sample(x: torch.Tensor, sigmas: torch.Tensor, tick: Callable[[], None]) -> torch.Tensor:
         tensors = {"x": x, "sigmas": sigmas.cpu(), "timesteps": sigmas}
-        control = StepControl(task.device, tick)
+        control = StepControl(x.device, tick)
         latent = denoising.run(predictor, [text], tensors, control)
         control.finish()
         return latent
 
-    return Engine(sample, f"{mesh.plan}, {transformer.attention} attention")
+    return sample, transformer.attention
+
+
+def _build_stage(
+    module: Any, plan: ParallelPlan, place: Place, denoising: Denoising, text: Conditioning, compile: bool
+) -> tuple[Sample, str]:
+    owned = share_blocks(module, FLUX, plan.pipe)[place.mesh.coordinate["pipe"]]
+    relay = keep_blocks(module, FLUX, owned)
+    relay.forget()
+    stage = Stage(module, FLUX, relay, place.mesh, "auto", compile)
+    links = place.links
+    assert links is not None, "stages are linked"
+
+    def sample(x: torch.Tensor, sigmas: torch.Tensor, tick: Callable[[], None]) -> torch.Tensor:
+        tensors = {"x": x, "sigmas": sigmas.cpu(), "timesteps": sigmas}
+        seen = denoising.model_inputs(x, tensors)[0]
+        runner = StageRunner(stage, links, [text], seen, plan.patches, keep=True)
+        control = StepControl(x.device, tick)
+        latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
+        control.finish()
+        return x if latent is None else latent  # only the first stage has it, and only rank 0's is looked at
+
+    return sample, stage.transformer.attention
 
 
 if __name__ == "__main__":
