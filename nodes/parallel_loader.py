@@ -13,7 +13,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, ParallelError
 
 from .model_list import find_folder, list_folders
-from .node_text import show_on_running_node, show_text
+from .node_text import errors_shown, show_on_running_node, show_text
 from .parallel_config import ConfigSocket
 from .run_notices import explain_stages
 
@@ -124,6 +124,7 @@ class ParallelLoader(io.ComfyNode):
             return str(error)  # execute says it to the artist
 
     @classmethod
+    @errors_shown()
     def execute(
         cls, model_name: str, weight_dtype: str = DEFAULT_DTYPE, parallel_config: dict[str, Any] | None = None
     ) -> io.NodeOutput:

@@ -13,7 +13,7 @@ from comfy.cli_args import LatentPreviewMethod, args
 from comfy_api.latest import io
 
 from .carry import listed
-from .node_text import show_text
+from .node_text import errors_shown, show_text
 from .run_notices import IN_TURN
 
 log = logging.getLogger("parallel_dit")
@@ -98,6 +98,7 @@ class ParallelSampler(io.ComfyNode):
         )
 
     @classmethod
+    @errors_shown()
     def execute(
         cls,
         model,
