@@ -18,8 +18,8 @@ class NullEngine(Engine):
     def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
         """No validation, no model."""
         if isinstance(request, Load):
-            return Prepared(lambda tensors, control: (Loaded("null", 0, 0, False, ""), {}))
-        return Prepared(lambda tensors, control: (Finished(), {"output": tensors["x"]}))
+            return Prepared(lambda tensors, control, agreed: (Loaded("null", 0, 0, False, ""), {}))
+        return Prepared(lambda tensors, control, agreed: (Finished(), {"output": tensors["x"]}))
 
 
 if __name__ == "__main__":

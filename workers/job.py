@@ -19,7 +19,7 @@ class ActiveJob:
     number: int
     world_size: int
     phase: Literal["preparing", "running"] = "preparing"
-    ready: set[int] = field(default_factory=set)
+    ready: dict[int, Ready] = field(default_factory=dict)
     failed: dict[int, Failed] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     result: Frame | None = None
@@ -33,7 +33,7 @@ class ActiveJob:
         if isinstance(message, Failed):
             self.failed[message.rank] = message
         elif isinstance(message, Ready) and self.phase == "preparing":
-            self.ready.add(message.rank)
+            self.ready[message.rank] = message
         elif isinstance(message, Done) and self.phase == "running":
             self.done.add(message.rank)
             if message.rank == 0:
@@ -43,6 +43,15 @@ class ActiveJob:
     def prepared(self) -> bool:
         """Every rank has answered the first phase."""
         return len(self.ready) + len(self.failed) == self.world_size
+
+    @property
+    def agreed(self) -> dict[str, int]:
+        """The least of what the ranks offered under each name."""
+        least: dict[str, int] = {}
+        for ready in self.ready.values():
+            for name, offer in ready.offers.items():
+                least[name] = min(offer, least.get(name, offer))
+        return least
 
     @property
     def finished(self) -> bool:

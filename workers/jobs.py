@@ -96,7 +96,7 @@ class Jobs:
             else:
                 job.phase = "running"
                 self.stall.start(self._world_size, time.monotonic())
-                await self._members.tell(Run(job.number))
+                await self._members.tell(Run(job.number, job.agreed))
                 if job.cancelled:
                     await self._members.tell(Cancel(job.number))
         elif job.phase == "running" and job.failed:

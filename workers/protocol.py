@@ -67,9 +67,14 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 # supervisor -> ranks
 class Run(msgspec.Struct, frozen=True, tag=True):
-    """All ranks are ready: run the prepared job."""
+    """All ranks are ready: run the prepared job.
+
+    Args:
+        agreed: the least of what the ranks offered under each name; the same on every rank.
+    """
 
     number: int
+    agreed: dict[str, int] = {}
 
 
 class Abandon(msgspec.Struct, frozen=True, tag=True):
@@ -115,10 +120,15 @@ class Online(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """This rank has prepared the job."""
+    """This rank has prepared the job.
+
+    Args:
+        offers: what it can do or has, by name, where ranks may differ and must act alike; see `Run`.
+    """
 
     number: int
     rank: int
+    offers: dict[str, int] = {}
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

@@ -115,7 +115,7 @@ class Rank:
             if isinstance(verdict, Abandon):
                 prepared.abandon()
             else:
-                self._run(frame, prepared)
+                self._run(frame, prepared, verdict.agreed)
 
     def _verdict(self, number: int) -> Run | Abandon:
         while True:
@@ -132,17 +132,17 @@ class Rank:
         except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, the pool lives
             self._fail(job.number, error, traceback.format_exc())
         else:
-            self.connection.send(Ready(job.number, self.rank))
+            self.connection.send(Ready(job.number, self.rank, dict(prepared.offers)))
             return prepared
         return None
 
-    def _run(self, frame: Frame, prepared: Prepared) -> None:
+    def _run(self, frame: Frame, prepared: Prepared, agreed: Mapping[str, int]) -> None:
         job = frame.message
         assert isinstance(job, Job)
         try:
             tensors = share(job.tensors, frame.payload, self.device, self.world_size)
             control = RankControl(self, job.number)
-            answer, results = prepared.run(tensors, control)
+            answer, results = prepared.run(tensors, control, agreed)
             if not prepared.cancelled:
                 control.finish()
             specs, buffers = pack(results if self.rank == 0 else {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,16 +40,29 @@ Results = dict[str, torch.Tensor]
 
 @dataclass
 class Prepared:
-    """A request that this rank is ready to run. `run` is called on all ranks or on none."""
+    """A request that this rank is ready to run. `run` is called on all ranks or on none.
 
-    work: Callable[[Mapping[str, torch.Tensor], Control], tuple[Answer, Results]]
+    Args:
+        work: (tensors, control, agreed) -> answer and results.
+        offers: what this rank has or can do where ranks may differ and must act alike; `agreed` is the least of all
+            ranks' offers under each name.
+    """
+
+    work: Callable[[Mapping[str, torch.Tensor], Control, Mapping[str, int]], tuple[Answer, Results]]
     undo: Callable[[], Any] = lambda: None
+    offers: Mapping[str, int] = field(default_factory=dict)
     cancelled: bool = False
 
-    def run(self, tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
-        """Run; `tensors` are on this rank's device. Sets `cancelled` where the ranks agreed to stop."""
+    def run(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int] | None = None
+    ) -> tuple[Answer, Results]:
+        """Run; `tensors` are on this rank's device. Sets `cancelled` where the ranks agreed to stop.
+
+        Args:
+            agreed: None where this rank is the only one, and what it offers holds.
+        """
         try:
-            return self.work(tensors, control)
+            return self.work(tensors, control, self.offers if agreed is None else agreed)
         except Cancelled:
             self.cancelled = True
             return Finished(), {}
@@ -108,7 +121,9 @@ class Engine:
         place = self._meshes.place(loaded, opened.facts.mirrored) if loaded.pipe > 1 else None
         resident, reused = self.residency.load(request, config, opened, loaded, place, machine.memory_bytes, control)
 
-        def work(tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
+        def work(
+            tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+        ) -> tuple[Answer, Results]:
             self.machine = machine if machine.measured else measure_machine(machine, self.device, self.world_size)
             answer = Loaded(
                 resident.spec.name,
@@ -124,7 +139,9 @@ class Engine:
         return Prepared(work, undo=self._forget)
 
     def _prepare_release(self, request: Release) -> Prepared:
-        def work(tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
+        def work(
+            tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+        ) -> tuple[Answer, Results]:
             current = self.residency.current
             freed = self._forget() if current is not None and current.key == request.model else 0
             return Finished(bytes_freed=freed), {}
@@ -147,7 +164,9 @@ class Engine:
         if place is not None:
             require_room(resident, place.mesh, facts, x.shape[0], 0, self.device, self.rank)
 
-        def work(tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
+        def work(
+            tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+        ) -> tuple[Answer, Results]:
             started = time.perf_counter()
             self.conditionings.drop(request.dropped)
             conditioning = self.conditionings.take(request.conditioning, tensors)
@@ -185,7 +204,9 @@ class Engine:
         if place is not None:
             require_room(resident, place.mesh, facts, x.shape[0], kept, self.device, self.rank)
 
-        def work(tensors: Mapping[str, torch.Tensor], control: Control) -> tuple[Answer, Results]:
+        def work(
+            tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+        ) -> tuple[Answer, Results]:
             started = time.perf_counter()
             self.conditionings.drop(request.dropped)
             branches = [self.conditionings.take(branch, tensors) for branch in request.branches]

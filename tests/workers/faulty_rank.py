@@ -56,11 +56,11 @@ class FaultyEngine(Engine):
         if isinstance(request, Load):
             self._maybe(request.path, -1, control)
             answer: Answer = Loaded("none", 0, 0, False, request.path)
-            return Prepared(lambda tensors, control: (answer, {}))
+            return Prepared(lambda tensors, control, agreed: (answer, {}))
         if isinstance(request, Sample):
             self._maybe(request.sampler, -1, control)
-            return Prepared(lambda tensors, control: self._steps(request, tensors, control))
-        return Prepared(lambda tensors, control: (Finished(), {"output": tensors.get("x", torch.zeros(1))}))
+            return Prepared(lambda tensors, control, agreed: self._steps(request, tensors, control))
+        return Prepared(lambda tensors, control, agreed: (Finished(), {"output": tensors.get("x", torch.zeros(1))}))
 
     def _steps(
         self, request: Sample, tensors: Mapping[str, torch.Tensor], control: Control

@@ -64,7 +64,7 @@ def make_rank(monkeypatch: Any, device: str = "cuda", release: Callable[[], Any]
 def run_job(rank: Rank, end: Callable[[int], None] = lambda step: None, steps: int = STEPS) -> Outgoing:
     """A job whose steps overwrite one latent; `end(step)` may raise after each."""
 
-    def work(tensors: Any, control: Control) -> Any:
+    def work(tensors: Any, control: Control, agreed: Any) -> Any:
         latent = torch.zeros(1)
         for step in range(steps):
             control.progress(step, steps, latent.fill_(step))
@@ -73,7 +73,7 @@ def run_job(rank: Rank, end: Callable[[int], None] = lambda step: None, steps: i
             end(step)
         return Finished(), {"latent": latent}
 
-    rank._run(Frame(Job(7, Release("m"), ()), b"", None), Prepared(work))
+    rank._run(Frame(Job(7, Release("m"), ()), b"", None), Prepared(work), {})
     outgoing: Any = rank.connection
     return outgoing
 
