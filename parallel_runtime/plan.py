@@ -180,8 +180,8 @@ class _Search:
         for shape in _products(limits, self.ranks):
             degrees = dict(zip(AXES, shape, strict=True))
             plan = ParallelPlan(**degrees)
-            if self.sequence not in (0, plan.sequence):
-                continue
+            if self.sequence not in (0, plan.sequence) or plan.sequence > request.tokens:
+                continue  # the weights are dealt otherwise, or a rank would be left without a token
             if plan.pipe == 1:
                 yield plan
             elif patches := self._patches(plan):

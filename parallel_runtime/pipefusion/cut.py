@@ -193,13 +193,13 @@ def cut_patches(
             images, go with the last patch.
 
     Raises:
-        RequestError: fewer token rows than patches, or a video whose height the patch size does not divide.
+        RequestError: fewer token rows than patches, or several of a video whose height the patch size does not divide.
     """
     *frames, height, width = latent[2:]
-    if frames and height % patch_size:
+    if patches > 1 and frames and height % patch_size:
         raise RequestError(
             f"PipeFusion cannot cut a video latent of height {height}.",
-            f"Use a height that {patch_size} divides, or set stages to 1.",
+            f"Use a height that {patch_size} divides, or set patches to 1.",
         )
     token_rows = math.prod(frames) * -(-height // patch_size)
     columns = -(-width // patch_size)

@@ -7,7 +7,7 @@ fail on all ranks alike has been checked before. What can fail on one rank alone
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..config import ParallelConfig, ParallelPlan
 from ..mesh import Mesh
 from ..pipefusion.denoise import PipelineDenoising, forward_once, sit_out
 from ..pipefusion.kept import kept_bytes
-from ..pipefusion.runner import StageRunner, lay_out
+from ..pipefusion.runner import Part, StageRunner, lay_out
 from ..plan import TYPICAL, plan_loading, resolve_plan
 from ..planning.describe import describe_request
 from ..planning.explanation import explain
@@ -162,6 +162,8 @@ class Engine:
         facts = describe_request(resident.spec, tuple(x.shape), text, batch=x.shape[0])
         place, plan = self._place(resident, facts)
         if place is not None:
+            if place.links is not None:
+                self._lay_out((request.conditioning,), resident, place, 1, x, meta)
             require_room(resident, place.mesh, facts, x.shape[0], 0, self.device, self.rank)
 
         def work(
@@ -200,7 +202,8 @@ class Engine:
         if plan.pipe > 1:
             require_patchwise(denoising.sampler)
             if place is not None:
-                kept = self._check_cut(request, resident, place, plan, x, meta)
+                parts = self._lay_out(request.branches, resident, place, plan.patches, x, meta)
+                kept = kept_bytes(resident.facts, resident.owned(place), place.mesh, parts)
         if place is not None:
             require_room(resident, place.mesh, facts, x.shape[0], kept, self.device, self.rank)
 
@@ -237,19 +240,18 @@ class Engine:
         resident.spec.check_widths(arguments, resident.model_config)
         return tuple(conditioning.context.shape)
 
-    def _check_cut(
+    def _lay_out(
         self,
-        request: Sample,
+        references: Sequence[ConditioningRef],
         resident: Resident,
         place: Place,
-        plan: ParallelPlan,
+        patches: int,
         x: torch.Tensor,
         meta: Mapping[str, torch.Tensor],
-    ) -> int:
-        """Refuse a latent that cannot be cut into the plan's patches; return the bytes of its keys and values."""
-        branches = [self.conditionings.peek(branch, meta) for branch in request.branches]
-        _, parts = lay_out(resident.spec, resident.model_config, place.mesh, branches, x, plan.patches)
-        return kept_bytes(resident.facts, resident.owned(place), place.mesh, parts)
+    ) -> tuple[Part, ...]:
+        """Refuse a latent that cannot be cut into so many patches; return this rank's forwards."""
+        branches = [self.conditionings.peek(reference, meta) for reference in references]
+        return lay_out(resident.spec, resident.model_config, place.mesh, branches, x, patches)[1]
 
     def _place(self, resident: Resident, request: RequestFacts) -> tuple[Place | None, ParallelPlan]:
         """The place for such a request. Pure planning, so that all ranks create the same groups in one order."""

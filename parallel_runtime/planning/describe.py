@@ -143,6 +143,7 @@ def describe_request(
     whole = spec.adapter.sequence_length(x_shape, context_shape)
     patch = spec.stages.patch_size if spec.stages is not None else 1
     *frames, height, _ = x_shape[2:]
-    rows = math.prod(frames) * -(-height // patch)
+    # Between the frames of a video that are padded to whole tokens, the latent's rows and the tokens' do not meet.
+    rows = 1 if frames and height % patch else math.prod(frames) * -(-height // patch)
     request = RequestFacts(image, whole - image, batch, rows, in_pool=steps > 0)
     return request if not steps else RequestFacts(image, whole - image, batch, rows, steps)

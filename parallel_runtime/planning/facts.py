@@ -68,7 +68,8 @@ class RequestFacts:
         tokens: of the image or video, per batch row.
         text_tokens: that run through the blocks with them; 0 where text enters by cross-attention only.
         batch: rows, CFG branches times pictures.
-        rows: token rows of the latent, frames × height, which PipeFusion cuts into patches; 0: not known.
+        rows: token rows of the latent, frames × height, between which PipeFusion cuts it into patches; 1 where it
+            cannot be cut, 0: not known.
         steps: of the run, over which the warm-up of PipeFusion is spread.
         in_pool: the whole loop runs in the pool (Parallel Sampler). KSampler asks step by step, and stages then wait
             for one another.

@@ -21,8 +21,8 @@ def check_limits(
     Raises:
         ConfigurationError: degrees that need more ranks than there are, more Ulysses ranks than heads, split
             tokens of a U-Net, stages of a model that cannot be cut, more stages than blocks, an odd number of stages
-            where halves mirror one another, or patches with fewer tokens than a stage has ranks; with the valid choices
-            and a valid configuration.
+            where halves mirror one another, or a picture or patches with fewer tokens than ranks that share them; with
+            the valid choices and a valid configuration.
     """
     if ranks < 1 or model.heads < 1 or request.batch < 1 or request.tokens < 1:
         raise ConfigurationError(
@@ -76,6 +76,10 @@ def _violations(
         yield cause, "Set stages to auto, 1, 2 or another even number."
     if pipe > 1:
         yield from _patch_violations(config.patches or 1, request, sequence or wish.sequence)
+    elif wish.sequence > request.tokens:
+        tokens = "one token" if request.tokens == 1 else f"{request.tokens} tokens"
+        cause = f"A picture of {tokens} cannot be shared out over {wish.sequence} ranks: each needs one."
+        yield cause, "Set ulysses and ring to auto or to smaller numbers, or make a larger picture."
     if wish.world_size > ranks:
         degrees = zip(AXES, wish.shape, strict=True)
         named = " × ".join(f"{SHOWN_AXES.get(axis, axis)} {degree}" for axis, degree in degrees if degree > 1)
@@ -91,7 +95,8 @@ def _patch_violations(patches: int, request: RequestFacts, group: int) -> Iterat
         cause = f"A latent of {request.tokens} tokens cannot be shared out over the {group} ranks of a stage."
         yield cause, "Make a larger picture, or set ulysses and ring to smaller numbers."
     elif patches > most:
-        cause = f"A latent of {rows} token rows cannot be cut into {patches} patches"
+        lines = "one token row, or a video of odd latent height," if rows == 1 else f"{rows} token rows"
+        cause = f"A latent of {lines} cannot be cut into {patches} patches"
         if patches <= rows:
             cause += f" in which each of the {group} ranks of a stage has a token"
         choices = f"from 1 to {most}" if most > 1 else "1"
@@ -105,7 +110,8 @@ def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: Req
     if request.most_patches(sequence or 1) == 0:  # loaded for more ranks than there are tokens: to be loaded anew
         degrees |= {"ring": 1, "ulysses": min(sequence, request.tokens)}
         named |= {"ring", "ulysses"}
-    degrees["ulysses"] = min(degrees["ulysses"], model.heads)
+    degrees["ulysses"] = min(degrees["ulysses"], model.heads, request.tokens)
+    degrees["ring"] = min(degrees["ring"], request.tokens // degrees["ulysses"])
     if not model.splits_sequence:
         degrees["ring"] = 1
     degrees["pipe"] = min(degrees["pipe"], model.blocks) if model.has_stages else 1

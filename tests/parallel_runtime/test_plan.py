@@ -141,6 +141,16 @@ def test_a_picture_too_small_for_what_is_set_is_refused_with_the_nearest_valid_p
     assert resolve_plan(suggested(ParallelConfig(**config), str(refused.value)), 32, FLUX_DEV, small, H200).pipe == 2
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_of_a_picture_with_fewer_tokens_than_ranks_auto_leaves_ranks_out_and_what_is_set_is_refused(tokens):
+    tiny = RequestFacts(tokens=tokens, text_tokens=154)
+    assert resolve_plan(AUTO, 4, FLUX_DEV, tiny, CPU).sequence == tokens
+    with pytest.raises(ConfigurationError, match="cannot be shared out over 4 ranks") as refused:
+        resolve_plan(ParallelConfig(ulysses=2, ring=2), 4, FLUX_DEV, tiny, CPU)
+    nearest = suggested(ParallelConfig(ulysses=2, ring=2), str(refused.value))
+    assert resolve_plan(nearest, 4, FLUX_DEV, tiny, CPU).sequence <= tokens
+
+
 def test_ranks_that_one_picture_leaves_idle_hold_stages_for_a_batch():
     config = ParallelConfig(pipe=2, ring=1, ulysses=1)
     loaded = plan_loading(config, 5, FLUX_DEV, H200)
