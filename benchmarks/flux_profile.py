@@ -253,7 +253,7 @@ def main() -> None:
     mesh: Mesh | None = single_rank_mesh()
     if world_size > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, timeout=timedelta(seconds=120))
-        mesh = build_mesh(ParallelPlan(ulysses=world_size), "cuda", rank, world_size)
+        mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
     if options.micro and rank == 0:
         micro(device)

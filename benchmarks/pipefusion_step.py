@@ -31,7 +31,7 @@ from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.pipeline.conditioning import Conditioning
 from parallel_runtime.pipeline.denoise import Denoising
-from parallel_runtime.pipeline.meshes import Meshes, Place
+from parallel_runtime.pipeline.meshes import Joined, Meshes
 from parallel_runtime.pipeline.predict import Predictor
 from parallel_runtime.pipeline.requests import ConditioningRef, Sample
 from parallel_runtime.wrappers.parallel_transformer import ParallelTransformer, parallelize
@@ -81,7 +81,7 @@ def conditioning_for(config: dict[str, Any], device: torch.device, dtype: torch.
 
 def run(
     transformer: ParallelTransformer | Stage,
-    place: Place,
+    joined: Joined,
     plan: ParallelPlan,
     denoising: Denoising,
     text: Conditioning,
@@ -92,11 +92,11 @@ def run(
     control = StepControl(tensors["x"].device, lambda: times.append(time.perf_counter()))
     latent: torch.Tensor | None
     if isinstance(transformer, ParallelTransformer):
-        latent = denoising.run(Predictor(transformer, FLUX, place.mesh), [text], tensors, control)
+        latent = denoising.run(Predictor(transformer, FLUX, joined.mesh), [text], tensors, control)
     else:
-        assert place.links is not None
+        assert joined.links is not None
         seen = denoising.model_inputs(tensors["x"], tensors)[0]
-        runner = StageRunner(transformer, place.links, [text], seen, plan.patches, keep=True)
+        runner = StageRunner(transformer, joined.links, [text], seen, plan.patches, keep=True)
         latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
     control.finish()
     return latent, times
@@ -108,16 +108,16 @@ def measure(
     """Time one plan at all sizes; collective over the world."""
     dtype = torch.float32 if options.tiny else torch.bfloat16
     config = TINY if options.tiny else FLUX_DEV
-    place = meshes.place(plan)
-    assert place is not None, "the plan uses every rank"
+    joined = meshes.join(plan)
+    assert joined is not None, "the plan uses every rank"
     module = build(config, device, dtype)
     transformer: ParallelTransformer | Stage
     if plan.pipe > 1:
-        relay = keep_blocks(module, FLUX, share_blocks(module, FLUX, plan.pipe)[place.mesh.coordinate["pipe"]])
+        relay = keep_blocks(module, FLUX, share_blocks(module, FLUX, plan.pipe)[joined.mesh.coordinate["pipe"]])
         relay.forget()
-        transformer = Stage(module, FLUX, relay, place.mesh, "auto", not options.eager, record)
+        transformer = Stage(module, FLUX, relay, joined.mesh, "auto", not options.eager, record)
     else:
-        transformer = parallelize(module, FLUX, place.mesh, compile=not options.eager, record=record)
+        transformer = parallelize(module, FLUX, joined.mesh, compile=not options.eager, record=record)
     text = conditioning_for(config, device, dtype)
     branch = ConditioningRef(0)
     denoising = Denoising(Sample("m", "euler", (branch,), 1.0, seed=0, noise_device=device.type), dtype)
@@ -126,13 +126,13 @@ def measure(
     for size in options.sizes:
         started = time.perf_counter()
         short = plan.warmup_steps + 4  # compiled, then recorded at the third step of its kind
-        run(transformer, place, plan, denoising, text, tensors_for(size, short, device))
+        run(transformer, joined, plan, denoising, text, tensors_for(size, short, device))
         _wait(device)
         row[f"first_{size}_s"] = time.perf_counter() - started
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
-        latent, times = run(transformer, place, plan, denoising, text, tensors_for(size, options.steps, device))
+        latent, times = run(transformer, joined, plan, denoising, text, tensors_for(size, options.steps, device))
         _wait(device)
         seconds = time.perf_counter() - started
         later = times[plan.warmup_steps + 1 : -1]
@@ -192,7 +192,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timedelta(seconds=120))
-    meshes = Meshes(device.type, rank, world_size)
+    meshes = Meshes(rank, world_size)
     rows = []
     for text in options.plans.split(";"):
         late = torch.tensor([time.perf_counter() - begun > options.seconds])

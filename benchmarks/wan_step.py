@@ -161,7 +161,7 @@ def measure(task: Task, arguments: argparse.Namespace) -> None:
     mesh = single_rank_mesh()
     if ranks > 1:
         dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
-        planned = build_mesh(choose_plan(ranks, arguments.cfg), device.type, rank, ranks)
+        planned = build_mesh(choose_plan(ranks, arguments.cfg), rank, ranks)
         assert planned is not None, "the plan uses every rank"
         mesh = planned
     transformer = parallelize(

@@ -18,7 +18,7 @@ from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.pipeline.conditioning import Conditioning
 from parallel_runtime.pipeline.denoise import Denoising
-from parallel_runtime.pipeline.meshes import Meshes, Place
+from parallel_runtime.pipeline.meshes import Joined, Meshes
 from parallel_runtime.pipeline.predict import Predictor
 from parallel_runtime.pipeline.requests import ConditioningRef
 from parallel_runtime.pipeline.requests import Sample as SampleRequest
@@ -45,8 +45,8 @@ def build(task: Task) -> Engine:
     from diffusers import FluxTransformer2DModel
 
     plan = plan_for(task.case)
-    place = Meshes(task.device.type, task.rank, task.case.ranks).place(plan)
-    assert place is not None, "the plan uses every rank"
+    joined = Meshes(task.rank, task.case.ranks).join(plan)
+    assert joined is not None, "the plan uses every rank"
     module = task.build(FluxTransformer2DModel)
     assert FLUX.prepare is not None
     FLUX.prepare(module)
@@ -55,15 +55,15 @@ def build(task: Task) -> Engine:
     request = SampleRequest("model", "euler", branch, 1.0, seed=0, noise_device=noise, preview=True)
     denoising = Denoising(request, task.dtype)
     build_sample = _build_stage if plan.pipe > 1 else _build_sequence
-    sample, attention = build_sample(module, plan, place, denoising, text, bool(task.case.compile))
+    sample, attention = build_sample(module, plan, joined, denoising, text, bool(task.case.compile))
     return Engine(sample, f"{plan}, {attention} attention")
 
 
 def _build_sequence(
-    module: Any, plan: ParallelPlan, place: Place, denoising: Denoising, text: Conditioning, compile: bool
+    module: Any, plan: ParallelPlan, joined: Joined, denoising: Denoising, text: Conditioning, compile: bool
 ) -> tuple[Sample, str]:
-    transformer = parallelize(module, FLUX, place.mesh, compile=compile)
-    predictor = Predictor(transformer, FLUX, place.mesh)
+    transformer = parallelize(module, FLUX, joined.mesh, compile=compile)
+    predictor = Predictor(transformer, FLUX, joined.mesh)
 
     def sample(x: torch.Tensor, sigmas: torch.Tensor, tick: Callable[[], None]) -> torch.Tensor:
         tensors = {"x": x, "sigmas": sigmas.cpu(), "timesteps": sigmas}
@@ -76,13 +76,13 @@ def _build_sequence(
 
 
 def _build_stage(
-    module: Any, plan: ParallelPlan, place: Place, denoising: Denoising, text: Conditioning, compile: bool
+    module: Any, plan: ParallelPlan, joined: Joined, denoising: Denoising, text: Conditioning, compile: bool
 ) -> tuple[Sample, str]:
-    owned = share_blocks(module, FLUX, plan.pipe)[place.mesh.coordinate["pipe"]]
+    owned = share_blocks(module, FLUX, plan.pipe)[joined.mesh.coordinate["pipe"]]
     relay = keep_blocks(module, FLUX, owned)
     relay.forget()
-    stage = Stage(module, FLUX, relay, place.mesh, "auto", compile)
-    links = place.links
+    stage = Stage(module, FLUX, relay, joined.mesh, "auto", compile)
+    links = joined.links
     assert links is not None, "stages are linked"
 
     def sample(x: torch.Tensor, sigmas: torch.Tensor, tick: Callable[[], None]) -> torch.Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..mesh import Mesh
+from ..mesh import Layout
 from ..planning.facts import ModelFacts
 from .runner import Part
 
 
-def kept_bytes(model: ModelFacts, owned: tuple[int, int], mesh: Mesh, parts: Sequence[Part]) -> int:
+def kept_bytes(model: ModelFacts, owned: tuple[int, int], layout: Layout, parts: Sequence[Part]) -> int:
     """Return the bytes of keys and values that this rank keeps over a run: what `StaleKeys` will allocate.
 
     Args:
@@ -19,10 +19,10 @@ def kept_bytes(model: ModelFacts, owned: tuple[int, int], mesh: Mesh, parts: Seq
     """
     layers = model.attentions[slice(*owned)]
     over_all, over_image = (sum(counts) for counts in zip(*layers, strict=True))
-    heads = -(-model.heads // mesh.plan.ulysses)  # those that are padded in take room as well
+    heads = -(-model.heads // layout.plan.ulysses)  # those that are padded in take room as well
     tokens = 0
     for part in parts:
         slots = part.slots
-        whole, image = (each.lengths()[mesh.coordinate["ring"]] for each in (slots, replace(slots, text=0)))
+        whole, image = (each.lengths()[layout.coordinate["ring"]] for each in (slots, replace(slots, text=0)))
         tokens += len(part.rows) * (over_all * whole + over_image * image)
     return 2 * tokens * heads * (model.width // model.heads) * model.bytes_per_parameter

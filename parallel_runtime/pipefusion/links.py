@@ -14,6 +14,9 @@ import torch
 import torch.distributed as dist
 
 from ..config import AXES, ParallelPlan
+from ..groups import GroupKey, Groups
+
+_LINK, _MIRROR = "link", "mirror"
 
 
 @dataclass(frozen=True)
@@ -41,29 +44,43 @@ class Links:
     mirror: Link | None = None
 
 
-def build_links(plan: ParallelPlan, rank: int, mirrored: bool = False) -> Links | None:
+def link_groups(plan: ParallelPlan, mirrored: bool = False) -> list[GroupKey]:
+    """The groups that `build_links` joins, each of (source, target), in its order."""
+    if plan.pipe == 1:
+        return []
+    ranks = torch.arange(plan.world_size).reshape(plan.shape).movedim(AXES.index("pipe"), -1)
+    keys: list[GroupKey] = []
+    for pipeline in ranks.reshape(-1, plan.pipe).tolist():
+        for stage, source in enumerate(pipeline):
+            keys.append(((source, pipeline[(stage + 1) % plan.pipe]), _LINK))
+        for source, target in zip(pipeline[: plan.pipe // 2], pipeline[::-1], strict=False) if mirrored else ():
+            keys.append(((source, target), _MIRROR))
+    return keys
+
+
+def build_links(plan: ParallelPlan, rank: int, mirrored: bool = False, groups: Groups | None = None) -> Links | None:
     """Make the communicators of a plan's pipelines.
 
     Collective over the world, like `mesh.build_mesh`: every rank calls it, with the same plan, in the same order.
 
+    Args:
+        groups: those of earlier plans, which this one shares.
+
     Returns:
         This rank's links; None where there is one stage, or the rank takes no part.
     """
-    if plan.pipe == 1:
+    groups = groups or Groups(rank, plan.world_size)
+    links: dict[tuple[str, str], Link] = {}
+    for key in link_groups(plan, mirrored):
+        group, ((source, target), purpose) = groups.join(key), key
+        if group is not None and rank == source:
+            links[purpose, "out"] = Link(group, target)
+        elif group is not None:
+            links[purpose, "in"] = Link(group, source)
+    if (_LINK, "in") not in links:
         return None
-    ranks = torch.arange(plan.world_size).reshape(plan.shape).movedim(AXES.index("pipe"), -1)
-    into: dict[int, Link] = {}
-    out_of: dict[int, Link] = {}
-    mirror: dict[int, Link] = {}
-    for pipeline in ranks.reshape(-1, plan.pipe).tolist():
-        for stage, source in enumerate(pipeline):
-            target = pipeline[(stage + 1) % plan.pipe]
-            group = dist.new_group([source, target])
-            out_of[source], into[target] = Link(group, target), Link(group, source)
-        for source, target in zip(pipeline[: plan.pipe // 2], pipeline[::-1], strict=False) if mirrored else ():
-            group = dist.new_group([source, target])
-            mirror[source], mirror[target] = Link(group, target), Link(group, source)
-    return Links(into[rank], out_of[rank], mirror.get(rank)) if rank in into else None
+    mirror = links.get((_MIRROR, "out"), links.get((_MIRROR, "in")))
+    return Links(links[_LINK, "in"], links[_LINK, "out"], mirror)
 
 
 class Outbox:

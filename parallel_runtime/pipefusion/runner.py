@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
-from ..mesh import Mesh
+from ..mesh import Layout
 from ..models.spec import ModelSpec
 from ..pipeline.conditioning import Conditioning
 from ..pipeline.predict import Call, own_calls
@@ -149,7 +149,7 @@ class StageRunner:
 
 
 def lay_out(
-    spec: ModelSpec, config: Any, mesh: Mesh, branches: Sequence[Conditioning], x: torch.Tensor, patches: int
+    spec: ModelSpec, config: Any, layout: Layout, branches: Sequence[Conditioning], x: torch.Tensor, patches: int
 ) -> tuple[tuple[Patch, ...], tuple[Part, ...]]:
     """Cut the latent, and deal the branches' items and tokens to this rank. Pure; runs on meta tensors too.
 
@@ -163,22 +163,24 @@ def lay_out(
     for call in calls:  # all of them, so that every rank refuses alike
         image, text = _count_tokens(spec, config, call, x)
         cut = cut_patches(tuple(x.shape), stages_of(spec).patch_size, patches, image)
-        slots.append(_deal(cut, text, mesh, spec))
+        slots.append(_deal(cut, text, layout, spec))
     parts = []
-    for own in own_calls(calls, mesh):
+    for own in own_calls(calls, layout):
         rows = own.x if x.device.type == "meta" else own.x.to(x.device)
         parts.append(Part(rows, own.conditioning, slots[int(own.x[0]) // x.shape[0]]))
     return cut, tuple(parts)
 
 
-def _deal(patches: Sequence[Patch], text: int, mesh: Mesh, spec: ModelSpec) -> Slots:
+def _deal(patches: Sequence[Patch], text: int, layout: Layout, spec: ModelSpec) -> Slots:
     """The slots of one forward's tokens.
 
     Raises:
         RequestError: a patch has fewer tokens than the sequence group has ranks.
     """
     stages = stages_of(spec)
-    slots = Slots(tuple(patch.length for patch in patches), text, mesh.plan.ring, mesh.plan.ulysses, stages.text_first)
+    slots = Slots(
+        tuple(patch.length for patch in patches), text, layout.plan.ring, layout.plan.ulysses, stages.text_first
+    )
     if min(slots.patches) < slots.degree:
         raise RequestError(
             f"A patch of {min(slots.patches)} tokens cannot be split over {slots.degree} ranks.",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..mesh import Mesh
+from ..mesh import Layout, Mesh
 from ..models.spec import ModelSpec
 from ..wrappers.graphs import RecordedForward
 from ..wrappers.parallel_transformer import ParallelTransformer, parallelize
@@ -105,9 +105,9 @@ class Stage:
         self.transformer.set_mesh(mesh)
         self.mesh = mesh
 
-    def check_ring(self, mesh: Mesh) -> None:
+    def check_ring(self, layout: Layout) -> None:
         """See `ParallelTransformer.check_ring`."""
-        self.transformer.check_ring(mesh)
+        self.transformer.check_ring(layout)
 
     def rewrap(self, attention: str, compile: bool) -> Stage:
         """The same stage with other options; this one is of no use afterwards."""

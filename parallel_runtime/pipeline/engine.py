@@ -1,7 +1,7 @@
 """The engine of one rank: prepares and runs requests. Under the pool, or under plain torchrun from a script.
 
-`prepare` makes no collective call but the creation of groups, which every rank reaches or none: everything that could
-fail on all ranks alike has been checked before. What can fail on one rank alone (loading, allocating) comes after.
+`prepare` makes no collective call, so a rank that fails there leaves nobody waiting: it knows a rank's place in a plan,
+and the groups of the plan are joined when all ranks run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..speed import measure_speeds
 from .conditioning import ConditioningStore, check_arguments
 from .control import Cancelled, Control
 from .denoise import Denoising
-from .meshes import Meshes, Place
+from .meshes import Joined, Meshes, Place
 from .predict import Call, Predictor
 from .requests import Answer, ConditioningRef, Finished, Forward, Load, Loaded, Release, Request, Sample
 from .resident import Opened, Residency, Resident
@@ -89,7 +89,7 @@ class Engine:
         # Ranks plan by it, so it is the same on all of them: from the Load request, or out of a collective.
         self.machine: MachineFacts = CPU
         # Measuring is a collective: every rank starts an engine.
-        self._meshes = Meshes(device.type, rank, world_size, measure_speeds(device, world_size))
+        self._meshes = Meshes(rank, world_size, measure_speeds(device, world_size))
 
     def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
         """Validate, plan, load.
@@ -114,7 +114,7 @@ class Engine:
         config = ParallelConfig.from_mapping(request.config)
         # The same on every rank: from the request, and from the collective that an engine starts with.
         machine = replace(request.machine or CPU, speeds=tuple(self._meshes.speeds or ()))
-        # Whatever fails on all ranks alike comes before the groups, and before the resident model is let go.
+        # Whatever fails on all ranks alike comes before the resident model is let go.
         opened = Opened.open(request)
         loaded = plan_loading(config, request.ranks, opened.facts, machine)
         resolve_plan(config, request.ranks, opened.facts, TYPICAL, machine, loaded)
@@ -162,9 +162,9 @@ class Engine:
         facts = describe_request(resident.spec, tuple(x.shape), text, batch=x.shape[0])
         place, plan = self._place(resident, facts)
         if place is not None:
-            if place.links is not None:
+            if plan.pipe > 1:
                 self._lay_out((request.conditioning,), resident, place, 1, x, meta)
-            require_room(resident, place.mesh, facts, x.shape[0], 0, self.device, self.rank)
+            require_room(resident, place.layout, facts, x.shape[0], 0, self.device, self.rank)
 
         def work(
             tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
@@ -173,14 +173,15 @@ class Engine:
             self.conditionings.drop(request.dropped)
             conditioning = self.conditionings.take(request.conditioning, tensors)
             results: Results = {}
-            if place is not None and place.links is not None:
-                stage = resident.stage(place)
-                runner = StageRunner(stage, place.links, [conditioning], tensors["x"], patches=1, keep=False)
+            joined = self._join(resident, plan)
+            if place is not None and joined is not None and joined.links is not None:
+                stage = resident.stage(place, joined.mesh)
+                runner = StageRunner(stage, joined.links, [conditioning], tensors["x"], patches=1, keep=False)
                 output = forward_once(runner, tensors["x"], tensors["timestep"])
                 results = {} if output is None else {"output": output}
-            elif place is not None:
+            elif joined is not None:
                 call = Call(tensors["x"], tensors["timestep"], conditioning)
-                results["output"] = self._predictor(resident, place.mesh)([call])[0]
+                results["output"] = self._predictor(resident, joined.mesh)([call])[0]
             return _finished(plan, started), results
 
         return Prepared(work)
@@ -203,9 +204,9 @@ class Engine:
             require_patchwise(denoising.sampler)
             if place is not None:
                 parts = self._lay_out(request.branches, resident, place, plan.patches, x, meta)
-                kept = kept_bytes(resident.facts, resident.owned(place), place.mesh, parts)
+                kept = kept_bytes(resident.facts, resident.owned(place), place.layout, parts)
         if place is not None:
-            require_room(resident, place.mesh, facts, x.shape[0], kept, self.device, self.rank)
+            require_room(resident, place.layout, facts, x.shape[0], kept, self.device, self.rank)
 
         def work(
             tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
@@ -213,14 +214,17 @@ class Engine:
             started = time.perf_counter()
             self.conditionings.drop(request.dropped)
             branches = [self.conditionings.take(branch, tensors) for branch in request.branches]
-            if place is None:
+            joined = self._join(resident, plan)
+            if place is None or joined is None:
                 (sit_out if plan.pipe > 1 else denoising.sit_out)(steps, control)
                 return _finished(plan, started), {}
-            if place.links is None:
-                latent = denoising.run(self._predictor(resident, place.mesh), branches, tensors, control)
+            if joined.links is None:
+                latent = denoising.run(self._predictor(resident, joined.mesh), branches, tensors, control)
                 return _finished(plan, started), {"latent": latent}
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
-            runner = StageRunner(resident.stage(place), place.links, branches, seen, plan.patches, keep=True)
+            runner = StageRunner(
+                resident.stage(place, joined.mesh), joined.links, branches, seen, plan.patches, keep=True
+            )
             finished = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
             return _finished(plan, started), {} if finished is None else {"latent": finished}
 
@@ -251,16 +255,20 @@ class Engine:
     ) -> tuple[Part, ...]:
         """Refuse a latent that cannot be cut into so many patches; return this rank's forwards."""
         branches = [self.conditionings.peek(reference, meta) for reference in references]
-        return lay_out(resident.spec, resident.model_config, place.mesh, branches, x, patches)[1]
+        return lay_out(resident.spec, resident.model_config, place.layout, branches, x, patches)[1]
 
     def _place(self, resident: Resident, request: RequestFacts) -> tuple[Place | None, ParallelPlan]:
-        """The place for such a request. Pure planning, so that all ranks create the same groups in one order."""
+        """The place for such a request, and its plan, the same on all ranks. Makes no collective call."""
         facts = resident.facts
         plan = resolve_plan(resident.config, resident.ranks, facts, request, self.machine, resident.loaded)
         place = self._meshes.place(plan, facts.mirrored and plan.pipe > 1)
         if place is not None and resident.transformer is not None:
-            resident.transformer.check_ring(place.mesh)
+            resident.transformer.check_ring(place.layout)
         return place, plan
+
+    def _join(self, resident: Resident, plan: ParallelPlan) -> Joined | None:
+        """The groups of a plan. Collective over the world where they are new."""
+        return self._meshes.join(plan, resident.facts.mirrored and plan.pipe > 1)
 
     def _predictor(self, resident: Resident, mesh: Mesh) -> Predictor:
         return Predictor(resident.whole(), resident.spec, mesh)

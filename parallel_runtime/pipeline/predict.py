@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..mesh import Mesh
+from ..mesh import Layout, Mesh
 from ..models.spec import ModelSpec
 from ..wrappers.batch import gather_batch, share_of_batch
 from ..wrappers.parallel_transformer import ParallelTransformer
@@ -64,7 +64,7 @@ class Predictor:
         return call.x.new_empty((0, *shape[1:]))
 
 
-def own_calls(calls: Sequence[Call], mesh: Mesh) -> list[Call]:
+def own_calls(calls: Sequence[Call], mesh: Layout) -> list[Call]:
     """This rank's share of the items of all calls, merged where it can be; nothing where there are too few items."""
     start, stop = share_of_batch(sum(call.batch for call in calls), mesh)
     own, first = [], 0

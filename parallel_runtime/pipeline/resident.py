@@ -14,7 +14,7 @@ from ..config import ParallelConfig, ParallelPlan
 from ..errors import RequestError
 from ..loading.checkpoint import Checkpoint, open_checkpoint
 from ..loading.weights import build_transformer, check_weights, load_weights
-from ..mesh import single_rank_mesh
+from ..mesh import Mesh, single_rank_mesh
 from ..models.spec import ModelSpec
 from ..pipefusion.blocks import keep_blocks
 from ..pipefusion.cut import deal_blocks, most_parameters
@@ -101,7 +101,7 @@ class Resident:
             return self.transformer.owned
         return _owned(self.facts, place)
 
-    def stage(self, place: Place) -> Stage:
+    def stage(self, place: Place, mesh: Mesh) -> Stage:
         """This rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""
         owned = self.owned(place)
         if isinstance(self.transformer, Stage) and self.transformer.owned != owned:
@@ -109,9 +109,9 @@ class Resident:
         if isinstance(self.transformer, ParallelTransformer):
             module = self.transformer.unwrap()
             relay = keep_blocks(module, self.spec, owned)
-            self.transformer = Stage(module, self.spec, relay, place.mesh, self.config.attention, self.config.compile)
+            self.transformer = Stage(module, self.spec, relay, mesh, self.config.attention, self.config.compile)
         assert self.transformer is not None
-        self.transformer.set_mesh(place.mesh)
+        self.transformer.set_mesh(mesh)
         return self.transformer
 
     def kept_bytes(self) -> int:
@@ -207,7 +207,9 @@ class Residency:
         load_weights(module, checkpoint, rules, opened.dtype, self._device, control.check_cancel)
         if relay is None or place is None:
             return _wrap(module, checkpoint.spec, config)
-        return Stage(module, checkpoint.spec, relay, place.mesh, config.attention, config.compile)
+        stage = Stage(module, checkpoint.spec, relay, single_rank_mesh(), config.attention, config.compile)
+        stage.check_ring(place.layout)
+        return stage
 
     def _require_memory(self, checkpoint: Checkpoint, dtype: torch.dtype, elements: int) -> None:
         if self._device.type == "cpu" and all(
@@ -240,9 +242,9 @@ class Residency:
 
 def _owned(facts: ModelFacts, place: Place, most: float = math.inf) -> tuple[int, int]:
     """This rank's blocks by the deal that plans reckon with."""
-    plan = place.mesh.plan
+    plan = place.layout.plan
     deal = deal_blocks(facts.block_sizes, plan.pipe, most, facts.mirrored, place.stage_speeds)
-    return deal[place.mesh.coordinate["pipe"]]
+    return deal[place.layout.coordinate["pipe"]]
 
 
 def _wrap(module: torch.nn.Module, spec: ModelSpec, config: ParallelConfig) -> ParallelTransformer:

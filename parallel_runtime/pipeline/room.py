@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import memory
-from ..mesh import Mesh
+from ..mesh import Layout
 from ..planning.facts import GIB, RequestFacts
 from .resident import Resident
 
@@ -15,7 +15,7 @@ and what attention makes of them. FLUX.1 on H200s was measured to need 9.6 at 20
 
 
 def require_room(
-    resident: Resident, mesh: Mesh, request: RequestFacts, items: int, kept: int, device: torch.device, rank: int
+    resident: Resident, layout: Layout, request: RequestFacts, items: int, kept: int, device: torch.device, rank: int
 ) -> None:
     """Refuse a request whose keys, values and least activations are more than is free. May refuse on one rank alone.
 
@@ -31,8 +31,8 @@ def require_room(
     if not resident.facts.splits_sequence:
         return  # a U-Net: tokens and width differ from level to level
     tokens = request.tokens + request.text_tokens
-    share = mesh.speeds[mesh.sequence_index] / sum(mesh.speeds) if mesh.speeds else 1 / mesh.plan.sequence
-    rows = min(items, request.batch // mesh.plan.batch)
+    share = layout.speeds[layout.sequence_index] / sum(layout.speeds) if layout.speeds else 1 / layout.plan.sequence
+    rows = min(items, request.batch // layout.plan.batch)
     width = resident.facts.width * resident.facts.bytes_per_parameter
     activations = int(_CERTAIN_ACTIVATIONS * rows * tokens * share * width)
     what = f"A picture of {tokens} tokens" if request.batch == 1 else f"A batch of {request.batch} × {tokens} tokens"

@@ -10,11 +10,11 @@ from itertools import accumulate
 
 import torch
 
-from ..mesh import Mesh
+from ..mesh import Layout, Mesh
 from .shares import gather_shares, split_sizes
 
 
-def share_of_batch(batch: int, mesh: Mesh) -> tuple[int, int]:
+def share_of_batch(batch: int, mesh: Layout) -> tuple[int, int]:
     """Return this rank's rows (start, stop) out of `batch`; start == stop where there are fewer rows than ways."""
     bounds = (0, *accumulate(split_sizes(batch, mesh.plan.batch)))
     return bounds[mesh.batch_index], bounds[mesh.batch_index + 1]

@@ -18,7 +18,7 @@ from ..attention.kernels import KERNELS
 from ..attention.projections import place_side_by_side
 from ..attention.rotary import exchange_rotary
 from ..errors import ConfigurationError, UnsupportedModelError
-from ..mesh import Mesh
+from ..mesh import Layout, Mesh
 from ..models.spec import ModelSpec
 from ..pipefusion.blocks import is_absent, stages_of
 from ..pipefusion.stale import Place, StaleKeys
@@ -179,13 +179,13 @@ class ParallelTransformer:
             )
         self.check_ring(mesh)
 
-    def check_ring(self, mesh: Mesh) -> None:
-        """Refuse a mesh with a ring for which the attention backend is not made. No collective.
+    def check_ring(self, layout: Layout) -> None:
+        """Refuse a layout with a ring for which the attention backend is not made. No collective.
 
         Raises:
             ConfigurationError: with the backends that are.
         """
-        if mesh.plan.ring > 1 and not self._runs_in_a_ring:
+        if layout.plan.ring > 1 and not self._runs_in_a_ring:
             check_ring(self.attention, *_attention_traits(self.transformer))
             self._runs_in_a_ring = True  # found by running the kernel: once is enough
 

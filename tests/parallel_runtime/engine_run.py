@@ -91,7 +91,7 @@ def run_and_count_kept(rank: int, world_size: int, family: dict[str, Any], plans
     counted = []
     for degrees in plans:
         plan = ParallelPlan(**degrees)
-        mesh, links = build_mesh(plan, "cpu", rank, world_size), build_links(plan, rank)
+        mesh, links = build_mesh(plan, rank, world_size), build_links(plan, rank)
         module = build(model)
         facts = describe_model(spec, family["config"], shapes_of(module), 4)
         owned = share_blocks(module, spec, plan.pipe)[mesh.coordinate["pipe"]]

@@ -106,7 +106,7 @@ def run_on_pipeline(rank: int, world_size: int, plans: dict[str, list[dict[str, 
         assert spec.stages is not None
         for number, each in enumerate(degrees):
             plan = ParallelPlan(**each)
-            mesh, links = build_mesh(plan, "cpu", rank, world_size), build_links(plan, rank, spec.stages.skips)
+            mesh, links = build_mesh(plan, rank, world_size), build_links(plan, rank, spec.stages.skips)
             assert mesh is not None
             assert links is not None
             module = build(family)

@@ -81,7 +81,7 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
     for case in cases:
         plan = ParallelPlan(**case["plan"])
         if plan not in meshes:
-            meshes[plan] = build_mesh(plan, "cpu", rank, world_size), build_links(plan, rank)
+            meshes[plan] = build_mesh(plan, rank, world_size), build_links(plan, rank)
         mesh, links = meshes[plan]
         if mesh is None:
             continue  # the plan does not use this rank
@@ -129,18 +129,19 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
         "m", (), FLUX, dict(transformer.config), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
         ParallelPlan(), parallelize(transformer, FLUX, single_rank_mesh()),
     )  # fmt: skip
-    meshes = Meshes("cpu", rank, world_size)
+    meshes = Meshes(rank, world_size)
     outputs = {}
     staged = ParallelPlan(pipe=2, patches=2, warmup_steps=1)
     turns = 2 * [(ParallelPlan(ulysses=2), None), (staged, None), (staged, (1.0, 0.5))]
     for number, (plan, speeds) in enumerate(turns):
-        place = meshes.place(plan)
+        place, joined = meshes.place(plan), meshes.join(plan)
         assert place is not None
+        assert joined is not None
         place = replace(place, stage_speeds=speeds)
-        if place.links is None:
-            output = Predictor(resident.whole(), FLUX, place.mesh)([Call(x, timestep, text)])[0]
+        if joined.links is None:
+            output = Predictor(resident.whole(), FLUX, joined.mesh)([Call(x, timestep, text)])[0]
         else:
-            runner = StageRunner(resident.stage(place), place.links, [text], x, 1, keep=False)
+            runner = StageRunner(resident.stage(place, joined.mesh), joined.links, [text], x, 1, keep=False)
             with torch.no_grad():
                 output = forward_once(runner, x, timestep)
             deal = ((0, 6), (6, 8)) if speeds else ((0, 4), (4, 8))

@@ -95,7 +95,7 @@ def largest_error(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: hypothesis draws the same cases on all ranks, which agree on each one's outcome."""
     factors = [degree for degree in range(1, world_size + 1) if world_size % degree == 0]
     plans = [ParallelPlan(ulysses=degree, ring=world_size // degree) for degree in factors]
-    meshes = {plan.ulysses: build_mesh(plan, "cpu", rank, world_size) for plan in plans}
+    meshes = {plan.ulysses: build_mesh(plan, rank, world_size) for plan in plans}
     seen: list[float] = []
 
     @settings(

@@ -110,7 +110,7 @@ def test_a_failed_recording_ends_the_recording_with_one_line_and_the_call_has_it
 
 def record_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: forwards with a collective, where one rank fails to record."""
-    mesh = build_mesh(ParallelPlan(ulysses=world_size), "cpu", rank, world_size)
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
     assert mesh.sequence is not None
 

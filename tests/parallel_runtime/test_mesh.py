@@ -30,7 +30,7 @@ def describe_meshes(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: what this rank sees of every plan's mesh, as group members and as sums over the groups."""
     found = []
     for degrees in PLANS:
-        mesh = build_mesh(ParallelPlan(**degrees), "cpu", rank, world_size)
+        mesh = build_mesh(ParallelPlan(**degrees), rank, world_size)
         if mesh is None:
             found.append(None)
             continue
@@ -45,7 +45,7 @@ def describe_meshes(rank: int, world_size: int) -> dict[str, Any]:
         indices = [mesh.sequence_index, mesh.batch_index]
         found.append({"coordinate": dict(mesh.coordinate), "members": members, "sums": sums, "indices": indices})
     try:
-        build_mesh(ParallelPlan(ulysses=world_size + 1), "cpu", rank, world_size)
+        build_mesh(ParallelPlan(ulysses=world_size + 1), rank, world_size)
         refusal = ""
     except ConfigurationError as error:
         refusal = str(error)
@@ -76,19 +76,19 @@ def test_groups_are_the_rows_of_the_rank_array_and_absent_where_they_are_one_ran
 
 def test_one_rank_needs_no_process_group():
     assert not dist.is_initialized()
-    for mesh in (single_rank_mesh(), build_mesh(ParallelPlan(), "cpu", 0, 4)):
+    for mesh in (single_rank_mesh(), build_mesh(ParallelPlan(), 0, 4)):
         assert mesh is not None
         assert mesh.plan == ParallelPlan()
         assert (mesh.ulysses, mesh.ring, mesh.sequence, mesh.batch) == (None,) * 4
         assert (mesh.sequence_index, mesh.batch_index) == (0, 0)
-    assert build_mesh(ParallelPlan(), "cpu", 1, 4) is None
+    assert build_mesh(ParallelPlan(), 1, 4) is None
 
 
 def describe_speeds(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: the speeds that this rank's mesh holds, and whether CPU ranks measure any."""
     plans = ParallelPlan(cfg=2, ulysses=2), ParallelPlan(ring=2, ulysses=2), ParallelPlan(data=4)
-    meshes = [build_mesh(plan, "cpu", rank, world_size, [1.0, 0.5, 0.25, 0.25]) for plan in plans]
-    alike = build_mesh(plans[1], "cpu", rank, world_size)
+    meshes = [build_mesh(plan, rank, world_size, [1.0, 0.5, 0.25, 0.25]) for plan in plans]
+    alike = build_mesh(plans[1], rank, world_size)
     assert alike is not None
     assert alike.speeds is None
     return {

@@ -53,7 +53,7 @@ def run_eager(rank: int, world_size: int, plans: list[dict[str, int]]) -> dict[s
     wrapped = parallelize(transformer, FLUX, single_rank_mesh())
     results: dict[str, Any] = {}
     for number, plan in enumerate(plans):
-        mesh = build_mesh(ParallelPlan(**plan), "cpu", rank, world_size)
+        mesh = build_mesh(ParallelPlan(**plan), rank, world_size)
         if mesh is None:
             continue
         wrapped.set_mesh(mesh)
@@ -91,7 +91,7 @@ def run_compiled(rank: int, world_size: int, plans: list[dict[str, int]]) -> dic
     from torch._dynamo.utils import counters
 
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    meshes = [build_mesh(ParallelPlan(**plan), "cpu", rank, world_size) for plan in plans]
+    meshes = [build_mesh(ParallelPlan(**plan), rank, world_size) for plan in plans]
     transformer = parallelize(build_transformer(layers=LAYERS), FLUX, single_rank_mesh(), compile=True)
     results: dict[str, Any] = {"graphs": []}
     for number, mesh in enumerate(meshes):

@@ -37,7 +37,7 @@ def run_plans(
     meshes = []
     for plan in plans:
         degrees = {axis: degree for axis, degree in plan.items() if axis != "speeds"}
-        meshes.append(build_mesh(ParallelPlan(**degrees), "cpu", rank, world_size, plan.get("speeds")))
+        meshes.append(build_mesh(ParallelPlan(**degrees), rank, world_size, plan.get("speeds")))
     for count in heads:
         transformer = None
         for number, mesh in enumerate(meshes):
@@ -107,7 +107,7 @@ def run_compiled(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str
     from torch._dynamo.utils import counters
 
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    mesh = build_mesh(ParallelPlan(ulysses=world_size), "cpu", rank, world_size)
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
     transformer = parallelize(build_transformer(layers=3), FLUX, mesh, compile=True)
     results: dict[str, Any] = {"graphs": []}

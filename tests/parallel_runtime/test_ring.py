@@ -71,7 +71,7 @@ def run_compiled(rank: int, world_size: int, totals: list[int]) -> dict[str, Any
     from torch._dynamo.utils import counters
 
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    mesh = build_mesh(ParallelPlan(ring=world_size), "cpu", rank, world_size)
+    mesh = build_mesh(ParallelPlan(ring=world_size), rank, world_size)
     assert mesh is not None
     split = SequenceSplit(mesh, ("hidden_states",))
     attend = SequenceAttention(KERNELS["sdpa"], split)

@@ -75,7 +75,7 @@ def run(
 def run_plans(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: every case of both models on every plan."""
     outputs = {}
-    meshes = [build_mesh(ParallelPlan(**plan), "cpu", rank, world_size) for plan in PLANS]
+    meshes = [build_mesh(ParallelPlan(**plan), rank, world_size) for plan in PLANS]
     for name, spec in SPECS.items():
         transformer = parallelize(build(name), spec, single_rank_mesh())
         for number, mesh in enumerate(meshes):
@@ -103,7 +103,7 @@ def test_two_and_three_ranks_give_the_one_process_result_on_every_rank():
 
 def run_compiled(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: SD3.5's blocks, one with a second attention, compiled without graph breaks."""
-    mesh = build_mesh(ParallelPlan(ulysses=world_size), "cpu", rank, world_size)
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
     return {"output": run("sd3", parallelize(build("sd3"), SD3, mesh, compile=True), *UNEVEN)}
 

@@ -64,7 +64,7 @@ def requests() -> dict[str, list[Call]]:
 
 def run_plans(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: every request on every plan."""
-    meshes = [build_mesh(ParallelPlan(**plan), "cpu", rank, world_size) for plan in PLANS]
+    meshes = [build_mesh(ParallelPlan(**plan), rank, world_size) for plan in PLANS]
     transformer = parallelize(build(KOALA), SDXL, single_rank_mesh())
     return {
         f"{number} {name} {position}": output

@@ -72,7 +72,7 @@ def gather_everything(rank: int, world_size: int) -> dict[str, Any]:
                 gathered = gather_shares(share, dim, total, dist.group.WORLD, world_size, SPEEDS)
                 if not torch.equal(gathered, whole):
                     wrong.append(f"{dtype} {total} {dim} by speed")
-    mesh = build_mesh(ParallelPlan(data=world_size), "cpu", rank, world_size)
+    mesh = build_mesh(ParallelPlan(data=world_size), rank, world_size)
     for batch in range(1, 8):
         whole = torch.arange(batch * 6.0).reshape(batch, 2, 3)
         start, stop = share_of_batch(batch, mesh)

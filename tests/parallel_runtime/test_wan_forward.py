@@ -45,7 +45,7 @@ def forward(transformer: Any, case: list[Any], image: bool = False) -> torch.Ten
 def run_plans(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: every case on every plan."""
     outputs = {}
-    meshes = [build_mesh(ParallelPlan(**plan), "cpu", rank, world_size) for plan in PLANS]
+    meshes = [build_mesh(ParallelPlan(**plan), rank, world_size) for plan in PLANS]
     for kind, changes in (("text", {}), ("image", IMAGE)):
         transformer: ParallelTransformer | None = None
         for number, mesh in enumerate(meshes):
@@ -82,7 +82,7 @@ def run_compiled(rank: int, world_size: int) -> dict[str, Any]:
     from torch._dynamo.utils import counters
 
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    mesh = build_mesh(ParallelPlan(ulysses=world_size), "cpu", rank, world_size)
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
     transformer = parallelize(build_transformer(num_layers=2), WAN, mesh, compile=True)
     results: dict[str, Any] = {"graphs": []}

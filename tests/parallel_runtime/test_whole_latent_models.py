@@ -66,7 +66,7 @@ def _run(transformer: Any, spec: ModelSpec, call: Mapping[str, torch.Tensor]) ->
 def run_models(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: every call of every model over all ranks, and over two."""
     outputs: dict[str, Any] = {}
-    meshes = [build_mesh(ParallelPlan(ulysses=degree), "cpu", rank, world_size) for degree in {2, world_size}]
+    meshes = [build_mesh(ParallelPlan(ulysses=degree), rank, world_size) for degree in {2, world_size}]
     for name, (family, config) in MODELS.items():
         spec = find_by_name(family)
         transformer: Any = None
@@ -95,7 +95,7 @@ def test_two_and_three_ranks_give_the_one_process_result_on_every_rank():
 def run_compiled(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: compiled blocks, with and without a long skip."""
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    mesh = build_mesh(ParallelPlan(ulysses=world_size), "cpu", rank, world_size)
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
     spec = find_by_name("hunyuan_dit")
     transformer = parallelize(_build(spec, tiny_hunyuan_dit.tiny_config()), spec, mesh, compile=True)
@@ -111,7 +111,7 @@ def test_compiled_blocks_without_graph_breaks_give_the_same_result():
 
 def run_tiny_picture(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: a latent of one token, whose rotary embedding has been dealt when the tokens are counted."""
-    mesh = build_mesh(ParallelPlan(ulysses=world_size), "cpu", rank, world_size)
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     spec = find_by_name("hunyuan_dit")
     transformer = parallelize(_build(spec, tiny_hunyuan_dit.tiny_config(num_layers=2)), spec, mesh)
     with pytest.raises(UnsupportedModelError, match="1 tokens cannot be split"):
@@ -127,7 +127,7 @@ def test_a_picture_of_fewer_tokens_than_ranks_is_refused_on_all_ranks_where_it_c
 def run_stages(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: one exact call of every model in stages, each with its own blocks only."""
     plan = ParallelPlan(pipe=world_size)
-    mesh = build_mesh(plan, "cpu", rank, world_size)
+    mesh = build_mesh(plan, rank, world_size)
     assert mesh is not None
     outputs: dict[str, Any] = {}
     for name in ("PixArt-α", "HunyuanDiT 1.2"):

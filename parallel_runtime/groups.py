@@ -1,0 +1,43 @@
+"""Process groups by their ranks: plans whose axes join the same ranks share one, whatever the axes are called."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch.distributed as dist
+
+GroupKey = tuple[tuple[int, ...], str]
+"""Global ranks, and what the group is for where other messages between the same ranks must not come in between."""
+
+
+class Groups:
+    """The process groups that this rank knows of.
+
+    Every method is collective over the world: all ranks call it with the same keys in the same order, also those that
+    are in none of the groups, because torch numbers groups in the order in which they are made.
+
+    Args:
+        rank, world_size: of the default process group.
+    """
+
+    def __init__(self, rank: int, world_size: int):
+        self._rank = rank
+        self._world = tuple(range(world_size))
+        self._made: dict[GroupKey, dist.ProcessGroup | None] = {}
+
+    def join(self, key: GroupKey) -> dist.ProcessGroup | None:
+        """Return the group of a key, made where it is new; None for a rank outside of it."""
+        ranks, purpose = key
+        if ranks == self._world and not purpose:
+            return dist.group.WORLD  # there from the start, with its communicators
+        if key not in self._made:
+            group = dist.new_group(list(ranks))
+            self._made[key] = group if self._rank in ranks else None
+        return self._made[key]
+
+    def keep(self, used: Collection[GroupKey]) -> None:
+        """Destroy all other groups. What was recorded over one must be gone before."""
+        for key in [key for key in self._made if key not in used]:
+            group = self._made.pop(key)
+            if group is not None:
+                dist.destroy_process_group(group)
