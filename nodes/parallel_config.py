@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from parallel_runtime.config import ATTENTION_BACKENDS, ParallelConfig
+from parallel_runtime.config import ATTENTION_BACKENDS, AXES, FASTER, SHOWN_AXES, ParallelConfig
 from parallel_runtime.errors import ConfigurationError
 
 from .node_text import show_text
@@ -13,12 +13,13 @@ ConfigSocket = io.Custom("PARALLEL_CONFIG")
 
 DEGREES = ("auto", "1", "2", "3", "4", "6", "8")
 CFG_DEGREES = ("auto", "1", "2")
+STAGES = ("auto", FASTER, *DEGREES[1:])
 PATCHES = ("auto", "1", "2", "3", "4", "6", "8", "12", "16")
 
 
 def read_degree(text: str) -> int | None:
-    """Number of a degree's menu entry; None for auto."""
-    return None if text == "auto" else int(text)
+    """Number of a degree's menu entry; None for auto and what `auto` is allowed."""
+    return None if text in ("auto", FASTER) else int(text)
 
 
 class ParallelConfigNode(io.ComfyNode):
@@ -93,11 +94,12 @@ class ParallelConfigNode(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "stages",
-                    options=list(DEGREES),
+                    options=list(STAGES),
                     default="auto",
                     optional=True,
                     tooltip="PipeFusion: cuts the model into this many parts, each on its own GPU. Changes the picture "
-                    "slightly; for GPUs joined by slow links or too small for the model.",
+                    "slightly; for GPUs joined by slow links or too small for the model. Auto never changes the "
+                    'picture; "faster, slightly different" lets auto take PipeFusion where it gains.',
                 ),
                 io.Combo.Input(
                     "patches",
@@ -136,7 +138,7 @@ class ParallelConfigNode(io.ComfyNode):
         patches: str = "auto",
         warmup_steps: int = 1,
     ) -> io.NodeOutput:
-        """Check the values, pass them on, and show the plan that they give for FLUX.1.
+        """Check the values, pass them on, and show what they ask for.
 
         Raises:
             ConfigurationError: they cannot hold.
@@ -146,6 +148,7 @@ class ParallelConfigNode(io.ComfyNode):
             data=read_degree(data),
             cfg=read_degree(cfg),
             pipe=read_degree(stages),
+            may_change_pixels=stages == FASTER,
             ring=read_degree(ring),
             ulysses=read_degree(ulysses),
             patches=read_degree(patches),
@@ -158,21 +161,27 @@ class ParallelConfigNode(io.ComfyNode):
 
 
 def preview(config: ParallelConfig) -> str:
-    """Return what the configuration would do with FLUX.1 on these devices; what is wrong is told, and not raised.
+    """Return which devices the configuration takes, and what it leaves open; what is wrong is told, and not raised.
 
-    The nodes that use the configuration raise: a model that is not FLUX.1 may take what FLUX.1 refuses.
+    What it does with a model is on Parallel Loader, and of a run on the sampler. They raise what is wrong, too.
     """
     # Imported here and not at the top: ComfyUI's start shall not pay for it.
     import torch
 
-    from parallel_runtime.planning.explanation import explain
-    from parallel_runtime.planning.facts import FLUX_DEV, flux_request
-    from workers.gpus import find_machine
     from workers.launch import resolve_devices
 
     try:
         spec = resolve_devices(config, torch.cuda.device_count)
-        text = explain(config, spec.world_size, FLUX_DEV, flux_request(1024), find_machine(spec))
     except ConfigurationError as error:
         return str(error)
-    return f"FLUX.1 dev, 1024 × 1024: {text}"
+    kind = "GPU" if spec.device_type == "cuda" else "CPU rank"
+    text = f"{spec.world_size} {kind}{'s' if spec.world_size > 1 else ''}"
+    numbers = ", ".join(map(str, spec.devices)) if spec.device_type == "cuda" else ""
+    text += f" ({numbers})" if numbers and spec.hosts == 1 else ""
+    text += f" of {spec.hosts} hosts" if spec.hosts > 1 else ""
+    given = {SHOWN_AXES.get(axis, axis): getattr(config, axis) for axis in AXES}
+    named = ", ".join(f"{axis} {degree}" for axis, degree in given.items() if degree is not None)
+    rest = "The rest of the split" if named else "The split"
+    return (
+        f"{text}{': ' + named if named else ''}. {rest} is chosen for the model and the picture; the loader shows it."
+    )

@@ -138,5 +138,5 @@ class ParallelLoader(io.ComfyNode):
         config = ParallelConfig() if parallel_config is None else ParallelConfig.from_mapping(parallel_config)
         with stopping_with_prompt() as interrupted:
             model, loaded = load_model(find_model(model_name), weight_dtype, config, interrupted)
-        text = f"{loaded.explanation} {explain_stages(loaded.stages)}".strip()
+        text = f"{loaded.explanation} {explain_stages(loaded.stages, config.keeps_pixels)}".strip()
         return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, text))

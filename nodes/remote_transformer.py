@@ -108,7 +108,7 @@ class RemoteTransformer:
         )
         self.resident_bytes = self.size_bytes
         self.notices.computed()
-        if self.stages > 1:
+        if self.stages > 1 and not self.model.config.keeps_pixels:
             self.notices.in_turn()
         return output.to(call.x)
 

@@ -14,9 +14,13 @@ USE_PARALLEL_SAMPLER = (
 )
 
 
-def explain_stages(stages: int) -> str:
-    """What Parallel Loader adds to the plan of a model that is split into stages; "" for a whole one."""
-    return "" if stages == 1 else USE_PARALLEL_SAMPLER
+def explain_stages(stages: int, keeps_pixels: bool = False) -> str:
+    """What Parallel Loader adds to the plan of a model that is split into stages; "" for a whole one.
+
+    Args:
+        keeps_pixels: the stages work in turn under Parallel Sampler too, and the plan says so.
+    """
+    return "" if stages == 1 or keeps_pixels else USE_PARALLEL_SAMPLER
 
 
 class RunNotices:

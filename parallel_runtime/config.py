@@ -15,6 +15,8 @@ AXES = ("data", "cfg", "pipe", "ring", "ulysses")
 """Mesh axes, outermost first; ulysses is innermost because its ranks exchange the most."""
 SHOWN_AXES = {"pipe": "stages"}
 """Axes that artists know by another name."""
+FASTER = "faster, slightly different"
+"""How artists allow `auto` to change pixels."""
 ATTENTION_BACKENDS = ("auto", "sdpa", "cudnn", "flash", "efficient", "math", "flash3", "sage")
 
 _DEVICES = re.compile(r"auto|cpu(:[1-9]\d*)?|\d+(,\d+)*")
@@ -28,6 +30,8 @@ class ParallelConfig:
         devices: `auto` (every GPU that ComfyUI may see, else one CPU rank), a list such as `0,1`, or `cpu:N`.
         data, cfg, pipe, ring, ulysses: degree of that mesh axis, or None for auto. A pipe above 1 is PipeFusion, which
             changes the picture slightly.
+        may_change_pixels: with pipe on auto, PipeFusion may be taken. Without, stages that memory asks for compute the
+            whole picture in turn, which is exact.
         patches: parts that PipeFusion cuts the latent into; None takes as many as there are stages.
         warmup_steps: exact steps at the start of PipeFusion, which then works with the K and V of the step before.
         attention: one of ATTENTION_BACKENDS.
@@ -50,6 +54,7 @@ class ParallelConfig:
     attention: str = "auto"
     compile: bool = False
     hosts: int = 1
+    may_change_pixels: bool = False
     version: int = CONFIG_VERSION
 
     def __post_init__(self) -> None:
@@ -89,6 +94,8 @@ class ParallelConfig:
                 f"Attention backend {self.attention!r} is not known.",
                 f"Choose one of {', '.join(ATTENTION_BACKENDS)}.",
             )
+        if not isinstance(self.may_change_pixels, bool):
+            raise ConfigurationError(f"May change pixels is {self.may_change_pixels!r}.", "Use true or false.")
         if not isinstance(self.compile, bool):
             raise ConfigurationError(f"Compile is {self.compile!r}.", "Use true or false.")
 
@@ -96,6 +103,11 @@ class ParallelConfig:
     def device_indices(self) -> tuple[int, ...] | None:
         """GPU numbers where `devices` lists them, else None."""
         return tuple(int(part) for part in self.devices.split(",")) if self.devices[0].isdigit() else None
+
+    @property
+    def keeps_pixels(self) -> bool:
+        """The picture is that of one GPU up to rounding, whatever is chosen. Stages that are set are asked for."""
+        return self.pipe == 1 or (self.pipe is None and not self.may_change_pixels)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ParallelConfig:
@@ -177,6 +189,8 @@ class ParallelPlan:
     def _named(self, axis: str, degree: int) -> str:
         if axis != "pipe":
             return f"{axis} {degree}"
+        if self.patches == 1:
+            return f"stages {degree} (in turn)"
         steps = "step" if self.warmup_steps == 1 else "steps"
         return f"stages {degree} ({self.patches} patches, {self.warmup_steps} warm-up {steps})"
 

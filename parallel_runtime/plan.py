@@ -15,7 +15,7 @@ _WORTH_A_RANK = 0.98
 """A plan of more ranks takes at most this share of the time, or the ranks stay out."""
 _WORTH_A_RING = 0.95
 _WORTH_OTHER_PIXELS = 0.9
-"""PipeFusion changes the picture, so it must gain more than the rest."""
+"""PipeFusion changes the picture, so it must gain more than the rest, where it may be taken at all."""
 
 TYPICAL = RequestFacts(4096, 512, rows=64)
 """What a plan is made for when no request is there yet: 1024 × 1024 in most image models."""
@@ -27,7 +27,7 @@ class Choice:
 
     Args:
         alone: cost of one rank.
-        reason: why `auto` took PipeFusion: "memory", "links", or "" where it did not.
+        reason: why `auto` took stages: "memory", "links", or "" where it did not.
     """
 
     plan: ParallelPlan
@@ -94,6 +94,10 @@ def choose(
     loaded: ParallelPlan | None = None,
 ) -> Choice:
     """Return the plan of `resolve_plan`, with what it costs and why."""
+    if config.keeps_pixels:
+        # One patch: the stages work in turn, and every key and value is of the same step.
+        config = replace(config, patches=1, warmup_steps=1)
+    links_may = config.may_change_pixels and config.pipe is None
     config = with_stages(config, loaded)
     sequence = loaded.sequence if loaded is not None and loaded.pipe > 1 else 0
     check_limits(config, ranks, model, request, sequence)
@@ -103,14 +107,14 @@ def choose(
     assert exact is not None  # what has no plan was refused
     if config.pipe is None and machine.on_gpu and model.has_stages:
         piped = _pipe_for_memory(search, exact) if loaded is None else None
-        piped = piped or _pipe_for_links(search, exact)
+        piped = piped or (_pipe_for_links(search, exact) if links_may else None)
         if piped is not None:
             return Choice(*piped, alone, "memory" if not search.fits(exact[1]) else "links")
     return Choice(*exact, alone)
 
 
 def _pipe_for_memory(search: _Search, exact: tuple[ParallelPlan, Cost]) -> tuple[ParallelPlan, Cost] | None:
-    """PipeFusion, because a GPU cannot hold the whole model, and a share of it can."""
+    """Stages, because a GPU cannot hold the whole model, and a share of it can."""
     if search.fits(exact[1]):
         return None
     piped = search.fastest(search.stage_counts())

@@ -201,7 +201,8 @@ class Engine:
         check_steps(plan, steps)
         kept = 0
         if plan.pipe > 1:
-            require_patchwise(denoising.sampler)
+            if plan.patches > 1:
+                require_patchwise(denoising.sampler)
             if place is not None:
                 parts = self._lay_out(request.branches, resident, place, plan.patches, x, meta)
                 kept = kept_bytes(resident.facts, resident.owned(place), place.layout, parts)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ..config import AXES, ParallelConfig, ParallelPlan
+from ..config import AXES, FASTER, ParallelConfig, ParallelPlan
 from ..plan import Choice, choose
 from .facts import GIB, MachineFacts, ModelFacts, RequestFacts
 
@@ -38,8 +39,9 @@ def explain(
     if ranks > choice.plan.world_size:
         sentences.append(_idle(choice, config, ranks))
     if predictable:
+        sentences.append(_faster(choice, config, ranks, model, request, machine, loaded))
         sentences.append(_more(choice, config, ranks, model, request, machine, loaded))
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
 
 
 def _what(choice: Choice, model: ModelFacts, request: RequestFacts) -> str:
@@ -50,7 +52,8 @@ def _what(choice: Choice, model: ModelFacts, request: RequestFacts) -> str:
     if plan.batch > 1:
         reasons.append(_batch(plan, request.batch))
     if plan.pipe > 1:
-        reasons.append(f"{plan.pipe} stages of {_between(choice.cost.stage_blocks)} blocks work on patches")
+        how = "in turn" if plan.patches == 1 else "on patches"
+        reasons.append(f"{plan.pipe} stages of {_between(choice.cost.stage_blocks)} blocks work {how}")
     if plan.sequence > 1:
         how = "keys and values go round" if plan.ulysses == 1 else _heads(plan.ulysses, model.heads)
         reasons.append(f"{plan.sequence} ranks share the tokens of a picture ({how})")
@@ -76,11 +79,33 @@ def _heads(ulysses: int, heads: int) -> str:
 
 
 def _why_pipe(choice: Choice, machine: MachineFacts) -> str:
-    if choice.reason == "memory":
-        why = f"the whole model takes {choice.alone.bytes / GIB:.1f} GiB and a GPU has {machine.memory_bytes / GIB:.1f}"
-    else:
-        why = f"the GPUs are joined by slow links ({machine.link.name}); KSampler runs without it"
+    memory = f"the whole model takes {choice.alone.bytes / GIB:.1f} GiB and a GPU has {machine.memory_bytes / GIB:.1f}"
+    if choice.plan.patches == 1:
+        return (
+            f"The stages compute in turn, because {memory}: that is exact, and one GPU computes at a time. "
+            f'Stages "{FASTER}" lets them work at the same time.'
+        )
+    links = f"the GPUs are joined by slow links ({machine.link.name}); KSampler runs without it"
+    why = memory if choice.reason == "memory" else links
     return f"PipeFusion was chosen because {why}. It changes the picture slightly; stages 1 forbids it."
+
+
+def _faster(
+    choice: Choice,
+    config: ParallelConfig,
+    ranks: int,
+    model: ModelFacts,
+    request: RequestFacts,
+    machine: MachineFacts,
+    loaded: ParallelPlan | None,
+) -> str:
+    """What `auto` could take if it were allowed to change pixels; "" where that would not be faster."""
+    if config.pipe is not None or config.may_change_pixels:
+        return ""
+    other = choose(replace(config, may_change_pixels=True), ranks, model, request, machine, loaded)
+    if choice.reason or other.cost.seconds >= choice.cost.seconds:
+        return ""  # `_why_pipe` has said it
+    return f'With stages on "{FASTER}" it would take {show_seconds(other.cost.seconds)} ({other.plan}).'
 
 
 def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[str]:

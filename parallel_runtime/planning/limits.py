@@ -123,7 +123,7 @@ def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: Req
     while degrees["pipe"] > 1 and request.most_patches(degrees["ring"] * degrees["ulysses"]) == 0:
         degrees["ring" if degrees["ring"] > degrees["ulysses"] else "ulysses"] -= 1
     parts = [f"{SHOWN_AXES.get(axis, axis)} {degrees[axis]}" for axis in AXES if axis in named]
-    if config.patches and degrees["pipe"] > 1:
+    if config.patches and config.patches > 1 and degrees["pipe"] > 1:
         patches = min(config.patches, request.most_patches(degrees["ring"] * degrees["ulysses"]))
         parts.append(f"patches {patches}")
     return ", ".join(parts)

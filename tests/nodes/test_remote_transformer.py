@@ -52,7 +52,8 @@ class DoublingPool:
 
 def make_remote(devices: str = "cpu:2", stages: int = 1) -> tuple[RemoteTransformer, DoublingPool]:
     pool = DoublingPool(stages)
-    model = ModelRequest("model.safetensors", "bfloat16", ParallelConfig(devices=devices))
+    config = ParallelConfig(devices=devices, pipe=stages if stages > 1 else None)
+    model = ModelRequest("model.safetensors", "bfloat16", config)
     return RemoteTransformer(model, connect=lambda config: pool), pool
 
 
@@ -171,6 +172,7 @@ def test_stages_step_by_step_are_told_once_a_run_on_the_node_and_in_the_log(capl
         assert IN_TURN in shown[-1]
     assert [record.levelname for record in caplog.records if IN_TURN in record.getMessage()] == ["WARNING"] * 2
     assert explain_stages(2) == USE_PARALLEL_SAMPLER
+    assert explain_stages(2, keeps_pixels=True) == ""  # they work in turn in the pool as well
 
 
 def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):

@@ -47,6 +47,13 @@ def test_each_rank_holds_about_its_share_of_the_weights(client, path):
     assert (whole.stages, staged.stages) == (1, 2)
 
 
+def test_a_picture_of_one_patch_is_exact_with_any_sampler(client, path):
+    for sampler in ("euler", "uni_pc"):
+        exact = client.sample(model(path, pipe=1), request(sampler=sampler))
+        in_turn = client.sample(model(path, patches=1), request(sampler=sampler))
+        assert (in_turn - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
 def test_a_single_call_is_exact_and_shared_between_the_stages(client, path):
     x, timestep, given = latent(2), torch.tensor([0.3, 0.9]), conditioning(batch=2)
     output = client.forward(model(path), x, timestep, given)
