@@ -1,0 +1,184 @@
+"""Model files with random weights in the layout that artists have, written as fast as the disk takes them.
+
+python -m benchmarks.in_comfyui.files --folder FOLDER flux klein klein-b
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .families import REAL, Family, family_of, tiny
+
+ENDING = ".safetensors"
+_WRITERS = 8
+_CODES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file: its key, shape, and whether it scales a norm."""
+
+    key: str
+    shape: tuple[int, ...]
+    norm: bool
+
+
+def list_entries(family: Family) -> list[Entry]:
+    """Tensors of the file: shapes of the diffusers class on the meta device, under the names that our rules give."""
+    import diffusers
+
+    with torch.device("meta"):
+        transformer: Any = getattr(diffusers, family.spec.transformer_class)(**family.config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()}
+    found: dict[str, Entry] = {}
+    for rule in family.spec.weight_rules(family.config):
+        shape = shapes[rule.target]
+        before = found.get(rule.source)
+        rows = max(before.shape[0] if before else 0, sum(rule.rows) if rule.rows else shape[0]) if shape else 0
+        norm = "norm" in rule.target and rule.target.endswith("weight")
+        found[rule.source] = Entry(family.prefix + rule.source, (rows, *shape[1:]) if shape else (), norm)
+    return list(found.values())
+
+
+def random_values(entry: Entry, seed: int, device: str) -> torch.Tensor:
+    """Values that keep the scale of what passes through them, and depend on key and seed alone.
+
+    Returns:
+        float32 of `entry.shape` on `device`.
+    """
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}/{entry.key}".encode()))
+    noise = torch.randn(entry.shape, generator=generator, device=device)
+    if len(entry.shape) > 1:
+        return noise.div_(math.sqrt(math.prod(entry.shape[1:])))
+    return noise.mul_(0.1).add_(1) if entry.norm else noise.mul_(0.02)
+
+
+def write_file(path: Path, family: Family, seed: int, device: str) -> None:
+    """Write a safetensors file; it appears under its name when it is whole."""
+    entries = list_entries(family)
+    header, ends = {}, [0]
+    for entry in entries:
+        ends.append(ends[-1] + math.prod(entry.shape) * family.dtype.itemsize)
+        place = {"dtype": _CODES[family.dtype], "shape": entry.shape, "data_offsets": ends[-2:]}
+        header[entry.key] = place
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.flush()
+
+        def write(number: int) -> None:
+            values = random_values(entries[number], seed, device).to(family.dtype).cpu().contiguous()
+            rest = memoryview(values.reshape(-1).view(torch.uint8).numpy().data)
+            place = 8 + len(text) + ends[number]
+            while rest:
+                written = os.pwrite(file.fileno(), rest, place)
+                rest, place = rest[written:], place + written
+
+        with ThreadPoolExecutor(_WRITERS) as writers:
+            list(writers.map(write, range(len(entries))))
+    unfinished.replace(path)
+
+
+class FileStore:
+    """The models folder: makes what is needed, deletes what nothing needs any more.
+
+    Args:
+        folder: ComfyUI's models/diffusion_models.
+        families: at real size, or tiny.
+        small: the families are the tiny ones.
+    """
+
+    def __init__(self, folder: Path, families: Mapping[str, Family], small: bool):
+        self._folder = folder
+        self._families = families
+        self._small = small
+        self._lock = threading.Lock()
+
+    def make(self, files: Iterable[str], wanted_later: Iterable[str], seconds: float) -> float:
+        """Have these files, in one process of its own, whose GPU memory is free again at its end.
+
+        Args:
+            wanted_later: files that are kept although they are not needed now, while there is room.
+            seconds: time limit.
+
+        Returns:
+            Seconds that it took.
+
+        Raises:
+            subprocess.SubprocessError: it failed, or took longer.
+        """
+        import time
+
+        began = time.monotonic()
+        with self._lock:
+            files = list(dict.fromkeys(files))
+            missing = [file for file in files if not self._path(file).exists()]
+            if missing:
+                self._make_room(missing, keep={*files, *wanted_later})
+                self._make_room(missing, keep=set(files))
+                command = [sys.executable, "-m", "benchmarks.in_comfyui.files", "--folder", str(self._folder)]
+                subprocess.run([*command, *["--tiny"] * self._small, *missing], check=True, timeout=seconds)
+        return time.monotonic() - began
+
+    def fitting(self, files: Iterable[str]) -> list[str]:
+        """The first of these that the disk has room for, all together."""
+        room, chosen = self._free() - 2, []
+        for file in dict.fromkeys(files):
+            room -= 0 if self._path(file).exists() else family_of(file, self._families).gigabytes
+            if room < 0:
+                break
+            chosen.append(file)
+        return chosen
+
+    def clear(self) -> None:
+        """Delete all files."""
+        for path in self._folder.glob(f"*{ENDING}"):
+            path.unlink()
+
+    def _make_room(self, missing: Iterable[str], keep: set[str]) -> None:
+        wanted = 2 + sum(family_of(file, self._families).gigabytes for file in missing)
+        for path in sorted(self._folder.glob(f"*{ENDING}")):
+            if self._free() < wanted and path.name.removesuffix(ENDING) not in keep:
+                path.unlink()
+
+    def _free(self) -> float:
+        status = os.statvfs(self._folder)
+        return status.f_bavail * status.f_frsize / 1e9
+
+    def _path(self, file: str) -> Path:
+        return self._folder / f"{file}{ENDING}"
+
+
+def main() -> None:
+    """Write the files that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--tiny", action="store_true", help="at the size for CPUs")
+    parser.add_argument("files", nargs="+", metavar="NAME", help=f"{', '.join(REAL)}, or such a name with -b")
+    options = parser.parse_args()
+    families = tiny() if options.tiny else REAL
+    device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
+    for file in options.files:
+        path = options.folder / f"{file}{ENDING}"
+        write_file(path, family_of(file, families), zlib.crc32(file.encode()), device)
+        print(f"{path.name}: {path.stat().st_size / 1e9:.1f} GB", flush=True)
+
+
+if __name__ == "__main__":
+    main()

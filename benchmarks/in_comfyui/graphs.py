@@ -1,0 +1,213 @@
+"""Graphs in ComfyUI's API format: the same picture by each way of making it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .families import Family
+from .files import ENDING
+
+Graph = dict[str, dict[str, Any]]
+
+SAMPLER, SECOND, MARK, SAVE = "sampler", "second", "mark", "save"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A loader and a sampler node.
+
+    Args:
+        devices: of Parallel Config; "" is ComfyUI's own loader.
+        sampler: node of the sampler.
+    """
+
+    devices: str = ""
+    sampler: str = "KSampler"
+
+    @property
+    def title(self) -> str:
+        """For tables."""
+        if not self.devices:
+            return "Load Diffusion Model + KSampler"
+        return "Parallel Loader + KSampler" if self.sampler == "KSampler" else "Parallel Sampler"
+
+    @property
+    def gpus(self) -> int:
+        """How many devices take part."""
+        if self.devices.startswith("cpu:"):
+            return int(self.devices.removeprefix("cpu:"))
+        return self.devices.count(",") + 1
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a prompt makes. `seed` differs from prompt to prompt, or ComfyUI takes the result out of its cache."""
+
+    family: Family
+    file: str
+    seed: int
+    steps: int
+
+
+def link(node: str, output: int = 0) -> list[Any]:
+    """A connection to a node's output."""
+    return [node, output]
+
+
+def node(kind: str, /, **inputs: Any) -> dict[str, Any]:
+    """One node; inputs that are not given get their defaults from `fill`."""
+    return {"class_type": kind, "inputs": inputs}
+
+
+def plain(way: Way, picture: Picture) -> Graph:
+    """One model, one sampler."""
+    sampling = {
+        "model": link("model"),
+        "seed": picture.seed,
+        "steps": picture.steps,
+        "cfg": picture.family.cfg,
+        **_method(picture.family),
+    }
+    return {
+        **_surroundings(picture, SAMPLER),
+        **load(way, picture.file, "model"),
+        SAMPLER: node(way.sampler, **sampling, latent_image=link("latent"), denoise=1.0),
+    }
+
+
+def two_experts(way: Way, picture: Picture, second: str) -> Graph:
+    """Two models in turn, each for half of the steps, as Wan 2.2's templates have them."""
+    half = picture.steps // 2
+    common = {"steps": picture.steps, "cfg": picture.family.cfg, **_method(picture.family), "noise_seed": picture.seed}
+    return {
+        **_surroundings(picture, SECOND),
+        **load(way, picture.file, "model"),
+        **load(way, second, "model 2"),
+        SAMPLER: node(
+            "KSamplerAdvanced",
+            model=link("model"),
+            add_noise="enable",
+            start_at_step=0,
+            end_at_step=half,
+            return_with_leftover_noise="enable",
+            latent_image=link("latent"),
+            **common,
+        ),
+        SECOND: node(
+            "KSamplerAdvanced",
+            model=link("model 2"),
+            add_noise="disable",
+            start_at_step=half,
+            end_at_step=10000,
+            return_with_leftover_noise="disable",
+            latent_image=link(SAMPLER),
+            **common,
+        ),
+    }
+
+
+def dual_guider(way: Way, picture: Picture, second: str) -> Graph:
+    """Two models in every step: one for the positive prompt, one for the negative."""
+    return {
+        **_surroundings(picture, SAMPLER),
+        **load(way, picture.file, "model"),
+        **load(way, second, "model 2"),
+        "noise": node("RandomNoise", noise_seed=picture.seed),
+        "guider": node(
+            "DualModelGuider",
+            model=link("model"),
+            model_negative=link("model 2"),
+            positive=link("positive"),
+            negative=link("negative"),
+            cfg=4.0,
+        ),
+        "method": node("KSamplerSelect", sampler_name="euler"),
+        "sigmas": node(
+            "BasicScheduler", model=link("model"), scheduler=picture.family.scheduler, steps=picture.steps, denoise=1.0
+        ),
+        SAMPLER: node(
+            "SamplerCustomAdvanced",
+            noise=link("noise"),
+            guider=link("guider"),
+            sampler=link("method"),
+            sigmas=link("sigmas"),
+            latent_image=link("latent"),
+        ),
+    }
+
+
+def load(way: Way, file: str, name: str) -> Graph:
+    """A loader, and its configuration where it has one."""
+    if not way.devices:
+        return {name: node("UNETLoader", unet_name=file + ENDING, weight_dtype="default")}
+    return {
+        f"{name} config": node("ParallelConfig", devices=way.devices),
+        name: node("ParallelLoader", model_name=file + ENDING, parallel_config=link(f"{name} config")),
+    }
+
+
+def fill(graph: Graph, infos: Mapping[str, Mapping[str, Any]], compile: str) -> Graph:
+    """Give required inputs that are missing the defaults of this ComfyUI and this version of the pack.
+
+    Args:
+        infos: node kind -> what /object_info says of it.
+        compile: "on", "off", or "default", which is on where the choice is only between these two.
+    """
+    filled = {}
+    for name, content in graph.items():
+        kind, given = content["class_type"], content["inputs"]
+        inputs = {**_defaults(infos[kind]), **given}
+        if kind == "ParallelConfig":
+            inputs["compile"] = _compile(infos[kind], compile)
+        filled[name] = {"class_type": kind, "inputs": inputs}
+    return filled
+
+
+def _defaults(info: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, (kind, *more) in info["input"].get("required", {}).items():
+        details = more[0] if more else {}
+        choices = kind if isinstance(kind, list) else details.get("options")
+        if "default" in details:
+            found[name] = details["default"]
+        elif choices:
+            found[name] = choices[0]
+    return found
+
+
+def _compile(info: Mapping[str, Any], wish: str) -> Any:
+    inputs = {**info["input"].get("required", {}), **info["input"].get("optional", {})}
+    kind, details = inputs["compile"]
+    if kind == "BOOLEAN":
+        return wish != "off"
+    return details["default"] if wish == "default" else wish
+
+
+def _method(family: Family) -> dict[str, Any]:
+    return {
+        "sampler_name": "euler",
+        "scheduler": family.scheduler,
+        "positive": link("positive"),
+        "negative": link("negative"),
+    }
+
+
+def _surroundings(picture: Picture, last: str) -> Graph:
+    family = picture.family
+    width, height = family.size
+    size = {"width": width, "height": height, "batch_size": 1, **({"length": family.frames} if family.frames else {})}
+    text = {
+        "length": family.text.length,
+        "width": family.text.width,
+        "pooled": family.text.pooled,
+        "guidance": family.text.guidance,
+    }
+    return {
+        "positive": node("BenchmarkText", seed=11, **text),
+        "negative": node("BenchmarkText", seed=22, **text),
+        "latent": node(family.latent, **size),
+        MARK: node("BenchmarkMark", samples=link(last)),
+        SAVE: node("SaveLatent", samples=link(MARK), filename_prefix=f"benchmark/{picture.file}-{picture.seed}"),
+    }

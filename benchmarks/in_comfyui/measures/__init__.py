@@ -1,0 +1,1 @@
+"""The measurements, by what they ask."""

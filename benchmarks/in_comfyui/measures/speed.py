@@ -1,0 +1,43 @@
+"""How long a step and a whole prompt take, and how far the latent is from that of ComfyUI's own loader."""
+
+from __future__ import annotations
+
+import time
+
+from ..bench import COMPARED_SEED, Bench, Found, mean_step, per_step, step_times
+from ..graphs import Way
+
+_LATER = 5
+"""Prompts at most after the first one until the times stand still (graphs are made, clocks settle)."""
+_STILL = 0.02
+_LONG = 15.0
+"""Seconds; prompts that take longer are run once only after the first one."""
+
+
+def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
+    """One model one way: first prompt, later prompts until their times stand still, one with previews."""
+    found |= {"kind": "speed", "model": bench.family(file).described, "way": way.title, "gpus": way.gpus}
+    first = bench.make(way, file, seed=COMPARED_SEED)
+    found |= {
+        "first prompt s": round(first.seconds, 2),
+        "first step s": round(first.first_step, 2),
+        "distance": bench.distance(file, way, first),
+        "texts": first.texts,
+    }
+    before = 0.0
+    for number in range(_LATER):
+        later = bench.make(way, file)
+        now = per_step(later)
+        found |= {
+            "ms": now,
+            "ms mean": mean_step(later),
+            "later prompt s": round(later.seconds, 2),
+            "later prompts": number + 1,
+            "steps ms": step_times(later),
+        }
+        if later.seconds > _LONG or (before and abs(now - before) < _STILL * before):
+            break
+        before = now
+    if later.seconds < _LONG and time.monotonic() + 2 * later.seconds < bench.deadline:
+        shown = bench.make(way, file, previews=True)
+        found |= {"ms previews": per_step(shown), "shown prompt s": round(shown.seconds, 2)}

@@ -1,0 +1,88 @@
+"""How much memory processes hold: of GPUs as nvidia-smi says, of the machine (RSS) where there is none."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from .server import Server, is_rank
+
+COMFYUI, RANK = "ComfyUI", "rank"
+_QUERY = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+
+
+def has_gpus() -> bool:
+    """Whether nvidia-smi is there."""
+    return shutil.which("nvidia-smi") is not None
+
+
+def measure(server: Server, cpu: bool) -> dict[str, float]:
+    """GiB by process: "ComfyUI", "rank 0", "rank 1", and so on in the order of their ids."""
+    held = _resident(server) if cpu else _on_gpus()
+    ranks = sorted(process.pid for process in server.ranks())
+    names = {server.pid: COMFYUI, **{pid: f"{RANK} {number}" for number, pid in enumerate(ranks)}}
+    return {names[pid]: round(size / 1024, 2) for pid, size in sorted(held.items()) if pid in names}
+
+
+@contextmanager
+def peaks(server: Server, cpu: bool, every: float = 0.4) -> Iterator[dict[str, float]]:
+    """The most that each process held while the block ran: a dict that is filled meanwhile."""
+    most: dict[str, float] = {}
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(every):
+            for name, size in measure(server, cpu).items():
+                most[name] = max(size, most.get(name, 0.0))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        watcher.join()
+
+
+def after_unload(server: Server, cpu: bool, seconds: float = 3.0) -> tuple[dict[str, float], float | None]:
+    """Poll for some seconds after /free.
+
+    Returns:
+        What is held at the end, and after how many seconds all ranks were below 1.5 GiB (None: not within them).
+    """
+    began, low = time.monotonic(), None
+    while True:
+        held = measure(server, cpu)
+        passed = time.monotonic() - began
+        if low is None and all(size < 1.5 for name, size in held.items() if name.startswith(RANK)):
+            low = passed
+        if passed >= seconds:
+            return held, low
+        time.sleep(0.1)
+
+
+def _on_gpus() -> dict[int, float]:
+    """Process id -> MiB, over all GPUs."""
+    lines = subprocess.run(_QUERY, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+    held: dict[int, float] = {}
+    for line in lines:
+        pid, _, size = line.partition(",")
+        if pid.strip().isdigit() and size.strip().isdigit():
+            held[int(pid)] = held.get(int(pid), 0.0) + float(size)
+    return held
+
+
+def _resident(server: Server) -> dict[int, float]:
+    held = {}
+    for process in [psutil.Process(server.pid), *filter(is_rank, server.processes())]:
+        try:
+            held[process.pid] = process.memory_info().rss / 1024**2
+        except psutil.Error:
+            continue
+    return held

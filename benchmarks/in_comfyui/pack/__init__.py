@@ -1,0 +1,102 @@
+"""A custom node pack for measurements: a text that no encoder saw, and the moments at which things happened.
+
+Moments are `time.monotonic()`, the same clock for every process of a machine.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import comfy.utils
+import torch
+from aiohttp import web
+from comfy_api.latest import ComfyExtension, io
+from comfy_execution.utils import get_executing_context
+from server import PromptServer
+
+EVENTS: dict[str, list[dict[str, Any]]] = {}
+"""Prompt id -> what happened in it, in order."""
+
+
+def note(kind: str, **values: Any) -> None:
+    """Write down a moment of the node that is running."""
+    context = get_executing_context()
+    if context is not None:
+        moment = {"kind": kind, "time": time.monotonic(), "node": context.node_id, **values}
+        EVENTS.setdefault(context.prompt_id, []).append(moment)
+
+
+def follow_progress() -> None:
+    """Note every step of every sampler: ComfyUI's messages to the browser leave some out."""
+    shown = comfy.utils.ProgressBar.update_absolute
+
+    def update_absolute(self, value, total=None, preview=None):
+        note("step", value=value, preview=preview is not None)
+        return shown(self, value, total, preview)
+
+    comfy.utils.ProgressBar.update_absolute = update_absolute
+
+
+class RandomText(io.ComfyNode):
+    """CONDITIONING of any size, from a seed."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="BenchmarkText",
+            category="benchmark",
+            inputs=[
+                io.Int.Input("seed"),
+                io.Int.Input("length"),
+                io.Int.Input("width"),
+                io.Int.Input("pooled"),
+                io.Float.Input("guidance"),
+            ],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(cls, seed: int, length: int, width: int, pooled: int, guidance: float) -> io.NodeOutput:
+        generator = torch.Generator().manual_seed(seed)
+        text = torch.randn(1, length, width, generator=generator)
+        extras: dict[str, Any] = {}
+        if pooled:
+            extras["pooled_output"] = torch.randn(1, pooled, generator=generator)
+        if guidance:
+            extras["guidance"] = guidance
+        return io.NodeOutput([[text, extras]])
+
+
+class Mark(io.ComfyNode):
+    """Passes a latent on and notes when it was there."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="BenchmarkMark",
+            category="benchmark",
+            inputs=[io.Latent.Input("samples")],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, samples: dict[str, Any]) -> io.NodeOutput:
+        note("mark")
+        return io.NodeOutput(samples)
+
+
+@PromptServer.instance.routes.get("/benchmark/events/{prompt}")
+async def events(request: web.Request) -> web.Response:
+    """What happened in a prompt."""
+    return web.json_response(EVENTS.get(request.match_info["prompt"], []))
+
+
+class BenchmarkPack(ComfyExtension):
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        follow_progress()
+        return [RandomText, Mark]
+
+
+def comfy_entrypoint() -> BenchmarkPack:
+    return BenchmarkPack()

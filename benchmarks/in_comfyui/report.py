@@ -1,0 +1,168 @@
+"""Results as JSON and as Markdown tables."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Result = Mapping[str, Any]
+_DASH = "–"
+
+
+def describe_machine(log: str, infos: Mapping[str, Any]) -> dict[str, Any]:
+    """What the numbers hold for.
+
+    Args:
+        log: ComfyUI's console, which says what it found.
+        infos: answer of /system_stats.
+    """
+    system = infos["system"]
+    kernels = re.findall(r"comfy_kitchen backend (\w+): (.*)", log)
+    return {
+        "GPUs": _gpus(),
+        "ComfyUI": system["comfyui_version"],
+        "Python": system["python_version"].split()[0],
+        "torch": system["pytorch_version"],
+        "comfy-kitchen": {name: _availability(text) for name, text in kernels},
+    }
+
+
+def _availability(text: str) -> str:
+    found = re.search(r"'available': (\w+), 'disabled': (\w+)", text)
+    return text[:80] if found is None else {"True": "available", "False": "missing"}[found[1]]
+
+
+def _gpus() -> list[str]:
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except FileNotFoundError:
+        return []
+    return answer.stdout.strip().splitlines()
+
+
+def write(path: Path, machine: Mapping[str, Any], results: Sequence[Result]) -> None:
+    """Write everything, as it is so far."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps({"machine": machine, "results": results}, indent=1, ensure_ascii=False))
+    unfinished.replace(path)
+
+
+def tables(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
+    """All tables as Markdown."""
+    parts = [", ".join(f"{key}: {_plain(value)}" for key, value in machine.items())]
+    parts += [_speeds([result for result in results if result.get("kind") == "speed"])]
+    parts += [_memories([result for result in results if result.get("kind") == "memory"])]
+    parts += [_starts([result for result in results if result.get("kind") == "start"])]
+    parts += [_faults([result for result in results if result.get("kind") == "fault"])]
+    parts += [_failures(results)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _speeds(results: Sequence[Result]) -> str:
+    rows = [
+        [
+            result["model"],
+            result["way"],
+            result["gpus"],
+            result.get("ms"),
+            result.get("ms previews"),
+            result.get("first prompt s"),
+            result.get("later prompt s"),
+            _distance(result.get("distance")),
+        ]
+        for result in results
+    ]
+    title = "ms per step (median), whole prompts in seconds, distance of the latent from ComfyUI's own"
+    heads = ["model", "way", "GPUs", "ms per step", "with previews", "first prompt", "later prompt", "distance"]
+    return _table(title, heads, rows)
+
+
+def _memories(results: Sequence[Result]) -> str:
+    rows = [
+        [
+            result["model"],
+            result["way"],
+            result["gpus"],
+            *(_held(result.get(key)) for key in ("before GiB", "peak GiB", "after prompt GiB", "3 s after unload GiB")),
+            result.get("ranks below 1.5 GiB after s"),
+            result.get("first step after unload s"),
+        ]
+        for result in results
+    ]
+    title = "GiB per process; seconds"
+    heads = ["model", "way", "GPUs", "before", "peak", "after the prompt", "3 s after Unload"]
+    return _table(title, [*heads, "ranks below 1.5 GiB after", "next first step after"], rows)
+
+
+def _starts(results: Sequence[Result]) -> str:
+    rows = []
+    for result in results:
+        for row in result.get("rows", []):
+            step = row.get("from one to the other s", row.get("beyond a step ms"))
+            steps = row.get("steps ms")
+            rows.append(
+                [
+                    result["model"],
+                    result["way"],
+                    result["gpus"],
+                    row["what"],
+                    row["first step s"],
+                    row["prompt s"],
+                    step,
+                    steps and " ".join(f"{time:.0f}" for time in steps),
+                ]
+            )
+    heads = ["model", "way", "GPUs", "what", "first step after", "whole prompt"]
+    title = "Seconds from the queue; a switch between experts in s, between models in turn in ms beyond a step"
+    return _table(title, [*heads, "switch", "steps, ms"], rows)
+
+
+def _faults(results: Sequence[Result]) -> str:
+    rows = [
+        [
+            result["fault"],
+            result["way"],
+            result.get("ended after s"),
+            result.get("first step of the next s"),
+            result.get("said"),
+        ]
+        for result in results
+    ]
+    return _table("Faults: seconds", ["fault", "way", "ended after", "next first step after", "said"], rows)
+
+
+def _failures(results: Sequence[Result]) -> str:
+    rows = [[result["name"], result["error"]] for result in results if result.get("error")]
+    return _table("Failed", ["measurement", "why"], rows)
+
+
+def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    if not rows:
+        return ""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join([f"{title}:", "", *("| " + " | ".join(map(_plain, line)) + " |" for line in lines)])
+
+
+def _held(held: Mapping[str, float] | None) -> str:
+    if held is None:
+        return _DASH
+    return ", ".join(f"{name} {size:.1f}" for name, size in held.items()) or "nothing"
+
+
+def _distance(value: float | None) -> str:
+    return _DASH if value is None else f"{value:.1e}"
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return _DASH
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {_plain(inner)}" for key, inner in value.items()) or _DASH
+    if isinstance(value, list):
+        return "; ".join(map(_plain, value)) or _DASH
+    return str(value).replace("|", "/").replace("\n", " ")

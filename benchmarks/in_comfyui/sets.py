@@ -1,0 +1,137 @@
+"""Which measurements belong together, in which order, and how long each may take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from .bench import Measure
+from .families import TWIN
+from .graphs import Way
+from .measures.faults import cancel, fault, kill_rank, stop_rank
+from .measures.memory import unload
+from .measures.speed import speed
+from .measures.start import comes_back, fresh, sequence
+from .measures.switch import experts, turns, two_in_a_step
+
+SETS = ("quick", "families", "memory", "start", "switch", "experts", "video", "faults")
+SECONDS = {"quick": 350.0}
+"""Of a whole set, by default `USUAL`."""
+USUAL = 470.0
+NATIVE = Way()
+SMALL = ("klein", "sd35", "sdxl", "wan1")
+"""Families of the set "families"; FLUX.1 is in "quick", Wan 14B in "video"."""
+
+
+def plan(name: str, one: str, many: str, families: tuple[str, ...] = ()) -> list[Measure]:
+    """Measurements of a set, or of all.
+
+    Args:
+        one, many: devices, see Bench; the same where there is only one.
+        families: those that the set is limited to; none is all of them.
+    """
+    names = SETS if name == "all" else (name,)
+    measures = [measure for part in names for measure in _MAKERS[part](one, many)]
+    there = [measure for measure in measures if one != many or measure.devices == 1]
+    return [measure for measure in there if not families or {_family(file) for file in measure.files} <= set(families)]
+
+
+def _family(file: str) -> str:
+    return file.removesuffix(TWIN)
+
+
+def _speed(file: str, way: Way, bound: float) -> Measure:
+    name = f"speed {file} {'native' if not way.devices else f'{way.sampler} {way.devices}'}"
+    return Measure(name, (file,), bound, partial(speed, file=file, way=way), way.gpus)
+
+
+def _ways(one: str, many: str) -> list[Way]:
+    return [Way(devices, sampler) for devices in (one, many) for sampler in ("KSampler", "ParallelSampler")]
+
+
+def _unload(file: str, way: Way) -> Measure:
+    run = partial(unload, file=file, way=way)
+    return Measure(f"unload {file} {way.devices or 'native'}", (file,), 90, run, way.gpus)
+
+
+def _sequence(file: str, name: str, places: tuple[tuple[str, int], ...]) -> Measure:
+    return Measure(name, (file,), 170, partial(sequence, file=file, places=places), devices=2)
+
+
+def _quick(one: str, many: str) -> Iterator[Measure]:
+    yield _speed("flux", NATIVE, 70)
+    for way in _ways(one, many):
+        yield _speed("flux", way, 110 if way.sampler == "KSampler" else 60)
+    yield _unload("flux", Way(many))
+    yield _sequence("flux", "finding 1", ((many, 1), (one, 2), (many, 2)))
+
+
+def _families(one: str, many: str) -> Iterator[Measure]:
+    for way in (NATIVE, *_ways(one, many)[:2]):
+        yield from (_speed(file, way, 80) for file in SMALL)
+    for way in _ways(one, many)[2:]:
+        yield from (_speed(file, way, 80) for file in SMALL)
+
+
+def _video(one: str, many: str) -> Iterator[Measure]:
+    for way in (NATIVE, *reversed(_ways(one, many))):
+        yield _speed("wan14", way, 150)
+
+
+def _memory(one: str, many: str) -> Iterator[Measure]:
+    for file in ("flux", "sd35"):
+        for way in (NATIVE, Way(one), Way(many)):
+            yield _unload(file, way)
+
+
+def _start(one: str, many: str) -> Iterator[Measure]:
+    for way, twice in ((Way(many), True), (Way(one), False), (NATIVE, False)):
+        run = partial(fresh, file="flux", way=way, twice=twice)
+        yield Measure(f"start {way.devices or 'native'}", ("flux",), 150, run, way.gpus)
+        if way.devices == many:
+            yield Measure(f"comes back {many}", ("flux",), 150, partial(comes_back, file="flux", way=way), way.gpus)
+
+
+def _switch(one: str, many: str) -> Iterator[Measure]:
+    yield _sequence("flux", "devices", ((one, 1), (many, 1), (one, 1), (many, 1)))
+    yield _sequence("flux", "finding 1", ((many, 1), (one, 2), (many, 2)))
+    twins = ("klein", "klein" + TWIN)
+    for way in (NATIVE, Way(many)):
+        label = way.devices or "native"
+        yield Measure(f"in turn {label}", twins, 90, partial(turns, files=twins, way=way), way.gpus)
+        yield Measure(f"dual model {label}", twins, 90, partial(two_in_a_step, files=twins, way=way), way.gpus)
+
+
+def _experts(one: str, many: str) -> Iterator[Measure]:
+    twins = ("wan14", "wan14" + TWIN)
+    for way in (Way(many), NATIVE):
+        run = partial(experts, files=twins, way=way)
+        yield Measure(f"experts {way.devices or 'native'}", twins, 200, run, way.gpus)
+
+
+def _faults(one: str, many: str) -> Iterator[Measure]:
+    sampler = Way(many, "ParallelSampler")
+    for way, do, loading in (
+        (Way(many), cancel, False),
+        (sampler, cancel, False),
+        (sampler, cancel, True),
+        (sampler, kill_rank, False),
+        (Way(many), kill_rank, False),
+        (sampler, kill_rank, True),
+        (Way(many), stop_rank, False),
+    ):
+        name = f"{do.__name__} {way.sampler}{' while loading' if loading else ''}"
+        run = partial(fault, file="flux", way=way, do=do, loading=loading)
+        yield Measure(name, ("flux",), 150, run, way.gpus)
+
+
+_MAKERS = {
+    "quick": _quick,
+    "families": _families,
+    "memory": _memory,
+    "start": _start,
+    "switch": _switch,
+    "experts": _experts,
+    "video": _video,
+    "faults": _faults,
+}

@@ -1,0 +1,92 @@
+"""The measurements in a real ComfyUI, as far as they can be tried without one: files, graphs, plans, tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from benchmarks.in_comfyui.families import REAL, tiny
+from benchmarks.in_comfyui.files import FileStore, list_entries, write_file
+from benchmarks.in_comfyui.graphs import Picture, Way, dual_guider, fill, plain, two_experts
+from benchmarks.in_comfyui.report import tables
+from benchmarks.in_comfyui.sets import SETS, plan
+from parallel_runtime.loading.checkpoint import open_checkpoint
+
+SMALL = ("flux", "klein", "sd35", "wan1")
+CONFIG_INFO = {"input": {"required": {"devices": ["STRING", {"default": "auto"}], "cfg": [["auto", "1"], {}]}}}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_written_file_is_recognised_as_its_family_and_holds_no_zeros(tmp_path, name):
+    family = tiny()[name]
+    path = tmp_path / "model.safetensors"
+    write_file(path, family, 3, "cpu")
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.spec is family.spec
+    with safe_open(path, "pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+    for key, tensor in tensors.items():
+        assert tensor.dtype == family.dtype
+        assert tensor.count_nonzero() > 0.99 * tensor.numel(), key
+    assert len({tensor.flatten()[0].item() for tensor in tensors.values()}) == len(tensors)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_disk_room_that_is_asked_for_holds_the_file_and_little_more(name):
+    family = REAL[name]
+    size = sum(torch.Size(entry.shape).numel() for entry in list_entries(family)) * family.dtype.itemsize / 1e9
+    assert size < family.gigabytes < size + 0.2
+
+
+def test_files_that_nothing_needs_make_room_and_others_stay(tmp_path, monkeypatch):
+    store = FileStore(tmp_path, REAL, small=False)
+    for name in ("klein", "sdxl", "wan1"):
+        (tmp_path / f"{name}.safetensors").touch()
+    monkeypatch.setattr(store, "_free", lambda: 20.0 - 9.0 * len(list(tmp_path.iterdir())))
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: None)
+    store.make(["klein", "klein-b"], ["wan1"], 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["klein.safetensors"]
+    assert store.fitting(["klein", "flux"]) == ["klein"]
+
+
+def test_every_input_of_a_node_is_filled_and_what_is_given_stays():
+    graph = {"config": {"class_type": "ParallelConfig", "inputs": {"devices": "0"}}}
+    for choice, wish, expected in (
+        (["BOOLEAN", {"default": False}], "default", True),
+        (["BOOLEAN", {"default": False}], "off", False),
+        (["COMBO", {"default": "auto", "options": ["auto", "on", "off"]}], "default", "auto"),
+        (["COMBO", {"default": "auto", "options": ["auto", "on", "off"]}], "on", "on"),
+    ):
+        required = {**CONFIG_INFO["input"]["required"], "compile": choice}
+        filled = fill(graph, {"ParallelConfig": {"input": {"required": required}}}, wish)
+        assert filled["config"]["inputs"] == {"devices": "0", "cfg": "auto", "compile": expected}
+
+
+@pytest.mark.parametrize("way", [Way(), Way("0"), Way("0,1", "ParallelSampler")], ids=lambda way: way.title)
+def test_graphs_link_only_to_nodes_that_are_there(way):
+    picture = Picture(REAL["klein"], "klein", 1, 4)
+    for graph in (plain(way, picture), two_experts(way, picture, "klein-b"), dual_guider(way, picture, "klein-b")):
+        links = [value for node in graph.values() for value in node["inputs"].values() if isinstance(value, list)]
+        assert links
+        assert {node for node, _ in links} <= set(graph)
+
+
+def test_a_machine_with_one_gpu_leaves_out_what_takes_two_and_families_can_be_chosen():
+    for name in SETS:
+        assert all(measure.devices == 1 for measure in plan(name, "0", "0"))
+        both = plan(name, "0", "0,1")
+        assert len({measure.name for measure in both}) == len(both)
+    chosen = plan("all", "0", "0,1", ("klein",))
+    assert {file for measure in chosen for file in measure.files} == {"klein", "klein-b"}
+
+
+def test_what_failed_is_told_beside_what_was_found_before():
+    half = {"name": "speed", "kind": "speed", "model": "FLUX", "way": "a | b", "gpus": 2, "ms": 70.5, "error": "hung"}
+    row = {"what": "first", "first step s": 3.0, "prompt s": 4.0}
+    start = {"name": "start", "kind": "start", "model": "FLUX", "way": "x", "gpus": 1, "rows": [row], "error": ""}
+    text = tables({"GPUs": ["H200", "H200"]}, [half, start])
+    assert "| FLUX | a / b | 2 | 70.5 | – |" in text
+    assert "| speed | hung |" in text
+    assert "| FLUX | x | 1 | first | 3.0 | 4.0 |" in text
+    assert "| start |" not in text
