@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from parallel_runtime.config import ATTENTION_BACKENDS, AXES, FASTER, SHOWN_AXES, ParallelConfig
+from parallel_runtime.config import ATTENTION_BACKENDS, AXES, COMPILE_MODES, FASTER, SHOWN_AXES, ParallelConfig
 from parallel_runtime.errors import ConfigurationError
 
 from .node_text import show_text
@@ -69,11 +69,12 @@ class ParallelConfigNode(io.ComfyNode):
                     tooltip="Attention kernel in the ranks. Auto measures which is the fastest on your GPU. The choice "
                     "changes speed, and the result only by rounding; sage changes it slightly more.",
                 ),
-                io.Boolean.Input(
+                io.Combo.Input(
                     "compile",
-                    default=False,
-                    tooltip="Compiles the model's blocks with torch.compile: the first picture of a size takes "
-                    "longer, the next ones less.",
+                    options=list(COMPILE_MODES),
+                    default="auto",
+                    tooltip="Compiles the model's blocks with torch.compile, which makes every step faster. Auto: on "
+                    "GPUs, beside the first picture, which does not wait for it. On: before the first step.",
                 ),
                 io.Int.Input(
                     "hosts",
@@ -124,6 +125,13 @@ class ParallelConfigNode(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, compile: str | bool) -> bool | str:
+        """Take the true and false of graphs and prompts from before `compile` had three choices, too."""
+        if isinstance(compile, bool) or compile in COMPILE_MODES:
+            return True
+        return f"compile is {compile!r}; choose one of {', '.join(COMPILE_MODES)}."
+
+    @classmethod
     def execute(
         cls,
         devices: str,
@@ -131,7 +139,7 @@ class ParallelConfigNode(io.ComfyNode):
         data: str,
         ulysses: str,
         attention: str,
-        compile: bool,
+        compile: str,
         hosts: int = 1,
         ring: str = "auto",
         stages: str = "auto",

@@ -18,6 +18,7 @@ SHOWN_AXES = {"pipe": "stages"}
 FASTER = "faster, slightly different"
 """How artists allow `auto` to change pixels."""
 ATTENTION_BACKENDS = ("auto", "sdpa", "cudnn", "flash", "efficient", "math", "flash3", "sage")
+COMPILE_MODES = ("auto", "on", "off")
 
 _DEVICES = re.compile(r"auto|cpu(:[1-9]\d*)?|\d+(,\d+)*")
 
@@ -35,7 +36,9 @@ class ParallelConfig:
         patches: parts that PipeFusion cuts the latent into; None takes as many as there are stages.
         warmup_steps: exact steps at the start of PipeFusion, which then works with the K and V of the step before.
         attention: one of ATTENTION_BACKENDS.
-        compile: regional torch.compile of the repeated blocks.
+        compile: one of COMPILE_MODES; regional torch.compile of the repeated blocks. `auto` compiles on GPUs, beside
+            the pictures and not before them, and does not compile on a CPU. Graphs and prompts of earlier
+            versions hold a bool, which is taken for on and off.
         hosts: machines that the pool spans; each brings as many devices (docs/several-hosts.md).
         version: schema of this configuration; a newer one than ours is refused.
 
@@ -52,7 +55,7 @@ class ParallelConfig:
     patches: int | None = None
     warmup_steps: int = 1
     attention: str = "auto"
-    compile: bool = False
+    compile: str = "auto"
     hosts: int = 1
     may_change_pixels: bool = False
     version: int = CONFIG_VERSION
@@ -96,8 +99,10 @@ class ParallelConfig:
             )
         if not isinstance(self.may_change_pixels, bool):
             raise ConfigurationError(f"May change pixels is {self.may_change_pixels!r}.", "Use true or false.")
-        if not isinstance(self.compile, bool):
-            raise ConfigurationError(f"Compile is {self.compile!r}.", "Use true or false.")
+        if isinstance(self.compile, bool):
+            object.__setattr__(self, "compile", "on" if self.compile else "off")
+        if self.compile not in COMPILE_MODES:
+            raise ConfigurationError(f"Compile is {self.compile!r}.", f"Choose one of {', '.join(COMPILE_MODES)}.")
 
     @property
     def device_indices(self) -> tuple[int, ...] | None:
@@ -108,6 +113,10 @@ class ParallelConfig:
     def keeps_pixels(self) -> bool:
         """The picture is that of one GPU up to rounding, whatever is chosen. Stages that are set are asked for."""
         return self.pipe == 1 or (self.pipe is None and not self.may_change_pixels)
+
+    def compiles(self, on_gpu: bool) -> bool:
+        """Whether the model's blocks are compiled, at once or in time."""
+        return self.compile == "on" or (self.compile == "auto" and on_gpu)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ParallelConfig:

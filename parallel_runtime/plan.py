@@ -102,7 +102,7 @@ def choose(
     sequence = loaded.sequence if loaded is not None and loaded.pipe > 1 else 0
     check_limits(config, ranks, model, request, sequence)
     search = _Search(config, ranks, model, request, machine, sequence)
-    alone = predict(ParallelPlan(), model, request, machine, config.compile)
+    alone = predict(ParallelPlan(), model, request, machine, config.compiles(machine.on_gpu))
     exact = search.fastest((config.pipe or 1,))
     assert exact is not None  # what has no plan was refused
     if config.pipe is None and machine.on_gpu and model.has_stages:
@@ -146,6 +146,10 @@ class _Search:
     machine: MachineFacts
     sequence: int
 
+    @property
+    def _compiled(self) -> bool:
+        return self.config.compiles(self.machine.on_gpu)
+
     def fits(self, cost: Cost) -> bool:
         """A rank's memory holds it, as far as that is known."""
         return not self.machine.memory_bytes or cost.bytes <= self.machine.memory_bytes
@@ -159,7 +163,7 @@ class _Search:
         """The fastest plan that fits; where none fits, the fastest; None where the ranks do not do for any."""
         best: tuple[ParallelPlan, Cost] | None = None
         for plan in sorted(self._plans(pipes), key=_simplicity):
-            cost = predict(plan, self.model, self.request, self.machine, self.config.compile, split_weights)
+            cost = predict(plan, self.model, self.request, self.machine, self._compiled, split_weights)
             if best is None or self._better(plan, cost, *best):
                 best = plan, cost
         return best

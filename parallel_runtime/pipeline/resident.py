@@ -109,7 +109,8 @@ class Resident:
         if isinstance(self.transformer, ParallelTransformer):
             module = self.transformer.unwrap()
             relay = keep_blocks(module, self.spec, owned)
-            self.transformer = Stage(module, self.spec, relay, mesh, self.config.attention, self.config.compile)
+            compiles = _compiles(module, self.config)
+            self.transformer = Stage(module, self.spec, relay, mesh, self.config.attention, compiles)
         assert self.transformer is not None
         self.transformer.set_mesh(mesh)
         return self.transformer
@@ -207,7 +208,8 @@ class Residency:
         load_weights(module, checkpoint, rules, opened.dtype, self._device, control.check_cancel)
         if relay is None or place is None:
             return _wrap(module, checkpoint.spec, config)
-        stage = Stage(module, checkpoint.spec, relay, single_rank_mesh(), config.attention, config.compile)
+        compiles = _compiles(module, config)
+        stage = Stage(module, checkpoint.spec, relay, single_rank_mesh(), config.attention, compiles)
         stage.check_ring(place.layout)
         return stage
 
@@ -227,7 +229,7 @@ class Residency:
         if (resident.config.attention, resident.config.compile) == (config.attention, config.compile):
             return resident.transformer
         if isinstance(resident.transformer, Stage):
-            return resident.transformer.rewrap(config.attention, config.compile)
+            return resident.transformer.rewrap(config.attention, config.compiles(self._device.type == "cuda"))
         return _wrap(resident.transformer.unwrap(), resident.spec, config)
 
     def release(self) -> int:
@@ -248,4 +250,8 @@ def _owned(facts: ModelFacts, place: Place, most: float = math.inf) -> tuple[int
 
 
 def _wrap(module: torch.nn.Module, spec: ModelSpec, config: ParallelConfig) -> ParallelTransformer:
-    return parallelize(module, spec, single_rank_mesh(), attention=config.attention, compile=config.compile)
+    return parallelize(module, spec, single_rank_mesh(), attention=config.attention, compile=_compiles(module, config))
+
+
+def _compiles(module: torch.nn.Module, config: ParallelConfig) -> bool:
+    return config.compiles(next(module.parameters()).is_cuda)

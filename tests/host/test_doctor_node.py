@@ -16,6 +16,7 @@ pytestmark = pytest.mark.host
 def doctor(devices: str = "cpu:2") -> Prompt:
     auto = dict.fromkeys(("cfg", "data", "ulysses", "attention"), "auto")
     return {
+        # false: as prompts say that were made before there was a third choice
         "config": node("ParallelConfig", devices=devices, compile=False, **auto),
         "doctor": node("ParallelDoctor", parallel_config=link("config")),
         "text": node("PreviewAny", source=link("doctor")),

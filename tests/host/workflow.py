@@ -92,7 +92,7 @@ class Workflow:
                 stages, patches, warmup = self.stages
                 piped = {"stages": str(stages), "patches": str(patches), "warmup_steps": warmup}
             loaded = {
-                "config": node("ParallelConfig", devices=self.loader, compile=False, **auto, **piped),
+                "config": node("ParallelConfig", devices=self.loader, compile="off", **auto, **piped),
                 LOADER: node(
                     "ParallelLoader",
                     model_name=self.model,

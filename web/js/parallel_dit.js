@@ -11,6 +11,12 @@ app.registerExtension({
     const room = ROOM_FOR_TEXT[node.comfyClass];
     if (room) node.setSize([Math.max(node.size[0], WIDTH), node.computeSize()[1] + room]);
   },
+  // Graphs from before `compile` had three choices hold true or false.
+  loadedGraphNode(node) {
+    if (node.comfyClass !== "ParallelConfig") return;
+    const compile = node.widgets?.find((widget) => widget.name === "compile");
+    if (typeof compile?.value === "boolean") compile.value = compile.value ? "on" : "off";
+  },
   settings: [
     {
       id: "ParallelDiT.StartDevices",
