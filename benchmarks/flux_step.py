@@ -58,7 +58,9 @@ def per_step(times: list[float]) -> float:
 
 def run_pool(path: Path, ranks: int, compiled: bool, size: int, steps: int, attention: str) -> dict[str, Any]:
     """Sample through the pool: once to warm up, once measured; then one call per step, as KSampler does."""
-    config = ParallelConfig(devices=",".join(map(str, range(ranks))), compile=compiled, attention=attention)
+    config = ParallelConfig(
+        devices=",".join(map(str, range(ranks))), compile="on" if compiled else "off", attention=attention
+    )
     model = ModelRequest(str(path), "bfloat16", config)
     client = get_pool(config)
     started = time.perf_counter()
