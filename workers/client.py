@@ -22,6 +22,7 @@ from parallel_runtime.pipeline.requests import (
     Release,
     Request,
     Sample,
+    Step,
     concat_name,
 )
 
@@ -30,6 +31,7 @@ from .conditioning_cache import ConditioningCache
 from .gpus import find_machine, remember
 from .launch import PoolSpec, resolve_devices
 from .pool import POLL_SECONDS, OnCompile, OnProgress, RunningPool, ShouldCancel
+from .prepared_calls import PreparedCalls, kind_of
 from .protocol import Status
 
 __all__ = ["Branch", "Cancelled", "Inpaint", "ModelRequest", "PoolClient", "SampleRequest", "never"]
@@ -70,6 +72,7 @@ class PoolClient:
         self._pool: RunningPool | None = None
         self._resident: ModelRequest | None = None
         self._cache = ConditioningCache()
+        self._prepared = PreparedCalls()
         self._deaths = 0  # in a row, without a job that succeeded in between
 
     def start(self, should_cancel: ShouldCancel = never) -> RunningPool:
@@ -129,6 +132,7 @@ class PoolClient:
             assert isinstance(answer, Loaded)
             if answer.machine is not None and answer.machine != machine:
                 remember(self.spec, answer.machine)
+            self._prepared.clear()
             if not answer.reused:
                 self._cache.clear()
             self._resident = model
@@ -146,12 +150,12 @@ class PoolClient:
         """One call of the transformer.
 
         Args:
-            x: (B, C, ...) in the model's dtype; timestep: (B,) float32.
+            x: (B, C, ...) in the model's dtype, on any device; timestep: (B,) float32.
             conditioning: context (B, T, D) and the family's extras.
             on_compile: called about once a second by each rank that compiles, while it does.
 
         Returns:
-            The prediction, shaped like the latent part of x, on the CPU.
+            The prediction, shaped like the latent part of x, on its device.
 
         Raises:
             ParallelError: the request, or the pool; typed, with cause and fix.
@@ -160,10 +164,16 @@ class PoolClient:
         with self._turn(should_cancel):
             self._ensure(model, should_cancel)
             reference, tensors, dropped = self._cache.refer(conditioning)
-            request = Forward(model.key, reference, dropped)
+            kind = kind_of(model.key, reference, x, timestep)
+            number = self._prepared.find(kind)
+            request: Forward | Step = Step(number)
+            if not number or dropped:
+                number = self._prepared.next_number()
+                request = Forward(model.key, reference, dropped, number, self._prepared.dropped())
             tensors |= {"x": x, "timestep": timestep}
             _, results = self._submit(request, tensors, _ignore_progress, on_compile, should_cancel)
-            return results["output"]
+            self._prepared.keep(kind, number)
+            return results["output"].to(x.device)
 
     def sample(
         self,
@@ -249,7 +259,7 @@ class PoolClient:
             return answer
         except BaseException:
             # Whether the ranks kept this request's conditionings is not certain any more.
-            self._cache.clear()
+            self._forget_calls()
             raise
 
     def _refer_all(
@@ -267,4 +277,8 @@ class PoolClient:
 
     def _forget(self) -> None:
         self._resident = None
+        self._forget_calls()
+
+    def _forget_calls(self) -> None:
         self._cache.clear()
+        self._prepared.clear()

@@ -33,7 +33,7 @@ class ConditioningCache:
         """
         arguments = {name: value for name, value in conditioning.items() if value is not None}
         for number, kept in reversed(self._kept.items()):
-            if _equal(kept, arguments):
+            if _same(kept, arguments):
                 self._kept.move_to_end(number)
                 return ConditioningRef(number, index=index), {}, self._dropped()
         number = next(self._numbers)
@@ -82,22 +82,35 @@ def _copy(value: Any) -> Any:
     return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two conditionings hold the same, bit for bit."""
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    if not _alike(dict(one), dict(other), pairs):
+        return False
+    unlike = [torch.ne(_bits(a), _bits(b)).any() for a, b in pairs if a is not b]
+    # One question to each device: to ask it of every tensor would wait as many times.
+    by_device = {flag.device: [f for f in unlike if f.device == flag.device] for flag in unlike}
+    return not any(bool(torch.stack(flags).any()) for flags in by_device.values())
+
+
+def _alike(one: Any, other: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Whether two values are equal but for what their tensors hold; those are added to `pairs`."""
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
+        return one.keys() == other.keys() and all(_alike(value, other[name], pairs) for name, value in one.items())
     if isinstance(one, torch.Tensor):
-        return (
-            isinstance(other, torch.Tensor)
-            and one.dtype == other.dtype
-            and one.shape == other.shape
-            and one.device == other.device
-            and torch.equal(_bits(one), _bits(other))
-        )
+        if not isinstance(other, torch.Tensor) or (one.dtype, one.shape, one.device) != (
+            other.dtype,
+            other.shape,
+            other.device,
+        ):
+            return False
+        pairs.append((one, other))
+        return True
     if isinstance(one, (list, tuple)):
         return (
             isinstance(other, (list, tuple))
             and len(one) == len(other)
-            and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+            and all(_alike(a, b, pairs) for a, b in zip(one, other, strict=True))
         )
     return type(one) is type(other) and one == other
 

@@ -7,7 +7,16 @@ import socket
 import threading
 from collections.abc import Sequence
 
-from .frames import PREFIX, Frame, FrameError, decode_header, decode_prefix, encode_header, encode_prefix
+from .frames import (
+    PREFIX,
+    WITHOUT_PAYLOAD,
+    Frame,
+    FrameError,
+    decode_header,
+    decode_prefix,
+    encode_header,
+    encode_prefix,
+)
 from .protocol import Message
 
 
@@ -22,14 +31,18 @@ class Connection:
         self._socket = sock
         self._send_lock = threading.Lock()
 
-    def send(self, message: Message, buffers: Sequence[memoryview] = ()) -> None:
+    def send(self, message: Message, buffers: Sequence[memoryview] = (), elsewhere: bool = False) -> None:
         """Send a message and the bytes of its tensors, in the order of its `tensors`.
+
+        Args:
+            elsewhere: the bytes are in memory that both sides share, and stay out of the frame.
 
         Raises:
             ConnectionClosed: the other side is gone.
         """
         header = encode_header(message)
-        prefix = encode_prefix(header, sum(buffer.nbytes for buffer in buffers))
+        flags = WITHOUT_PAYLOAD if elsewhere else 0
+        prefix = encode_prefix(header, sum(buffer.nbytes for buffer in buffers), flags)
         try:
             with self._send_lock:
                 self._socket.sendall(prefix + header)

@@ -2,7 +2,7 @@
 
     magic 4 | version 2 | flags 2 | header bytes 4 | payload bytes 8 | header | payload
 
-A frame whose tensors were left out (they go to rank 0 alone) has the flag WITHOUT_PAYLOAD.
+A frame whose tensors were left out (they go to rank 0 alone, or lie in shared memory) has the flag WITHOUT_PAYLOAD.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ from .protocol import Done, Failed, Ready
 class ActiveJob:
     """The job that the pool is busy with, and what each rank answered.
 
+    Args:
+        prompt: the answer goes out when rank 0 has it; the next job begins when all ranks are through.
+
     `preparing` ends when every rank said `Ready` or `Failed`; `running` when every rank said `Done`, or one `Failed`.
     """
 
@@ -24,6 +27,8 @@ class ActiveJob:
     done: set[int] = field(default_factory=set)
     result: Frame | None = None
     cancelled: bool = False
+    prompt: bool = False
+    answered: bool = False
 
     def answer(self, frame: Frame) -> None:
         """Take in a rank's answer; one for another job, or for another phase, is a late one and is dropped."""
@@ -52,6 +57,11 @@ class ActiveJob:
             for name, offer in ready.offers.items():
                 least[name] = min(offer, least.get(name, offer))
         return least
+
+    @property
+    def answerable(self) -> bool:
+        """The client can have its answer now, and has not had it."""
+        return self.result is not None and not self.answered and (self.prompt or self.finished)
 
     @property
     def finished(self) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from parallel_runtime.pipeline.requests import Forward, Sample, Step
+
 from .frames import Frame
 from .job import ActiveJob
 from .members import Members
@@ -85,7 +87,13 @@ class Jobs:
             return
         frame = self._waiting.popleft()
         assert isinstance(frame.message, Job)
-        self.active = ActiveJob(frame.message.number, self._world_size)
+        request = frame.message.request
+        self.active = ActiveJob(
+            frame.message.number,
+            self._world_size,
+            "running" if isinstance(request, Step) else "preparing",
+            prompt=isinstance(request, (Forward, Step, Sample)),
+        )
         self.stall.start(self._world_size, time.monotonic())
         await self._members.hand_out(frame)
 
@@ -102,10 +110,14 @@ class Jobs:
         elif job.phase == "running" and job.failed:
             for failed in job.failed.values():
                 self._on_failure(failed)
-        elif job.finished:
+            return
+        if job.finished:
             self._rest()
+        if job.answerable:
             assert job.result is not None
+            job.answered = True
             await self._client.forward(job.result)
+        if job.finished:
             await self._next()
 
     async def _abandon(self, job: ActiveJob) -> None:

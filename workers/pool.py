@@ -21,10 +21,11 @@ from parallel_runtime.pipeline.control import Cancelled
 from parallel_runtime.pipeline.requests import Answer, Request
 
 from .connection import Connection, ConnectionClosed, FrameError
-from .frames import Frame
+from .frames import Frame, tensor_bytes
 from .launch import PACK_ROOT, PoolSpec, log_directory
 from .leftovers import make_directory, remove_leftovers
 from .protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Progress, Shutdown, Status, revive
+from .shared_memory import Segment, SegmentError, half_for, write
 from .tensors import pack, unpack
 
 log = logging.getLogger("parallel_dit")
@@ -56,6 +57,8 @@ class RunningPool:
         self._status: Status | None = None
         self._status_changed = threading.Condition()
         self._closed = False
+        self._segment: Segment | None = None  # of the job at hand; jobs come one at a time
+        self._shares_memory = True
         self._dying = False  # a job was told that the pool dies with it; its last status may still be on the way
         ours, theirs = socket.socketpair()
         with theirs:
@@ -134,11 +137,41 @@ class RunningPool:
         answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._jobs[number] = answers
         try:
-            specs, buffers = pack(tensors)
-            self._send(Job(number, request, specs), buffers)
+            self._send_job(number, request, tensors)
             return self._await(number, answers, on_progress, on_compile, should_cancel)
         finally:
             del self._jobs[number]
+
+    def _send_job(self, number: int, request: Request, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Through the shared segment, or over the socket where there is none."""
+        segment = self._segment_for(sum(tensor.nbytes for tensor in tensors.values()))
+        if segment is None:
+            specs, buffers = pack(tensors)
+            self._send(Job(number, request, specs), buffers)
+        else:
+            specs = write(segment.request, tensors)
+            self._send(Job(number, request, specs, segment.path), elsewhere=True)
+
+    def _segment_for(self, size: int) -> Segment | None:
+        if self._segment is not None and self._segment.request.numel() >= size:
+            return self._segment
+        if not self._shares_memory:
+            return None
+        if self._segment is not None:
+            self._segment.close()
+        try:
+            self._segment = Segment.create(half_for(size))
+        except SegmentError as error:
+            log.info("Parallel DiT: tensors go through a socket, as no memory can be shared: %s", error)
+            self._segment, self._shares_memory = None, False
+        return self._segment
+
+    def _take(self, done: Done, payload: memoryview | None) -> dict[str, torch.Tensor]:
+        if not done.in_segment:
+            return unpack(done.tensors, payload)
+        assert self._segment is not None
+        size = sum(tensor_bytes(spec) for spec in done.tensors)
+        return unpack(done.tensors, self._segment.answer[:size].clone())
 
     def _await(
         self,
@@ -171,7 +204,7 @@ class RunningPool:
             elif isinstance(message, Done):
                 if message.cancelled or asked_to_cancel:
                     raise Cancelled
-                return message.answer, unpack(message.tensors, frame.payload)
+                return message.answer, self._take(message, frame.payload)
 
     def _explain(self, failed: Failed) -> ParallelError:
         error = revive(failed.error)
@@ -184,9 +217,9 @@ class RunningPool:
             return OutOfMemoryError(error.cause, f"It fits on the others: set devices to {smaller} in Parallel Config.")
         return error
 
-    def _send(self, message, buffers=()) -> None:
+    def _send(self, message, buffers=(), elsewhere=False) -> None:
         try:
-            self._connection.send(message, buffers)
+            self._connection.send(message, buffers, elsewhere)
         except ConnectionClosed as error:
             raise self.death() from error
 
@@ -229,6 +262,9 @@ class RunningPool:
         while self._supervisor.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         self._connection.close()
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
         if self._supervisor.poll() is None:
             self._supervisor.kill()
             self._supervisor.wait()

@@ -1,7 +1,8 @@
 """Messages between client, supervisor and ranks, as msgspec structs; `frames.py` puts them on a socket.
 
 A job goes through two phases. PREPARE: every rank validates, loads and allocates, and answers `Ready` or `Failed`;
-an error here costs the job only. RUN starts when all are ready; a failure in it costs the pool.
+an error here costs the job only. RUN starts when all are ready; a failure in it costs the pool. A `Step` repeats a
+call that was prepared before, and goes to RUN at once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 from parallel_runtime.errors import ERROR_TYPES, ParallelError, PoolError
 from parallel_runtime.pipeline.requests import Answer, Request
 
-VERSION = 2
+VERSION = 3
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead"]
 
@@ -44,11 +45,17 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 # client -> supervisor, and onwards to every rank (its payload to rank 0 alone)
 class Job(msgspec.Struct, frozen=True, tag=True):
-    """A request with its number and the tensors that come with it."""
+    """A request with its number and the tensors that come with it.
+
+    Args:
+        segment: path of the shared memory in whose first half the tensors lie, instead of in the payload, and whose
+            second half takes the answer's (shared_memory.py); "" where there is none.
+    """
 
     number: int
     request: Request
     tensors: tuple[TensorSpec, ...] = ()
+    segment: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -156,13 +163,17 @@ class Compiling(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The job is through; rank 0's carries the result. `cancelled` jobs carry none."""
+    """The job is through; rank 0's carries the result, or with `in_segment` left it in the job's segment.
+
+    `cancelled` jobs have none.
+    """
 
     number: int
     rank: int
     answer: Answer
     cancelled: bool = False
     tensors: tuple[TensorSpec, ...] = ()
+    in_segment: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -28,6 +28,7 @@ from parallel_runtime import memory
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.pipeline.control import Cancelled
 from parallel_runtime.pipeline.engine import Engine, Prepared
+from parallel_runtime.pipeline.requests import Answer, Step
 
 from .connection import Connection, ConnectionClosed, FrameError
 from .frames import Frame
@@ -51,6 +52,7 @@ from .protocol import (
 )
 from .rank_control import RankControl
 from .rank_output import RankOutput
+from .shared_memory import Segment, write
 from .tensors import pack, share, unpack_meta
 
 HEARTBEAT_SECONDS = 1.0
@@ -74,6 +76,7 @@ class Rank:
         self.device = engine.device
         self.inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self.cancelled: int | None = None
+        self.segment: Segment | None = None  # rank 0's view of the memory it shares with the client
         self.progress = 0
         self.compiling_since: float | None = None  # the graph that is being made now, if any
 
@@ -108,6 +111,9 @@ class Rank:
             frame = self.inbox.get()
             if not isinstance(frame.message, Job):
                 continue  # Run or Abandon of a job that failed here in PREPARE
+            if isinstance(frame.message.request, Step):
+                self._repeat(frame, frame.message.request)
+                continue
             prepared = self._prepare(frame.message)
             if prepared is None:
                 continue
@@ -116,6 +122,16 @@ class Rank:
                 prepared.abandon()
             else:
                 self._run(frame, prepared, verdict.agreed)
+
+    def _repeat(self, frame: Frame, step: Step) -> None:
+        assert isinstance(frame.message, Job)
+        self.output.job = frame.message.number
+        try:
+            prepared = self.engine.recall(step)
+        except ParallelError as error:
+            self._fail(frame.message.number, error, "")
+            return
+        self._run(frame, prepared, {})
 
     def _verdict(self, number: int) -> Run | Abandon:
         while True:
@@ -140,17 +156,37 @@ class Rank:
         job = frame.message
         assert isinstance(job, Job)
         try:
-            tensors = share(job.tensors, frame.payload, self.device, self.world_size)
+            segment = self._map(job.segment) if self.rank == 0 and job.segment else None
+            payload = frame.payload if segment is None else segment.request
+            tensors = share(job.tensors, payload, self.device, self.world_size)
             control = RankControl(self, job.number)
             answer, results = prepared.run(tensors, control, agreed)
             if not prepared.cancelled:
                 control.finish()
-            specs, buffers = pack(results if self.rank == 0 else {})
+            done = self._done(job.number, answer, prepared.cancelled, results if self.rank == 0 else {}, segment)
         except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, which ends the pool
             self._fail(job.number, error, traceback.format_exc())
             return
         self.progress += 1
-        self.connection.send(Done(job.number, self.rank, answer, cancelled=prepared.cancelled, tensors=specs), buffers)
+        self.connection.send(*done)
+
+    def _done(
+        self, number: int, answer: Answer, cancelled: bool, results: Mapping[str, torch.Tensor], segment: Segment | None
+    ) -> tuple[Done, list[memoryview], bool]:
+        """The message, its payload, and whether that is elsewhere: in the segment, if there is one with room for it."""
+        if segment is None or sum(tensor.nbytes for tensor in results.values()) > segment.answer.numel():
+            specs, buffers = pack(results)
+            return Done(number, self.rank, answer, cancelled, specs), buffers, False
+        specs = write(segment.answer, results)
+        return Done(number, self.rank, answer, cancelled, specs, in_segment=bool(specs)), [], True
+
+    def _map(self, path: str) -> Segment:
+        """The client's segment. It makes another one where a request needs more room, and never takes up an old one."""
+        if self.segment is None or self.segment.path != path:
+            if self.segment is not None:
+                self.segment.close()
+            self.segment = Segment.open(path)
+        return self.segment
 
     def _fail(self, number: int, error: Exception, trace: str, cancelled: bool = False) -> None:
         if memory.is_out_of_memory(error):

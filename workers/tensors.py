@@ -15,6 +15,17 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ALIGNMENT = 16
 
 
+def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """What a tensor is on the wire.
+
+    Raises:
+        TypeError: it is of a type that does not travel.
+    """
+    if tensor.dtype not in _NAMES:
+        raise TypeError(f"tensor {name!r} of type {tensor.dtype} does not travel")
+    return TensorSpec(name, _NAMES[tensor.dtype], tuple(tensor.shape))
+
+
 def pack(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
     """Specs and bytes of named tensors, ready for `Connection.send`. Tensors on a GPU are copied to the host.
 
@@ -23,10 +34,8 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[TensorSpec, ...], l
     """
     specs, buffers = [], []
     for name, tensor in tensors.items():
-        if tensor.dtype not in _NAMES:
-            raise TypeError(f"tensor {name!r} of type {tensor.dtype} does not travel")
+        specs.append(spec_of(name, tensor))
         host = tensor.detach().cpu().contiguous()
-        specs.append(TensorSpec(name, _NAMES[host.dtype], tuple(host.shape)))
         if host.numel():
             buffers.append(host.reshape(-1).view(torch.uint8).numpy().data)
     return tuple(specs), buffers
@@ -61,16 +70,21 @@ def unpack_meta(specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
 
 
 def share(
-    specs: Sequence[TensorSpec], payload: memoryview | None, device: torch.device, world_size: int
+    specs: Sequence[TensorSpec], payload: memoryview | torch.Tensor | None, device: torch.device, world_size: int
 ) -> dict[str, torch.Tensor]:
     """Bring the tensors that rank 0 received to every rank's device: one broadcast of raw bytes.
 
     All ranks call it with the same specs; rank 0 alone has a payload. One rank makes no collective call.
+
+    Args:
+        payload: the frame's bytes, or uint8 memory that begins with them and is copied: others will write to it.
     """
     total = sum(tensor_bytes(spec) for spec in specs)
     if not total:
         return unpack(specs, None)
-    if payload is not None:
+    if isinstance(payload, torch.Tensor):
+        flat = payload[:total].to(device, non_blocking=True, copy=True)
+    elif payload is not None:
         flat = torch.frombuffer(payload, dtype=torch.uint8).to(device)
     else:
         flat = torch.empty(total, dtype=torch.uint8, device=device)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..config import ParallelConfig, ParallelPlan
+from ..errors import RequestError
 from ..mesh import Mesh
 from ..pipefusion.denoise import PipelineDenoising, forward_once, sit_out
 from ..pipefusion.kept import kept_bytes
@@ -26,12 +28,12 @@ from ..planning.limits import check_steps
 from ..planning.measure import measure_machine
 from ..sampling.samplers import require_patchwise
 from ..speed import measure_speeds
-from .conditioning import ConditioningStore, check_arguments
+from .conditioning import Conditioning, ConditioningStore, check_arguments
 from .control import Cancelled, Control
 from .denoise import Denoising
 from .meshes import Joined, Meshes, Place
 from .predict import Call, Predictor
-from .requests import Answer, ConditioningRef, Finished, Forward, Load, Loaded, Release, Request, Sample
+from .requests import Answer, ConditioningRef, Finished, Forward, Load, Loaded, Release, Request, Sample, Step
 from .resident import Opened, Residency, Resident
 from .room import require_room
 
@@ -86,6 +88,8 @@ class Engine:
         self.world_size = world_size
         self.residency = Residency(device, rank)
         self.conditionings = ConditioningStore()
+        # Prepared calls by kind. The client decides what is kept, so that all ranks keep the same.
+        self._kinds: dict[int, Prepared] = {}
         # Ranks plan by it, so it is the same on all of them: from the Load request, or out of a collective.
         self.machine: MachineFacts = CPU
         # Measuring is a collective: every rank starts an engine.
@@ -105,10 +109,22 @@ class Engine:
             return self._prepare_load(request, control)
         if isinstance(request, Release):
             return self._prepare_release(request)
+        if isinstance(request, Step):
+            return self.recall(request)
         resident = self.residency.get(request.model)
         if isinstance(request, Forward):
             return self._prepare_forward(request, resident, meta)
         return self._prepare_sample(request, resident, meta)
+
+    def recall(self, step: Step) -> Prepared:
+        """A call that an earlier `Forward` prepared.
+
+        Raises:
+            RequestError: none of that number is kept. The client does not ask for one, and the other ranks have begun.
+        """
+        if step.kind not in self._kinds:
+            raise RequestError(f"The pool keeps no call of number {step.kind}.", "Queue the prompt again.")
+        return self._kinds[step.kind]
 
     def _prepare_load(self, request: Load, control: Control) -> Prepared:
         config = ParallelConfig.from_mapping(request.config)
@@ -153,6 +169,7 @@ class Engine:
         self._forget()
 
     def _forget(self) -> int:
+        self._kinds.clear()
         self.conditionings.clear()
         return self.residency.release()
 
@@ -169,22 +186,40 @@ class Engine:
         def work(
             tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
         ) -> tuple[Answer, Results]:
-            started = time.perf_counter()
             self.conditionings.drop(request.dropped)
+            for kind in request.dropped_kinds:
+                self._kinds.pop(kind, None)
             conditioning = self.conditionings.take(request.conditioning, tensors)
-            results: Results = {}
-            joined = self._join(resident, plan)
-            if place is not None and joined is not None and joined.links is not None:
-                stage = resident.stage(place, joined.mesh)
-                runner = StageRunner(stage, joined.links, [conditioning], tensors["x"], patches=1, keep=False)
-                output = forward_once(runner, tensors["x"], tensors["timestep"])
-                results = {} if output is None else {"output": output}
-            elif joined is not None:
-                call = Call(tensors["x"], tensors["timestep"], conditioning)
-                results["output"] = self._predictor(resident, joined.mesh)([call])[0]
-            return _finished(plan, started), results
+            repeated = partial(self._forward, resident, place, plan, conditioning)
+            if request.kind:
+                self._kinds[request.kind] = Prepared(repeated)
+            return repeated(tensors, control, agreed)
 
         return Prepared(work)
+
+    def _forward(
+        self,
+        resident: Resident,
+        place: Place | None,
+        plan: ParallelPlan,
+        conditioning: Conditioning,
+        tensors: Mapping[str, torch.Tensor],
+        control: Control,
+        agreed: Mapping[str, int],
+    ) -> tuple[Answer, Results]:
+        """One call of the transformer. All that is there to run it was prepared."""
+        started = time.perf_counter()
+        results: Results = {}
+        joined = self._join(resident, plan)
+        if place is not None and joined is not None and joined.links is not None:
+            stage = resident.stage(place, joined.mesh)
+            runner = StageRunner(stage, joined.links, [conditioning], tensors["x"], patches=1, keep=False)
+            output = forward_once(runner, tensors["x"], tensors["timestep"])
+            results = {} if output is None else {"output": output}
+        elif joined is not None:
+            call = Call(tensors["x"], tensors["timestep"], conditioning)
+            results["output"] = self._predictor(resident, joined.mesh)([call])[0]
+        return _finished(plan, started), results
 
     def _prepare_sample(self, request: Sample, resident: Resident, meta: Mapping[str, torch.Tensor]) -> Prepared:
         x = meta["x"]

@@ -52,12 +52,7 @@ class Predictor:
         return list(gathered.split([call.batch for call in calls]))
 
     def _forward(self, call: Call) -> torch.Tensor:
-        conditioning = call.conditioning
-        arguments = self.spec.adapter.to_transformer(
-            call.x, call.timestep, conditioning.context, self.transformer.config, **conditioning.extras
-        )
-        output = self.transformer(**arguments, return_dict=False)[0]
-        return self.spec.adapter.from_transformer(output, call.x)
+        return self.transformer.predict(call.x, call.timestep, call.conditioning.arguments)
 
     def _no_rows(self, call: Call) -> torch.Tensor:
         shape = self.spec.adapter.output_shape(tuple(call.x.shape), self.transformer.config)

@@ -66,12 +66,28 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     """One call of the transformer, batched as ComfyUI batched it.
 
     Tensors: `x` (B, C, ...) in the model's dtype, `timestep` (B,) float32, and a new conditioning's own.
-    `dropped` conditionings are forgotten first.
+
+    Args:
+        dropped: conditionings that are forgotten first.
+        kind: under which the call is kept, prepared, so that a `Step` can repeat it; 0: it is not kept.
+        dropped_kinds: prepared calls that are forgotten first.
     """
 
     model: str
     conditioning: ConditioningRef
     dropped: tuple[int, ...] = ()
+    kind: int = 0
+    dropped_kinds: tuple[int, ...] = ()
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """A call of a kind that was prepared by an earlier `Forward`: the same but for the values of x and timestep.
+
+    Tensors: `x` and `timestep`, of the shapes and dtypes of that `Forward`. Nothing about it can fail for a reason of
+    the request, so it has no PREPARE. The client names only kinds that all ranks keep.
+    """
+
+    kind: int
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
@@ -102,7 +118,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     model: str
 
 
-Request = Load | Forward | Sample | Release
+Request = Load | Forward | Step | Sample | Release
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):

@@ -95,7 +95,7 @@ class ParallelTransformer:
         self.check_mesh(mesh)
         self._recorded: RecordedForward | None = None
         if record and device.type == "cuda":
-            self._recorded = RecordedForward(self._run, made_outside=self.made_outside)
+            self._recorded = RecordedForward(self._call, made_outside=self.made_outside)
         self._signature = inspect.signature(transformer.forward)
         peers = None
         if share and spec.splits_sequence:
@@ -156,6 +156,8 @@ class ParallelTransformer:
         Raises:
             ConfigurationError: see `check_mesh`.
         """
+        if mesh is self.mesh:
+            return
         self.check_mesh(mesh)
         self.mesh = mesh
         self._split.set_mesh(mesh)
@@ -206,9 +208,34 @@ class ParallelTransformer:
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped transformer's forward. Collective over the sequence group."""
+        return self._record_or_call("forward", *args, **kwargs)
+
+    @torch.no_grad()
+    def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
+        """One call in ComfyUI's convention, through the family's adapter. Collective over the sequence group.
+
+        Where forwards are recorded, the adapter's part is recorded with them: all of it is one launch.
+
+        Args:
+            x: (B, C, ...); timestep: (B,) float32; conditioning: context and the family's extras.
+
+        Returns:
+            The prediction, shaped like the latent part of x, in the model's dtype.
+        """
+        return self._record_or_call("predict", x, timestep, dict(conditioning))
+
+    def _record_or_call(self, *args: Any, **kwargs: Any) -> Any:
         if self._recorded is not None:
             return self._recorded(self.mesh, args, kwargs)
-        return self._run(*args, **kwargs)
+        return self._call(*args, **kwargs)
+
+    def _call(self, convention: str, *args: Any, **kwargs: Any) -> Any:
+        return self._predict(*args) if convention == "predict" else self._run(*args, **kwargs)
+
+    def _predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
+        arguments = self.spec.adapter.to_transformer(x, timestep, config=self.config, **conditioning)
+        output = self._run(**arguments, return_dict=False)[0]
+        return self.spec.adapter.from_transformer(output, x)
 
     def made_outside(self) -> list[Any]:
         """What the last forward read besides arguments and weights; a recording keeps it alive."""

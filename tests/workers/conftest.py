@@ -56,6 +56,11 @@ class FaultyPool:
         request = SampleRequest(fault, torch.linspace(1, 0, steps + 1), x, (branch,), 1.0, 0)
         return self.client.sample(self.model(), request, **callbacks)
 
+    def forward(self, faults: tuple[int, int] = (0, 0)) -> torch.Tensor:
+        """One call of the transformer; `faults` as in `faulty_rank.FAULTS`, one number a rank."""
+        x = torch.tensor([[*faults, 5.0, 6.0]]).float()
+        return self.client.forward(self.model(), x, torch.tensor([0.5]), {"context": torch.zeros(1, 1, 1)})
+
     def check_works(self) -> None:
         """The next job succeeds."""
         assert torch.equal(self.sample(), torch.arange(6.0).reshape(1, 6))

@@ -18,10 +18,12 @@ import torch.distributed as dist
 from parallel_runtime.errors import RequestError
 from parallel_runtime.pipeline.control import Cancelled, Control
 from parallel_runtime.pipeline.engine import Engine, Prepared
-from parallel_runtime.pipeline.requests import Answer, Finished, Load, Loaded, Request, Sample
+from parallel_runtime.pipeline.requests import Answer, Finished, Load, Loaded, Request, Sample, Step
 from workers import rank
 
 STEP_SECONDS = 0.02
+FAULTS = ("raise", "kill", "hang")
+"""By number from 1: -1 at place R of a call's x lets rank R raise, and so on."""
 
 
 def fail(fault: str, control: Control) -> None:
@@ -60,7 +62,23 @@ class FaultyEngine(Engine):
         if isinstance(request, Sample):
             self._maybe(request.sampler, -1, control)
             return Prepared(lambda tensors, control, agreed: self._steps(request, tensors, control))
-        return Prepared(lambda tensors, control, agreed: (Finished(), {"output": tensors.get("x", torch.zeros(1))}))
+        return self.recall(Step(0))
+
+    def recall(self, step: Step) -> Prepared:
+        """Any call: its x comes back. Where x holds FAULTS' number for this rank, the call fails in that way."""
+
+        def work(
+            tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+        ) -> tuple[Answer, dict[str, torch.Tensor]]:
+            x = tensors.get("x", torch.zeros(1))
+            for place, fault in enumerate(x.flatten()[:2].tolist()):
+                if place == self.rank and fault < 0:
+                    fail(FAULTS[int(-fault) - 1], control)
+            if self.world_size > 1:
+                dist.all_reduce(x.clone())
+            return Finished(), {"output": x}
+
+        return Prepared(work)
 
     def _steps(
         self, request: Sample, tensors: Mapping[str, torch.Tensor], control: Control

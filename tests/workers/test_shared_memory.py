@@ -1,0 +1,102 @@
+"""The memory that client and rank 0 share: what is written in one process is what the other reads."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from workers.shared_memory import LEAST_BYTES, Segment, SegmentError, half_for, write
+from workers.tensors import unpack
+
+TENSORS = {
+    "x": torch.randn(2, 3, 5),
+    "flag": torch.tensor([True, False, True]),
+    "none": torch.empty(0, 4),
+    "half": torch.randn(7, 3).bfloat16().t(),  # not contiguous, and behind an odd number of bytes
+    "number": torch.tensor(2.5, dtype=torch.float64),
+}
+
+OTHER_PROCESS = """
+import sys, torch
+from workers.shared_memory import Segment
+segment = Segment.open(sys.argv[1])
+size = int(sys.argv[2])
+segment.answer[:size] = segment.request[:size].flip(0)
+"""
+
+
+@pytest.fixture
+def segment():
+    made = Segment.create(half_for(0))
+    yield made
+    made.close()
+
+
+def test_another_process_reads_and_answers_what_is_written(segment):
+    specs = write(segment.request, TENSORS)
+    size = sum(tensor.nbytes for tensor in TENSORS.values())
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", OTHER_PROCESS, segment.path, str(size)], cwd=root, check=True, timeout=120)
+    back = unpack(specs, segment.answer[:size].flip(0))
+    assert back.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor), name
+
+
+def test_halves_do_not_overlap_and_grow_in_few_sizes(segment):
+    segment.request.fill_(1)
+    segment.answer.fill_(2)
+    assert int(segment.request.min()) == int(segment.request.max()) == 1
+    assert segment.request.numel() == segment.answer.numel() == LEAST_BYTES // 2
+    for size in (1, LEAST_BYTES // 2, LEAST_BYTES // 2 + 1, 10**8):
+        assert size <= half_for(size) <= max(LEAST_BYTES // 2, 2 * size)
+
+
+def test_nobody_can_make_a_segment_smaller_under_a_reader(segment):
+    with pytest.raises(PermissionError):
+        os.truncate(segment.path, 4096)
+
+
+def test_what_is_no_segment_is_refused(tmp_path, segment):
+    plain = tmp_path / "file"
+    plain.write_bytes(b"0" * 4096)
+    with plain.open("r+b") as file:
+        for path in (
+            str(plain),
+            "",
+            f"/proc/{os.getpid()}/fd/../../etc/passwd",
+            f"/proc/{os.getpid()}/fd/{file.fileno()}",
+        ):
+            with pytest.raises(SegmentError):
+                Segment.open(path)
+    unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(unsealed, 4096)
+        with pytest.raises(SegmentError, match="no segment"):
+            Segment.open(f"/proc/{os.getpid()}/fd/{unsealed}")
+        assert not fcntl.fcntl(unsealed, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    finally:
+        os.close(unsealed)
+
+
+def test_a_closed_segment_leaves_no_descriptor_and_no_mapping():
+    def state() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), maps.count("memfd:parallel-dit")
+
+    before = state()
+    for _ in range(3):
+        Segment.create(half_for(0)).close()
+    assert state() == before
+
+
+def test_a_type_that_does_not_travel_is_refused_before_anything_is_written(segment):
+    with pytest.raises(TypeError, match="complex64"):
+        write(segment.request, {"z": torch.zeros(1, dtype=torch.complex64)})

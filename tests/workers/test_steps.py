@@ -1,0 +1,179 @@
+"""The steps of a run but the first are prepared already: one message each way, and faults cost what they always did."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import PoolError
+from parallel_runtime.pipeline.requests import Finished, Forward, Load, Release, Sample, Step
+from tests.tiny_flux import write_original
+from workers.client import Branch, ModelRequest, PoolClient, SampleRequest
+from workers.frames import Frame
+from workers.job import ActiveJob
+from workers.launch import PoolSpec
+from workers.pool import RunningPool
+from workers.prepared_calls import PreparedCalls
+from workers.protocol import Done, Ready
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return str(write_original(tmp_path_factory.mktemp("models") / "tiny.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def client():
+    client = PoolClient(PoolSpec("cpu", (0, 1)))
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[type]:
+    """What is asked of pools, in order."""
+    kinds: list[type] = []
+    submit = RunningPool.submit
+
+    def note(self: RunningPool, request: Any, *args: Any) -> Any:
+        kinds.append(type(request))
+        return submit(self, request, *args)
+
+    monkeypatch.setattr(RunningPool, "submit", note)
+    return kinds
+
+
+def given(seed: int = 0, text: int = 5, batch: int = 1) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    context = torch.randn(batch, text, 64, generator=generator)
+    return {"context": context, "y": torch.randn(batch, 32, generator=generator), "guidance": torch.full((batch,), 3.5)}
+
+
+def latent(seed: int, batch: int = 1, height: int = 6) -> torch.Tensor:
+    return torch.randn(batch, 16, height, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def model(path: str, devices: int = 2) -> ModelRequest:
+    return ModelRequest(path, "float32", ParallelConfig(devices=f"cpu:{devices}"))
+
+
+def test_steps_give_what_prepared_calls_give(client, path, asked):
+    def run(x: torch.Tensor, sigma: float, text: dict[str, torch.Tensor], devices: int = 2) -> torch.Tensor:
+        return client.forward(model(path, devices), x, torch.full((x.shape[0],), sigma), text)
+
+    calls = [(latent(step), 1 - step / 4, given()) for step in range(3)]
+    calls += [(latent(step), 1 - step / 4, given(1, 3)) for step in range(2)]  # another prompt
+    calls += [(latent(step, 2), 1 - step / 4, given(batch=2)) for step in range(2)]  # another batch
+    calls += [(latent(4), 0.1, given())]  # the first prompt again
+    outputs = [run(*call) for call in calls]
+    assert asked == [Load, Forward, Step, Step, Forward, Step, Forward, Step, Step]
+    for output, call in zip(outputs, calls, strict=True):
+        alone = run(*call, devices=1)
+        assert (output - alone).abs().max() < 1e-5 * alone.abs().max()
+
+
+def test_whatever_changes_the_model_or_ends_in_an_error_is_followed_by_a_prepared_call(client, path, asked):
+    def step(text: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+        return client.forward(model(path), latent(0), torch.tensor([0.5]), text or given())
+
+    first = step()
+    asked.clear()
+    request = SampleRequest("euler", torch.tensor([0.9, 0.0]), latent(1), (Branch(given(), 0),), 1.0, 0)
+    client.sample(model(path), request)
+    assert torch.equal(step(), first)  # a loop in between changes nothing
+    client.load(model(path))
+    assert torch.equal(step(), first)
+    client.release(model(path))
+    assert torch.equal(step(), first)
+    with pytest.raises(Exception, match="cannot carry unknown"):
+        step({**given(), "unknown": torch.zeros(1)})
+    assert torch.equal(step(), first)
+    assert asked == [Sample, Step, Load, Forward, Release, Load, Forward, Forward, Forward]
+
+
+def test_more_kinds_than_are_kept_are_forgotten_by_the_ranks_too(client, path, asked):
+    heights = range(10, 10 + 20)
+    for _ in range(2):
+        for height in heights:
+            client.forward(model(path), latent(0, height=height), torch.tensor([0.5]), given())
+    assert asked.count(Forward) == 2 * len(heights)  # each was forgotten when it came back
+    client.forward(model(path), latent(1, height=heights[-1]), torch.tensor([0.5]), given())
+    assert asked[-1] is Step
+
+
+def test_numbers_of_forgotten_calls_are_told_once_and_never_used_again():
+    calls = PreparedCalls()
+    numbers = [calls.next_number() for _ in range(20)]
+    for number in numbers:
+        calls.keep(("kind", number), number)
+    dropped = calls.dropped()
+    assert dropped == tuple(numbers[:4])
+    assert calls.dropped() == ()
+    assert [calls.find(("kind", number)) for number in numbers] == [0] * 4 + numbers[4:]
+    calls.clear()
+    assert calls.find(("kind", numbers[-1])) == 0
+    assert set(calls.dropped()) == set(numbers[4:])
+    assert calls.next_number() not in numbers
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("number", "says"), [(1, "planted fault"), (2, "ended in the middle of a job")])
+def test_a_fault_in_a_step_costs_the_pool_and_the_next_call_works(faulty_pool, rank, number, says):
+    pool = faulty_pool()
+    assert torch.equal(pool.forward(), torch.tensor([[0.0, 0.0, 5.0, 6.0]]))
+    faults = (-number, 0) if rank == 0 else (0, -number)
+    with pytest.raises(PoolError, match=rf"Rank {rank}.*{says}"):
+        pool.forward(faults)
+    assert torch.equal(pool.forward(), torch.tensor([[0.0, 0.0, 5.0, 6.0]]))
+    pool.remember()
+
+
+def test_a_step_that_hangs_is_found(faulty_pool, monkeypatch):
+    monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "3")
+    pool = faulty_pool()
+    pool.forward()
+    with pytest.raises(PoolError, match=r"Rank 1 .* made no progress for 3 seconds"):
+        pool.forward((0, -3))
+    pool.check_works()
+
+
+def test_the_answer_goes_out_when_rank_0_has_it_and_the_next_job_waits_for_the_others():
+    def done(rank: int) -> Frame:
+        return Frame(Done(1, rank, Finished()), b"", None)
+
+    prompt = ActiveJob(1, 2, "running", prompt=True)
+    prompt.answer(done(0))
+    assert prompt.answerable
+    assert not prompt.finished
+    prompt.answered = True
+    prompt.answer(done(1))
+    assert prompt.finished
+    assert not prompt.answerable
+    patient = ActiveJob(1, 2)
+    for rank in range(2):
+        patient.answer(Frame(Ready(1, rank), b"", None))
+    patient.phase = "running"
+    patient.answer(done(0))
+    assert not patient.answerable
+    patient.answer(done(1))
+    assert patient.answerable
+
+
+def test_thousands_of_steps_leave_nothing_behind(faulty_pool):
+    pool = faulty_pool()
+    for _ in range(50):
+        pool.forward()
+    processes = [psutil.Process(), *pool.processes]
+    before = [(process.num_fds(), process.num_threads()) for process in processes]
+    started, threads = time.monotonic(), threading.active_count()
+    for _ in range(1000):
+        pool.forward()
+    assert time.monotonic() - started < 120
+    assert [(process.num_fds(), process.num_threads()) for process in processes] == before
+    assert threading.active_count() == threads
