@@ -33,6 +33,7 @@ from .launch import PoolSpec, resolve_devices
 from .pool import POLL_SECONDS, OnCompile, OnProgress, RunningPool, ShouldCancel
 from .prepared_calls import PreparedCalls, kind_of
 from .protocol import Status
+from .step_trace import StepTrace
 
 __all__ = ["Branch", "Cancelled", "Inpaint", "ModelRequest", "PoolClient", "SampleRequest", "never"]
 
@@ -73,6 +74,7 @@ class PoolClient:
         self._resident: ModelRequest | None = None
         self._cache = ConditioningCache()
         self._prepared = PreparedCalls()
+        self._trace = StepTrace()
         self._deaths = 0  # in a row, without a job that succeeded in between
 
     def start(self, should_cancel: ShouldCancel = never) -> RunningPool:
@@ -163,7 +165,9 @@ class PoolClient:
         """
         with self._turn(should_cancel):
             self._ensure(model, should_cancel)
+            called = time.perf_counter()
             reference, tensors, dropped = self._cache.refer(conditioning)
+            referred = time.perf_counter()
             kind = kind_of(model.key, reference, x, timestep)
             number = self._prepared.find(kind)
             request: Forward | Step = Step(number)
@@ -173,7 +177,11 @@ class PoolClient:
             tensors |= {"x": x, "timestep": timestep}
             _, results = self._submit(request, tensors, _ignore_progress, on_compile, should_cancel)
             self._prepared.keep(kind, number)
-            return results["output"].to(x.device)
+            output = results["output"].to(x.device)
+            assert self._pool is not None
+            if summary := self._trace.add((called, referred, *self._pool.stamps, time.perf_counter())):
+                log.info("Parallel DiT: %s", summary)
+            return output
 
     def sample(
         self,

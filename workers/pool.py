@@ -59,6 +59,9 @@ class RunningPool:
         self._closed = False
         self._segment: Segment | None = None  # of the job at hand; jobs come one at a time
         self._shares_memory = True
+        self._sent = 0.0
+        self.stamps: tuple[float, ...] = ()
+        """When the last job was sent, rank 0's own stamps, when its answer came; see step_trace.py."""
         self._dying = False  # a job was told that the pool dies with it; its last status may still be on the way
         ours, theirs = socket.socketpair()
         with theirs:
@@ -151,6 +154,7 @@ class RunningPool:
         else:
             specs = write(segment.request, tensors)
             self._send(Job(number, request, specs, segment.path), elsewhere=True)
+        self._sent = time.perf_counter()
 
     def _segment_for(self, size: int) -> Segment | None:
         if self._segment is not None and self._segment.request.numel() >= size:
@@ -204,6 +208,7 @@ class RunningPool:
             elif isinstance(message, Done):
                 if message.cancelled or asked_to_cancel:
                     raise Cancelled
+                self.stamps = (self._sent, *message.stamps, time.perf_counter())
                 return message.answer, self._take(message, frame.payload)
 
     def _explain(self, failed: Failed) -> ParallelError:

@@ -166,6 +166,9 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The job is through; rank 0's carries the result, or with `in_segment` left it in the job's segment.
 
     `cancelled` jobs have none.
+
+    Args:
+        stamps: rank 0's times of this job, see step_trace.py.
     """
 
     number: int
@@ -174,6 +177,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     cancelled: bool = False
     tensors: tuple[TensorSpec, ...] = ()
     in_segment: bool = False
+    stamps: tuple[float, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

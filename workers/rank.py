@@ -76,6 +76,7 @@ class Rank:
         self.device = engine.device
         self.inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self.cancelled: int | None = None
+        self.arrived = 0.0  # when the last frame came
         self.segment: Segment | None = None  # rank 0's view of the memory it shares with the client
         self.progress = 0
         self.compiling_since: float | None = None  # the graph that is being made now, if any
@@ -88,6 +89,7 @@ class Rank:
                 if isinstance(frame.message, Cancel):
                     self.cancelled = frame.message.number
                 else:
+                    self.arrived = time.perf_counter()
                     self.inbox.put(frame)
         except (ConnectionClosed, FrameError) as error:
             log.info("the supervisor is gone (%s)", error)
@@ -156,11 +158,14 @@ class Rank:
         job = frame.message
         assert isinstance(job, Job)
         try:
+            stamps = [self.arrived, time.perf_counter()]
             segment = self._map(job.segment) if self.rank == 0 and job.segment else None
             payload = frame.payload if segment is None else segment.request
             tensors = share(job.tensors, payload, self.device, self.world_size)
             control = RankControl(self, job.number)
+            stamps.append(time.perf_counter())
             answer, results = prepared.run(tensors, control, agreed)
+            stamps.append(time.perf_counter())
             if not prepared.cancelled:
                 control.finish()
             done = self._done(job.number, answer, prepared.cancelled, results if self.rank == 0 else {}, segment)
@@ -168,7 +173,9 @@ class Rank:
             self._fail(job.number, error, traceback.format_exc())
             return
         self.progress += 1
-        self.connection.send(*done)
+        message, buffers, elsewhere = done
+        stamps.append(time.perf_counter())
+        self.connection.send(msgspec.structs.replace(message, stamps=tuple(stamps)), buffers, elsewhere)
 
     def _done(
         self, number: int, answer: Answer, cancelled: bool, results: Mapping[str, torch.Tensor], segment: Segment | None
