@@ -24,6 +24,7 @@ from .interrupt import stopping_with_prompt
 from .remote_patcher import RemoteModelPatcher
 from .remote_transformer import RemoteTransformer
 from .transformer_call import read_call
+from .untouched import Untouched
 
 if TYPE_CHECKING:
     from parallel_runtime.loading.checkpoint import Checkpoint
@@ -98,7 +99,7 @@ def build_model(blueprint: Blueprint, dtype: torch.dtype, remote: RemoteTransfor
     model.parallel_remote = remote
     # The batch of CFG branches is the pool's to split: ComfyUI shall hand it over whole.
     model.memory_required = lambda *args, **kwargs: 0
-    _redirect(model.diffusion_model, remote)
+    model.parallel_untouched = _redirect(model.diffusion_model, remote)
     return RemoteModelPatcher(
         model,
         load_device=comfy.model_management.get_torch_device(),
@@ -122,13 +123,23 @@ def remote_of(model: Any) -> RemoteTransformer:
     )
 
 
-def _redirect(transformer: torch.nn.Module, remote: RemoteTransformer) -> None:
-    """Replace `_forward`, behind the wrappers that other nodes add; `forward` in families that have no `_forward`."""
+def _redirect(transformer: torch.nn.Module, remote: RemoteTransformer) -> Untouched:
+    """Replace `_forward`, behind the wrappers that other nodes add; `forward` in families that have no `_forward`.
+
+    What other nodes change in it from now on is found before a run (RemoteModelPatcher.pre_run) and, where a wrapper
+    does it during one, at the next call.
+    """
     name = "_forward" if hasattr(transformer, "_forward") else "forward"
     signature = inspect.signature(getattr(transformer, name))
+    untouched: Untouched
 
     def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        untouched.check_quickly()
         with stopping_with_prompt() as interrupted:
             return remote.forward(read_call(signature, args, kwargs), interrupted)
 
     setattr(transformer, name, forward)
+    # A wrapper around the call may have replaced this very method, which would then not get to look.
+    transformer.register_forward_pre_hook(lambda *_: untouched.check_methods())
+    untouched = Untouched(transformer)
+    return untouched

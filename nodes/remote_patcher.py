@@ -83,7 +83,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         """Called before each sampling run.
 
         Raises:
-            RequestError: a LoRA or another change of the weights, which do not reach the pool yet.
+            RequestError: a LoRA or another change of weights or modules, which do not reach the pool yet.
         """
         found = weight_obstacles(
             self.patches, self.hook_patches, self.weight_wrapper_patches, self.object_patches, self.injections,
@@ -94,6 +94,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
                 f"The pool cannot carry {listed(found)}.",
                 "That comes later: remove the node that adds it, or load the model with Load Diffusion Model.",
             )
+        self.model.parallel_untouched.check()
         self.remote.notices.begin()
         super().pre_run()
 

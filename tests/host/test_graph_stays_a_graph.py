@@ -128,6 +128,22 @@ BAD = {
         Workflow(loader="cpu:2", sampler_node="ParallelSampler", patch="attention"),
         r"patches inside.*comes later",
     ),
+    "changes inside": (
+        Workflow(loader="cpu:2", model="prefixed.safetensors", patch="inside"),
+        r"a replaced diffusion_model\.forward_orig, a hook on .*img_in, other numbers in .*txt_in\.weight\..*Free",
+    ),
+    "changes inside, in the pool": (
+        Workflow(loader="cpu:2", model="prefixed.safetensors", patch="inside", sampler_node="ParallelSampler"),
+        r"a replaced diffusion_model\.forward_orig",
+    ),
+    "changes inside during a run": (
+        Workflow(loader="cpu:2", patch="inside during a run"),
+        r"a replaced diffusion_model\.forward_orig",
+    ),
+    "changes inside during a run, in the pool": (
+        Workflow(loader="cpu:2", patch="inside during a run", sampler_node="ParallelSampler"),
+        r"a replaced diffusion_model\.forward_orig",
+    ),
     "scaled positions": (Workflow(loader="cpu:2", patch="rope"), r"RoPE.*comes later"),
     "a MODEL of another loader": (Workflow(sampler_node="ParallelSampler"), r"Parallel Loader.*another loader"),
     "a VAE": (Workflow(loader="cpu:2", model="vae.safetensors"), r"a VAE.*supported"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import patch
 
 import torch
 from comfy_api.latest import ComfyExtension, io
@@ -107,6 +108,9 @@ class RandomMask(io.ComfyNode):
         return io.NodeOutput(torch.rand((1, height, width), generator=generator).round(decimals=1))
 
 
+KINDS = ["lora", "attention", "rope", "cfg", "inside", "inside during a run"]
+
+
 class ModelPatch(io.ComfyNode):
     """A MODEL with one change of the kind that a node of an artist's graph would make."""
 
@@ -115,7 +119,7 @@ class ModelPatch(io.ComfyNode):
         return io.Schema(
             node_id="TestModelPatch",
             category="test",
-            inputs=[io.Model.Input("model"), io.Combo.Input("kind", options=["lora", "attention", "rope", "cfg"])],
+            inputs=[io.Model.Input("model"), io.Combo.Input("kind", options=KINDS)],
             outputs=[io.Model.Output()],
         )
 
@@ -130,9 +134,23 @@ class ModelPatch(io.ComfyNode):
             patched.set_model_attn1_patch(lambda q, k, v, options: (q, k, v))
         elif kind == "rope":
             patched.set_model_rope_options(2.0, 0.0, 2.0, 0.0, 1.0, 0.0)
+        elif kind == "inside":
+            transformer = patched.model.diffusion_model  # of all clones, and so it stays
+            transformer.forward_orig = lambda *args, **kwargs: args[0]
+            transformer.img_in.register_forward_hook(lambda module, args, output: output)
+            transformer.txt_in.weight = torch.nn.Parameter(torch.ones(transformer.txt_in.weight.shape))
+        elif kind == "inside during a run":
+            patched.set_model_unet_function_wrapper(_run_patched)
         else:
             patched.set_model_sampler_post_cfg_function(lambda args: args["denoised"] * 0.9)
         return io.NodeOutput(patched)
+
+
+def _run_patched(apply_model, arguments):
+    """As caches of steps do it: other methods for the time of one call."""
+    transformer = apply_model.__self__.diffusion_model
+    with patch.multiple(transformer, forward_orig=lambda *args, **kwargs: args[0]):
+        return apply_model(arguments["input"], arguments["timestep"], **arguments["c"])
 
 
 class TensorPack(ComfyExtension):

@@ -1,0 +1,140 @@
+"""What other nodes have changed inside of a transformer object whose forward runs elsewhere. No ComfyUI needed.
+
+The pool computes with the model's own code and the file's weights. So a replaced method, a hook, another submodule or
+changed weights would have no effect there, without an error: they are found here, and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from parallel_runtime.errors import RequestError
+
+_NAMED = 3
+"""Changes that a message spells out."""
+
+
+class Untouched:
+    """A transformer as it was built.
+
+    Args:
+        transformer: with all that its builder does to it; a change is what comes later.
+        name: how messages call it.
+    """
+
+    def __init__(self, transformer: nn.Module, name: str = "diffusion_model"):
+        named = transformer.named_modules(prefix=name)
+        self._modules = [_Module(path, module) for path, module in named]
+        self._class = type(transformer)
+        self._methods = _methods_of(self._class)
+        # How many there are is what a call can afford to look at: some ten nanoseconds each.
+        self._attributes = [vars(each.module) for each in self._modules]
+        hooks = [hooks for each in self._modules for hooks in each.hooks_now()]
+        self._hooked, self._unhooked = [each for each in hooks if each], [each for each in hooks if not each]
+        self._counted = self._count()
+
+    def check(self) -> None:
+        """Look at everything; a few milliseconds.
+
+        Raises:
+            RequestError: with what was changed.
+        """
+        found = list(self._changes())
+        if found:
+            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            raise RequestError(
+                f"The pool cannot carry changes inside of the transformer: {', '.join(found[:_NAMED])}{more}.",
+                "Remove the node that makes them and run *Free model and node cache*, as they stay in the MODEL; or "
+                "load the model with Load Diffusion Model.",
+            )
+        self._counted = self._count()  # what else came is no concern of the pool's
+
+    def check_quickly(self) -> None:
+        """Look for methods and hooks that came since the last look; some ten microseconds, for every call.
+
+        Raises:
+            RequestError: see `check`.
+        """
+        if self._count() != self._counted:
+            self.check()
+
+    def check_methods(self) -> None:
+        """Look for methods of the transformer itself alone; a few microseconds.
+
+        Raises:
+            RequestError: see `check`.
+        """
+        if _callables_of(self._modules[0].module) != self._counted[0]:
+            self.check()
+
+    def _count(self) -> tuple[Any, ...]:
+        return (
+            _callables_of(self._modules[0].module),
+            sum(map(len, self._attributes)),
+            any(self._unhooked),
+            sum(map(len, self._hooked)),
+        )
+
+    def _changes(self) -> Iterator[str]:
+        for name, method in _methods_of(self._class).items():
+            if self._methods.get(name) is not method:
+                yield f"a replaced {self._class.__name__}.{name}"
+        for each in self._modules:
+            yield from each.changes()
+
+
+class _Module:
+    """One module as it was."""
+
+    def __init__(self, path: str, module: nn.Module):
+        self.path, self.module = path, module
+        self._callables = _callables_of(module)
+        self._children = dict(module.named_children())
+        self._hooks = [set(hooks) for hooks in self.hooks_now()]
+        self._tensors = {name: (tensor, _state(tensor)) for name, tensor in _tensors_of(module).items()}
+
+    def hooks_now(self) -> list[dict[int, Any]]:
+        """Its hooks before and after the forward."""
+        return [self.module._forward_pre_hooks, self.module._forward_hooks]
+
+    def changes(self) -> Iterator[str]:
+        """What is not as it was, in words."""
+        for kind, before, now in (
+            ("replaced", self._callables, _callables_of(self.module)),
+            ("replaced", self._children, dict(self.module.named_children())),
+        ):
+            for name in sorted(before.keys() | now.keys()):
+                if before.get(name) is not now.get(name):
+                    yield f"a {kind} {self.path}.{name}"
+        if any(set(now) - before for before, now in zip(self._hooks, self.hooks_now(), strict=True)):
+            yield f"a hook on {self.path}"
+        now = _tensors_of(self.module)
+        for name in sorted(self._tensors.keys() | now.keys()):
+            tensor, state = self._tensors.get(name, (None, None))
+            if now.get(name) is not tensor or (tensor is not None and _state(tensor) != state):
+                yield f"other numbers in {self.path}.{name}"
+
+
+def _callables_of(module: nn.Module) -> dict[str, Any]:
+    """Attributes of this one object that are functions: methods that were put over those of its class."""
+    return {name: value for name, value in vars(module).items() if callable(value)}
+
+
+def _methods_of(kind: type) -> dict[str, Any]:
+    """Methods that a class defines itself."""
+    return {name: value for name, value in vars(kind).items() if callable(value)}
+
+
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Its own parameters and buffers."""
+    own = {**module._parameters, **module._buffers}
+    return {name: tensor for name, tensor in own.items() if tensor is not None}
+
+
+def _state(tensor: torch.Tensor) -> tuple[torch.device, int]:
+    """Where it is, and how often it was written to, which tensors of ComfyUI's inference mode do not count."""
+    return tensor.device, 0 if tensor.is_inference() else tensor._version
