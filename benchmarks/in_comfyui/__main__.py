@@ -38,22 +38,25 @@ _SHORTEST = 15.0
 """Seconds; a measurement is not begun with less time left."""
 _SLOWER = 3
 """How much longer measurements may take with --cpu."""
+_SETTLING = 20.0
+"""Seconds after the first prompt of a model in which graphs may be made beside the next ones."""
 _LOG_BYTES = 4_000_000
 
 
 class Session:
     """One run of the command: a server, the files, and the results so far."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path):
+    def __init__(self, options: argparse.Namespace, folder: Path, measures: list[Measure]):
         self._options = options
         self._ends = time.monotonic() + options.seconds
         arguments = [*(["--cpu"] if options.cpu else []), *options.comfyui_arguments]
         self.server = Server(options.comfyui.expanduser().resolve(), folder, options.python, arguments, options.compile)
         families = tiny() if options.cpu else REAL
         self._files = FileStore(folder / "models" / "diffusion_models", families, options.cpu)
-        one, many = _devices(options)
-        self._bench = Bench(self.server, families, one, many, options.cpu)
-        self._plan = plan(options.set, one, many, tuple(options.families))
+        one, many = options.places
+        settling = _SETTLING if options.compile == "default" else 0.0
+        self._bench = Bench(self.server, families, one, many, options.cpu, settling)
+        self._plan = measures
         self._results: list[dict[str, Any]] = []
         self._machine: dict[str, Any] = {}
         self._began = time.monotonic()
@@ -154,6 +157,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--comfyui", type=Path, default=Path(path), help="its folder")
     parser.add_argument("--set", choices=[*SETS, "all"], default="quick")
     parser.add_argument("--families", type=lambda text: text.split(","), default=[], help=", ".join(REAL))
+    parser.add_argument("--only", default="", metavar="TEXT", help="measurements with this in their name")
+    parser.add_argument("--list", action="store_true", help="print the names of the measurements, and end")
     parser.add_argument("--devices", default="", help="GPUs, the first of which is the single one; by default all")
     parser.add_argument("--out", type=Path, default=Path("in-comfyui-output"), help="folder for the results")
     parser.add_argument("--base", type=Path, help="base directory of the server; by default one that is deleted after")
@@ -171,17 +176,24 @@ def read_options() -> argparse.Namespace:
     if options.compile is None:
         options.compile = "off" if options.cpu else "default"
     options.out = options.out.resolve()
+    options.places = _devices(options)
     return options
 
 
 def main() -> None:
     """Run, print, write."""
     options = read_options()
+    one, many = options.places
+    chosen = plan(options.set, one, many, tuple(options.families))
+    measures = [measure for measure in chosen if options.only in measure.name]
+    if options.list:
+        print("\n".join(f"{measure.name} ({measure.bound:.0f} s)" for measure in measures))
+        return
     # The time limit of whoever runs us should not leave processes on the GPUs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     options.out.mkdir(parents=True, exist_ok=True)
     folder = options.base.resolve() if options.base else Path(tempfile.mkdtemp(prefix="in-comfyui-"))
-    session = Session(options, folder)
+    session = Session(options, folder, measures)
     try:
         text = session.run()
     finally:

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -123,12 +124,12 @@ class FileStore:
         Raises:
             subprocess.SubprocessError: it failed, or took longer.
         """
-        import time
-
         began = time.monotonic()
         with self._lock:
             files = list(dict.fromkeys(files))
             missing = [file for file in files if not self._path(file).exists()]
+            for left in self._folder.glob("*.unfinished"):
+                left.unlink()
             if missing:
                 self._make_room(missing, keep={*files, *wanted_later})
                 self._make_room(missing, keep=set(files))

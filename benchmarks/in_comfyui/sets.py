@@ -32,8 +32,12 @@ def plan(name: str, one: str, many: str, families: tuple[str, ...] = ()) -> list
     """
     names = SETS if name == "all" else (name,)
     measures = [measure for part in names for measure in _MAKERS[part](one, many)]
-    there = [measure for measure in measures if one != many or measure.devices == 1]
-    return [measure for measure in there if not families or {_family(file) for file in measure.files} <= set(families)]
+    there = {measure.name: measure for measure in measures if one != many or measure.devices == 1}
+    return [
+        measure
+        for measure in there.values()
+        if not families or {_family(file) for file in measure.files} <= set(families)
+    ]
 
 
 def _family(file: str) -> str:
@@ -67,10 +71,11 @@ def _quick(one: str, many: str) -> Iterator[Measure]:
 
 
 def _families(one: str, many: str) -> Iterator[Measure]:
-    for way in (NATIVE, *_ways(one, many)[:2]):
-        yield from (_speed(file, way, 80) for file in SMALL)
-    for way in _ways(one, many)[2:]:
-        yield from (_speed(file, way, 80) for file in SMALL)
+    for file in SMALL:
+        yield _speed(file, NATIVE, 80)
+    for devices in (one, many):
+        for file in SMALL:  # a pool's turn of devices is longer than a model's
+            yield from (_speed(file, way, 90) for way in _ways(devices, devices)[:2])
 
 
 def _video(one: str, many: str) -> Iterator[Measure]:
@@ -87,7 +92,7 @@ def _memory(one: str, many: str) -> Iterator[Measure]:
 def _start(one: str, many: str) -> Iterator[Measure]:
     for way, twice in ((Way(many), True), (Way(one), False), (NATIVE, False)):
         run = partial(fresh, file="flux", way=way, twice=twice)
-        yield Measure(f"start {way.devices or 'native'}", ("flux",), 150, run, way.gpus)
+        yield Measure(f"start {way.devices or 'native'}", ("flux",), 200, run, way.gpus)
         if way.devices == many:
             yield Measure(f"comes back {many}", ("flux",), 150, partial(comes_back, file="flux", way=way), way.gpus)
 

@@ -7,8 +7,8 @@ import time
 from ..bench import COMPARED_SEED, Bench, Found, mean_step, per_step, step_times
 from ..graphs import Way
 
-_LATER = 5
-"""Prompts at most after the first one until the times stand still (graphs are made, clocks settle)."""
+_LATER = 10
+"""Prompts at most after the first one until the times stand still."""
 _STILL = 0.02
 _LONG = 15.0
 """Seconds; prompts that take longer are run once only after the first one."""
@@ -18,6 +18,7 @@ def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
     """One model one way: first prompt, later prompts until their times stand still, one with previews."""
     found |= {"kind": "speed", "model": bench.family(file).described, "way": way.title, "gpus": way.gpus}
     first = bench.make(way, file, seed=COMPARED_SEED)
+    bench.note_use(file, way)
     found |= {
         "first prompt s": round(first.seconds, 2),
         "first step s": round(first.first_step, 2),
@@ -35,9 +36,12 @@ def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
             "later prompts": number + 1,
             "steps ms": step_times(later),
         }
-        if later.seconds > _LONG or (before and abs(now - before) < _STILL * before):
+        still = later.seconds > _LONG or (before and abs(now - before) < _STILL * before)
+        rest = bench.unsettled(file, way) if still else 0.0
+        if still and (not rest or time.monotonic() + rest + 4 * later.seconds > bench.deadline):
             break
-        before = now
+        bench.wait(rest)
+        before = 0.0 if rest else now
     if later.seconds < _LONG and time.monotonic() + 2 * later.seconds < bench.deadline:
         shown = bench.make(way, file, previews=True)
         found |= {"ms previews": per_step(shown), "shown prompt s": round(shown.seconds, 2)}
