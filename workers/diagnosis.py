@@ -16,7 +16,7 @@ from .gpu_findings import find_in_gpus, find_in_memory, find_on_cpu
 from .launch import PACK_ROOT, PoolSpec
 from .link_result import LinkCheck, Rates
 from .machine import OLDEST, Machine, Package
-from .speeds import Known, assume, guess_link, with_check
+from .speeds import GpuId, Known, assume, guess_link, with_check
 
 OLDEST_PYTHON = (3, 10)
 _FLUX_LAYERS = 57
@@ -79,7 +79,7 @@ def facts_of(spec: PoolSpec, machine: Machine, check: LinkCheck | None, known: K
     links = [guess_link(gpus[0].name, link.peer_access, link.kind) for link in inside]
     link = min(links, key=lambda link: link.all_to_all, default=guess_link(gpus[0].name, True))
     smallest = min(gpu.memory_total - gpu.memory_used for gpu in gpus)
-    return with_check(known(spec, tuple(gpu.name for gpu in gpus), smallest, link), check)
+    return with_check(known(spec, tuple(GpuId(gpu.name, gpu.uuid) for gpu in gpus), smallest, link), check)
 
 
 def plan_flux(spec: PoolSpec, facts: MachineFacts) -> tuple[PlannedRequest, ...]:

@@ -24,7 +24,7 @@ from .launch import PoolSpec, resolve_devices
 from .link_result import LinkCheck
 from .machine import Machine, read_machine
 from .report_text import render_text
-from .speeds import recall, remember_facts
+from .speeds import GpuId, recall, remember_facts
 
 FACTS_SECONDS = 120.0
 LINK_SECONDS = 90.0
@@ -45,7 +45,7 @@ def examine(devices: str, machine: Machine, limit_seconds: float) -> DoctorRepor
     link = check(spec, limit_seconds) if can_check_links(machine) else None
     facts = facts_of(spec, machine, link, recall)
     if link is not None and facts.link.measured:
-        gpus = tuple(machine.gpus[index].name for index in spec.devices)
+        gpus = tuple(GpuId(machine.gpus[index].name, machine.gpus[index].uuid) for index in spec.devices)
         remember_facts(spec, gpus, facts)
     return report(spec, machine, link, facts)
 

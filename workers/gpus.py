@@ -7,7 +7,7 @@ import torch
 from parallel_runtime.planning.facts import MachineFacts
 
 from .launch import PoolSpec
-from .speeds import guess_link, recall, remember_facts
+from .speeds import GpuId, guess_link, recall, remember_facts
 
 
 def find_machine(spec: PoolSpec) -> MachineFacts:
@@ -18,13 +18,16 @@ def find_machine(spec: PoolSpec) -> MachineFacts:
     reached = all(
         torch.cuda.can_device_access_peer(one, other) for one in spec.devices for other in spec.devices if one != other
     )
-    gpus = tuple(gpu.name for gpu in properties)
-    return recall(spec, gpus, min(gpu.total_memory for gpu in properties), guess_link(gpus[0], reached))
+    smallest = min(gpu.total_memory for gpu in properties)
+    return recall(spec, _identify(spec), smallest, guess_link(properties[0].name, reached))
 
 
 def remember(spec: PoolSpec, facts: MachineFacts) -> None:
     """Keep what the ranks measured."""
-    if spec.device_type == "cpu":
-        return
-    gpus = tuple(torch.cuda.get_device_properties(index).name for index in spec.devices)
-    remember_facts(spec, gpus, facts)
+    if spec.device_type != "cpu":
+        remember_facts(spec, _identify(spec), facts)
+
+
+def _identify(spec: PoolSpec) -> tuple[GpuId, ...]:
+    properties = [torch.cuda.get_device_properties(index) for index in spec.devices]
+    return tuple(GpuId(gpu.name, str(getattr(gpu, "uuid", ""))) for gpu in properties)

@@ -53,6 +53,7 @@ class Gpu:
     Args:
         memory_used: what other processes held before the doctor looked.
         capability: compute capability, such as "9.0".
+        uuid: without the prefix "GPU-"; "" where torch does not tell it.
     """
 
     index: int
@@ -61,6 +62,7 @@ class Gpu:
     memory_free: int
     memory_used: int
     capability: str
+    uuid: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,12 +175,13 @@ def _find_gpus(driver_gpus: tuple[DriverGpu, ...]) -> tuple[tuple[Gpu, ...], dic
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
-        known = by_uuid.get(str(getattr(properties, "uuid", "")))
+        uuid = str(getattr(properties, "uuid", ""))
+        known = by_uuid.get(uuid)
         if known is not None:
             driver_index[index] = known.index
         used = known.memory_used if known is not None else total - free
         capability = f"{properties.major}.{properties.minor}"
-        gpus.append(Gpu(index, properties.name, total, free, used, capability))
+        gpus.append(Gpu(index, properties.name, total, free, used, capability, uuid))
     return tuple(gpus), driver_index
 
 

@@ -1,22 +1,22 @@
 """What plans reckon with on this machine: measured once, kept in the state directory, constants until then.
 
+Numbers are of GPUs by their UUIDs: which GPU is number 0 changes with CUDA_VISIBLE_DEVICES, and with the machine where
+the state directory is on a network.
+
 The ranks of a pool measure when a model is first loaded, the doctor when it checks the links. Free of torch, for the
 doctor; `gpus.py` asks torch.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
-import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from parallel_runtime import measured
 from parallel_runtime.planning.facts import (
     CPU,
     ETHERNET,
@@ -33,7 +33,17 @@ from .link_result import LinkCheck
 
 _NVLINK_GPUS = re.compile(r"\b(A100|A800|H100|H200|H800|H20|B200|GB200)\b(?!.*PCIe)")
 """GPUs that come with NVLink to all others of a host; GPUs whose links are told apart by nvidia-smi need no guess."""
-Known = Callable[[PoolSpec, tuple[str, ...], int, LinkFacts], MachineFacts]
+
+
+@dataclass(frozen=True)
+class GpuId:
+    """Which GPU: its name, and its UUID without the prefix "GPU-"; "" where torch does not tell it."""
+
+    name: str
+    uuid: str
+
+
+Known = Callable[[PoolSpec, tuple[GpuId, ...], int, LinkFacts], MachineFacts]
 _USABLE = 0.92
 """Share of a GPU's memory that a rank may plan with; the rest is the display's, the driver's and fragmentation."""
 
@@ -52,38 +62,31 @@ def guess_link(gpu: str, peer_access: bool, kind: str | None = None) -> LinkFact
     return NVLINK if nvlink else PCIE
 
 
-def assume(spec: PoolSpec, gpus: tuple[str, ...], memory_bytes: int, link: LinkFacts) -> MachineFacts:
+def assume(spec: PoolSpec, gpus: tuple[GpuId, ...], memory_bytes: int, link: LinkFacts) -> MachineFacts:
     """Return constants of such a pool, for as long as nothing is measured; arguments as in `recall`."""
     if spec.device_type == "cpu":
         return CPU
-    assumed = known_gpu(gpus[0], int(memory_bytes * _USABLE), link)
+    assumed = known_gpu(gpus[0].name, int(memory_bytes * _USABLE), link)
     return assumed if spec.hosts == 1 else replace(assumed, network=ETHERNET, ranks_per_host=len(spec.devices))
 
 
-def recall(spec: PoolSpec, gpus: tuple[str, ...], memory_bytes: int, link: LinkFacts) -> MachineFacts:
+def recall(spec: PoolSpec, gpus: tuple[GpuId, ...], memory_bytes: int, link: LinkFacts) -> MachineFacts:
     """Return what is known of a pool's machine: measured numbers where there are any.
 
     Args:
-        gpus: name of each rank's GPU; the first stands for the others where nothing is measured.
+        gpus: of each rank; the first stands for the others where nothing is measured.
         memory_bytes: of the smallest GPU.
         link: what to take for the links before they are measured.
     """
     assumed = assume(spec, gpus, memory_bytes, link)
-    entry = _read().get(_key(spec, gpus, link)) if assumed.on_gpu else None
+    entry = measured.recall(_folder(), _key(spec, gpus, link)) if assumed.on_gpu else None
     return (_facts(entry, assumed.memory_bytes) if isinstance(entry, dict) else None) or assumed
 
 
-def remember_facts(spec: PoolSpec, gpus: tuple[str, ...], facts: MachineFacts) -> None:
+def remember_facts(spec: PoolSpec, gpus: tuple[GpuId, ...], facts: MachineFacts) -> None:
     """Keep measured facts for later pools on the same devices; where the folder cannot be written, do not."""
-    if spec.device_type == "cpu":
-        return
-    kept = _read() | {_key(spec, gpus, facts.link): asdict(facts)}
-    path = _path()
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            json.dump(kept, file, indent=1)
-        os.replace(file.name, path)  # another ComfyUI may read it at this moment
+    if spec.device_type != "cpu":
+        measured.keep(_folder(), _key(spec, gpus, facts.link), asdict(facts))
 
 
 def with_check(facts: MachineFacts, check: LinkCheck | None) -> MachineFacts:
@@ -98,26 +101,15 @@ def with_check(facts: MachineFacts, check: LinkCheck | None) -> MachineFacts:
     return replace(facts, link=link)
 
 
-def _path() -> Path:
-    return state_directory() / "speeds.json"
+def _folder() -> Path:
+    return state_directory() / "measured"
 
 
-def _key(spec: PoolSpec, gpus: tuple[str, ...], link: LinkFacts) -> str:
-    """Everything that the numbers depend on."""
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "none"
+def _key(spec: PoolSpec, gpus: tuple[GpuId, ...], link: LinkFacts) -> str:
+    """Everything that the numbers depend on; which rank has which of the GPUs is not."""
+    which = ", ".join(sorted(f"{gpu.name} {gpu.uuid}" for gpu in gpus))
     reach = "no P2P" if link.name == HOST_MEMORY.name else "P2P"
-    return f"{spec} | {', '.join(gpus)} | {reach} | torch {torch}"
-
-
-def _read() -> dict[str, Any]:
-    try:
-        kept = json.loads(_path().read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, or damaged: measured anew
-        return {}
-    return kept if isinstance(kept, dict) else {}
+    return f"ranks | {spec.hosts} hosts of {which} | {reach} | {measured.software()}"
 
 
 def _facts(entry: dict[str, Any], memory_bytes: int) -> MachineFacts | None:

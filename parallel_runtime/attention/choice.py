@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import warnings
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from .. import measured
 from ..errors import ConfigurationError
 from . import installed
 from .kernels import KERNELS, Attend, AttendWithLse
@@ -30,7 +28,7 @@ _TIE = 1.03
 
 
 def resolve_kernel(
-    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, measured: Path | None = None
+    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, folder: Path | None = None
 ) -> str:
     """Return the KERNELS key that `name` stands for on this device.
 
@@ -41,13 +39,13 @@ def resolve_kernel(
     Args:
         name: one of config.ATTENTION_BACKENDS.
         device, dtype, head_dim: what the model will call the kernel with.
-        measured: JSON file that keeps what was measured, between processes; None measures in every process.
+        folder: keeps what was measured, between processes; None measures in every process.
 
     Raises:
         ConfigurationError: the named kernel is not installed or cannot run here, found by running it on a few tokens.
     """
     if name == "auto":
-        return _fastest(device, dtype, head_dim, measured) if device.type == "cuda" else "sdpa"
+        return _fastest(device, dtype, head_dim, folder) if device.type == "cuda" else "sdpa"
     if name not in KERNELS:
         raise ConfigurationError(
             f"Attention backend {name!r} is not known.", f"Set it to auto, or to one of {', '.join(KERNELS)}."
@@ -127,16 +125,19 @@ def _refusal(attend: Attend | AttendWithLse, device: torch.device, dtype: torch.
 
 
 @cache
-def _fastest(device: torch.device, dtype: torch.dtype, head_dim: int, file: Path | None) -> str:
+def _fastest(device: torch.device, dtype: torch.dtype, head_dim: int, folder: Path | None) -> str:
     """Return the fastest of the candidates; cached, as one process need not measure twice."""
-    kind = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {dtype}, head size {head_dim}"
+    gpu = torch.cuda.get_device_properties(device)
+    which = f"{gpu.name} {getattr(gpu, 'uuid', '')}"  # ranks on several GPUs keep theirs apart
+    kind = f"attention | {which} | {measured.software()} | {dtype}, head size {head_dim}"
     able = [name for name in _CANDIDATES if _ring_refusal(name, device, dtype, head_dim) is None]
     able = [name for name in able if _refusal(KERNELS[name].attend, device, dtype, head_dim) is None]
-    known = _read(file).get(kind)
+    known = measured.recall(folder, kind)
     if not isinstance(known, dict) or set(known) != set(able):  # a package came or went
         known = {name: _milliseconds(KERNELS[name].attend, device, dtype, head_dim) for name in able}
         log.info("Attention on %s, ms: %s", kind, known)
-        _write(file, kind, known)
+        if float("inf") not in known.values():
+            measured.keep(folder, kind, known)
     return choose(known)
 
 
@@ -165,24 +166,3 @@ def _milliseconds(attend: Attend, device: torch.device, dtype: torch.dtype, head
         return float("inf")
     torch.cuda.synchronize(device)
     return start.elapsed_time(stop) / _TIMED_CALLS
-
-
-def _read(file: Path | None) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text()) if file is not None else {}
-    except (OSError, ValueError):  # not there yet, or cut off: measure again
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _write(file: Path | None, kind: str, milliseconds: dict[str, float]) -> None:
-    if file is None or float("inf") in milliseconds.values():
-        return
-    whole = json.dumps(_read(file) | {kind: milliseconds}, indent=1)
-    partial = file.with_name(f"{file.name}.{os.getpid()}")  # ranks write at the same time; the last one stays
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(whole)
-        partial.replace(file)
-    except OSError as error:
-        log.info("What was measured is not kept: %s", error)

@@ -281,9 +281,9 @@ def _check_class(transformer: nn.Module, spec: ModelSpec) -> None:
 
 
 def _measurements() -> Path | None:
-    """Where measured times of attention kernels are kept between processes; the pool says."""
+    """The folder that keeps measured times of attention kernels between processes; the pool says."""
     folder = os.environ.get("PARALLEL_DIT_STATE")
-    return Path(folder) / "attention.json" if folder else None
+    return Path(folder) / "measured" if folder else None
 
 
 def _attention_traits(transformer: nn.Module) -> tuple[torch.device, torch.dtype, int]:

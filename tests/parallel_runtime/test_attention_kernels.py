@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import types
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -226,19 +227,20 @@ def gpu(monkeypatch):
     monkeypatch.setattr(choice, "_ring_refusal", lambda name, *_: None if name in times else "no")
     monkeypatch.setattr(choice, "_refusal", lambda *_: None)
     monkeypatch.setattr(choice, "_milliseconds", milliseconds)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    seen = SimpleNamespace(name="a GPU", uuid="aaaa")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: seen)
     choice._fastest.cache_clear()
-    yield times, measured
+    yield times, measured, seen
     choice._fastest.cache_clear()
 
 
 def test_what_was_measured_is_kept_between_processes_and_measured_again_where_it_does_not_fit(gpu, tmp_path):
-    times, measured = gpu
-    file = tmp_path / "state" / "attention.json"
+    times, measured, gpu_seen = gpu
+    folder = tmp_path / "state" / "measured"
 
     def auto(dtype=torch.bfloat16):
         choice._fastest.cache_clear()  # as a new process has it
-        return resolve_kernel("auto", torch.device("cuda"), dtype, 128, file)
+        return resolve_kernel("auto", torch.device("cuda"), dtype, 128, folder)
 
     assert auto() == "flash"
     assert measured == ["cudnn", "flash"]
@@ -250,17 +252,20 @@ def test_what_was_measured_is_kept_between_processes_and_measured_again_where_it
     assert len(measured) == 4
     times["flash3"] = 1.0  # a package came
     assert auto() == "flash3"
-    file.write_text("{ cut off")
-    assert auto() == "flash3"
-    file.write_text(json.dumps(dict.fromkeys(json.loads(file.read_text()), "nonsense")))
-    assert auto() == "flash3"
-    assert [path.name for path in file.parent.iterdir()] == ["attention.json"]
+    for damage in ("{ cut off", "nonsense", json.dumps({"key": "another", "measured": 3})):
+        for file in folder.iterdir():
+            file.write_text(damage)
+        assert auto() == "flash3"
+    gpu_seen.uuid = "bbbb"
+    times["cudnn"] = 0.5
+    assert auto() == "cudnn"  # another GPU of the same name
+    assert len(list(folder.iterdir())) == 3
 
 
 def test_a_folder_that_cannot_be_written_does_not_matter(gpu, tmp_path):
     (tmp_path / "file").write_text("")
-    file = tmp_path / "file" / "attention.json"
-    assert resolve_kernel("auto", torch.device("cuda"), torch.bfloat16, 128, file) == "flash"
+    folder = tmp_path / "file" / "measured"
+    assert resolve_kernel("auto", torch.device("cuda"), torch.bfloat16, 128, folder) == "flash"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

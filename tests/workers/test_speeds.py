@@ -7,16 +7,17 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from parallel_runtime import measured
 from parallel_runtime.pipeline.requests import Load
 from parallel_runtime.planning.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, LinkFacts
 from workers.gpus import find_machine, remember
 from workers.launch import PoolSpec, state_directory
-from workers.speeds import guess_link, recall, remember_facts, with_check
+from workers.speeds import GpuId, guess_link, recall, remember_facts, with_check
 
 from .machines import passed
 
 TWO = PoolSpec("cuda", (0, 1))
-GPUS = ("NVIDIA H200", "NVIDIA H200")
+GPUS = (GpuId("NVIDIA H200", "aaaa"), GpuId("NVIDIA H200", "bbbb"))
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +38,28 @@ def test_measured_facts_come_back_for_the_same_devices_only_and_with_todays_memo
     assert not recall(TWO, GPUS, 100 * GIB, HOST_MEMORY).measured
 
 
+def test_facts_are_of_gpus_by_uuid_whatever_their_numbers_and_of_one_driver_and_torch(monkeypatch, tmp_path):
+    remember_facts(TWO, GPUS, replace(recall(TWO, GPUS, GIB, NVLINK), measured=True))
+    assert recall(TWO, GPUS[::-1], GIB, NVLINK).measured
+    assert recall(PoolSpec("cuda", (2, 3)), GPUS, GIB, NVLINK).measured  # CUDA_VISIBLE_DEVICES is another
+    others = (GPUS[0], GpuId("NVIDIA H200", "cccc"))
+    assert not recall(TWO, others, GIB, NVLINK).measured  # the same numbers, another GPU behind one of them
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\nGCC version: ...\n")
+    monkeypatch.setattr(measured, "_DRIVER", driver)
+    assert "570.86.15" in measured.software()
+    assert not recall(TWO, GPUS, GIB, NVLINK).measured
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured, "version", lambda name: "2.99")
+    assert not recall(TWO, GPUS, GIB, NVLINK).measured
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 1}', "null"])
 def test_a_damaged_file_is_as_good_as_none(text):
     assumed = recall(TWO, GPUS, GIB, NVLINK)
     remember_facts(TWO, GPUS, replace(assumed, measured=True))
-    path = state_directory() / "speeds.json"
+    (path,) = (state_directory() / "measured").iterdir()
     assert recall(TWO, GPUS, GIB, NVLINK).measured
     path.write_text(text)
     assert recall(TWO, GPUS, GIB, NVLINK) == assumed
@@ -49,7 +67,7 @@ def test_a_damaged_file_is_as_good_as_none(text):
 
 def test_facts_of_another_version_are_measured_anew():
     remember_facts(TWO, GPUS, recall(TWO, GPUS, GIB, NVLINK))
-    path = state_directory() / "speeds.json"
+    (path,) = (state_directory() / "measured").iterdir()
     path.write_text(path.read_text().replace('"matmul"', '"products"'))
     assert not recall(TWO, GPUS, GIB, NVLINK).measured
 
@@ -85,7 +103,7 @@ def test_cpu_ranks_are_never_kept():
     spec = PoolSpec("cpu", (0, 1))
     assert find_machine(spec) is CPU
     remember(spec, replace(CPU, measured=True))
-    assert not (state_directory() / "speeds.json").exists()
+    assert not (state_directory() / "measured").exists()
 
 
 def test_facts_travel_with_a_load_request_unchanged():
