@@ -36,6 +36,10 @@ class RequestError(ParallelError):
     """A forward or sampling request that the loaded model cannot serve."""
 
 
+class NotLoadedError(RequestError):
+    """A request for a model that the ranks do not have, or have forgotten; loading it again helps."""
+
+
 class OutOfMemoryError(ParallelError):
     """A device has too little free memory for what was asked of it."""
 
@@ -46,5 +50,13 @@ class PoolError(ParallelError):
 
 ERROR_TYPES: dict[str, type[ParallelError]] = {
     cls.__name__: cls
-    for cls in (ConfigurationError, CheckpointError, UnsupportedModelError, RequestError, OutOfMemoryError, PoolError)
+    for cls in (
+        ConfigurationError,
+        CheckpointError,
+        UnsupportedModelError,
+        RequestError,
+        NotLoadedError,
+        OutOfMemoryError,
+        PoolError,
+    )
 }

@@ -6,7 +6,7 @@ which only move to a common storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +16,31 @@ _GROUPS = (("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"))
 
 
 def place_side_by_side(modules: Iterable[nn.Module]) -> None:
-    """Move the projections of these attention modules to a common storage each; values do not change."""
+    """Move the projections of these attention modules to a common storage each, where they do not lie so; values do
+    not change."""
     for module in modules:
-        for names in _GROUPS:
-            layers = [getattr(module, name, None) for name in names]
-            linears = [layer for layer in layers if isinstance(layer, nn.Linear) and layer.bias is not None]
-            if len(linears) == len(names) and len({layer.weight.shape for layer in linears}) == 1:
-                _join([layer.weight for layer in linears])
-                _join([layer.bias for layer in linears])
+        for names in _joinable(module):
+            layers = [module.get_submodule(name) for name in names]
+            for kind in ("weight", "bias"):
+                _join([layer.get_parameter(kind) for layer in layers])
+
+
+def neighbours(transformer: nn.Module) -> list[tuple[str, ...]]:
+    """Names of the parameters that `place_side_by_side` wants next to each other, in their order."""
+    return [
+        tuple(f"{path}.{name}.{kind}" for name in names)
+        for path, module in transformer.named_modules()
+        for names in _joinable(module)
+        for kind in ("weight", "bias")
+    ]
+
+
+def _joinable(module: nn.Module) -> Iterator[tuple[str, ...]]:
+    for names in _GROUPS:
+        layers = [getattr(module, name, None) for name in names]
+        linears = [layer for layer in layers if isinstance(layer, nn.Linear) and layer.bias is not None]
+        if len(linears) == len(names) and len({layer.weight.shape for layer in linears}) == 1:
+            yield names
 
 
 def _join(parameters: Sequence[torch.Tensor]) -> None:

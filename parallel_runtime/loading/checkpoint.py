@@ -27,10 +27,11 @@ _DTYPE_NAMES = {"F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8", "U8": "packed 
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a tensor lies: its file, and its key in there."""
+    """Where a tensor lies: its file, its key in there, and the byte of the file at which it begins."""
 
     file: Path
     key: str
+    start: int
 
 
 _Tensors = dict[str, tuple[TensorPlace, TensorInfo]]
@@ -76,7 +77,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     found = find_files(path)
     stamp = identity(path)  # before reading: a file replaced from here on will not look like this one
     contents = [(file, read_header(file)) for file in found.weights]
-    raw = {key: (TensorPlace(file, key), info) for file, content in contents for key, info in content.tensors.items()}
+    raw = {
+        key: (TensorPlace(file, key, content.starts[key]), info)
+        for file, content in contents
+        for key, info in content.tensors.items()
+    }
     prefix = "" if found.config else _find_prefix(raw)
     tensors = {key[len(prefix) :]: entry for key, entry in raw.items() if key.startswith(prefix)}
     metadata = contents[0][1].metadata

@@ -33,10 +33,17 @@ _FOREIGN_SUFFIXES = {".gguf": b"GGUF", **dict.fromkeys(_PICKLE_SUFFIXES, b"PK\x0
 
 @dataclass(frozen=True)
 class FileHeader:
-    """Header of one file: tensors by their key in the file, and the free-form text beside them."""
+    """Header of one file.
+
+    Args:
+        tensors: by their key in the file.
+        metadata: the free-form text beside them.
+        starts: key -> the byte of the file at which the tensor begins.
+    """
 
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
+    starts: Mapping[str, int]
 
 
 def read_header(path: Path) -> FileHeader:
@@ -100,4 +107,5 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
         if begin != position or end < begin or end - begin != wanted:
             raise CheckpointError(f"{path} has a damaged header: the place of tensor {key} does not fit.", _AGAIN)
         position = end
-    return FileHeader(tensors, metadata), position
+    data = _LENGTH.size + len(text)
+    return FileHeader(tensors, metadata, {key: data + begin for begin, _, key in spans}), position

@@ -1,7 +1,7 @@
 """Builds the diffusers transformer of a checkpoint and gives it the file's weights, without a copy where it can.
 
-On the CPU, in the file's dtype, parameters are views of the memory-mapped file: N ranks share its pages. On a GPU
-every parameter is copied from the mapped file on its own, so the host never holds the model.
+On the CPU, in the file's dtype, parameters are views of the memory-mapped file: N ranks share its pages. On a GPU they
+lie in one region (arena.py), into which the file is read piece by piece: the host never holds the model.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import diffusers
 import torch
-from safetensors import safe_open
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from ..attention.projections import neighbours
 from ..errors import CheckpointError, UnsupportedModelError
 from ..models.spec import WeightRule
+from .arena import make_arena
 from .checkpoint import Checkpoint
+from .held_weights import ArenaWeights, HeldWeights, MakeArena, MappedWeights
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +42,41 @@ def load_transformer(
         UnsupportedModelError: the installed diffusers does not build this model.
     """
     transformer = build_transformer(checkpoint)
-    load_weights(transformer, checkpoint, check_weights(transformer, checkpoint), dtype, device, check_cancel)
+    weights = hold_weights(transformer, checkpoint, check_weights(transformer, checkpoint), dtype, device)
+    weights.fill(lambda done, total: check_cancel() if check_cancel is not None else None)
+    give_weights(transformer, checkpoint, weights)
     return transformer
+
+
+def hold_weights(
+    transformer: torch.nn.Module,
+    checkpoint: Checkpoint,
+    rules: list[WeightRule],
+    dtype: torch.dtype,
+    device: torch.device,
+    arena: MakeArena | None = None,
+) -> HeldWeights:
+    """What will hold the weights of the parameters that the transformer has; nothing is read yet.
+
+    Args:
+        transformer: from `build_transformer`; blocks that were taken out of it are not held.
+        rules: from `check_weights`, called with the whole transformer.
+        arena: makes the region that they lie in; None: on the CPU there is none, as they are the mapped file.
+
+    Raises:
+        torch.OutOfMemoryError: no room on the device.
+    """
+    if arena is None and device.type == "cpu":
+        return MappedWeights(transformer, checkpoint, rules, dtype, device)
+    together = neighbours(transformer)
+    return ArenaWeights(transformer, checkpoint, rules, dtype, device, arena or make_arena, together)
+
+
+def give_weights(transformer: torch.nn.Module, checkpoint: Checkpoint, weights: HeldWeights) -> None:
+    """Make the weights those of a transformer out of `build_transformer`, which is ready then."""
+    weights.attach(transformer)
+    if checkpoint.spec.prepare is not None:
+        checkpoint.spec.prepare(transformer)
 
 
 def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> list[WeightRule]:
@@ -52,39 +86,6 @@ def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> list[
         CheckpointError: tensors are missing or have another shape than the config says.
     """
     return _rules(checkpoint, {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()})
-
-
-def load_weights(
-    transformer: torch.nn.Module,
-    checkpoint: Checkpoint,
-    rules: list[WeightRule],
-    dtype: torch.dtype,
-    device: torch.device,
-    check_cancel: Callable[[], None] | None = None,
-) -> None:
-    """Fill the parameters that the transformer has; blocks that were taken out of it are not read.
-
-    Args:
-        transformer: from `build_transformer`.
-        rules: from `check_weights`, called with the whole transformer.
-        dtype, device, check_cancel: as for `load_transformer`.
-    """
-    wanted = transformer.state_dict().keys()
-    weights: dict[str, torch.Tensor] = {}
-    with contextlib.ExitStack() as stack:
-        files = {file: stack.enter_context(_open(file)) for file in checkpoint.files}
-        for rule in rules:
-            if rule.target not in wanted:
-                continue
-            if check_cancel is not None:
-                check_cancel()
-            place = checkpoint.places[rule.source]
-            tensor = _apply(rule, files[place.file].get_tensor(place.key))
-            weights[rule.target] = tensor.to(device).to(dtype)
-    transformer.load_state_dict(weights, assign=True)
-    transformer.requires_grad_(False).eval().to(device)  # moves the buffers that no file holds
-    if checkpoint.spec.prepare is not None:
-        checkpoint.spec.prepare(transformer)
 
 
 def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
@@ -120,13 +121,6 @@ def _meta_parameters() -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def _open(file: Path):
-    try:
-        return safe_open(file, framework="pt", device="cpu")
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be opened: {error}.", "Check the file and its rights.") from error
 
 
 def _rules(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> list[WeightRule]:
@@ -179,11 +173,3 @@ def _refuse_misfits(checkpoint: Checkpoint, rules: list[WeightRule], wanted: Map
             f"{checkpoint.header[first].shape} where {checkpoint.spec.title} of this size has {needed[first]}.",
             "Download the file again, or choose another one.",
         )
-
-
-def _apply(rule: WeightRule, tensor: torch.Tensor) -> torch.Tensor:
-    """The parameter out of the file's tensor; a view of it unless halves change places."""
-    if rule.rows is not None:
-        start, length = rule.rows
-        tensor = tensor[start : start + length]
-    return torch.cat(tensor.chunk(2)[::-1]) if rule.swap_halves else tensor

@@ -47,6 +47,11 @@ class PatchHooks:
         if patch is None and slots.degree > 1:
             self.order, self.restore = self._both_orders(slots, device)
 
+    def forget(self) -> None:
+        """Let go of what is on the device."""
+        self.order = self.restore = None
+        self._orders.clear()
+
     def _both_orders(self, slots: Slots, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Rank by rank, and back; kept, as what comes from the CPU waits for the GPU."""
         if slots not in self._orders:

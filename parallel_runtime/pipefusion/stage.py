@@ -109,10 +109,20 @@ class Stage:
         """See `ParallelTransformer.check_ring`."""
         self.transformer.check_ring(layout)
 
-    def rewrap(self, attention: str, compile: bool) -> Stage:
-        """The same stage with other options; this one is of no use afterwards."""
-        module = self._release()
-        return Stage(module, self.spec, self._relay, self.mesh, attention, compile)
+    def forget_recordings(self) -> None:
+        """Let go of the recordings and their memory."""
+        if self._recorded is not None:
+            self._recorded.clear()
+
+    def forget_runs(self) -> None:
+        """Let go of all that runs have left behind; see `ParallelTransformer.forget_runs`."""
+        self.forget_recordings()
+        self.keys.clear()
+        self._sizes = ()
+        self._given = {}
+        self._relay.skips = {}
+        self._cut.forget()
+        self.transformer.forget_runs()
 
     def parameters(self) -> Any:
         """The stage's own parameters."""

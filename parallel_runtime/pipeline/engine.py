@@ -34,7 +34,8 @@ from .denoise import Denoising
 from .meshes import Joined, Meshes, Place
 from .predict import Call, Predictor
 from .requests import Answer, ConditioningRef, Finished, Forward, Load, Loaded, Release, Request, Sample, Step
-from .resident import Opened, Residency, Resident
+from .residency import Residency
+from .resident import Opened, Resident
 from .room import require_room
 
 Results = dict[str, torch.Tensor]
@@ -102,7 +103,7 @@ class Engine:
             meta: the request's tensors on the meta device.
 
         Raises:
-            ParallelError: typed, with cause and fix; nothing has changed but, at most, that no model is resident.
+            ParallelError: typed, with cause and fix; nothing has changed but which models are on the device.
             Cancelled: this rank heard of a cancel while it loaded.
         """
         if isinstance(request, Load):
@@ -112,6 +113,7 @@ class Engine:
         if isinstance(request, Step):
             return self.recall(request)
         resident = self.residency.get(request.model)
+        resident.activate(lambda done, total: control.check_cancel())
         if isinstance(request, Forward):
             return self._prepare_forward(request, resident, meta)
         return self._prepare_sample(request, resident, meta)
@@ -130,7 +132,7 @@ class Engine:
         config = ParallelConfig.from_mapping(request.config)
         # The same on every rank: from the request, and from the collective that an engine starts with.
         machine = replace(request.machine or CPU, speeds=tuple(self._meshes.speeds or ()))
-        # Whatever fails on all ranks alike comes before the resident model is let go.
+        # Whatever fails on all ranks alike comes before any model is let go.
         opened = Opened.open(request)
         loaded = plan_loading(config, request.ranks, opened.facts, machine)
         resolve_plan(config, request.ranks, opened.facts, TYPICAL, machine, loaded)
@@ -144,7 +146,7 @@ class Engine:
             answer = Loaded(
                 resident.spec.name,
                 resident.parameters,
-                resident.parameter_bytes,
+                resident.size,
                 reused,
                 explain(config, request.ranks, resident.facts, TYPICAL, self.machine, loaded),
                 replace(self.machine, speeds=()),
@@ -152,26 +154,25 @@ class Engine:
             )
             return answer, {}
 
-        return Prepared(work, undo=self._forget)
+        return Prepared(work, undo=lambda: None if reused else self.residency.forget(request.model))
 
     def _prepare_release(self, request: Release) -> Prepared:
         def work(
             tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
         ) -> tuple[Answer, Results]:
-            current = self.residency.current
-            freed = self._forget() if current is not None and current.key == request.model else 0
-            return Finished(bytes_freed=freed), {}
+            self._forget_calls()
+            return Finished(bytes_freed=self.residency.give_back(request.model)), {}
 
         return Prepared(work)
 
     def free(self) -> None:
-        """After an allocation failed: give back what this rank holds, so that the next request finds memory."""
-        self._forget()
+        """After an allocation failed on this rank: give back what it holds, so that the next request finds memory."""
+        self._forget_calls()
+        self.residency.store.free()
 
-    def _forget(self) -> int:
+    def _forget_calls(self) -> None:
         self._kinds.clear()
         self.conditionings.clear()
-        return self.residency.release()
 
     def _prepare_forward(self, request: Forward, resident: Resident, meta: Mapping[str, torch.Tensor]) -> Prepared:
         x = meta["x"]
@@ -209,6 +210,7 @@ class Engine:
     ) -> tuple[Answer, Results]:
         """One call of the transformer. All that is there to run it was prepared."""
         started = time.perf_counter()
+        resident.activate()  # models that were prepared since may have taken its place
         results: Results = {}
         joined = self._join(resident, plan)
         if place is not None and joined is not None and joined.links is not None:

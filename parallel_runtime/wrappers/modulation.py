@@ -90,9 +90,14 @@ class SharedModulation:
                 linear.ready = share[start : start + size].view(batch, linear.out_features)
                 start += size
 
-    def _become(self, kind: type[nn.Linear]) -> None:
+    def forget(self) -> None:
+        """Let go of the outputs of the last forward."""
         for linear in self._linears:
             linear.__dict__.pop("ready", None)
+
+    def _become(self, kind: type[nn.Linear]) -> None:
+        self.forget()
+        for linear in self._linears:
             linear.__class__ = kind
 
     def undo(self) -> None:

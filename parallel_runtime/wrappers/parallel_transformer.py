@@ -191,6 +191,20 @@ class ParallelTransformer:
             check_ring(self.attention, *_attention_traits(self.transformer))
             self._runs_in_a_ring = True  # found by running the kernel: once is enough
 
+    def forget_recordings(self) -> None:
+        """Let go of the recordings and their memory."""
+        if self._recorded is not None:
+            self._recorded.clear()
+
+    def forget_runs(self) -> None:
+        """Let go of all that runs have left behind: recordings, peer memory, outputs of the last forward. What is
+        compiled stays. Every rank of the group does it alike: peer memory is made anew together."""
+        self.forget_recordings()
+        self._split.forget()
+        self._timestep.begin(None)
+        for modulation in self._modulations.values():
+            modulation.forget()
+
     def unwrap(self) -> nn.Module:
         """Undo everything and return the transformer as it was. The wrapper is of no use afterwards."""
         if self._recorded is not None:

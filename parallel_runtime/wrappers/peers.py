@@ -31,6 +31,11 @@ class PeerSharing:
         """Whether the buffers are for attention of this kind, (batch, tokens, heads, head dim)."""
         return query.shape[2:] == (self.heads, self.head_dim) and query.dtype == self.dtype
 
+    def forget(self) -> None:
+        """Let the memory go; it is made anew when it is asked for. Every rank of the groups does it alike."""
+        self._memory.clear()
+        self._buffers.clear()
+
     def buffers(self, mesh: Mesh, lengths: tuple[int, ...], batch: int) -> PeerBuffers | None:
         """Return buffers for ranks of these lengths, None where the ranks share no memory. Collective over the group.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from parallel_runtime.config import ParallelConfig, ParallelPlan
-from parallel_runtime.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.mesh import build_mesh
 from parallel_runtime.models.flux import FLUX
 from parallel_runtime.pipefusion.blocks import block_paths, keep_blocks
 from parallel_runtime.pipefusion.cut import split_blocks
@@ -22,8 +22,8 @@ from parallel_runtime.pipeline.meshes import Meshes
 from parallel_runtime.pipeline.predict import Call, Predictor
 from parallel_runtime.pipeline.requests import ConditioningRef, Sample
 from parallel_runtime.pipeline.resident import Resident
+from parallel_runtime.pipeline.structure import Structure
 from parallel_runtime.planning.describe import describe_model
-from parallel_runtime.wrappers.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer
 
 LAYERS = 4
@@ -126,8 +126,8 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     shapes = {name: tuple(parameter.shape) for name, parameter in transformer.named_parameters()}
     facts = describe_model(FLUX, dict(transformer.config), shapes, 4)
     resident = Resident(
-        "m", (), FLUX, dict(transformer.config), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
-        ParallelPlan(), parallelize(transformer, FLUX, single_rank_mesh()),
+        "m", FLUX, dict(transformer.config), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
+        ParallelPlan(), Structure.wrap(transformer, FLUX, "auto", False),
     )  # fmt: skip
     meshes = Meshes(rank, world_size)
     outputs = {}

@@ -1,0 +1,139 @@
+"""The memory of one model's weights on a device: one region in which every tensor has its place, given back as one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .virtual_memory import VirtualMemoryError, VirtualRegion
+
+log = logging.getLogger(__name__)
+
+_ALIGNMENT = 512
+"""Bytes, as PyTorch's allocator aligns: kernels for well aligned operands stay in use."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where tensors lie in a region.
+
+    Args:
+        starts: name -> first byte.
+        size: bytes of the region.
+    """
+
+    starts: Mapping[str, int]
+    size: int
+
+
+def lay_out(sizes: Mapping[str, int], together: Iterable[Sequence[str]] = ()) -> Layout:
+    """Give tensors their places, in the order of their names.
+
+    Args:
+        sizes: name -> bytes.
+        together: names whose tensors follow one another without a gap, where all of them are there.
+    """
+    groups = {name: group for group in together if all(name in sizes for name in group) for name in group}
+    starts: dict[str, int] = {}
+    end = 0
+    for first in sizes:
+        if first in starts:
+            continue
+        end = -(-end // _ALIGNMENT) * _ALIGNMENT
+        for name in groups.get(first, (first,)):
+            starts[name] = end
+            end += sizes[name]
+    return Layout(starts, end)
+
+
+class Arena(Protocol):
+    """Memory that goes and comes back under the tensors that lie in it. What it holds is undefined afterwards.
+
+    Args:
+        memory: (bytes,) uint8 on the device. Not to be read while it is given back.
+        keeps_addresses: it comes back at the same addresses, so that CUDA graphs which read it stay valid.
+    """
+
+    memory: torch.Tensor
+    keeps_addresses: bool
+
+    def take(self) -> None:
+        """Have memory again; nothing is done where there is some.
+
+        Raises:
+            torch.OutOfMemoryError: there is not enough.
+        """
+        ...
+
+    def give_back(self) -> None:
+        """Return the memory to the system, whoever still holds tensors in it."""
+        ...
+
+
+class VirtualArena:
+    """An arena of CUDA's virtual memory; see `VirtualRegion`. Made with memory."""
+
+    keeps_addresses = True
+
+    def __init__(self, size: int, device: torch.device):
+        self._region = VirtualRegion(size, device)
+        self._region.take()
+        self.memory = torch.as_tensor(self._region, device=device)
+
+    def take(self) -> None:
+        torch.cuda.empty_cache()  # what the allocator keeps for itself, the driver cannot give
+        self._region.take()
+
+    def give_back(self) -> None:
+        self._region.give_back()
+
+
+class PlainArena:
+    """An arena of PyTorch's allocator, whose storage shrinks to nothing and grows again. Made with memory."""
+
+    keeps_addresses = False
+
+    def __init__(self, size: int, device: torch.device):
+        self._size = size
+        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def take(self) -> None:
+        storage = self.memory.untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(self._size)
+
+    def give_back(self) -> None:
+        self.memory.untyped_storage().resize_(0)
+        if self.memory.is_cuda:
+            torch.cuda.empty_cache()
+
+
+def make_arena(size: int, device: torch.device) -> Arena:
+    """An arena with memory: of virtual memory where the device has it.
+
+    Raises:
+        torch.OutOfMemoryError: there is not enough.
+    """
+    if device.type == "cuda" and torch.version.hip is None:
+        try:
+            return VirtualArena(size, device)
+        except VirtualMemoryError as error:
+            log.warning("Recordings will go when weights go, as memory cannot be had at fixed addresses: %s", error)
+    return PlainArena(size, device)
+
+
+def place_tensor(arena: Arena, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor over the arena's bytes from `start` on."""
+    return arena.memory.view(dtype).as_strided(shape, _strides(shape), start // dtype.itemsize)
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return strides[::-1]

@@ -1,0 +1,231 @@
+"""Reads weights from files into a region of a device: a few threads read into pinned memory and copy from there.
+
+One thread reads 2 to 3 GB/s out of the system's file cache, and a copy from memory that is not pinned waits for the
+host. Several threads with two buffers each keep the link to the GPU busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import CheckpointError
+from ..models.spec import TensorInfo, WeightRule
+from .checkpoint import TensorPlace
+
+THREADS = 8
+BUFFER = 16 << 20
+"""Bytes of one of a thread's two buffers."""
+_POLL_SECONDS = 0.1
+STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Types of weights in files, as safetensors spells them."""
+
+OnBytes = Callable[[int, int], None]
+"""(bytes that were read, bytes in all), ten times a second; may raise to give up."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring numbers of a file, and where they go.
+
+    Args:
+        start: byte of the file.
+        stored: their type there.
+        target: (numbers,), of any floating-point type.
+    """
+
+    file: Path
+    start: int
+    stored: torch.dtype
+    target: torch.Tensor
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self.target.numel() * self.stored.itemsize
+
+
+def cut(
+    rules: Iterable[WeightRule],
+    places: Mapping[str, TensorPlace],
+    header: Mapping[str, TensorInfo],
+    targets: Mapping[str, torch.Tensor],
+) -> list[Piece]:
+    """The pieces that fill `targets` by the rules, in the order in which they lie in their files.
+
+    Args:
+        targets: name -> contiguous tensor; rules for others are left out.
+    """
+    pieces: list[Piece] = []
+    for rule in rules:
+        if rule.target not in targets:
+            continue
+        place, info = places[rule.source], header[rule.source]
+        stored, flat = STORED[info.dtype], targets[rule.target].view(-1)
+        row = math.prod(info.shape[1:])
+        skipped, rows = rule.rows or (0, flat.numel() // max(row, 1))
+        begin = place.start + skipped * row * stored.itemsize
+        # The file's first half goes to the end; torch.chunk rounds up, so that it is the longer one.
+        first = -(-rows // 2) * row if rule.swap_halves else flat.numel()
+        rest = flat.numel() - first
+        pieces += _split(place.file, begin, stored, flat[rest:])
+        pieces += _split(place.file, begin + first * stored.itemsize, stored, flat[:rest])
+    return sorted(pieces, key=lambda piece: (piece.file, piece.start))
+
+
+def _split(file: Path, start: int, stored: torch.dtype, target: torch.Tensor) -> Iterator[Piece]:
+    most = BUFFER // stored.itemsize
+    for first in range(0, target.numel(), most):
+        yield Piece(file, start + first * stored.itemsize, stored, target[first : first + most])
+
+
+def read(pieces: Sequence[Piece], device: torch.device, on_bytes: OnBytes) -> None:
+    """Fill the targets of all pieces, which lie on `device`; returns when they are filled.
+
+    Raises:
+        CheckpointError: a file cannot be read, or has become shorter.
+        torch.OutOfMemoryError: no room to convert types on the device.
+        Whatever `on_bytes` raises: no thread writes any more then.
+    """
+    total = sum(piece.size for piece in pieces)
+    waiting: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+    for piece in pieces:
+        waiting.put(piece)
+    counted = _Count()
+    stop = threading.Event()
+    with contextlib.ExitStack() as stack:
+        files = {file: stack.enter_context(_open(file)) for file in {piece.file for piece in pieces}}
+        readers = stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="weights"))
+        stack.callback(stop.set)  # before the executor's end, which waits for its threads
+        running = {readers.submit(_fill, waiting, files, device, counted, stop) for _ in range(THREADS)}
+        while running:
+            done, running = wait(running, timeout=_POLL_SECONDS, return_when="FIRST_EXCEPTION")
+            for future in done:
+                future.result()
+            on_bytes(counted.bytes, total)
+
+
+class _Count:
+    """Bytes that all threads have read."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, size: int) -> None:
+        with self._lock:
+            self.bytes += size
+
+
+def _fill(
+    waiting: queue.SimpleQueue[Piece],
+    files: Mapping[Path, int],
+    device: torch.device,
+    counted: _Count,
+    stop: threading.Event,
+) -> None:
+    """One thread's work: pieces, until none is left."""
+    with torch.no_grad(), _buffers(device) as buffers:
+        while not stop.is_set():
+            try:
+                piece = waiting.get_nowait()
+            except queue.Empty:
+                return
+            buffer = buffers.next()
+            _read_exactly(files[piece.file], piece, buffer[: piece.size])
+            staged = buffer[: piece.size].view(piece.stored)
+            if piece.stored != piece.target.dtype:
+                staged = staged.to(device, non_blocking=True)  # half of the bytes would be converted on the host
+            piece.target.copy_(staged, non_blocking=True)
+            buffers.used()
+            counted.add(piece.size)
+
+
+def _read_exactly(descriptor: int, piece: Piece, buffer: torch.Tensor) -> None:
+    view, done = memoryview(buffer.numpy()), 0  # type: ignore[arg-type]
+    while done < piece.size:
+        try:
+            count = os.preadv(descriptor, [view[done:]], piece.start + done)
+        except OSError as error:
+            raise CheckpointError(f"{piece.file} cannot be read: {error.strerror}.", "Check the disk.") from error
+        if not count:
+            raise CheckpointError(f"{piece.file} became shorter while it was read.", "Copy the file again.")
+        done += count
+
+
+@contextlib.contextmanager
+def _open(file: Path) -> Iterator[int]:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(
+            f"{file} cannot be opened: {error.strerror}.", "Check the file and its rights."
+        ) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+class _Buffers:
+    """Two buffers in turn: one is read into while the other is copied."""
+
+    def __init__(self, buffers: Sequence[torch.Tensor]):
+        self._buffers = buffers
+        self._turn = 0
+        self._copied: list[torch.cuda.Event | None] = [None] * len(buffers)
+
+    def next(self) -> torch.Tensor:
+        """The buffer whose turn it is, when the copies out of it are through."""
+        event = self._copied[self._turn]
+        if event is not None:
+            event.synchronize()
+        return self._buffers[self._turn]
+
+    def used(self) -> None:
+        """Copies out of it have been queued on the current stream."""
+
+
+class _PinnedBuffers(_Buffers):
+    def used(self) -> None:
+        event = torch.cuda.Event()
+        event.record()
+        self._copied[self._turn] = event
+        self._turn = (self._turn + 1) % len(self._buffers)
+
+
+@contextlib.contextmanager
+def _buffers(device: torch.device) -> Iterator[_Buffers]:
+    """A thread's buffers: pinned, and with a stream of its own, where the device is a GPU."""
+    buffers = [torch.empty(BUFFER, dtype=torch.uint8) for _ in range(2)]
+    if device.type != "cuda":
+        yield _Buffers(buffers)
+        return
+    with torch.cuda.device(device), contextlib.ExitStack() as stack:
+        for buffer in buffers:
+            stack.enter_context(pinned(buffer))
+        stream = torch.cuda.Stream(device)
+        stack.callback(stream.synchronize)
+        stack.enter_context(torch.cuda.stream(stream))
+        yield _PinnedBuffers(buffers)
+
+
+@contextlib.contextmanager
+def pinned(memory: torch.Tensor) -> Iterator[None]:
+    """Pin memory of the host while it lasts. Not by PyTorch's allocator, which would keep it for ever."""
+    runtime = torch.cuda.cudart()
+    registered = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+    try:
+        yield
+    finally:
+        if registered:
+            runtime.cudaHostUnregister(memory.data_ptr())

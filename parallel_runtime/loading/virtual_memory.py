@@ -1,0 +1,214 @@
+"""GPU memory that can be given back and taken again at the same addresses: the CUDA driver's virtual memory calls.
+
+CUDA graphs and tensors keep addresses. Here the addresses of a region stay reserved, and only the memory behind them
+comes and goes, so that recordings of a model outlive its weights (CUDA Driver API, "Virtual Memory Management").
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from typing import Any
+
+import torch
+
+CHUNK = 512 << 20
+"""Bytes of one allocation; small enough that a device in use has as much in one piece."""
+
+_SUCCESS, _OUT_OF_MEMORY = 0, 2
+_PINNED, _DEVICE, _READ_AND_WRITE = 1, 1, 3  # CU_MEM_ALLOCATION_TYPE, CU_MEM_LOCATION_TYPE, CU_MEM_ACCESS_FLAGS
+_GRANULARITY_RECOMMENDED = 1
+_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102  # CU_DEVICE_ATTRIBUTE
+
+
+class VirtualMemoryError(RuntimeError):
+    """A call of the driver failed; the caller takes plain memory instead."""
+
+
+class _Location(ctypes.Structure):
+    """CUmemLocation."""
+
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _AllocationFlags(ctypes.Structure):
+    """`allocFlags` of CUmemAllocationProp."""
+
+    _fields_ = (
+        ("compressionType", ctypes.c_ubyte),
+        ("gpuDirectRDMACapable", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    )
+
+
+class _AllocationProperties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("requestedHandleTypes", ctypes.c_int),
+        ("location", _Location),
+        ("win32HandleMetaData", ctypes.c_void_p),
+        ("allocFlags", _AllocationFlags),
+    )
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+_Address = ctypes.c_uint64  # CUdeviceptr
+_Handle = ctypes.c_uint64  # CUmemGenericAllocationHandle
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+    "cuDeviceGet": (ctypes.POINTER(ctypes.c_int), ctypes.c_int),
+    "cuDeviceGetAttribute": (ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int),
+    "cuMemGetAllocationGranularity": (
+        ctypes.POINTER(ctypes.c_size_t),
+        ctypes.POINTER(_AllocationProperties),
+        ctypes.c_int,
+    ),
+    "cuMemAddressReserve": (ctypes.POINTER(_Address), ctypes.c_size_t, ctypes.c_size_t, _Address, ctypes.c_uint64),
+    "cuMemAddressFree": (_Address, ctypes.c_size_t),
+    "cuMemCreate": (ctypes.POINTER(_Handle), ctypes.c_size_t, ctypes.POINTER(_AllocationProperties), ctypes.c_uint64),
+    "cuMemRelease": (_Handle,),
+    "cuMemMap": (_Address, ctypes.c_size_t, ctypes.c_size_t, _Handle, ctypes.c_uint64),
+    "cuMemUnmap": (_Address, ctypes.c_size_t),
+    "cuMemSetAccess": (_Address, ctypes.c_size_t, ctypes.POINTER(_Access), ctypes.c_size_t),
+}
+
+
+class Driver:
+    """The driver's calls by name. Each raises where the driver reports an error.
+
+    Raises:
+        VirtualMemoryError: there is no driver, or it lacks one of the calls.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL("libcuda.so.1")
+            for name, arguments in _SIGNATURES.items():
+                function = getattr(self._library, name)
+                function.argtypes, function.restype = arguments, ctypes.c_int
+        except (OSError, AttributeError) as error:
+            raise VirtualMemoryError(f"The CUDA driver cannot be called: {error}.") from error
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call the driver.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no memory left.
+            VirtualMemoryError: any other error, in the driver's words.
+        """
+        code = getattr(self._library, name)(*arguments)
+        if code == _OUT_OF_MEMORY:
+            raise torch.OutOfMemoryError(f"{name}: the device is out of memory.")
+        if code != _SUCCESS:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(code, ctypes.byref(text))
+            raise VirtualMemoryError(f"{name} failed with error {code} ({(text.value or b'unknown').decode()}).")
+
+
+@functools.cache
+def _driver() -> Driver:
+    return Driver()
+
+
+class VirtualRegion:
+    """A region of one GPU's addresses, with memory behind it or without. Made without.
+
+    The object is what `torch.as_tensor` takes while there is memory. Tensors over it stay valid objects for ever, but
+    touching them while there is none is an error that ends the process's use of CUDA.
+
+    Args:
+        size: bytes; rounded up to what the device deals in.
+        device: a CUDA device with its index, as torch counts them: the driver counts the same visible devices.
+
+    Raises:
+        VirtualMemoryError: this device or driver cannot do it.
+    """
+
+    def __init__(self, size: int, device: torch.device, chunk: int = CHUNK):
+        self.device = device
+        self._mapped: list[tuple[int, int]] = []
+        self._address = 0
+        torch.cuda.synchronize(device)  # the context exists
+        self._driver = _driver()
+        ordinal, supported = ctypes.c_int(), ctypes.c_int()
+        self._driver.call("cuDeviceGet", ctypes.byref(ordinal), device.index)
+        self._driver.call(
+            "cuDeviceGetAttribute", ctypes.byref(supported), _VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ordinal.value
+        )
+        if not supported.value:
+            raise VirtualMemoryError(f"{device} has no virtual memory management.")
+        self._location = _Location(_DEVICE, ordinal.value)
+        self._properties = _AllocationProperties(type=_PINNED, location=self._location)
+        step = ctypes.c_size_t()
+        self._driver.call(
+            "cuMemGetAllocationGranularity",
+            ctypes.byref(step),
+            ctypes.byref(self._properties),
+            _GRANULARITY_RECOMMENDED,
+        )
+        self.size = -(-max(size, 1) // step.value) * step.value
+        self._chunk = -(-chunk // step.value) * step.value
+        address = _Address()
+        self._driver.call("cuMemAddressReserve", ctypes.byref(address), self.size, 0, 0, 0)
+        self._address = address.value
+
+    @property
+    def taken(self) -> bool:
+        """Whether there is memory behind the addresses."""
+        return bool(self._mapped)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self._address, False), "version": 3, "strides": None}
+
+    def take(self) -> None:
+        """Put memory behind the addresses; what it holds is undefined. Nothing is done where there is some.
+
+        Raises:
+            torch.OutOfMemoryError: there is not enough; nothing is kept then.
+            VirtualMemoryError: a call failed otherwise; nothing is kept then.
+        """
+        if self.taken:
+            return
+        try:
+            for start in range(0, self.size, self._chunk):
+                self._map(self._address + start, min(self._chunk, self.size - start))
+            access = _Access(self._location, _READ_AND_WRITE)
+            self._driver.call("cuMemSetAccess", self._address, self.size, ctypes.byref(access), 1)
+        except torch.OutOfMemoryError:
+            self.give_back()
+            raise torch.OutOfMemoryError(f"Tried to allocate {self.size / 2**30:.2f} GiB for weights.") from None
+        except VirtualMemoryError:
+            self.give_back()
+            raise
+
+    def _map(self, address: int, size: int) -> None:
+        handle = _Handle()
+        self._driver.call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), 0)
+        try:
+            self._driver.call("cuMemMap", address, size, 0, handle.value, 0)
+            self._mapped.append((address, size))
+        finally:
+            self._driver.call("cuMemRelease", handle.value)  # the memory lives as long as the mapping
+
+    def give_back(self) -> None:
+        """Return the memory to the system, at once, after what the GPU is doing; the addresses stay reserved."""
+        if self._mapped:
+            torch.cuda.synchronize(self.device)
+        while self._mapped:
+            self._driver.call("cuMemUnmap", *self._mapped.pop())
+
+    def __del__(self) -> None:
+        if sys.is_finalizing() or not self._address:
+            return  # the process's end frees everything
+        self.give_back()
+        self._driver.call("cuMemAddressFree", self._address, self.size)

@@ -1,0 +1,326 @@
+"""What a rank holds: several models on one device, memory that comes back, modules that outlive their weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_runtime import memory
+from parallel_runtime.attention.projections import neighbours, place_side_by_side
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import CheckpointError, NotLoadedError, OutOfMemoryError
+from parallel_runtime.loading import reading
+from parallel_runtime.loading.arena import PlainArena, lay_out
+from parallel_runtime.loading.checkpoint import open_checkpoint
+from parallel_runtime.loading.files import identity
+from parallel_runtime.loading.weights import build_transformer, check_weights, hold_weights, load_transformer
+from parallel_runtime.pipeline import residency
+from parallel_runtime.pipeline.control import Cancelled
+from parallel_runtime.pipeline.engine import Engine
+from parallel_runtime.pipeline.requests import ConditioningRef, Forward, Load, Release, tensor_name
+from parallel_runtime.pipeline.residency import Residency
+from parallel_runtime.pipeline.weight_store import WeightStore
+from tests.parallel_runtime.staged_run import Quiet
+from tests.tiny_flux import make_state_dict, tiny_config, write_original
+
+CPU = torch.device("cpu")
+CONFIG = tiny_config(num_layers=1, num_single_layers=1)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> list[Path]:
+    """Two models of one family with unlike weights."""
+    folder = tmp_path_factory.mktemp("models")
+    return [write_original(folder / f"{seed}.safetensors", CONFIG, seed=seed) for seed in (1, 2)]
+
+
+class Rank:
+    """An engine of one rank, whose weights lie in a region of memory as on a GPU, unless they shall be mapped."""
+
+    def __init__(self, mapped: bool = False):
+        self.engine = Engine(CPU, 0, 1)
+        if not mapped:
+            self.engine.residency = Residency(CPU, 0, arena=PlainArena)
+
+    def run(self, request: Any, tensors: dict[str, torch.Tensor] | None = None) -> Any:
+        meta = {name: tensor.to("meta") for name, tensor in (tensors or {}).items()}
+        return self.engine.prepare(request, meta, Quiet()).run(tensors or {}, Quiet())
+
+    def load(self, path: Path, name: str = "", **options: Any) -> Any:
+        config = ParallelConfig(devices="cpu:1", **options)
+        return self.run(Load(name or str(path), str(path), "float32", config.to_mapping(), 1))[0]
+
+    def forward(self, name: Path | str) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(3)
+        draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+        given = {"context": draw(1, 7, 64), "y": draw(1, 32), "guidance": torch.full((1,), 3.5)}
+        tensors = {tensor_name(1, key): tensor for key, tensor in given.items()}
+        tensors |= {"x": draw(1, 16, 8, 6), "timestep": torch.full((1,), 0.7)}
+        reference = ConditioningRef(1, new=True, tensors=tuple(given))
+        with torch.no_grad():
+            return self.run(Forward(str(name), reference), tensors)[1]["output"]
+
+    def here(self) -> list[str]:
+        return [Path(name).stem for name in self.engine.residency.held()]
+
+
+@pytest.fixture(scope="module")
+def expected(files) -> list[torch.Tensor]:
+    """Each model's prediction, in a rank of its own."""
+    predictions = []
+    for path in files:
+        rank = Rank(mapped=True)
+        rank.load(path)
+        predictions.append(rank.forward(path))
+    assert not torch.equal(*predictions)
+    return predictions
+
+
+def leave_room_for(models: int, path: Path, monkeypatch, rank: Rank) -> None:
+    """Let the device have room for that many models."""
+    size = path.stat().st_size
+
+    def free(device: torch.device) -> int:
+        return models * size + size // 2 - size * len(rank.here())
+
+    monkeypatch.setattr(memory, "free_bytes", free)
+
+
+def mapped_files() -> str:
+    return Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"), [("float32", "float32"), ("bfloat16", "float32"), ("float32", "float16")]
+)
+def test_a_region_holds_what_the_mapped_file_gives(stored, wanted, tmp_path, monkeypatch):
+    """Rows of fused tensors, halves that change places, other types, pieces that are cut."""
+    monkeypatch.setattr(reading, "BUFFER", 10_000)
+    checkpoint = open_checkpoint(
+        write_original(
+            tmp_path / "m.safetensors", CONFIG, dtype=getattr(torch, stored), prefix="model.diffusion_model."
+        )
+    )
+    dtype = getattr(torch, wanted)
+    expected = load_transformer(checkpoint, dtype, CPU).state_dict()
+    module = build_transformer(checkpoint)
+    weights = hold_weights(module, checkpoint, check_weights(module, checkpoint), dtype, CPU, PlainArena)
+    told: list[tuple[int, int]] = []
+    weights.fill(lambda done, total: told.append((done, total)))
+    weights.attach(module)
+    loaded = module.state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+    assert told[-1][0] == told[-1][1] > 0
+
+
+def test_projections_lie_side_by_side_from_the_start(files):
+    checkpoint = open_checkpoint(files[0])
+    module = build_transformer(checkpoint)
+    weights = hold_weights(module, checkpoint, check_weights(module, checkpoint), torch.float32, CPU, PlainArena)
+    weights.attach(module)
+    assert neighbours(module)
+    before = {name: parameter.data_ptr() for name, parameter in module.named_parameters()}
+    place_side_by_side(module.modules())
+    assert before == {name: parameter.data_ptr() for name, parameter in module.named_parameters()}
+
+
+def test_places_do_not_overlap_and_groups_have_no_gap():
+    sizes = {"a": 3, "q": 40, "x": 513, "k": 40, "v": 40}
+    layout = lay_out(sizes, [("q", "k", "v"), ("a", "gone")])
+    spans = sorted((start, start + sizes[name]) for name, start in layout.starts.items())
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    assert layout.starts["k"] == layout.starts["q"] + 40 == layout.starts["v"] - 40
+    assert all(layout.starts[name] % 512 == 0 for name in ("a", "q", "x"))
+    assert layout.size == max(end for _, end in spans)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_nothing_of_a_released_model_is_alive_when_the_memory_is_cleaned(mapped, files, expected, monkeypatch):
+    rank = Rank(mapped)
+    rank.load(files[0])
+    assert torch.equal(rank.forward(files[0]), expected[0])
+    resident = rank.engine.residency.get(str(files[0]))
+    pointers = {p.untyped_storage().data_ptr() for p in resident.transformer.parameters()}
+    assert mapped == (str(files[0]) in mapped_files())
+    seen: list[Any] = []
+
+    def clean(store: WeightStore) -> None:
+        alive = {
+            p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in resident.transformer.parameters()
+        }
+        seen.append(sum(size for pointer, size in alive.items() if pointer in pointers))
+        seen.append(str(files[0]) in mapped_files())
+
+    monkeypatch.setattr(WeightStore, "clean", clean)
+    assert rank.run(Release(str(files[0])))[0].bytes_freed == resident.size > 0
+    assert seen == [0, False]
+    assert rank.here() == []
+    assert rank.run(Release(str(files[0])))[0].bytes_freed == 0
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_after_a_release_the_same_modules_are_filled_again(mapped, files, expected):
+    rank = Rank(mapped)
+    rank.load(files[0])
+    before = rank.engine.residency.get(str(files[0])).transformer
+    rank.run(Release(str(files[0])))
+    assert torch.equal(rank.forward(files[0]), expected[0])  # also without a load
+    rank.run(Release(str(files[0])))
+    assert rank.load(files[0]).reused
+    assert rank.engine.residency.get(str(files[0])).transformer is before
+    assert torch.equal(rank.forward(files[0]), expected[0])
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_models_in_turn_give_what_each_gives_alone(room, files, expected, monkeypatch):
+    rank = Rank()
+    leave_room_for(room, files[0], monkeypatch, rank)
+    for path in files:
+        rank.load(path)
+    modules = [rank.engine.residency.get(str(path)).transformer for path in files]
+    for _ in range(2):
+        for path, prediction in zip(files, expected, strict=True):
+            assert torch.equal(rank.forward(path), prediction)
+            assert len(rank.here()) == room
+            assert path.stem in rank.here()
+    assert modules == [rank.engine.residency.get(str(path)).transformer for path in files]
+
+
+def test_models_that_are_all_here_are_not_read_again(files, monkeypatch):
+    rank = Rank()
+    for path in files:
+        rank.load(path)
+    monkeypatch.setattr(reading, "read", None)
+    monkeypatch.setattr("parallel_runtime.loading.held_weights.read", None)
+    for path in (*files, *files):
+        rank.forward(path)
+    assert [rank.load(path).reused for path in files] == [True, True]
+
+
+def test_the_least_recently_used_model_goes_first(files, tmp_path, monkeypatch):
+    third = write_original(tmp_path / "3.safetensors", CONFIG, seed=3)
+    rank = Rank()
+    leave_room_for(2, files[0], monkeypatch, rank)
+    for path in files:
+        rank.load(path)
+    rank.forward(files[0])
+    rank.load(third)
+    assert rank.here() == ["1", "3"]
+
+
+def test_a_model_that_cannot_fit_is_refused_before_others_go(files, monkeypatch):
+    rank = Rank()
+    rank.load(files[0])
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    larger = write_original(files[0].with_name("larger.safetensors"), tiny_config(num_layers=3))
+    with pytest.raises(OutOfMemoryError, match="FLUX.1 in float32"):
+        rank.load(larger)
+    assert rank.here() == ["1"]
+    with pytest.raises(NotLoadedError):
+        rank.forward(larger)
+
+
+def test_two_configurations_of_one_file_share_its_weights(files, expected):
+    rank = Rank()
+    for name, options in {"plain": {}, "other": {"attention": "math"}, "degrees": {"ulysses": 1}}.items():
+        rank.load(files[0], name, **options)
+    plain, other, degrees = (rank.engine.residency.get(name) for name in ("plain", "other", "degrees"))
+    assert plain.transformer is degrees.transformer is not other.transformer
+    assert [p.data_ptr() for p in plain.transformer.parameters()] == [
+        p.data_ptr() for p in other.transformer.parameters()
+    ]
+    assert torch.equal(rank.forward("plain"), expected[0])
+    assert torch.allclose(rank.forward("other"), expected[0], atol=1e-5)
+    rank.run(Release("plain"))
+    assert torch.equal(rank.forward("degrees"), expected[0])
+
+
+def test_a_file_that_was_replaced_is_read_anew_and_its_old_weights_go(tmp_path):
+    path = write_original(tmp_path / "m.safetensors", CONFIG, seed=1)
+    rank = Rank()
+    rank.load(path)
+    before = rank.forward(path)
+    os.replace(write_original(tmp_path / "new.safetensors", CONFIG, seed=2), path)
+    assert torch.equal(rank.forward(path), before)
+    rank.run(Release(str(path)))
+    with pytest.raises(CheckpointError, match="replaced"):
+        rank.forward(path)
+    assert not rank.load(path).reused
+    assert not torch.equal(rank.forward(path), before)
+    assert len(rank.engine.residency.store._held) == 1
+
+
+def test_a_cancel_or_a_failure_in_the_middle_of_a_load_leaves_no_memory_taken(files, monkeypatch):
+    arenas: list[PlainArena] = []
+
+    def make(size: int, device: torch.device) -> PlainArena:
+        arenas.append(PlainArena(size, device))
+        return arenas[-1]
+
+    class Cancelling(Quiet):
+        def check_cancel(self) -> None:
+            raise Cancelled
+
+    rank = Rank()
+    rank.engine.residency = Residency(CPU, 0, arena=make)
+    config = ParallelConfig(devices="cpu:1").to_mapping()
+    with pytest.raises(Cancelled):
+        rank.engine.prepare(Load("m", str(files[0]), "float32", config, 1), {}, Cancelling())
+    assert [arena.memory.untyped_storage().nbytes() for arena in arenas] == [0]
+    assert rank.load(files[0], "m") is not None
+    rank.forward("m")
+
+
+def test_a_load_that_another_rank_could_not_do_is_undone_where_it_was_new(files):
+    rank = Rank()
+    config = ParallelConfig(devices="cpu:1").to_mapping()
+    request = Load("m", str(files[0]), "float32", config, 1)
+    rank.engine.prepare(request, {}, Quiet()).abandon()
+    assert rank.here() == []
+    with pytest.raises(NotLoadedError):
+        rank.forward("m")
+    rank.run(request)
+    rank.engine.prepare(request, {}, Quiet()).abandon()
+    rank.forward("m")
+
+
+def test_names_are_forgotten_in_the_order_of_their_use(files, monkeypatch):
+    monkeypatch.setattr(residency, "MOST", 2)
+    rank = Rank()
+    rank.load(files[0], "a")
+    rank.load(files[0], "b", attention="math")
+    rank.forward("a")
+    rank.load(files[1], "c")
+    with pytest.raises(NotLoadedError):
+        rank.forward("b")
+    store = rank.engine.residency.store
+    assert [len(held.structures) for held in store._held.values()] == [1, 1]
+    rank.load(files[1], "d")
+    assert len(store._held) == 1
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error_of_the_file(tmp_path):
+    path = write_original(tmp_path / "m.safetensors", CONFIG)
+    checkpoint = open_checkpoint(path)
+    module = build_transformer(checkpoint)
+    weights = hold_weights(module, checkpoint, check_weights(module, checkpoint), torch.float32, CPU, PlainArena)
+    os.truncate(path, path.stat().st_size // 2)
+    shrunk = dataclasses.replace(checkpoint, identity=identity(path))
+    weights._checkpoint = shrunk
+    with pytest.raises(CheckpointError, match="shorter"):
+        weights.fill(lambda done, total: None)
+
+
+def test_the_state_dict_of_the_file_is_what_is_read(files):
+    rank = Rank()
+    rank.load(files[0])
+    loaded = rank.engine.residency.get(str(files[0])).transformer.transformer.state_dict()
+    expected = make_state_dict(CONFIG, seed=1)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
