@@ -78,6 +78,7 @@ def expected(files) -> list[torch.Tensor]:
         rank = Rank(mapped=True)
         rank.load(path)
         predictions.append(rank.forward(path))
+        rank.run(Release(str(path)))
     assert not torch.equal(*predictions)
     return predictions
 
