@@ -39,6 +39,7 @@ __all__ = ["Branch", "Cancelled", "Inpaint", "ModelRequest", "PoolClient", "Samp
 
 log = logging.getLogger("parallel_dit")
 
+_CPU = torch.device("cpu")
 MAX_BACK_OFF_SECONDS = 30.0
 
 
@@ -175,13 +176,12 @@ class PoolClient:
                 number = self._prepared.next_number()
                 request = Forward(model.key, reference, dropped, number, self._prepared.dropped())
             tensors |= {"x": x, "timestep": timestep}
-            _, results = self._submit(request, tensors, _ignore_progress, on_compile, should_cancel)
+            _, results = self._submit(request, tensors, _ignore_progress, on_compile, should_cancel, x.device)
             self._prepared.keep(kind, number)
-            output = results["output"].to(x.device)
             assert self._pool is not None
             if summary := self._trace.add((called, referred, *self._pool.stamps, time.perf_counter())):
                 log.info("Parallel DiT: %s", summary)
-            return output
+            return results["output"]
 
     def sample(
         self,
@@ -259,10 +259,11 @@ class PoolClient:
         on_progress: OnProgress,
         on_compile: OnCompile,
         should_cancel: ShouldCancel,
+        device: torch.device = _CPU,
     ) -> tuple[Answer, dict[str, torch.Tensor]]:
         assert self._pool is not None
         try:
-            answer = self._pool.submit(request, tensors, on_progress, on_compile, should_cancel)
+            answer = self._pool.submit(request, tensors, on_progress, on_compile, should_cancel, device)
             self._deaths = 0
             return answer
         except BaseException:

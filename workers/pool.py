@@ -25,11 +25,12 @@ from .frames import Frame, tensor_bytes
 from .launch import PACK_ROOT, PoolSpec, log_directory
 from .leftovers import make_directory, remove_leftovers
 from .protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Progress, Shutdown, Status, revive
-from .shared_memory import Segment, SegmentError, half_for, write
+from .shared_memory import Segment, SegmentError, half_for, read, write
 from .tensors import pack, unpack
 
 log = logging.getLogger("parallel_dit")
 
+_CPU = torch.device("cpu")
 POLL_SECONDS = 0.05
 EXIT_SECONDS = 10.0
 
@@ -59,6 +60,7 @@ class RunningPool:
         self._closed = False
         self._segment: Segment | None = None  # of the job at hand; jobs come one at a time
         self._shares_memory = True
+        self._taken: torch.cuda.Event | None = None
         self._sent = 0.0
         self.stamps: tuple[float, ...] = ()
         """When the last job was sent, rank 0's own stamps, when its answer came; see step_trace.py."""
@@ -128,8 +130,9 @@ class RunningPool:
         on_progress: OnProgress,
         on_compile: OnCompile,
         should_cancel: ShouldCancel,
+        device: torch.device = _CPU,
     ) -> tuple[Answer, dict[str, torch.Tensor]]:
-        """Run one request to its end; return its answer and its tensors (on the CPU).
+        """Run one request to its end; return its answer and its tensors, on `device`.
 
         Raises:
             ParallelError: what the ranks reported.
@@ -141,12 +144,16 @@ class RunningPool:
         self._jobs[number] = answers
         try:
             self._send_job(number, request, tensors)
-            return self._await(number, answers, on_progress, on_compile, should_cancel)
+            done, payload = self._await(number, answers, on_progress, on_compile, should_cancel)
+            return done.answer, self._take(done, payload, device)
         finally:
             del self._jobs[number]
 
     def _send_job(self, number: int, request: Request, tensors: Mapping[str, torch.Tensor]) -> None:
         """Through the shared segment, or over the socket where there is none."""
+        if self._taken is not None:  # the last answer may still be on its way to the GPU
+            self._taken.synchronize()
+            self._taken = None
         segment = self._segment_for(sum(tensor.nbytes for tensor in tensors.values()))
         if segment is None:
             specs, buffers = pack(tensors)
@@ -170,12 +177,13 @@ class RunningPool:
             self._segment, self._shares_memory = None, False
         return self._segment
 
-    def _take(self, done: Done, payload: memoryview | None) -> dict[str, torch.Tensor]:
+    def _take(self, done: Done, payload: memoryview | None, device: torch.device) -> dict[str, torch.Tensor]:
         if not done.in_segment:
-            return unpack(done.tensors, payload)
+            return {name: tensor.to(device) for name, tensor in unpack(done.tensors, payload).items()}
         assert self._segment is not None
         size = sum(tensor_bytes(spec) for spec in done.tensors)
-        return unpack(done.tensors, self._segment.answer[:size].clone())
+        taken, self._taken = read(self._segment.answer[:size], device)
+        return unpack(done.tensors, taken)
 
     def _await(
         self,
@@ -184,7 +192,7 @@ class RunningPool:
         on_progress: OnProgress,
         on_compile: OnCompile,
         should_cancel: ShouldCancel,
-    ) -> tuple[Answer, dict[str, torch.Tensor]]:
+    ) -> tuple[Done, memoryview | None]:
         asked_to_cancel = False
         while True:
             try:
@@ -209,7 +217,7 @@ class RunningPool:
                 if message.cancelled or asked_to_cancel:
                     raise Cancelled
                 self.stamps = (self._sent, *message.stamps, time.perf_counter())
-                return message.answer, self._take(message, frame.payload)
+                return message, frame.payload
 
     def _explain(self, failed: Failed) -> ParallelError:
         error = revive(failed.error)

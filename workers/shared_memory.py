@@ -130,6 +130,17 @@ def write(half: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> tuple[Tens
     return tuple(specs)
 
 
+def read(half: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """Return a copy of a half's bytes on `device`; nobody may write to the half before the event, if there is one."""
+    if device.type != "cuda":
+        # By numpy, which copies with this thread alone: to wake threads for it costs more than the copy.
+        return torch.from_numpy(half.numpy().copy()).to(device), None
+    copy = half.to(device, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return copy, event
+
+
 def _register(memory: torch.Tensor) -> bool:
     """Pin the memory where this process computes on a GPU; copies also work where that fails, only slower."""
     if not torch.cuda.is_initialized():

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Sequence
 
 PARTS = (
+    "ComfyUI, between two calls",
     "compare the conditioning",
     "copy to shared memory, and send",
     "supervisor, to rank 0",
@@ -25,6 +26,8 @@ PARTS = (
 """What happens between a stamp and the next."""
 
 EVERY = 20
+PAUSE_SECONDS = 0.5
+"""Calls that are further apart belong to two runs."""
 
 
 class StepTrace:
@@ -37,11 +40,16 @@ class StepTrace:
     def __init__(self, enabled: bool | None = None):
         self.enabled = bool(os.environ.get("PARALLEL_DIT_TRACE")) if enabled is None else enabled
         self._steps: list[list[float]] = []
+        self._returned: float | None = None
 
     def add(self, stamps: Sequence[float]) -> str:
-        """Take in one step's stamps, in seconds; return a summary after every EVERY steps, else ""."""
-        if not self.enabled or len(stamps) != len(PARTS) + 1:
+        """Take in one step's stamps, in seconds, from the call on; return a summary every EVERY steps, else ""."""
+        if not self.enabled or len(stamps) != len(PARTS):
             return ""
+        before, self._returned = self._returned, stamps[-1]
+        if before is None or stamps[0] - before > PAUSE_SECONDS:
+            return ""
+        stamps = (before, *stamps)
         self._steps.append([(after - before) * 1000 for before, after in itertools.pairwise(stamps)])
         if len(self._steps) < EVERY:
             return ""
