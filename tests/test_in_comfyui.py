@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
+from benchmarks.in_comfyui.bench import Bench
 from benchmarks.in_comfyui.families import REAL, tiny
 from benchmarks.in_comfyui.files import FileStore, list_entries, write_file
-from benchmarks.in_comfyui.graphs import Picture, Way, dual_guider, fill, plain, two_experts
+from benchmarks.in_comfyui.graphs import SAMPLER, Picture, Way, dual_guider, fill, plain, two_experts
+from benchmarks.in_comfyui.measures.speed import speed
 from benchmarks.in_comfyui.report import tables
+from benchmarks.in_comfyui.server import Run
 from benchmarks.in_comfyui.sets import SETS, plan
 from parallel_runtime.loading.checkpoint import open_checkpoint
 
@@ -89,5 +95,43 @@ def test_what_failed_is_told_beside_what_was_found_before():
     text = tables({"GPUs": ["H200", "H200"]}, [half, start])
     assert "| FLUX | a / b | 2 | 70.5 | – |" in text
     assert "| speed | hung |" in text
-    assert "| FLUX | x | 1 | first | 3.0 | 4.0 |" in text
+    assert "| FLUX | x | 1 | first | 3.0 | 4.0 | – | – | – |" in text
     assert "| start |" not in text
+
+
+def _run(milliseconds: float, steps: int = 4) -> Run:
+    moments = [1.0 + step * milliseconds / 1000 for step in range(steps)]
+    events = [{"kind": "step", "time": moment, "node": SAMPLER} for moment in moments]
+    return Run("prompt", 0.0, ended=2.0, events=[*events, {"kind": "mark", "time": moments[-1], "node": "mark"}])
+
+
+@pytest.mark.parametrize(("devices", "expected"), [("", 190.0), ("0", 124.0)])
+def test_graphs_that_are_made_beside_the_first_pictures_are_waited_for_in_the_pool_only(devices, expected):
+    bench = Bench(None, REAL, "0", "0,1", cpu=False, settling=0.05, deadline=time.monotonic() + 60)  # type: ignore[arg-type]
+    waited = []
+
+    def make(way, file, previews=False, **changes):
+        return _run(124.0 if waited else 190.0)
+
+    def wait(seconds):
+        time.sleep(seconds)
+        waited.append(seconds)
+
+    bench.make, bench.wait = make, lambda seconds: wait(seconds) if seconds else None  # type: ignore[method-assign]
+    found: dict = {}
+    speed(bench, found, "flux", Way(devices))
+    assert found["ms"] == found["ms previews"] == expected
+    assert len(waited) == (1 if devices else 0)
+
+
+@pytest.mark.parametrize("order", [("", "0"), ("0", "")])
+def test_latents_are_compared_whichever_was_made_first(tmp_path, order):
+    bench = Bench(None, REAL, "0", "0,1", cpu=False)  # type: ignore[arg-type]
+    latents = {"": torch.full((1, 4), 2.0), "0": torch.full((1, 4), 2.5)}
+    distances = []
+    for devices in order:
+        run = _run(100.0)
+        run.saved = tmp_path / f"{devices or 'own'}.latent"
+        save_file({"latent_tensor": latents[devices]}, run.saved)
+        distances.append(bench.distance("picture", Way(devices), run))
+    assert distances == [None, pytest.approx(0.25)]

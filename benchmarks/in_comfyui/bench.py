@@ -53,7 +53,7 @@ class Bench:
         cpu: memory is that of the machine.
         deadline: moment at which the running measurement must have ended.
         settling: seconds after a model's first prompt on some devices within which graphs may still be made for it.
-        latents: (file, size) -> what ComfyUI's own loader made of the compared picture.
+        latents: name of a compared picture, and whether ComfyUI's own loader made it -> its file.
     """
 
     server: Server
@@ -63,7 +63,7 @@ class Bench:
     cpu: bool
     settling: float = 0.0
     deadline: float = 0.0
-    latents: dict[tuple[str, tuple[int, int]], Path] = field(default_factory=dict)
+    latents: dict[tuple[str, bool], Path] = field(default_factory=dict)
     _used: dict[tuple[str, str], float] = field(default_factory=dict)
     _seeds: Any = field(default_factory=lambda: itertools.count(1000))
 
@@ -91,17 +91,26 @@ class Bench:
         """Run the plain graph of a picture; see `picture` and `run`."""
         return self.run(plain(way, self.picture(file, **changes)), previews)
 
-    def distance(self, file: str, way: Way, run: Run) -> float | None:
-        """Of this way's latent of the compared picture from that of ComfyUI's own loader, relative to its norm."""
-        key = (file, self.family(file).size)
+    def distance(self, picture: str, way: Way, run: Run) -> float | None:
+        """Of our latent of the compared picture from that of ComfyUI's own loader, relative to the norm of that.
+
+        Args:
+            picture: name of it, the same for every way.
+            way: that made it.
+
+        Returns:
+            None where only one of the two was made yet.
+        """
         if run.saved is None:
             return None
-        if not way.devices:
-            self.latents[key] = run.saved
-            return 0.0
-        if key not in self.latents:
+        own = not way.devices
+        other = self.latents.get((picture, not own))
+        self.latents[picture, own] = run.saved
+        if other is None:
             return None
-        ours, theirs = (load_file(path)["latent_tensor"].double() for path in (run.saved, self.latents[key]))
+        ours, theirs = (
+            load_file(path)["latent_tensor"].double() for path in ((other, run.saved) if own else (run.saved, other))
+        )
         return float((ours - theirs).norm() / theirs.norm())
 
     def note_use(self, file: str, way: Way) -> None:

@@ -115,11 +115,12 @@ def _starts(results: Sequence[Result]) -> str:
                     row["prompt s"],
                     step,
                     steps and " ".join(f"{time:.0f}" for time in steps),
+                    _distance(row.get("distance")),
                 ]
             )
     heads = ["model", "way", "GPUs", "what", "first step after", "whole prompt"]
     title = "Seconds from the queue; a switch between experts in s, between models in turn in ms beyond a step"
-    return _table(title, [*heads, "switch", "steps, ms"], rows)
+    return _table(title, [*heads, "switch", "steps, ms", "distance"], rows)
 
 
 def _faults(results: Sequence[Result]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -198,7 +199,8 @@ class Server:
             self._process.kill()
             self._process.wait()
         for process in psutil.wait_procs(family, timeout=5)[1]:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self._process, self._socket = None, None
 
     def run(
