@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 import comfy.model_patcher
@@ -46,6 +47,11 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def loaded_size(self) -> int:
         """Bytes that the pool holds per rank, wherever it is: only unloading everything asks for more than that."""
         return self.remote.resident_bytes
+
+    def get_free_memory(self, device) -> int:
+        """What ComfyUI asks before every call, to see whether it must cut the batch: it never must, and asking the
+        driver costs milliseconds while other processes compute on the same GPU."""
+        return sys.maxsize
 
     def current_loaded_device(self) -> torch.device:
         """Where ComfyUI's own copy is."""
