@@ -107,7 +107,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def _release(self) -> int:
         held = self.remote.resident_bytes
         try:
-            return self.remote.release() if held else 0
+            return self.remote.release()  # also where the weights are elsewhere: runs leave memory behind, too
         except ParallelError as error:
             log.info("Parallel DiT: nothing to unload. %s", error)
             return held

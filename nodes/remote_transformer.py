@@ -62,13 +62,16 @@ class RemoteTransformer:
         self.notices = RunNotices(show)
         self.stages = 1
         """Into how many stages the weights are split."""
-        self.resident_bytes = 0
-        """Bytes that one rank holds now, as far as this process knows; 0 while nothing is loaded."""
         self.size_bytes = 0
         """Bytes that one rank holds when the model is loaded; 0 until it was."""
         self._connect = connect
         self._pool: PoolClient | None = None
         self._capture: Callable[[TransformerCall], torch.Tensor] | None = None
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that one rank holds now; 0 while nothing is loaded. The pool is asked, not remembered."""
+        return self._pool.held_bytes(self.model) if self._pool is not None else 0
 
     def shares(self, device: torch.device, current_index: int) -> bool:
         """Whether a rank of the pool computes on ComfyUI's `device`, and so competes for its memory.
@@ -89,7 +92,7 @@ class RemoteTransformer:
             ParallelError: see PoolClient.load.
         """
         loaded = self._use_pool().load(self.model, should_cancel)
-        self.size_bytes = self.resident_bytes = loaded.bytes_per_rank
+        self.size_bytes = loaded.bytes_per_rank
         self.stages = loaded.stages
         return loaded
 
@@ -106,7 +109,6 @@ class RemoteTransformer:
         output = self._use_pool().forward(
             self.model, call.x, call.timestep, call.conditioning, should_cancel, self.notices.compiling
         )
-        self.resident_bytes = self.size_bytes
         self.notices.computed()
         if self.stages > 1 and not self.model.config.keeps_pixels:
             self.notices.in_turn()
@@ -130,7 +132,6 @@ class RemoteTransformer:
             on_progress(step, total, denoised)
 
         output = self._use_pool().sample(self.model, request, on_step, should_cancel, self.notices.compiling)
-        self.resident_bytes = self.size_bytes
         return output.to(request.x)
 
     def release(self) -> int:
@@ -139,7 +140,6 @@ class RemoteTransformer:
         Raises:
             PoolError: the pool died meanwhile, and its memory with it.
         """
-        self.resident_bytes = 0
         return self._pool.release(self.model) if self._pool is not None else 0
 
     @contextmanager

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from parallel_runtime.errors import NotLoadedError, OutOfMemoryError
 from parallel_runtime.pipeline.control import Cancelled
 from parallel_runtime.pipeline.requests import (
     Answer,
@@ -30,6 +31,7 @@ from .client_requests import Branch, Inpaint, ModelRequest, SampleRequest
 from .conditioning_cache import ConditioningCache
 from .gpus import find_machine, remember
 from .launch import PoolSpec, resolve_devices
+from .loaded_models import LoadedModels
 from .pool import POLL_SECONDS, OnCompile, OnProgress, RunningPool, ShouldCancel
 from .prepared_calls import PreparedCalls, kind_of
 from .protocol import Status
@@ -72,7 +74,7 @@ class PoolClient:
         self._rank_module = rank_module
         self._lock = threading.RLock()
         self._pool: RunningPool | None = None
-        self._resident: ModelRequest | None = None
+        self._models = LoadedModels()
         self._cache = ConditioningCache()
         self._prepared = PreparedCalls()
         self._trace = StepTrace()
@@ -119,26 +121,24 @@ class PoolClient:
             time.sleep(0.05)
 
     def load(self, model: ModelRequest, should_cancel: ShouldCancel = never) -> Loaded:
-        """Make a model resident in the pool; quick when it is already.
+        """Have a model in the pool, on the ranks' devices; quick when it is there already.
 
         Raises:
             ParallelError: the file, the configuration or the pool; typed, with cause and fix.
             Cancelled: the artist stopped it.
         """
         with self._turn(should_cancel):
-            pool = self.start(should_cancel)
+            self.start(should_cancel)
             ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
             machine = find_machine(self.spec)
             request = Load(model.key, model.path, model.dtype, model.config.to_mapping(), ranks, machine)
-            self._resident = None
-            answer, _ = pool.submit(request, {}, _ignore_progress, _ignore_compiling, should_cancel)
+            self._models.discard(model.key)
+            answer, _ = self._submit(request, {}, _ignore_progress, _ignore_compiling, should_cancel)
             assert isinstance(answer, Loaded)
             if answer.machine is not None and answer.machine != machine:
                 remember(self.spec, answer.machine)
             self._prepared.clear()
-            if not answer.reused:
-                self._cache.clear()
-            self._resident = model
+            self._models.add(model.key)
             return answer
 
     def forward(
@@ -165,23 +165,35 @@ class PoolClient:
             Cancelled: the artist stopped it.
         """
         with self._turn(should_cancel):
-            self._ensure(model, should_cancel)
-            called = time.perf_counter()
-            reference, tensors, dropped = self._cache.refer(conditioning)
-            referred = time.perf_counter()
-            kind = kind_of(model.key, reference, x, timestep)
-            number = self._prepared.find(kind)
-            request: Forward | Step = Step(number)
-            if not number or dropped:
-                number = self._prepared.next_number()
-                request = Forward(model.key, reference, dropped, number, self._prepared.dropped())
-            tensors |= {"x": x, "timestep": timestep}
-            _, results = self._submit(request, tensors, _ignore_progress, on_compile, should_cancel, x.device)
-            self._prepared.keep(kind, number)
-            assert self._pool is not None
-            if summary := self._trace.add((called, referred, *self._pool.stamps, time.perf_counter())):
-                log.info("Parallel DiT: %s", summary)
-            return results["output"]
+            return self._with(
+                model, lambda: self._forward(model, x, timestep, conditioning, should_cancel, on_compile), should_cancel
+            )
+
+    def _forward(
+        self,
+        model: ModelRequest,
+        x: torch.Tensor,
+        timestep: torch.Tensor,
+        conditioning: Mapping[str, Any],
+        should_cancel: ShouldCancel,
+        on_compile: OnCompile,
+    ) -> torch.Tensor:
+        called = time.perf_counter()
+        reference, tensors, dropped = self._cache.refer(conditioning)
+        referred = time.perf_counter()
+        kind = kind_of(model.key, reference, x, timestep)
+        number = self._prepared.find(kind)
+        request: Forward | Step = Step(number)
+        if not number or dropped:
+            number = self._prepared.next_number()
+            request = Forward(model.key, reference, dropped, number, self._prepared.dropped())
+        tensors |= {"x": x, "timestep": timestep}
+        _, results = self._submit(request, tensors, _ignore_progress, on_compile, should_cancel, x.device)
+        self._prepared.keep(kind, number)
+        assert self._pool is not None
+        if summary := self._trace.add((called, referred, *self._pool.stamps, time.perf_counter())):
+            log.info("Parallel DiT: %s", summary)
+        return results["output"]
 
     def sample(
         self,
@@ -200,40 +212,58 @@ class PoolClient:
             As `forward`.
         """
         with self._turn(should_cancel):
-            self._ensure(model, should_cancel)
-            references, tensors, dropped = self._refer_all(request.branches)
-            timesteps = request.sigmas if request.timesteps is None else request.timesteps
-            tensors |= {"x": request.x, "sigmas": request.sigmas, "timesteps": timesteps}
-            for branch, channels in zip(request.branches, request.concat, strict=False):
-                tensors[concat_name(branch.index)] = channels
-            if request.inpaint is not None:
-                inpaint = request.inpaint
-                tensors |= {"mask": inpaint.mask, "latent_image": inpaint.latent_image, "noise": inpaint.noise}
-            wire = Sample(
-                model.key,
-                request.sampler,
-                references,
-                request.cfg,
-                request.seed,
-                request.noise_device,
-                request.inpaint is not None,
-                request.preview,
-                dropped,
-                request.prediction,
-                bool(request.concat),
+            return self._with(
+                model, lambda: self._sample(model, request, on_progress, should_cancel, on_compile), should_cancel
             )
-            _, results = self._submit(wire, tensors, on_progress, on_compile, should_cancel)
-            return results["latent"]
+
+    def _sample(
+        self,
+        model: ModelRequest,
+        request: SampleRequest,
+        on_progress: OnProgress,
+        should_cancel: ShouldCancel,
+        on_compile: OnCompile,
+    ) -> torch.Tensor:
+        references, tensors, dropped = self._refer_all(request.branches)
+        timesteps = request.sigmas if request.timesteps is None else request.timesteps
+        tensors |= {"x": request.x, "sigmas": request.sigmas, "timesteps": timesteps}
+        for branch, channels in zip(request.branches, request.concat, strict=False):
+            tensors[concat_name(branch.index)] = channels
+        if request.inpaint is not None:
+            inpaint = request.inpaint
+            tensors |= {"mask": inpaint.mask, "latent_image": inpaint.latent_image, "noise": inpaint.noise}
+        wire = Sample(
+            model.key,
+            request.sampler,
+            references,
+            request.cfg,
+            request.seed,
+            request.noise_device,
+            request.inpaint is not None,
+            request.preview,
+            dropped,
+            request.prediction,
+            bool(request.concat),
+        )
+        _, results = self._submit(wire, tensors, on_progress, on_compile, should_cancel)
+        return results["latent"]
 
     def release(self, model: ModelRequest) -> int:
         """Free the model's memory in the pool, if the pool runs and holds it; return the bytes freed per rank."""
         with self._lock:
-            if self._pool is None or not self._pool.alive or self._resident != model:
+            if self._pool is None or not self._pool.alive or not self._models.knows(model.key):
                 return 0
-            self._forget()
-            answer, _ = self._pool.submit(Release(model.key), {}, _ignore_progress, _ignore_compiling, never)
+            # The next use asks for a load, which looks whether the file is still the same.
+            self._models.discard(model.key)
+            self._forget_calls()
+            answer, _ = self._submit(Release(model.key), {}, _ignore_progress, _ignore_compiling, never)
             assert isinstance(answer, Finished)
             return answer.bytes_freed
+
+    def held_bytes(self, model: ModelRequest) -> int:
+        """Bytes of the model's weights on one rank's device now. Does not wait for a job."""
+        pool = self._pool
+        return self._models.bytes_of(model.key) if pool is not None and pool.alive else 0
 
     def status(self) -> Status | None:
         """The pool's state, or None while no pool runs. Does not wait for a job."""
@@ -248,9 +278,20 @@ class PoolClient:
                 self._pool = None
             self._forget()
 
-    def _ensure(self, model: ModelRequest, should_cancel: ShouldCancel) -> None:
-        if self._pool is None or not self._pool.alive or self._resident != model:
+    def _with(self, model: ModelRequest, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel) -> torch.Tensor:
+        """Run something that needs the model; once more where the ranks have forgotten it."""
+        self._ensure(model, should_cancel)
+        try:
+            return run()
+        except NotLoadedError:
             self.load(model, should_cancel)
+            return run()
+
+    def _ensure(self, model: ModelRequest, should_cancel: ShouldCancel) -> None:
+        if self._pool is None or not self._pool.alive or not self._models.knows(model.key):
+            self.load(model, should_cancel)
+        elif self._models.has_left(model.key):
+            self._prepared.clear()  # it has to come back to the ranks: that may fail in PREPARE, but not in a step
 
     def _submit(
         self,
@@ -263,10 +304,14 @@ class PoolClient:
     ) -> tuple[Answer, dict[str, torch.Tensor]]:
         assert self._pool is not None
         try:
-            answer = self._pool.submit(request, tensors, on_progress, on_compile, should_cancel, device)
-            self._deaths = 0
-            return answer
-        except BaseException:
+            answer, results = self._pool.submit(request, tensors, on_progress, on_compile, should_cancel, device)
+            if not isinstance(request, Load | Release):
+                self._deaths = 0
+            self._models.note(answer)
+            return answer, results
+        except BaseException as error:
+            if isinstance(error, OutOfMemoryError):
+                self._models.doubt()
             # Whether the ranks kept this request's conditionings is not certain any more.
             self._forget_calls()
             raise
@@ -285,7 +330,7 @@ class PoolClient:
         return tuple(references), tensors, dropped
 
     def _forget(self) -> None:
-        self._resident = None
+        self._models.clear()
         self._forget_calls()
 
     def _forget_calls(self) -> None:

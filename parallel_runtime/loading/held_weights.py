@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import safe_open
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, NotLoadedError
 from ..models.spec import WeightRule
 from .arena import Arena, lay_out, place_tensor
 from .checkpoint import Checkpoint
@@ -48,7 +48,8 @@ class HeldWeights(Protocol):
             on_bytes: hears how far it is; may raise to give up, and nothing is on the device then.
 
         Raises:
-            CheckpointError: the files were replaced since, or cannot be read.
+            NotLoadedError: the files were replaced since.
+            CheckpointError: they cannot be read.
             torch.OutOfMemoryError: no room.
         """
         ...
@@ -93,7 +94,7 @@ class _Held:
 
     def _check_files(self) -> None:
         if identity(self._checkpoint.path) != self._checkpoint.identity:
-            raise CheckpointError(
+            raise NotLoadedError(
                 f"{self._checkpoint.path} was replaced since it was loaded.", "Queue the prompt again."
             )
 

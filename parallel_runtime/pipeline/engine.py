@@ -91,6 +91,7 @@ class Engine:
         self.conditionings = ConditioningStore()
         # Prepared calls by kind. The client decides what is kept, so that all ranks keep the same.
         self._kinds: dict[int, Prepared] = {}
+        self._told: dict[str, int] | None = None  # what the client knows of the weights that are here
         # Ranks plan by it, so it is the same on all of them: from the Load request, or out of a collective.
         self.machine: MachineFacts = CPU
         # Measuring is a collective: every rank starts an engine.
@@ -112,6 +113,7 @@ class Engine:
             return self._prepare_release(request)
         if isinstance(request, Step):
             return self.recall(request)
+        self._told = None  # the answer to a request that was prepared tells all
         resident = self.residency.get(request.model)
         resident.activate(lambda done, total: control.check_cancel())
         if isinstance(request, Forward):
@@ -151,6 +153,7 @@ class Engine:
                 explain(config, request.ranks, resident.facts, TYPICAL, self.machine, loaded),
                 replace(self.machine, speeds=()),
                 loaded.pipe,
+                self.residency.held(),
             )
             return answer, {}
 
@@ -161,7 +164,8 @@ class Engine:
             tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
         ) -> tuple[Answer, Results]:
             self._forget_calls()
-            return Finished(bytes_freed=self.residency.give_back(request.model)), {}
+            freed = self.residency.give_back(request.model)
+            return Finished(bytes_freed=freed, held=self.residency.held()), {}
 
         return Prepared(work)
 
@@ -221,7 +225,7 @@ class Engine:
         elif joined is not None:
             call = Call(tensors["x"], tensors["timestep"], conditioning)
             results["output"] = self._predictor(resident, joined.mesh)([call])[0]
-        return _finished(plan, started), results
+        return self._finished(plan, started), results
 
     def _prepare_sample(self, request: Sample, resident: Resident, meta: Mapping[str, torch.Tensor]) -> Prepared:
         x = meta["x"]
@@ -255,16 +259,16 @@ class Engine:
             joined = self._join(resident, plan)
             if place is None or joined is None:
                 (sit_out if plan.pipe > 1 else denoising.sit_out)(steps, control)
-                return _finished(plan, started), {}
+                return self._finished(plan, started), {}
             if joined.links is None:
                 latent = denoising.run(self._predictor(resident, joined.mesh), branches, tensors, control)
-                return _finished(plan, started), {"latent": latent}
+                return self._finished(plan, started), {"latent": latent}
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
             runner = StageRunner(
                 resident.stage(place, joined.mesh), joined.links, branches, seen, plan.patches, keep=True
             )
             finished = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
-            return _finished(plan, started), {} if finished is None else {"latent": finished}
+            return self._finished(plan, started), {} if finished is None else {"latent": finished}
 
         return Prepared(work)
 
@@ -311,6 +315,7 @@ class Engine:
     def _predictor(self, resident: Resident, mesh: Mesh) -> Predictor:
         return Predictor(resident.whole(), resident.spec, mesh)
 
-
-def _finished(plan: ParallelPlan, started: float) -> Finished:
-    return Finished(plan=str(plan), milliseconds=(time.perf_counter() - started) * 1000)
+    def _finished(self, plan: ParallelPlan, started: float) -> Finished:
+        held = self.residency.held()
+        news, self._told = (None if held == self._told else held), held
+        return Finished(plan=str(plan), milliseconds=(time.perf_counter() - started) * 1000, held=news)

@@ -132,6 +132,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
         explanation: the plan for a single picture, in words.
         machine: what plans now reckon with, measured by the ranks where the request did not know.
         stages: that the weights are split into; a `Forward` runs through them one after the other.
+        held: see `Finished`.
     """
 
     spec: str
@@ -141,6 +142,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     explanation: str
     machine: MachineFacts | None = None
     stages: int = 1
+    held: dict[str, int] | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
@@ -150,11 +152,14 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
         plan: the mesh that ran it, in words.
         bytes_freed: over one rank, for `Release`.
         milliseconds: wall time inside the rank.
+        held: bytes of weights on this rank's device by model, models of the same weights having them in common; None
+            for as before.
     """
 
     plan: str = ""
     bytes_freed: int = 0
     milliseconds: float = 0.0
+    held: dict[str, int] | None = None
 
 
 Answer = Loaded | Finished

@@ -41,7 +41,7 @@ class Held:
 
         Raises:
             OutOfMemoryError: less is free than they need, though all others were let go.
-            CheckpointError: the files were replaced or cannot be read.
+            NotLoadedError, CheckpointError: the files were replaced, or cannot be read.
             Whatever `on_bytes` raises.
         """
         self.used = self.store.tick()

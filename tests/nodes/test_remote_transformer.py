@@ -23,13 +23,16 @@ class DoublingPool:
         self.stages = stages
         self.compiles = ()  # times at which a rank says, before the next result, that it compiles
         self.now = 0.0
+        self.held = 0
 
     def load(self, model, should_cancel):
         self.requests.append("load")
+        self.held = 100
         return SimpleNamespace(bytes_per_rank=100, stages=self.stages)
 
     def forward(self, model, x, timestep, conditioning, should_cancel, on_compile):
         self.requests.append("forward")
+        self.held = 100
         self._compile(on_compile)
         return 2 * x.float()
 
@@ -47,7 +50,11 @@ class DoublingPool:
 
     def release(self, model):
         self.requests.append("release")
-        return 100
+        freed, self.held = self.held, 0
+        return freed
+
+    def held_bytes(self, model):
+        return self.held
 
 
 def make_remote(devices: str = "cpu:2", stages: int = 1) -> tuple[RemoteTransformer, DoublingPool]:
@@ -118,6 +125,8 @@ def test_it_knows_what_the_pool_holds():
     assert (remote.size_bytes, remote.resident_bytes) == (100, 0)
     remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)  # the pool has loaded it again
     assert remote.resident_bytes == 100
+    pool.held = 0  # it died, or another model took the place
+    assert (remote.size_bytes, remote.resident_bytes) == (100, 0)
     assert pool.requests == ["load", "release", "forward"]
 
 

@@ -251,7 +251,7 @@ def test_a_file_that_was_replaced_is_read_anew_and_its_old_weights_go(tmp_path):
     os.replace(write_original(tmp_path / "new.safetensors", CONFIG, seed=2), path)
     assert torch.equal(rank.forward(path), before)
     rank.run(Release(str(path)))
-    with pytest.raises(CheckpointError, match="replaced"):
+    with pytest.raises(NotLoadedError, match="replaced"):
         rank.forward(path)
     assert not rank.load(path).reused
     assert not torch.equal(rank.forward(path), before)
