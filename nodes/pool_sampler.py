@@ -11,6 +11,7 @@ import comfy.samplers
 import torch
 
 from parallel_runtime.sampling.samplers import SAMPLERS
+from parallel_runtime.speed import device_kind
 
 from .carry import call_obstacles, condition_obstacles, loop_obstacles, split_branches, split_extra_channels
 from .interrupt import stopping_with_prompt
@@ -119,9 +120,11 @@ class PoolSampler(comfy.samplers.Sampler):
         return self.name in SAMPLERS and SAMPLERS[self.name].adds_noise
 
     def _same_noise(self, device: torch.device) -> bool:
-        """Numbers drawn on ComfyUI's device can be drawn in the pool: on a CPU always, on a GPU only by a GPU."""
+        """The pool draws ComfyUI's numbers: on a CPU always, on a GPU where the first rank has one of the same kind."""
+        config = self.remote.model.config
         if device.type == "cuda":
-            return not self.remote.model.config.devices.startswith("cpu")
+            first = torch.device("cuda", (config.device_indices or (0,))[0])
+            return not config.devices.startswith("cpu") and device_kind(first) == device_kind(device)
         return device.type == "cpu"
 
     def _evaluate_dry(self, model_wrap, x, sigma, extra_args) -> list[TransformerCall]:

@@ -24,12 +24,27 @@ def measure_speeds(device: torch.device, world_size: int, dtype: torch.dtype = t
     Args:
         dtype: of the models; in which one GPU is ahead of another depends on it.
     """
-    if world_size == 1 or device.type != "cuda":
-        return None
-    kinds = gather_from_ranks(float(zlib.crc32(torch.cuda.get_device_name(device).encode())), world_size)
-    if len(set(kinds)) == 1:
+    if not devices_unlike(device, world_size):
         return None
     return relative_speeds(gather_from_ranks(_products_per_second(device, dtype), world_size))
+
+
+def devices_unlike(device: torch.device, world_size: int) -> bool:
+    """Whether the ranks' devices are of several kinds, so that they may round and draw noise otherwise.
+
+    Collective over the default group, on CPU tensors; the same answer on all ranks.
+    """
+    if world_size == 1 or device.type != "cuda":
+        return False
+    return len(set(gather_from_ranks(float(zlib.crc32(device_kind(device).encode())), world_size))) > 1
+
+
+def device_kind(device: torch.device) -> str:
+    """What a device's results depend on. CUDA's random stream depends on the number of multiprocessors."""
+    if device.type != "cuda":
+        return device.type
+    gpu = torch.cuda.get_device_properties(device)
+    return f"{gpu.name}, {gpu.multi_processor_count} multiprocessors"
 
 
 def relative_speeds(measured: list[float]) -> list[float] | None:

@@ -15,6 +15,7 @@ from ..pipeline.control import Cancelled, Control
 from ..pipeline.denoise import Denoising
 from ..sampling.denoiser import Denoiser
 from ..sampling.steps import Evaluation, Steps
+from ..wrappers.lead import of_first_rank
 from .cut import Patch
 from .runner import StageRunner, flatten_rows
 
@@ -189,7 +190,10 @@ class PipelineDenoising:
             own = outputs if unit else [output[run.patch.band] for output in outputs]
             following, denoised = run.advance(own)
             told = [following, denoised] if self._denoising.request.preview else [following]
-            self._runner.outbox.send(torch.cat([part.reshape(-1) for part in told]))
+            message = torch.cat([part.reshape(-1) for part in told])
+            if self._denoising.unlike:
+                message = of_first_rank(message, self._runner.mesh)
+            self._runner.outbox.send(message)
 
     def _expect_runs(self) -> None:
         copies = 2 if self._denoising.request.preview else 1

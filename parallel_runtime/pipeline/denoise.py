@@ -11,6 +11,7 @@ from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.noise import NoiseSource
 from ..sampling.prediction import find_prediction
 from ..sampling.samplers import StepState, find_sampler
+from ..wrappers.lead import of_first_rank
 from .conditioning import Conditioning
 from .control import Cancelled, Control
 from .predict import Call, Predictor
@@ -24,14 +25,16 @@ class Denoising:
     Args:
         request: what was asked for.
         dtype: the transformer's; the latent itself stays float32, as in ComfyUI.
+        unlike: the ranks' devices are of several kinds. The same on all ranks: it leads to collectives.
 
     Raises:
         RequestError: a sampler or prediction that the pool does not have, or branches that guidance cannot combine.
     """
 
-    def __init__(self, request: Sample, dtype: torch.dtype):
+    def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
         self.request = request
         self.dtype = dtype
+        self.unlike = unlike
         self.sampler = find_sampler(request.sampler)
         self.prediction = find_prediction(request.prediction)
         if [branch.index for branch in request.branches] not in ([0], [0, 1]):
@@ -60,7 +63,9 @@ class Denoising:
         """Return the finished latent (B, C, ...) float32, on the scale of the model.
 
         Every rank holds the whole latent and takes every step itself, from predictions that are the same bytes on
-        all ranks: so the latents stay equal without being exchanged.
+        all ranks: so the latents stay equal without being exchanged. Unlike devices draw other noise, and may round
+        otherwise: there the transformer sees the first rank's latent at every evaluation, and the first rank's is
+        what counts at the end. What the others make of theirs goes nowhere.
 
         Raises:
             Cancelled: on all ranks before the same step.
@@ -69,6 +74,8 @@ class Denoising:
         total = len(sigmas) - 1
 
         def predict(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
+            if self.unlike:
+                x = of_first_rank(x, predictor.mesh)
             inputs = self.model_inputs(x, tensors)
             calls = [Call(seen, timestep, branch) for seen, branch in zip(inputs, branches, strict=True)]
             return [output.float() for output in predictor(calls)]
@@ -100,6 +107,19 @@ class Denoising:
         """What the sampler's evaluations go through."""
         inpaint = next((Inpaint(*read) for read in INPAINT.read(self.request, tensors)), None)
         return Denoiser(predict, self.prediction, tensors["timesteps"], self.request.cfg, inpaint)
+
+    def require_noise_of_first_rank(self) -> None:
+        """Refuse noise that stages would draw on another GPU than the first, where GPUs are unlike. For PREPARE.
+
+        Raises:
+            RequestError: the last stage, which takes the steps, would draw other noise than ComfyUI.
+        """
+        if self.unlike and self.sampler.adds_noise and self.request.noise_device != "cpu":
+            raise RequestError(
+                f"Sampler {self.sampler.name!r} adds noise, and stages on GPUs of several models would draw another "
+                "than ComfyUI does.",
+                "Use KSampler, a sampler that adds no noise, or set stages to 1.",
+            )
 
     def sit_out(self, steps: int, control: Control) -> None:
         """What a rank outside the mesh does meanwhile: it joins the collectives that all ranks of the pool share."""

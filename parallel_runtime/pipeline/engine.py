@@ -27,7 +27,7 @@ from ..planning.facts import CPU, MachineFacts, RequestFacts
 from ..planning.limits import check_steps
 from ..planning.measure import measure_machine
 from ..sampling.samplers import require_patchwise
-from ..speed import measure_speeds
+from ..speed import devices_unlike, measure_speeds
 from .conditioning import Conditioning, ConditioningStore, check_arguments
 from .control import Cancelled, Control
 from .denoise import Denoising
@@ -94,7 +94,8 @@ class Engine:
         self._told: dict[str, int] | None = None  # what the client knows of the weights that are here
         # Ranks plan by it, so it is the same on all of them: from the Load request, or out of a collective.
         self.machine: MachineFacts = CPU
-        # Measuring is a collective: every rank starts an engine.
+        # Both are collectives: every rank starts an engine.
+        self._unlike = devices_unlike(device, world_size)
         self._meshes = Meshes(rank, world_size, measure_speeds(device, world_size))
 
     def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
@@ -229,7 +230,7 @@ class Engine:
 
     def _prepare_sample(self, request: Sample, resident: Resident, meta: Mapping[str, torch.Tensor]) -> Prepared:
         x = meta["x"]
-        denoising = Denoising(request, resident.dtype)
+        denoising = Denoising(request, resident.dtype, self._unlike)
         denoising.check(meta, self.device)
         texts = [
             self._check(branch, resident, seen, meta)
@@ -242,6 +243,7 @@ class Engine:
         check_steps(plan, steps)
         kept = 0
         if plan.pipe > 1:
+            denoising.require_noise_of_first_rank()
             if plan.patches > 1:
                 require_patchwise(denoising.sampler)
             if place is not None:

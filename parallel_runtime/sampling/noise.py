@@ -40,8 +40,8 @@ class NoiseSource:
     sampler would run. There ComfyUI starts the stream from `seed` on a GPU, and from `seed + 1` on the CPU, because
     the start noise of the run has come from a CPU stream with `seed` already.
 
-    Every rank draws the whole noise for itself. Ranks could diverge here: the CUDA stream depends on the number of
-    multiprocessors, so GPUs of different models would draw different numbers.
+    Every rank draws the whole noise for itself. The CUDA stream depends on the number of multiprocessors, so GPUs of
+    different models draw different numbers: among such the first rank's latent counts (pipeline/denoise.py).
 
     Args:
         seed: of the run, 0 to 2**64 - 1 (2**64 - 2 on the CPU).

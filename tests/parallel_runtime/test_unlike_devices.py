@@ -1,0 +1,84 @@
+"""Ranks whose devices draw other noise from one seed sample the picture of the first of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import RequestError
+from parallel_runtime.pipeline import engine as engine_module
+from parallel_runtime.pipeline.denoise import Denoising
+from parallel_runtime.pipeline.engine import Engine
+from parallel_runtime.pipeline.requests import ConditioningRef, Load, Sample, tensor_name
+from parallel_runtime.sampling import noise as noise_module
+from tests.parallel_runtime.staged_run import Quiet
+from tests.ranks import run_ranks
+from tests.tiny_flux import tiny_config, write_original
+
+CPU = torch.device("cpu")
+PLANS = [{"ulysses": 2, "cfg": 2}, {"data": 2, "ulysses": 2}, {"pipe": 2, "ulysses": 2, "patches": 1}]
+
+
+def make_request(branches: int) -> tuple[Sample, dict[str, torch.Tensor]]:
+    """A run that adds noise, with one or two CFG branches, on a batch of two."""
+    generator = torch.Generator().manual_seed(3)
+    tensors = {"x": torch.randn(2, 16, 6, 4, generator=generator)}
+    tensors["sigmas"] = tensors["timesteps"] = torch.linspace(1, 0, 5)
+    references = []
+    for index in range(branches):
+        given = {
+            "context": torch.randn(1, 5, 64, generator=generator),
+            "y": torch.randn(1, 32, generator=generator),
+            "guidance": torch.full((1,), 3.5),
+        }
+        tensors |= {tensor_name(index + 1, key): tensor for key, tensor in given.items()}
+        references.append(ConditioningRef(index + 1, new=True, tensors=tuple(given), index=index))
+    return Sample("m", "euler_ancestral", tuple(references), 3.0 if branches > 1 else 1.0, 7, "cpu"), tensors
+
+
+def sample(engine: Engine, path: str, degrees: dict[str, int], branches: int) -> torch.Tensor | None:
+    config = ParallelConfig(devices=f"cpu:{engine.world_size}", **degrees)
+    load = Load("m", path, "float32", config.to_mapping(), engine.world_size)
+    engine.prepare(load, {}, Quiet()).run({}, Quiet())
+    request, tensors = make_request(branches)
+    prepared = engine.prepare(request, {name: tensor.to("meta") for name, tensor in tensors.items()}, Quiet())
+    with torch.no_grad():
+        return prepared.run(tensors, Quiet())[1].get("latent")
+
+
+def sample_with_other_streams(rank: int, world_size: int, path: str) -> dict[str, Any]:
+    """Run by `run_ranks`: the ranks beside the first of their stage draw from another stream."""
+    expected = [sample(Engine(CPU, 0, 1), path, {}, 2 if "cfg" in plan else 1) for plan in PLANS]
+    engine_module.devices_unlike = lambda *_: True
+    engine_module.measure_speeds = lambda *_: [1.0, 0.5, 1.0, 0.5]
+    engine, plain = Engine(CPU, rank, world_size), noise_module._generator
+    errors = []
+    for plan, wanted in zip(PLANS, expected, strict=True):
+        first = rank == 0 or ("pipe" in plan and rank == 2)
+        other = 0 if first else rank
+        noise_module._generator = lambda seed, *rest, other=other: plain(seed + other, *rest)
+        latent = sample(engine, path, plan, 2 if "cfg" in plan else 1)
+        if rank == 0:
+            errors.append(float((latent - wanted).abs().max() / wanted.abs().max()))
+    return {"errors": errors}
+
+
+def test_the_picture_is_that_of_the_first_device_whatever_noise_the_others_draw(tmp_path):
+    path: Path = write_original(tmp_path / "tiny.safetensors", tiny_config(num_layers=1, num_single_layers=1))
+    results = run_ranks(4, f"{__name__}:sample_with_other_streams", {"path": str(path)}, timeout=300)
+    assert len(results[0]["errors"]) == len(PLANS)
+    assert max(results[0]["errors"]) < 1e-5
+
+
+def test_stages_of_unlike_gpus_refuse_noise_that_the_last_of_them_would_draw():
+    request = Sample("m", "euler_ancestral", (ConditioningRef(1),), 1.0, 7, "cuda")
+    with pytest.raises(RequestError, match="several models would draw another"):
+        Denoising(request, torch.float32, unlike=True).require_noise_of_first_rank()
+    Denoising(request, torch.float32).require_noise_of_first_rank()
+    for quiet in ({"sampler": "euler"}, {"noise_device": "cpu"}):
+        changed = Sample(**{**{name: getattr(request, name) for name in request.__struct_fields__}, **quiet})
+        Denoising(changed, torch.float32, unlike=True).require_noise_of_first_rank()
