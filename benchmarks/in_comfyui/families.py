@@ -41,6 +41,7 @@ class Family:
         frames: of a video; 0 for a picture.
         steps: of a prompt that is timed.
         gigabytes: of its file, about; what the disk must have free.
+        vae: config of diffusers' AutoencoderKL, where pictures are decoded too.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Family:
     scheduler: str = "simple"
     dtype: torch.dtype = torch.bfloat16
     prefix: str = ""
+    vae: Mapping[str, Any] | None = None
 
     @property
     def described(self) -> str:
@@ -141,6 +143,19 @@ def _wan(heads: int, feed_forward: int, layers: int) -> dict[str, Any]:
     }
 
 
+def _vae(channels: int, quantised: bool) -> dict[str, Any]:
+    return {
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "block_out_channels": (128, 256, 512, 512),
+        "layers_per_block": 2,
+        "latent_channels": channels,
+        "use_quant_conv": quantised,
+        "use_post_quant_conv": quantised,
+    }
+
+
+_VAE_16, _VAE_4 = _vae(16, quantised=False), _vae(4, quantised=True)
 _FLUX_LATENT, _VIDEO_LATENT = "EmptySD3LatentImage", "EmptyHunyuanLatentVideo"
 _WAN_TEXT = Text(512, 4096)
 _UNET = "model.diffusion_model."
@@ -148,12 +163,17 @@ _UNET = "model.diffusion_model."
 REAL = {
     family.name: family
     for family in (
-        Family("flux", "FLUX.1-dev", FLUX, FLUX_DEV, _FLUX_LATENT, Text(512, 4096, 768, 3.5), 12, 23.9),
+        Family(
+            "flux", "FLUX.1-dev", FLUX, FLUX_DEV, _FLUX_LATENT, Text(512, 4096, 768, 3.5), 12, 23.9, vae=_VAE_16
+        ),
         Family("klein", "FLUX.2 klein 4B", FLUX2, _KLEIN, "EmptyFlux2LatentImage", Text(512, 7680), 16, 7.8),
-        Family("sd35", "SD3.5 large", SD3, _SD35_LARGE, _FLUX_LATENT, Text(154, 4096, 2048), 12, 16.3, cfg=4.5),
+        Family(
+            "sd35", "SD3.5 large", SD3, _SD35_LARGE, _FLUX_LATENT, Text(154, 4096, 2048), 12, 16.3,
+            cfg=4.5, vae=_VAE_16,
+        ),
         Family(
             "sdxl", "SDXL", SDXL, _SDXL, "EmptyLatentImage", Text(77, 2048, 1280), 20, 5.2,
-            cfg=7.0, scheduler="normal", dtype=torch.float16, prefix=_UNET,
+            cfg=7.0, scheduler="normal", dtype=torch.float16, prefix=_UNET, vae=_VAE_4,
         ),
         Family(
             "wan1", "Wan 2.1 1.3B", WAN, _wan(12, 8960, 30), _VIDEO_LATENT, _WAN_TEXT, 8, 2.9,

@@ -55,6 +55,16 @@ def list_entries(family: Family) -> list[Entry]:
     return list(found.values())
 
 
+def list_vae_entries(config: Mapping[str, Any]) -> list[Entry]:
+    """Tensors of a VAE's file in diffusers' layout, which ComfyUI reads as well."""
+    import diffusers
+
+    with torch.device("meta"):
+        vae: Any = diffusers.AutoencoderKL(**config)
+    shapes = vae.state_dict()
+    return [Entry(key, tuple(value.shape), "norm" in key and key.endswith("weight")) for key, value in shapes.items()]
+
+
 def random_values(entry: Entry, seed: int, device: str) -> torch.Tensor:
     """Values that keep the scale of what passes through them, and depend on key and seed alone.
 
@@ -69,12 +79,16 @@ def random_values(entry: Entry, seed: int, device: str) -> torch.Tensor:
 
 
 def write_file(path: Path, family: Family, seed: int, device: str) -> None:
+    """Write a family's transformer; see `write_tensors`."""
+    write_tensors(path, list_entries(family), family.dtype, seed, device)
+
+
+def write_tensors(path: Path, entries: list[Entry], dtype: torch.dtype, seed: int, device: str) -> None:
     """Write a safetensors file; it appears under its name when it is whole."""
-    entries = list_entries(family)
     header, ends = {}, [0]
     for entry in entries:
-        ends.append(ends[-1] + math.prod(entry.shape) * family.dtype.itemsize)
-        place = {"dtype": _CODES[family.dtype], "shape": entry.shape, "data_offsets": ends[-2:]}
+        ends.append(ends[-1] + math.prod(entry.shape) * dtype.itemsize)
+        place = {"dtype": _CODES[dtype], "shape": entry.shape, "data_offsets": ends[-2:]}
         header[entry.key] = place
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -84,7 +98,7 @@ def write_file(path: Path, family: Family, seed: int, device: str) -> None:
         file.flush()
 
         def write(number: int) -> None:
-            values = random_values(entries[number], seed, device).to(family.dtype).cpu().contiguous()
+            values = random_values(entries[number], seed, device).to(dtype).cpu().contiguous()
             rest = memoryview(values.reshape(-1).view(torch.uint8).numpy().data)
             place = 8 + len(text) + ends[number]
             while rest:
@@ -177,7 +191,12 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
     for file in options.files:
         path = options.folder / f"{file}{ENDING}"
-        write_file(path, family_of(file, families), zlib.crc32(file.encode()), device)
+        family = family_of(file, families)
+        write_file(path, family, zlib.crc32(file.encode()), device)
+        if family.vae is not None:
+            vae = options.folder.parent / "vae" / f"{family.name}{ENDING}"
+            vae.parent.mkdir(exist_ok=True)
+            write_tensors(vae, list_vae_entries(family.vae), family.dtype, 5, device)
         print(f"{path.name}: {path.stat().st_size / 1e9:.1f} GB", flush=True)
 
 

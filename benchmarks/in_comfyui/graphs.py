@@ -77,6 +77,17 @@ def plain(way: Way, picture: Picture) -> Graph:
     }
 
 
+def decoded(graph: Graph, picture: Picture) -> Graph:
+    """The graph with the latent decoded and the image saved."""
+    prefix = graph[SAVE]["inputs"]["filename_prefix"]
+    return {
+        **graph,
+        "vae": node("VAELoader", vae_name=picture.family.name + ENDING),
+        "image": node("VAEDecode", samples=link(MARK), vae=link("vae")),
+        "save image": node("SaveImage", images=link("image"), filename_prefix=prefix),
+    }
+
+
 def two_experts(way: Way, picture: Picture, second: str) -> Graph:
     """Two models in turn, each for half of the steps, as Wan 2.2's templates have them."""
     half = picture.steps // 2

@@ -54,13 +54,15 @@ def after_unload(server: Server, cpu: bool, seconds: float = 3.0) -> tuple[dict[
     """Poll for some seconds after /free.
 
     Returns:
-        What is held at the end, and after how many seconds all ranks were below 1.5 GiB (None: not within them).
+        What is held at the end, and after how many seconds all ranks were below 1.5 GiB: None where they never were,
+        or there is none.
     """
     began, low = time.monotonic(), None
     while True:
         held = measure(server, cpu)
         passed = time.monotonic() - began
-        if low is None and all(size < 1.5 for name, size in held.items() if name.startswith(RANK)):
+        ranks = [size for name, size in held.items() if name.startswith(RANK)]
+        if low is None and ranks and max(ranks) < 1.5:
             low = passed
         if passed >= seconds:
             return held, low

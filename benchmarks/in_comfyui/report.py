@@ -73,12 +73,25 @@ def _speeds(results: Sequence[Result]) -> str:
             result.get("ms previews"),
             result.get("first prompt s"),
             result.get("later prompt s"),
+            result.get("later image s"),
             _distance(result.get("distance")),
         ]
         for result in results
     ]
-    title = "ms per step (median), whole prompts in seconds, distance of the latent from ComfyUI's own"
-    heads = ["model", "way", "GPUs", "ms per step", "with previews", "first prompt", "later prompt", "distance"]
+    title = (
+        "ms per step (median), whole prompts to a saved latent or image in s, distance of the latent from ComfyUI's own"
+    )
+    heads = [
+        "model",
+        "way",
+        "GPUs",
+        "ms per step",
+        "with previews",
+        "first prompt",
+        "later prompt",
+        "to image",
+        "distance",
+    ]
     return _table(title, heads, rows)
 
 

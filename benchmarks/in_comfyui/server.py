@@ -30,6 +30,7 @@ START_SECONDS = 150
 _FOLDERS = (
     "models/diffusion_models",
     "models/diffusers",
+    "models/vae",
     "custom_nodes",
     "input",
     "output",

@@ -15,7 +15,7 @@ _LONG = 15.0
 
 
 def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
-    """One model one way: first prompt, later prompts until their times stand still, one with previews."""
+    """One model one way: first prompt, later prompts until their times stand still, with previews, and to an image."""
     found |= {"kind": "speed", "model": bench.family(file).described, "way": way.title, "gpus": way.gpus}
     first = bench.make(way, file, seed=COMPARED_SEED)
     bench.note_use(file, way)
@@ -45,3 +45,5 @@ def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
     if later.seconds < _LONG and time.monotonic() + 2 * later.seconds < bench.deadline:
         shown = bench.make(way, file, previews=True)
         found |= {"ms previews": per_step(shown), "shown prompt s": round(shown.seconds, 2)}
+    if bench.family(file).vae is not None and time.monotonic() + 6 * later.seconds < bench.deadline:
+        found["later image s"] = round(bench.image(way, file).seconds, 2)
