@@ -81,7 +81,7 @@ class VirtualArena:
 
     def __init__(self, size: int, device: torch.device):
         self._region = VirtualRegion(size, device)
-        self._region.take()
+        self.take()
         self.memory = torch.as_tensor(self._region, device=device)
 
     def take(self) -> None:

@@ -19,6 +19,7 @@ from .arena import Arena, lay_out, place_tensor
 from .checkpoint import Checkpoint
 from .files import identity
 from .reading import OnBytes, cut, read
+from .transfer import to_device, to_host
 
 MakeArena = Callable[[int, torch.device], Arena]
 
@@ -139,6 +140,24 @@ class ArenaWeights(_Held):
             self._arena.take()
             targets = {name: tensor.data for name, tensor in self._tensors.items()}
             read(cut(self._rules, self._checkpoint.places, self._checkpoint.header, targets), self._device, on_bytes)
+        except BaseException:
+            self._arena.give_back()
+            raise
+        self.here = True
+
+    def save(self, host: torch.Tensor, on_bytes: OnBytes) -> None:
+        """Copy them to the host, (size,) uint8, as they lie in the region."""
+        to_host(host, self._arena.memory[: self.size], on_bytes)
+
+    def restore(self, host: torch.Tensor, on_bytes: OnBytes) -> None:
+        """Bring them back from where `save` has put them.
+
+        Raises:
+            torch.OutOfMemoryError: no room.
+        """
+        try:
+            self._arena.take()
+            to_device(self._arena.memory[: self.size], host, on_bytes)
         except BaseException:
             self._arena.give_back()
             raise

@@ -6,10 +6,12 @@ and the groups of the plan are joined when all ranks run.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,7 +89,8 @@ class Engine:
         self.device = device
         self.rank = rank
         self.world_size = world_size
-        self.residency = Residency(device, rank)
+        pool = os.environ.get("PARALLEL_DIT_POOL")  # its private folder on this host; a script has none
+        self.residency = Residency(device, rank, folder=Path(pool) if pool else None)
         self.conditionings = ConditioningStore()
         # Prepared calls by kind. The client decides what is kept, so that all ranks keep the same.
         self._kinds: dict[int, Prepared] = {}

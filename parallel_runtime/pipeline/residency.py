@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from pathlib import Path
 
 import torch
 
@@ -36,13 +37,14 @@ class Residency:
 
     Args:
         arena: see `hold_weights`.
+        folder: see `HostCopies`.
     """
 
-    def __init__(self, device: torch.device, rank: int, arena: MakeArena | None = None):
+    def __init__(self, device: torch.device, rank: int, arena: MakeArena | None = None, folder: Path | None = None):
         self._device = device
         self._rank = rank
         self._arena = arena
-        self.store = WeightStore(device, rank)
+        self.store = WeightStore(device, rank, folder)
         self._residents: OrderedDict[str, Resident] = OrderedDict()
 
     def get(self, key: str) -> Resident:
@@ -90,7 +92,7 @@ class Residency:
         structure = None
         try:
             if used:
-                held = held or self._build(opened, key, owned)
+                held = held or self._build(opened, key, owned, control)
                 held.activate(lambda done, total: control.check_cancel())
                 structure = self._structure(held, opened, config, place, owned)
         except BaseException:
@@ -111,7 +113,7 @@ class Residency:
         while len(self._residents) > MOST:
             self.forget(next(iter(self._residents)))
 
-    def _build(self, opened: Opened, key: Hashable, owned: tuple[int, int] | None) -> Held:
+    def _build(self, opened: Opened, key: Hashable, owned: tuple[int, int] | None, control: Control) -> Held:
         """The weights of a model that is not here; none is read yet."""
         module, rules, _ = _skeleton(opened, owned)
         dtype, checkpoint = opened.dtype, opened.checkpoint
@@ -125,8 +127,10 @@ class Residency:
             return [f"Choose bf16 as weight_dtype: that needs {elements * 2 / 2**30:.1f} GiB."]
 
         costs = 0 if mapped else elements * dtype.itemsize
-        self.store.make_room_for(title, costs, smaller)
-        weights = hold_weights(module, checkpoint, rules, dtype, self._device, self._arena)
+        self.store.make_room_for(title, costs, smaller, lambda done, total: control.check_cancel())
+        weights = self.store.allocate(
+            lambda: hold_weights(module, checkpoint, rules, dtype, self._device, self._arena), keep=None
+        )
         held = Held(self.store, key, title, weights, costs)
         self.store.add(held)
         return held

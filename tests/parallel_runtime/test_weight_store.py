@@ -6,8 +6,10 @@ import dataclasses
 import itertools
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from parallel_runtime.loading import reading
 from parallel_runtime.loading.arena import PlainArena, lay_out
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
+from parallel_runtime.loading.host_copies import HostCopies
 from parallel_runtime.loading.weights import build_transformer, check_weights, hold_weights, load_transformer
 from parallel_runtime.pipeline import residency
 from parallel_runtime.pipeline.control import Cancelled
@@ -43,10 +46,10 @@ def files(tmp_path_factory) -> list[Path]:
 class Rank:
     """An engine of one rank, whose weights lie in a region of memory as on a GPU, unless they shall be mapped."""
 
-    def __init__(self, mapped: bool = False):
+    def __init__(self, mapped: bool = False, folder: Path | None = None):
         self.engine = Engine(CPU, 0, 1)
         if not mapped:
-            self.engine.residency = Residency(CPU, 0, arena=PlainArena)
+            self.engine.residency = Residency(CPU, 0, arena=PlainArena, folder=folder)
 
     def run(self, request: Any, tensors: dict[str, torch.Tensor] | None = None) -> Any:
         meta = {name: tensor.to("meta") for name, tensor in (tensors or {}).items()}
@@ -325,3 +328,97 @@ def test_the_state_dict_of_the_file_is_what_is_read(files):
     loaded = rank.engine.residency.get(str(files[0])).transformer.transformer.state_dict()
     expected = make_state_dict(CONFIG, seed=1)
     assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_model_that_leaves_is_parked_once_for_all_ranks_and_comes_back_without_its_file(
+    files, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40, total=1 << 40))
+    ranks = [Rank(folder=tmp_path), Rank(folder=tmp_path)]
+    made = []
+    plain = HostCopies._begin
+    monkeypatch.setattr(HostCopies, "_begin", lambda *given: made.append(plain(*given)) or made[-1])
+    for path in files:
+        for rank in ranks:
+            leave_room_for(1, files[0], monkeypatch, rank)
+            rank.load(path)
+    assert [copy is None for copy in made] == [False, True]
+    monkeypatch.setattr("parallel_runtime.loading.held_weights.read", None)
+    for path, prediction in zip(files, expected, strict=True):
+        for rank in ranks:
+            leave_room_for(1, files[0], monkeypatch, rank)
+            assert torch.equal(rank.forward(path), prediction)
+            assert rank.here() == [path.stem]
+    for rank in ranks:
+        for path in files:
+            rank.run(Release(str(path)))
+    assert list(tmp_path.iterdir()) == []
+    assert "parallel-dit-weights" not in mapped_files()
+
+
+@pytest.mark.parametrize("reason", ["no room", "no folder"])
+def test_a_model_that_cannot_be_parked_is_read_again(reason, files, expected, tmp_path, monkeypatch):
+    host = SimpleNamespace(available=1 << 40 if reason == "no folder" else 1 << 20, total=1 << 40)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: host)
+    rank = Rank(folder=None if reason == "no folder" else tmp_path)
+    leave_room_for(1, files[0], monkeypatch, rank)
+    for path in files:
+        rank.load(path)
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(rank.forward(files[0]), expected[0])
+
+
+def test_a_cancel_while_a_model_is_parked_leaves_no_half_a_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40, total=1 << 40))
+    copies = HostCopies(tmp_path)
+
+    def cancelled() -> None:
+        with copies.make("key", 1000) as copy:
+            assert copy is not None
+            assert HostCopies(tmp_path).find("key", 1000) is None
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        cancelled()
+    assert list(tmp_path.iterdir()) == []
+    with copies.make("key", 1000) as copy:
+        assert copy is not None
+        copy.memory.fill_(7)
+    other = HostCopies(tmp_path).find("key", 1000)
+    assert other is not None
+    assert other.memory.eq(7).all()
+    assert HostCopies(tmp_path).find("key", 999) is None
+    other.close()
+
+
+def test_other_models_leave_where_a_run_may_need_their_room(files, monkeypatch):
+    rank = Rank()
+    for path in files:
+        rank.load(path)
+    free = [10 << 30]
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free[0])
+    rank.forward(files[0])
+    assert sorted(rank.here()) == ["1", "2"]
+    free[0] = 300_000  # enough for what is certain, too little for what is likely
+    rank.forward(files[0])
+    assert rank.here() == ["1"]
+
+
+def test_what_does_not_fit_at_once_fits_when_all_else_has_gone(files, expected):
+    tries = []
+
+    class Full(PlainArena):
+        def take(self) -> None:
+            tries.append(rank.here())
+            if len(tries) == 1:
+                raise torch.OutOfMemoryError("in pieces")
+            super().take()
+
+    rank = Rank()
+    rank.engine.residency = Residency(CPU, 0, arena=Full)
+    rank.load(files[0])
+    rank.load(files[1])
+    rank.run(Release(str(files[0])))
+    tries.clear()
+    assert torch.equal(rank.forward(files[0]), expected[0])
+    assert tries == [["2"], []]
