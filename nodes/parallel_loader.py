@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +52,13 @@ def find_model(name: str) -> Path:
     return Path(path)
 
 
-def load_model(path: Path, weight_dtype: str, config: ParallelConfig, interrupted) -> tuple[RemoteModelPatcher, Loaded]:
+def load_model(
+    path: Path, weight_dtype: str, config: ParallelConfig, interrupted, show_plan: Callable[[str], None]
+) -> tuple[RemoteModelPatcher, Loaded]:
     """Read the header, load the weights in the pool, make the MODEL.
+
+    Args:
+        show_plan: puts a text on the loader; called after each run, too.
 
     Raises:
         ParallelError: file, model, configuration or pool; typed, with cause and fix.
@@ -66,7 +73,7 @@ def load_model(path: Path, weight_dtype: str, config: ParallelConfig, interrupte
     blueprint = draw_blueprint(open_checkpoint(path))
     dtype = choose_dtype(blueprint, weight_dtype)
     request = ModelRequest(str(path), str(dtype).removeprefix("torch."), config)
-    remote = RemoteTransformer(request, show=show_on_running_node)
+    remote = RemoteTransformer(request, show=show_on_running_node, show_on_loader=show_plan)
     model = build_model(blueprint, dtype, remote)
     if model.shares_device:
         # ComfyUI's own models (text encoders, VAE) may fill the GPU that the pool is about to load on.
@@ -137,6 +144,10 @@ class ParallelLoader(io.ComfyNode):
 
         config = ParallelConfig() if parallel_config is None else ParallelConfig.from_mapping(parallel_config)
         with stopping_with_prompt() as interrupted:
-            model, loaded = load_model(find_model(model_name), weight_dtype, config, interrupted)
-        text = f"{loaded.explanation} {explain_stages(loaded.stages, config.keeps_pixels)}".strip()
-        return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, text))
+            node_id = cls.hidden.unique_id
+            show_plan = partial(show_text, node_id)
+            model, loaded = load_model(find_model(model_name), weight_dtype, config, interrupted, show_plan)
+        # Which batch and size will run is not known yet; after the run, the plan that ran is.
+        stages = explain_stages(loaded.stages, config.keeps_pixels)
+        text = f"One picture of 1024 × 1024: {loaded.explanation} {stages}".strip()
+        return io.NodeOutput(model, ui=show_text(node_id, text))

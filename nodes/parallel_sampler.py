@@ -143,6 +143,8 @@ class ParallelSampler(io.ComfyNode):
             seed=seed,
         )
         text = describe_run(sampler.obstacles, remote.stages)
+        if summary := remote.notices.summary():
+            text = f"{text} This run: {summary}"
         log.info("Parallel Sampler: %s", text)
         return io.NodeOutput(_output(latent_image, samples), ui=show_text(cls.hidden.unique_id, text))
 

@@ -104,6 +104,11 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         self.remote.notices.begin()
         super().pre_run()
 
+    def cleanup(self) -> None:
+        """Called after each sampling run."""
+        super().cleanup()
+        self.remote.finish_run()
+
     def _release(self) -> int:
         held = self.remote.resident_bytes
         try:

@@ -50,6 +50,7 @@ class RemoteTransformer:
         model: what to load.
         connect: configuration -> pool.
         show: puts a text on the node that is running.
+        show_on_loader: puts a text on the node that loaded the model.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class RemoteTransformer:
         model: ModelRequest,
         connect: Callable[[ParallelConfig], PoolClient] = _connect,
         show: Callable[[str], None] = _show_nothing,
+        show_on_loader: Callable[[str], None] = _show_nothing,
     ):
         self.model = model
+        self._show_on_loader = show_on_loader
         self.notices = RunNotices(show)
         self.stages = 1
         """Into how many stages the weights are split."""
@@ -106,10 +109,13 @@ class RemoteTransformer:
         if self._capture is not None:
             return self._capture(call)
         self._check(call)
-        output = self._use_pool().forward(
+        pool = self._use_pool()
+        output = pool.forward(
             self.model, call.x, call.timestep, call.conditioning, should_cancel, self.notices.compiling
         )
         self.notices.computed()
+        sigmas = call.options.get("sample_sigmas")
+        self._note(pool, call.x, 0 if sigmas is None else len(sigmas) - 1)
         if self.stages > 1 and not self.model.config.keeps_pixels:
             self.notices.in_turn()
         return output.to(call.x)
@@ -131,8 +137,19 @@ class RemoteTransformer:
             self.notices.computed()
             on_progress(step, total, denoised)
 
-        output = self._use_pool().sample(self.model, request, on_step, should_cancel, self.notices.compiling)
+        pool = self._use_pool()
+        output = pool.sample(self.model, request, on_step, should_cancel, self.notices.compiling)
+        self._note(pool, request.x, len(request.sigmas) - 1)
         return output.to(request.x)
+
+    def finish_run(self) -> None:
+        """A sampling run is over: the loader shows the plan that ran, in the place of the one it foresaw."""
+        if summary := self.notices.summary():
+            self._show_on_loader(f"Last run: {summary}")
+
+    def _note(self, pool: PoolClient, x: torch.Tensor, steps: int) -> None:
+        if pool.ran is not None:
+            self.notices.ran(pool.ran.plan, x.shape, steps)
 
     def release(self) -> int:
         """Free the weights in the pool; returns the bytes freed per rank.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 log = logging.getLogger("parallel_dit")
 
@@ -38,8 +38,13 @@ class RunNotices:
         self._last = ""
         self._told_of_stages = False
 
+        self._plan, self._steps = "", 0
+        self._latent: tuple[int, ...] = ()
+        self._times: list[float] = []
+
     def begin(self) -> None:
         """A sampling run begins."""
+        self._plan, self._times = "", []
         self._compiles_since = None
         self._told_of_stages = False
 
@@ -52,8 +57,32 @@ class RunNotices:
             self._last = text
             self._show(text)
 
+    def ran(self, plan: str, latent: Sequence[int], steps: int) -> None:
+        """A call or a loop has run.
+
+        Args:
+            plan: in words.
+            latent: shape of x.
+            steps: of the whole run; 0 where that is not known.
+        """
+        self._plan, self._latent, self._steps = plan, tuple(latent), steps
+
+    def summary(self) -> str:
+        """The plan that ran, for the latent that it ran on, and what a step took; "" where nothing ran."""
+        if not self._plan:
+            return ""
+        text = f"latent {' × '.join(map(str, self._latent[2:]))}, {self._plan}"
+        calls = len(self._times)
+        if calls < 2:
+            return text  # the only one may have compiled
+        from parallel_runtime.planning.explanation import show_seconds
+
+        seconds = (self._times[-1] - self._times[0]) / (calls - 1)
+        return f"{text} {show_seconds(seconds * calls / (self._steps or calls))} per step."
+
     def computed(self) -> None:
         """A step is through: whatever was compiled for it is ready."""
+        self._times.append(self._clock())
         if self._compiles_since is not None:
             self._tell(f"Compiled in {self._seconds} s.", logging.INFO)
             self._compiles_since = None

@@ -75,6 +75,8 @@ class PoolClient:
         self._lock = threading.RLock()
         self._pool: RunningPool | None = None
         self._models = LoadedModels()
+        self.ran: Finished | None = None
+        """What the ranks said of the last call or loop: the plan that ran it."""
         self._cache = ConditioningCache()
         self._prepared = PreparedCalls()
         self._trace = StepTrace()
@@ -308,6 +310,8 @@ class PoolClient:
             if not isinstance(request, Load | Release):
                 self._deaths = 0
             self._models.note(answer)
+            if isinstance(answer, Finished):
+                self.ran = answer
             return answer, results
         except BaseException as error:
             if isinstance(error, OutOfMemoryError):

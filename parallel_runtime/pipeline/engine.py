@@ -24,7 +24,7 @@ from ..pipefusion.kept import kept_bytes
 from ..pipefusion.runner import Part, StageRunner, lay_out
 from ..plan import TYPICAL, plan_loading, resolve_plan
 from ..planning.describe import describe_request
-from ..planning.explanation import explain
+from ..planning.explanation import explain, what_runs
 from ..planning.facts import CPU, MachineFacts, RequestFacts
 from ..planning.limits import check_steps
 from ..planning.measure import measure_machine
@@ -187,6 +187,7 @@ class Engine:
         text = self._check(request.conditioning, resident, x, meta)
         facts = describe_request(resident.spec, tuple(x.shape), text, batch=x.shape[0])
         place, plan = self._place(resident, facts)
+        says = self._what_runs(resident, facts)
         if place is not None:
             if plan.pipe > 1:
                 self._lay_out((request.conditioning,), resident, place, 1, x, meta)
@@ -199,7 +200,7 @@ class Engine:
             for kind in request.dropped_kinds:
                 self._kinds.pop(kind, None)
             conditioning = self.conditionings.take(request.conditioning, tensors)
-            repeated = partial(self._forward, resident, place, plan, conditioning)
+            repeated = partial(self._forward, resident, place, plan, says, conditioning)
             if request.kind:
                 self._kinds[request.kind] = Prepared(repeated)
             return repeated(tensors, control, agreed)
@@ -211,6 +212,7 @@ class Engine:
         resident: Resident,
         place: Place | None,
         plan: ParallelPlan,
+        says: str,
         conditioning: Conditioning,
         tensors: Mapping[str, torch.Tensor],
         control: Control,
@@ -229,7 +231,7 @@ class Engine:
         elif joined is not None:
             call = Call(tensors["x"], tensors["timestep"], conditioning)
             results["output"] = self._predictor(resident, joined.mesh)([call])[0]
-        return self._finished(plan, started), results
+        return self._finished(says, started), results
 
     def _prepare_sample(self, request: Sample, resident: Resident, meta: Mapping[str, torch.Tensor]) -> Prepared:
         x = meta["x"]
@@ -243,6 +245,7 @@ class Engine:
         longest = max(texts, key=lambda shape: shape[1])
         facts = describe_request(resident.spec, tuple(x.shape), longest, batch=batch, steps=steps)
         place, plan = self._place(resident, facts)
+        says = self._what_runs(resident, facts)
         check_steps(plan, steps)
         kept = 0
         if plan.pipe > 1:
@@ -264,16 +267,16 @@ class Engine:
             joined = self._join(resident, plan)
             if place is None or joined is None:
                 (sit_out if plan.pipe > 1 else denoising.sit_out)(steps, control)
-                return self._finished(plan, started), {}
+                return self._finished(says, started), {}
             if joined.links is None:
                 latent = denoising.run(self._predictor(resident, joined.mesh), branches, tensors, control)
-                return self._finished(plan, started), {"latent": latent}
+                return self._finished(says, started), {"latent": latent}
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
             runner = StageRunner(
                 resident.stage(place, joined.mesh), joined.links, branches, seen, plan.patches, keep=True
             )
             finished = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
-            return self._finished(plan, started), {} if finished is None else {"latent": finished}
+            return self._finished(says, started), {} if finished is None else {"latent": finished}
 
         return Prepared(work)
 
@@ -313,6 +316,9 @@ class Engine:
             resident.transformer.check_ring(place.layout)
         return place, plan
 
+    def _what_runs(self, resident: Resident, request: RequestFacts) -> str:
+        return what_runs(resident.config, resident.ranks, resident.facts, request, self.machine, resident.loaded)
+
     def _join(self, resident: Resident, plan: ParallelPlan) -> Joined | None:
         """The groups of a plan. Collective over the world where they are new."""
         return self._meshes.join(plan, resident.facts.mirrored and plan.pipe > 1)
@@ -320,7 +326,7 @@ class Engine:
     def _predictor(self, resident: Resident, mesh: Mesh) -> Predictor:
         return Predictor(resident.whole(), resident.spec, mesh)
 
-    def _finished(self, plan: ParallelPlan, started: float) -> Finished:
+    def _finished(self, plan: str, started: float) -> Finished:
         held = self.residency.held()
         news, self._told = (None if held == self._told else held), held
-        return Finished(plan=str(plan), milliseconds=(time.perf_counter() - started) * 1000, held=news)
+        return Finished(plan=plan, milliseconds=(time.perf_counter() - started) * 1000, held=news)

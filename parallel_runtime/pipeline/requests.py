@@ -149,7 +149,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     """Answer to the other requests.
 
     Args:
-        plan: the mesh that ran it, in words.
+        plan: the plan that ran it, one sentence.
         bytes_freed: over one rank, for `Release`.
         milliseconds: wall time inside the rank.
         held: bytes of weights on this rank's device by model, models of the same weights having them in common; None

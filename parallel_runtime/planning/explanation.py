@@ -44,6 +44,18 @@ def explain(
     return " ".join(filter(None, sentences))
 
 
+def what_runs(
+    config: ParallelConfig,
+    ranks: int,
+    model: ModelFacts,
+    request: RequestFacts,
+    machine: MachineFacts,
+    loaded: ParallelPlan | None = None,
+) -> str:
+    """The plan in one sentence: the short form of `explain`, with its arguments and errors."""
+    return _what(choose(config, ranks, model, request, machine, loaded), model, request)
+
+
 def _what(choice: Choice, model: ModelFacts, request: RequestFacts) -> str:
     plan = choice.plan
     if plan.world_size == 1:

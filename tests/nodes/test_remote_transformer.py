@@ -23,6 +23,7 @@ class DoublingPool:
         self.stages = stages
         self.compiles = ()  # times at which a rank says, before the next result, that it compiles
         self.now = 0.0
+        self.ran = None  # the plan, as the ranks say it
         self.held = 0
 
     def load(self, model, should_cancel):
@@ -196,3 +197,23 @@ def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):
     assert shown == [[], []]
     assert not caplog.records
     assert explain_stages(1) == ""
+
+
+def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_run():
+    shown: list[str] = []
+    remote, pool = make_remote()
+    remote = RemoteTransformer(remote.model, connect=lambda config: pool, show_on_loader=shown.append)
+    listen(remote, pool)
+    remote.finish_run()
+    assert shown == []  # nothing ran
+    pool.ran = SimpleNamespace(plan="cfg 2: the batch of 2 is split 2 ways.")
+    x = torch.ones(1, 4, 16, 24)
+    for second in range(6):  # two calls a step, of which the first compiled
+        pool.now = 10.0 + 0.05 * second
+        remote.forward(make_call(x, sample_sigmas=torch.ones(4)), never)
+    remote.finish_run()
+    assert shown == ["Last run: latent 16 × 24, cfg 2: the batch of 2 is split 2 ways. 100 ms per step."]
+    remote.notices.begin()
+    remote.forward(make_call(torch.ones(1, 4, 3, 8, 8)), never)
+    remote.finish_run()
+    assert shown[1:] == ["Last run: latent 3 × 8 × 8, cfg 2: the batch of 2 is split 2 ways."]  # one may have compiled
