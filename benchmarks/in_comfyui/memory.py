@@ -37,9 +37,11 @@ def peaks(server: Server, cpu: bool, every: float = 0.4) -> Iterator[dict[str, f
     over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(every):
+        while True:
             for name, size in measure(server, cpu).items():
                 most[name] = max(size, most.get(name, 0.0))
+            if over.wait(every):
+                return
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
