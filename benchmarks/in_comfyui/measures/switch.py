@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from ..bench import COMPARED_SEED, Bench, Found, step_times
+from ..bench import COMPARED_SEED, Bench, Found, per_step, step_times
 from ..graphs import SAMPLER, SECOND, Way, dual_guider, two_experts
 from .start import add
 
 
 def turns(bench: Bench, found: Found, files: tuple[str, str], way: Way) -> None:
-    """Prompts with one model and the other in turn; a first step less a step's time is what the switch took."""
+    """Prompts with one model and the other in turn, then with one: what a first step takes beyond a usual one."""
     names = " and ".join(bench.family(file).title for file in files)
     found |= {"kind": "start", "model": f"{names} in turn", "way": way.title, "gpus": way.gpus}
-    for number in range(4):
-        for file in files:
-            run = bench.make(way, file)
-            step = step_times(run)
-            what = f"{file}, {'first' if number == 0 else 'again'}"
-            add(found, what, run)
-            found["rows"][-1]["beyond a step ms"] = round(1000 * run.first_step - min(step), 1)
+    turns_taken = [(file, f"{file}, {'first' if number == 0 else 'again'}") for number in range(4) for file in files]
+    for file, what in [*turns_taken, *[(files[-1], f"{files[-1]}, no switch")] * 2]:
+        run = bench.make(way, file)
+        add(found, what, run)
+        found["rows"][-1]["beyond a step ms"] = round(1000 * run.first_step - per_step(run), 1)
 
 
 def experts(bench: Bench, found: Found, files: tuple[str, str], way: Way) -> None:
