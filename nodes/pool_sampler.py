@@ -10,8 +10,8 @@ import comfy.model_sampling
 import comfy.samplers
 import torch
 
+from parallel_runtime.device_kind import device_kind
 from parallel_runtime.sampling.samplers import SAMPLERS
-from parallel_runtime.speed import device_kind
 
 from .carry import call_obstacles, condition_obstacles, loop_obstacles, split_branches, split_extra_channels
 from .interrupt import stopping_with_prompt

@@ -19,9 +19,6 @@ from .machine import OLDEST, Machine, Package
 from .speeds import GpuId, Known, assume, guess_link, with_check
 
 OLDEST_PYTHON = (3, 10)
-_FLUX_LAYERS = 57
-_FLUX_ACTIVATION = (4096 + 512) * 3072 * 2
-"""Bytes of one activation of FLUX.1 at 1024 × 1024: image and text tokens × width × bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,10 @@ def plan_flux(spec: PoolSpec, facts: MachineFacts) -> tuple[PlannedRequest, ...]
 
 def exchanged_bytes(ranks: int) -> float:
     """Bytes that a rank sends in one step of FLUX.1 at 1024 × 1024, split by Ulysses: four all-to-alls a layer."""
-    return 4 * _FLUX_ACTIVATION * (ranks - 1) / ranks**2 * _FLUX_LAYERS
+    request = flux_request(1024)
+    tokens = request.tokens + request.text_tokens
+    activation = tokens * FLUX_DEV.width * FLUX_DEV.bytes_per_parameter
+    return 4 * activation * (ranks - 1) / ranks**2 * FLUX_DEV.blocks
 
 
 def exchange_seconds(rates: Rates) -> float | None:

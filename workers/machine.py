@@ -158,7 +158,9 @@ def _find_package(name: str) -> Package:
     try:
         module = importlib.import_module(name)
         if name == "diffusers":
-            _ = module.FluxTransformer2DModel  # diffusers imports its classes when they are first asked for
+            from parallel_runtime.registry import MODELS
+
+            getattr(module, MODELS[0].transformer_class)  # diffusers imports its classes when they are first asked for
     except Exception as error:  # noqa: BLE001 - a package may raise anything while it is imported; the report says it
         return Package(
             name, found, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"

@@ -53,7 +53,8 @@ from .protocol import (
 from .rank_control import RankControl
 from .rank_output import RankOutput
 from .shared_memory import Segment, write
-from .tensors import pack, share, unpack_meta
+from .sharing import share
+from .tensors import pack, unpack_meta
 
 HEARTBEAT_SECONDS = 1.0
 CONNECT_SECONDS = 10.0

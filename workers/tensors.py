@@ -1,11 +1,10 @@
-"""Tensors as bytes on the wire, and from rank 0 to the other ranks."""
+"""Tensors as bytes on the wire."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 
 from .frames import ITEM_BYTES, tensor_bytes
 from .protocol import TensorSpec
@@ -67,27 +66,3 @@ def unpack(specs: Sequence[TensorSpec], payload: memoryview | torch.Tensor | Non
 def unpack_meta(specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
     """The named tensors without their data, on the meta device: what PREPARE validates, the same on every rank."""
     return {spec.name: torch.empty(spec.shape, dtype=_DTYPES[spec.dtype], device="meta") for spec in specs}
-
-
-def share(
-    specs: Sequence[TensorSpec], payload: memoryview | torch.Tensor | None, device: torch.device, world_size: int
-) -> dict[str, torch.Tensor]:
-    """Bring the tensors that rank 0 received to every rank's device: one broadcast of raw bytes.
-
-    All ranks call it with the same specs; rank 0 alone has a payload. One rank makes no collective call.
-
-    Args:
-        payload: the frame's bytes, or uint8 memory that begins with them and is copied: others will write to it.
-    """
-    total = sum(tensor_bytes(spec) for spec in specs)
-    if not total:
-        return unpack(specs, None)
-    if isinstance(payload, torch.Tensor):
-        flat = payload[:total].to(device, non_blocking=True, copy=True)
-    elif payload is not None:
-        flat = torch.frombuffer(payload, dtype=torch.uint8).to(device)
-    else:
-        flat = torch.empty(total, dtype=torch.uint8, device=device)
-    if world_size > 1:
-        dist.broadcast(flat, src=0)
-    return unpack(specs, flat)

@@ -179,6 +179,7 @@ FLUX = ModelSpec(
     heads=lambda config: config["num_attention_heads"],
     adapter=FluxAdapter(),
     key_suffixes=KEY_SUFFIXES,
+    parallel_blocks=("single_transformer_blocks",),
     stages=StageSpec(("encoder_hidden_states", "hidden_states"), text=("encoder_hidden_states", "txt_ids")),
     prepare=prepare,
     widths={

@@ -129,6 +129,7 @@ class ModelSpec:
         key_suffixes: original-layout key ending -> the ending that `detect` and `weight_rules` use, for files that
             spell some keys another way.
         stages: how the model is cut for PipeFusion; None where it cannot be.
+        parallel_blocks: those of `block_lists` whose blocks attend and feed forward from one input.
         shares_class: unlike models have the same diffusers class, so that the shapes must say which one it is.
         former_classes: what a config.json may call the class that was written before diffusers gave the family its own.
         needs: extra of the adapter -> the part without which it would be left unused, and is refused instead.
@@ -161,6 +162,7 @@ class ModelSpec:
     modulations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     widths: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, Part] = field(default_factory=dict)
+    parallel_blocks: tuple[str, ...] = ()
 
     @property
     def splits_sequence(self) -> bool:

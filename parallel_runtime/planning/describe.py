@@ -61,7 +61,7 @@ def describe_model(
         splits_sequence=spec.splits_sequence,
         mirrored=spec.stages is not None and spec.stages.skips,
         shared_parameters=_shared(spec, blocks),
-        parallel_blocks=sum("proj_mlp.weight" in parameters for parameters in blocks.values()),
+        parallel_blocks=sum(path.rpartition(".")[0] in spec.parallel_blocks for path in blocks),
     )
 
 
