@@ -15,7 +15,7 @@ from benchmarks.in_comfyui.files import FileStore, list_entries, write_file
 from benchmarks.in_comfyui.graphs import SAMPLER, Picture, Way, decoded, dual_guider, fill, plain, two_experts
 from benchmarks.in_comfyui.measures.speed import speed
 from benchmarks.in_comfyui.report import tables
-from benchmarks.in_comfyui.server import Run
+from benchmarks.in_comfyui.runs import Run
 from benchmarks.in_comfyui.sets import SETS, plan
 from parallel_runtime.loading.checkpoint import open_checkpoint
 

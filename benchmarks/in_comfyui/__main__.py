@@ -31,7 +31,8 @@ from .bench import Bench, Measure
 from .families import REAL, tiny
 from .files import FileStore
 from .report import describe_machine, tables, write
-from .server import Server, TimeLimit, default_python
+from .runs import TimeLimit
+from .server import Server, default_python
 from .sets import SECONDS, SETS, USUAL, plan
 
 _SHORTEST = 15.0

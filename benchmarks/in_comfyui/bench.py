@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from .families import Family, family_of
 from .graphs import SAMPLER, Graph, Picture, Way, decoded, plain
-from .server import MeasurementError, Run, Server
+from .runs import MeasurementError, Run
+from .server import Server
 
 COMPARED_SEED = 7
 """The seed of the picture that every way makes once, so that latents can be compared."""

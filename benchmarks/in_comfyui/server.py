@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -16,7 +15,6 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import psutil
 import websocket
 
 from .graphs import Graph, fill
+from .runs import MeasurementError, Run, TimeLimit, take_in
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 150
@@ -39,71 +38,8 @@ _FOLDERS = (
     "front",
     "pool",
 )
-_TEXT = 3  # type of ComfyUI's binary message with a node's text
 _REPLY_SECONDS = 10
 _END_SECONDS = 20
-
-
-class MeasurementError(Exception):
-    """A measurement that came to nothing; the text says why."""
-
-
-class TimeLimit(MeasurementError):
-    """Its time is over."""
-
-
-@dataclass
-class Run:
-    """One prompt, in moments of `time.monotonic()`.
-
-    Args:
-        prompt: its id.
-        posted: when it was queued.
-        ended: when ComfyUI said that it has ended.
-        error: text of the node that failed.
-        interrupted: it was cancelled.
-        texts: what nodes showed.
-        events: moments of the pack in pack/, each with kind, time and node.
-        saved: the latent's file.
-    """
-
-    prompt: str
-    posted: float
-    ended: float = 0.0
-    error: str = ""
-    interrupted: bool = False
-    texts: list[str] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    saved: Path | None = None
-
-    @property
-    def seconds(self) -> float:
-        """From the queue to the end."""
-        return self.ended - self.posted
-
-    def steps(self, node: str | None = None) -> list[float]:
-        """Moments at which steps were done, of one node or of all."""
-        return [
-            event["time"]
-            for event in self.events
-            if event["kind"] == "step" and (node is None or event["node"] == node)
-        ]
-
-    @property
-    def first_step(self) -> float:
-        """Seconds from the queue to the end of the first step.
-
-        Raises:
-            MeasurementError: there was none.
-        """
-        if not (steps := self.steps()):
-            raise MeasurementError("no step was reported")
-        return steps[0] - self.posted
-
-    @property
-    def sampled(self) -> float:
-        """Moment at which the last latent was there."""
-        return max(event["time"] for event in self.events if event["kind"] == "mark")
 
 
 class Server:
@@ -241,14 +177,9 @@ class Server:
                 message = self._socket.recv()
             except websocket.WebSocketTimeoutException:
                 continue
-            if isinstance(message, bytes):
-                _read_binary(run, message)
-                continue
-            kind, data = (content := json.loads(message))["type"], content["data"]
-            if data.get("prompt_id") != run.prompt:
-                continue
+            kind = take_in(run, message)
             reported += kind == "progress"
-            if _read(run, kind, data):
+            if kind == "end":
                 break
         run.ended = time.monotonic()
         run.events = self._get(f"/benchmark/events/{run.prompt}")
@@ -375,19 +306,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def _read_binary(run: Run, message: bytes) -> None:
-    (kind,) = struct.unpack(">I", message[:4])
-    if kind == _TEXT:
-        (length,) = struct.unpack(">I", message[4:8])
-        run.texts.append(message[8 + length :].decode(errors="replace"))
-
-
-def _read(run: Run, kind: str, data: dict[str, Any]) -> bool:
-    """Take in one message; True when the prompt has come to its end."""
-    if kind == "execution_error":
-        run.error = f"{data.get('node_type')}: {data.get('exception_message', '').strip()}"
-    elif kind == "execution_interrupted":
-        run.interrupted = True
-    return kind == "executing" and data["node"] is None

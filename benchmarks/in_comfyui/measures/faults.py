@@ -9,7 +9,8 @@ import psutil
 
 from ..bench import Bench, Found
 from ..graphs import Way, plain
-from ..server import MeasurementError, Run, Server
+from ..runs import MeasurementError, Run
+from ..server import Server
 
 _AT_STEP = 3
 _STEPS = 40

@@ -7,7 +7,7 @@ import time
 
 from ..bench import Bench, Found
 from ..graphs import Way
-from ..server import MeasurementError, Run
+from ..runs import MeasurementError, Run
 
 
 def add(found: Found, what: str, run: Run) -> None:
