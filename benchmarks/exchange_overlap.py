@@ -55,7 +55,7 @@ def build(tokens: int, memory: PeerMemory, device: torch.device, rank: int, rank
     parts, x = [random(1, own, HEADS, HEAD_DIM) for _ in range(3)], random(1, own, WIDTH)
     torch.manual_seed(0)
     hidden, output = random(4 * WIDTH, WIDTH) / WIDTH**0.5, random(WIDTH, 5 * WIDTH) / (5 * WIDTH) ** 0.5
-    buffers = memory.buffers((own,) * ranks, 1, HEADS, HEAD_DIM, torch.bfloat16)
+    buffers = memory.buffers((own,) * ranks, 1, HEADS, HEAD_DIM, torch.bfloat16, device)
     if buffers is None:
         raise SystemExit("These GPUs cannot reach each other's memory, so there is nothing to measure.")
     shared = (buffers.memory, buffers.shape, buffers.table, buffers.group)
@@ -126,7 +126,7 @@ def main() -> None:
     torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, timeout=timedelta(seconds=60))
     assert dist.group.WORLD is not None
-    memory = PeerMemory(dist.group.WORLD, device)
+    memory = PeerMemory(dist.group.WORLD)
     for size in sizes:
         block = build((size // 16) ** 2 + TEXT, memory, device, rank, ranks)
         # Every rank goes through all of it, as each line is collective; rank 0 tells.

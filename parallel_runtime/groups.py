@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 import torch.distributed as dist
 
+from .attention.peer_memory import PeerMemory
+
 GroupKey = tuple[tuple[int, ...], str]
 """Global ranks, and what the group is for where other messages between the same ranks must not come in between."""
 
@@ -24,6 +26,7 @@ class Groups:
         self._rank = rank
         self._world = tuple(range(world_size))
         self._made: dict[GroupKey, dist.ProcessGroup | None] = {}
+        self._memory: dict[GroupKey, PeerMemory] = {}
 
     def join(self, key: GroupKey) -> dist.ProcessGroup | None:
         """Return the group of a key, made where it is new; None for a rank outside of it."""
@@ -35,9 +38,22 @@ class Groups:
             self._made[key] = group if self._rank in ranks else None
         return self._made[key]
 
+    def memory(self, key: GroupKey) -> PeerMemory | None:
+        """The memory that the ranks of a group share; None for a rank outside of it. No collective."""
+        group = self.join(key)  # made before
+        if group is not None and key not in self._memory:
+            self._memory[key] = PeerMemory(group)
+        return self._memory.get(key)
+
+    def free_memory(self) -> None:
+        """Let all shared memory go, but for what a recording still holds."""
+        for memory in self._memory.values():
+            memory.free()
+
     def keep(self, used: Collection[GroupKey]) -> None:
         """Destroy all other groups. What was recorded over one must be gone before."""
         for key in [key for key in self._made if key not in used]:
             group = self._made.pop(key)
+            self._memory.pop(key, None)
             if group is not None:
                 dist.destroy_process_group(group)

@@ -16,6 +16,7 @@ from types import MappingProxyType
 import torch
 import torch.distributed as dist
 
+from .attention.peer_memory import PeerMemory
 from .config import AXES, ParallelPlan
 from .errors import ConfigurationError
 from .groups import GroupKey, Groups
@@ -66,12 +67,14 @@ class Mesh(Layout):
         ulysses, ring: groups along that axis.
         sequence: group over which the token sequence is split, ring × ulysses; index is u + U·r.
         batch: group over which the batch is split, data × cfg; index is c + C·d.
+        peers: memory that the ranks of `sequence` share.
     """
 
     ulysses: dist.ProcessGroup | None = field(default=None, repr=False)
     ring: dist.ProcessGroup | None = field(default=None, repr=False)
     sequence: dist.ProcessGroup | None = field(default=None, repr=False)
     batch: dist.ProcessGroup | None = field(default=None, repr=False)
+    peers: PeerMemory | None = field(default=None, repr=False)
 
 
 def single_rank_mesh() -> Mesh:
@@ -132,7 +135,20 @@ def build_mesh(
             group = groups.join(key)
             if rank in key[0]:
                 own[name] = group
-    return None if layout is None else Mesh(layout.plan, layout.rank, layout.coordinate, layout.speeds, **own)
+    if layout is None:
+        return None
+    peers = groups.memory((layout.sequence_ranks, "")) if plan.sequence > 1 else None
+    return Mesh(
+        layout.plan,
+        layout.rank,
+        layout.coordinate,
+        layout.speeds,
+        ulysses=own.get("ulysses"),
+        ring=own.get("ring"),
+        sequence=own.get("sequence"),
+        batch=own.get("batch"),
+        peers=peers,
+    )
 
 
 def mesh_groups(plan: ParallelPlan) -> set[GroupKey]:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 
+from ..agreement import all_agree
+
 log = logging.getLogger(__name__)
 
 _LEAST = 64 << 20
 """Bytes of a buffer at least."""
+_KEPT = 64
+"""Kept buffers, one for each shape of attention; they all lie in the same memory."""
 
 
 @dataclass(frozen=True)
@@ -43,72 +48,120 @@ class PeerBuffers:
 class PeerMemory:
     """Memory that the ranks of one group share, for attention of any shape; grown where a shape needs more.
 
-    Every method is collective over the group. Buffers of earlier shapes stay valid while somebody holds them.
+    One for each group, whatever models and plans use it: so it depends on nothing but the forwards over that group,
+    which its ranks run alike, and on their votes.
 
     Args:
-        group: an NCCL group of this host's GPUs.
+        group: of the ranks; they share memory where `peers_are_near`.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device):
+    def __init__(self, group: dist.ProcessGroup):
         self._group = group
-        self._device = device
         self._memory: torch.Tensor | None = None
         self._pointers: Sequence[int] = ()
+        self._too_large: float = math.inf
+        self._buffers: OrderedDict[Hashable, PeerBuffers] = OrderedDict()
 
     @property
     def size(self) -> int:
         """Bytes that are shared now."""
         return 0 if self._memory is None else self._memory.numel()
 
+    def free(self) -> None:
+        """Let the memory go; it is made anew when it is asked for. Every rank of the group does so between the same
+        forwards. Buffers stay valid while somebody holds them."""
+        self._memory, self._pointers, self._too_large = None, (), math.inf
+        self._buffers.clear()
+
     def buffers(
-        self, lengths: tuple[int, ...], batch: int, heads: int, head_dim: int, dtype: torch.dtype
+        self,
+        lengths: tuple[int, ...],
+        batch: int,
+        heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> PeerBuffers | None:
-        """Return buffers for ranks of these lengths, None where a GPU cannot reach the memory of another.
+        """Return buffers for ranks of these lengths, None where the ranks cannot share so much. Collective over the
+        group.
 
         Args:
             heads: a multiple of the ranks.
+            device: this rank's GPU.
         """
-        landing = (sum(lengths), batch, 3, heads // len(lengths), head_dim)
-        returned = (max(lengths), batch, heads, head_dim)
-        sizes = [math.prod(shape) * dtype.itemsize for shape in (landing, returned)]
-        if not self._reserve(-(-sizes[0] // 512) * 512 + sizes[1]):
+        if not peers_are_near(self._group, device):
             return None
+        key = (lengths, batch, heads, head_dim, dtype)
+        if key not in self._buffers:
+            landing = (sum(lengths), batch, 3, heads // len(lengths), head_dim)
+            returned = (max(lengths), batch, heads, head_dim)
+            sizes = [math.prod(shape) * dtype.itemsize for shape in (landing, returned)]
+            if not self._reserve(-(-sizes[0] // 512) * 512 + sizes[1], device):
+                return None
+            self._buffers[key] = self._lay_out(lengths, sizes[1], device)
+            while len(self._buffers) > _KEPT:
+                self._buffers.popitem(last=False)
+        self._buffers.move_to_end(key)
+        return self._buffers[key]
+
+    def _lay_out(self, lengths: tuple[int, ...], returned: int, device: torch.device) -> PeerBuffers:
         assert self._memory is not None
         # At the end: an attention over fewer of the tokens, in the same forward, then lands clear of what it returns.
-        offset = (self._memory.numel() - sizes[1]) // 512 * 512
+        offset = (self._memory.numel() - returned) // 512 * 512
         table = [pointer + start for start in (0, offset) for pointer in self._pointers]
         table += accumulate(lengths, initial=0)
         return PeerBuffers(
             self._memory,
             torch.tensor([offset, *lengths], dtype=torch.int64),
-            torch.tensor(table, dtype=torch.int64, device=self._device),
+            torch.tensor(table, dtype=torch.int64, device=device),
             self._group.group_name,
         )
 
-    def _reserve(self, size: int) -> bool:
-        """Make sure of `size` bytes on every rank; ranks have asked for the same sizes before, so they agree."""
-        if self._memory is not None and self._memory.numel() >= size:
+    def _reserve(self, wanted: int, device: torch.device) -> bool:
+        """Make sure of so many bytes on every rank. What is here, and what was too large, all ranks have alike."""
+        if wanted <= self.size:
             return True
-        import torch.distributed._symmetric_memory as symmetric_memory
-
-        size = max(_LEAST, 1 << (size - 1).bit_length())  # seldom another one: a new size is a new graph
-        try:
-            memory = symmetric_memory.empty(size, dtype=torch.uint8, device=self._device)
-            self._pointers = symmetric_memory.rendezvous(memory, self._group.group_name).buffer_ptrs
-        except RuntimeError as error:
-            log.warning(
-                "Heads are exchanged with NCCL, as the GPUs cannot share memory: %s", str(error).splitlines()[0]
-            )
-            memory = None
-        # A rank that cannot must not be waited for by those that can.
-        vote = torch.tensor(int(memory is not None), device=self._device)
-        dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=self._group)
-        self._memory = memory if vote.item() else None
-        return self._memory is not None
-
-
-def peers_are_near(group: dist.ProcessGroup | None) -> bool:
-    """Whether writing to each other's memory is worth a try: GPUs of one host, peer access not forbidden."""
-    if group is None or os.environ.get("NCCL_P2P_DISABLE", "0") != "0" or torch.cuda.device_count() < group.size():
+        size = max(_LEAST, 1 << (wanted - 1).bit_length())  # seldom another one: a new size is a new graph
+        if size >= self._too_large:
+            return False
+        memory, refusal = _allocate(size, device)
+        # A rank that has no memory says so before the others wait for it in `rendezvous`.
+        if all_agree(memory is not None, self._group, device):
+            assert memory is not None
+            pointers, refusal = _exchange(memory, self._group)
+            if all_agree(bool(pointers), self._group, device):
+                self._memory, self._pointers = memory, pointers
+                self._buffers.clear()  # the old memory goes, but for what a recording still holds
+                return True
+        self._too_large = size
+        log.warning("Heads are exchanged with NCCL, as the GPUs share no memory: %s", refusal or "another rank cannot")
         return False
-    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+
+
+def _allocate(size: int, device: torch.device) -> tuple[torch.Tensor | None, str]:
+    """Memory of this rank that can be shared, or why there is none."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    try:
+        return symmetric_memory.empty(size, dtype=torch.uint8, device=device), ""
+    except RuntimeError as error:
+        return None, str(error).splitlines()[0]
+
+
+def _exchange(memory: torch.Tensor, group: dist.ProcessGroup) -> tuple[Sequence[int], str]:
+    """Addresses of all ranks' memory, or why there are none. Every rank of the group waits for the others."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    try:
+        return symmetric_memory.rendezvous(memory, group.group_name).buffer_ptrs, ""
+    except RuntimeError as error:
+        return (), str(error).splitlines()[0]
+
+
+def peers_are_near(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether writing to each other's memory is worth a try: GPUs of one host, peer access not forbidden. The same on
+    all ranks of a pool."""
+    if device.type != "cuda" or os.environ.get("NCCL_P2P_DISABLE", "0") != "0":
+        return False
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    return one_host and torch.cuda.device_count() >= group.size()

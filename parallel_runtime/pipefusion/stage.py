@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..agreement import NONE, agreed_history, offer_history
 from ..mesh import Layout, Mesh
 from ..models.spec import ModelSpec
 from ..wrappers.graphs import RecordedForward
@@ -105,18 +106,38 @@ class Stage:
         self.transformer.set_mesh(mesh)
         self.mesh = mesh
 
+    def offers(self, layout: Layout) -> dict[str, int]:
+        """See `ParallelTransformer.offers`."""
+        ranks = layout.sequence_ranks
+        return offer_history(ranks, self._recorded.history(ranks) if self._recorded is not None else NONE)
+
+    def go_on(self, agreed: Mapping[str, int]) -> None:
+        """See `ParallelTransformer.go_on`; keys and values go with the recordings that use them."""
+        ranks = self.mesh.sequence_ranks
+        history = agreed_history(ranks, agreed)
+        if self._recorded is not None and history is not None and not self._recorded.go_on(ranks, history):
+            self.keys.clear()
+            self._recorded.begin_anew(self.mesh)
+            self._sizes = ()
+
+    def leave(self, mesh: Mesh) -> None:
+        """See `ParallelTransformer.leave`."""
+        if self._recorded is not None:
+            self._recorded.leave(mesh)
+
     def check_ring(self, layout: Layout) -> None:
         """See `ParallelTransformer.check_ring`."""
         self.transformer.check_ring(layout)
 
     def forget_recordings(self) -> None:
-        """Let go of the recordings and their memory."""
+        """Let go of the recordings and their memory, on this rank alone."""
         if self._recorded is not None:
-            self._recorded.clear()
+            self._recorded.lose()
 
     def forget_runs(self) -> None:
         """Let go of all that runs have left behind; see `ParallelTransformer.forget_runs`."""
-        self.forget_recordings()
+        if self._recorded is not None:
+            self._recorded.clear()
         self.keys.clear()
         self._sizes = ()
         self._given = {}
@@ -203,7 +224,7 @@ class Stage:
             self._sizes = sizes
             self.keys.clear()
             if self._recorded is not None:
-                self._recorded.clear()
+                self._recorded.begin_anew(self.mesh)
 
     def skips(self) -> dict[int, torch.Tensor]:
         """What the last forward's blocks have made for the mirror image."""

@@ -42,6 +42,9 @@ from .room import require_room
 
 Results = dict[str, torch.Tensor]
 
+_UNLOADED = "unloaded"
+"""A rank offers 1 where a `Release` leaves it no model: peer memory goes when none is left on any."""
+
 
 @dataclass
 class Prepared:
@@ -99,7 +102,7 @@ class Engine:
         self.machine: MachineFacts = CPU
         # Both are collectives: every rank starts an engine.
         self._unlike = devices_unlike(device, world_size)
-        self._meshes = Meshes(rank, world_size, measure_speeds(device, world_size))
+        self._meshes = Meshes(rank, world_size, measure_speeds(device, world_size), self.residency.leave)
 
     def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
         """Validate, plan, load.
@@ -168,10 +171,13 @@ class Engine:
             tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
         ) -> tuple[Answer, Results]:
             self._forget_calls()
+            if agreed[_UNLOADED]:
+                self._meshes.free_memory()
+                self.residency.forget_runs()
             freed = self.residency.give_back(request.model)
             return Finished(bytes_freed=freed, held=self.residency.held()), {}
 
-        return Prepared(work)
+        return Prepared(work, offers={_UNLOADED: int(not self.residency.has_others(request.model))})
 
     def free(self) -> None:
         """After an allocation failed on this rank: give back what it holds, so that the next request finds memory."""
@@ -205,7 +211,7 @@ class Engine:
                 self._kinds[request.kind] = Prepared(repeated)
             return repeated(tensors, control, agreed)
 
-        return Prepared(work)
+        return Prepared(work, offers=resident.offers(place) if place is not None else {})
 
     def _forward(
         self,
@@ -222,10 +228,9 @@ class Engine:
         started = time.perf_counter()
         resident.activate()  # models that were prepared since may have taken its place
         results: Results = {}
-        joined = self._join(resident, plan)
-        if place is not None and joined is not None and joined.links is not None:
-            stage = resident.stage(place, joined.mesh)
-            runner = StageRunner(stage, joined.links, [conditioning], tensors["x"], patches=1, keep=False)
+        joined = self._join(resident, place, plan, agreed)
+        if joined is not None and joined.links is not None:
+            runner = StageRunner(resident.staged, joined.links, [conditioning], tensors["x"], patches=1, keep=False)
             output = forward_once(runner, tensors["x"], tensors["timestep"])
             results = {} if output is None else {"output": output}
         elif joined is not None:
@@ -264,21 +269,19 @@ class Engine:
             started = time.perf_counter()
             self.conditionings.drop(request.dropped)
             branches = [self.conditionings.take(branch, tensors) for branch in request.branches]
-            joined = self._join(resident, plan)
-            if place is None or joined is None:
+            joined = self._join(resident, place, plan, agreed)
+            if joined is None:
                 (sit_out if plan.pipe > 1 else denoising.sit_out)(steps, control)
                 return self._finished(says, started), {}
             if joined.links is None:
                 latent = denoising.run(self._predictor(resident, joined.mesh), branches, tensors, control)
                 return self._finished(says, started), {"latent": latent}
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
-            runner = StageRunner(
-                resident.stage(place, joined.mesh), joined.links, branches, seen, plan.patches, keep=True
-            )
+            runner = StageRunner(resident.staged, joined.links, branches, seen, plan.patches, keep=True)
             finished = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
             return self._finished(says, started), {} if finished is None else {"latent": finished}
 
-        return Prepared(work)
+        return Prepared(work, offers=resident.offers(place) if place is not None else {})
 
     def _check(
         self, reference: ConditioningRef, resident: Resident, x: torch.Tensor, meta: Mapping[str, torch.Tensor]
@@ -319,9 +322,16 @@ class Engine:
     def _what_runs(self, resident: Resident, request: RequestFacts) -> str:
         return what_runs(resident.config, resident.ranks, resident.facts, request, self.machine, resident.loaded)
 
-    def _join(self, resident: Resident, plan: ParallelPlan) -> Joined | None:
-        """The groups of a plan. Collective over the world where they are new."""
-        return self._meshes.join(plan, resident.facts.mirrored and plan.pipe > 1)
+    def _join(
+        self, resident: Resident, place: Place | None, plan: ParallelPlan, agreed: Mapping[str, int]
+    ) -> Joined | None:
+        """Join the groups of a plan, and wrap the model for it. Collective over the world where groups are new."""
+        joined = self._meshes.join(plan, resident.facts.mirrored and plan.pipe > 1)
+        if place is not None and joined is not None:
+            transformer = resident.whole() if joined.links is None else resident.stage(place, joined.mesh)
+            transformer.set_mesh(joined.mesh)
+            transformer.go_on(agreed)
+        return joined
 
     def _predictor(self, resident: Resident, mesh: Mesh) -> Predictor:
         return Predictor(resident.whole(), resident.spec, mesh)

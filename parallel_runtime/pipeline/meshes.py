@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..config import ParallelPlan
-from ..groups import Groups
-from ..mesh import Layout, Mesh, build_mesh, lay_out_plan, single_rank_mesh
+from ..groups import GroupKey, Groups
+from ..mesh import Layout, Mesh, build_mesh, lay_out_plan, mesh_groups, single_rank_mesh
 from ..pipefusion.cut import stage_speeds
-from ..pipefusion.links import Links, build_links
+from ..pipefusion.links import Links, build_links, link_groups
+
+KEPT = 16
+"""Plans whose groups are kept, the last ones that were asked for: the same on every rank, as each counts all requests.
+Another one costs a first step its communicators."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,15 @@ class Meshes:
     Args:
         rank, world_size: of this rank.
         speeds: of all ranks, None where they are alike; the same on every rank.
+        leave: lets go of what was recorded over a mesh, before its groups are destroyed.
     """
 
     rank: int
     world_size: int
     speeds: Sequence[float] | None = None
+    leave: Callable[[Mesh], None] = lambda mesh: None
     _groups: Groups = field(init=False)
-    _joined: dict[tuple[ParallelPlan, bool], Joined | None] = field(default_factory=dict)
+    _joined: OrderedDict[tuple[ParallelPlan, bool], Joined | None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         self._groups = Groups(self.rank, self.world_size)
@@ -76,7 +83,23 @@ class Meshes:
         key = (replace(plan, patches=1, warmup_steps=0), mirrored)
         if key not in self._joined:
             self._joined[key] = self._join(*key)
+        self._joined.move_to_end(key)
+        if len(self._joined) > KEPT:
+            self._leave_oldest()
         return self._joined[key]
+
+    def free_memory(self) -> None:
+        """Let the memory go that the ranks of groups share; every rank of the pool does so in the same request."""
+        self._groups.free_memory()
+
+    def _leave_oldest(self) -> None:
+        _, oldest = self._joined.popitem(last=False)
+        if oldest is not None:
+            self.leave(oldest.mesh)
+        used: set[GroupKey] = set()
+        for plan, mirrored in self._joined:
+            used |= {*mesh_groups(plan), *link_groups(plan, mirrored)}
+        self._groups.keep(used)
 
     def _join(self, plan: ParallelPlan, mirrored: bool) -> Joined | None:
         if self.world_size == 1:

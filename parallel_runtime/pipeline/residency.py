@@ -14,11 +14,12 @@ from ..errors import NotLoadedError
 from ..loading.checkpoint import Checkpoint
 from ..loading.held_weights import MakeArena
 from ..loading.weights import build_transformer, check_weights, give_weights, hold_weights
-from ..mesh import single_rank_mesh
+from ..mesh import Mesh, single_rank_mesh
 from ..models.spec import WeightRule
 from ..pipefusion.blocks import Relay, keep_blocks
 from ..pipefusion.cut import most_parameters
 from ..pipefusion.stage import Stage
+from ..wrappers.parallel_transformer import ParallelTransformer
 from .control import Control
 from .meshes import Place
 from .requests import Load
@@ -173,6 +174,26 @@ class Residency:
         freed = self.store.give_back(resident.held) if resident is not None and resident.held is not None else 0
         self.store.clean()
         return freed
+
+    def has_others(self, name: str) -> bool:
+        """Whether weights of other models than this one are on the device."""
+        own = self._residents.get(name)
+        held = [other.held for other in self._residents.values() if own is None or other.held is not own.held]
+        return any(each is not None and each.weights.here for each in held)
+
+    def leave(self, mesh: Mesh) -> None:
+        """Let go of what was recorded over a mesh whose groups will be gone. Every rank of the mesh calls it."""
+        for transformer in self._transformers():
+            transformer.leave(mesh)
+
+    def forget_runs(self) -> None:
+        """Let go of what runs of any model have left behind. Every rank of the pool calls it."""
+        for transformer in self._transformers():
+            transformer.forget_runs()
+
+    def _transformers(self) -> list[ParallelTransformer | Stage]:
+        structures = {id(each.structure): each.structure for each in self._residents.values()}.values()
+        return [structure.transformer for structure in structures if structure is not None]
 
     def held(self) -> dict[str, int]:
         """Bytes on this rank's device by model; models with the same weights have them in common."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..agreement import NONE, offer_history
 from ..config import ParallelConfig, ParallelPlan
 from ..loading.checkpoint import Checkpoint, open_checkpoint
 from ..loading.reading import OnBytes
@@ -107,12 +108,26 @@ class Resident:
         assert self.structure is not None
         return self.structure.whole()
 
+    def offers(self, place: Place) -> dict[str, int]:
+        """What this rank has recorded for a request at such a place; the ranks must agree before they use it."""
+        current, stages = self.transformer, place.layout.plan.pipe > 1
+        owned = self.owned(place) if stages else None
+        if current is not None and getattr(current, "owned", None) == owned:
+            return current.offers(place.layout)
+        return offer_history(place.layout.sequence_ranks, NONE)  # it will be wrapped anew
+
     def owned(self, place: Place) -> tuple[int, int]:
         """(start, stop) of this rank's blocks at such a place."""
         if self.loaded.pipe > 1:
             assert isinstance(self.transformer, Stage)
             return self.transformer.owned
         return owned_blocks(self.facts, place)
+
+    @property
+    def staged(self) -> Stage:
+        """The stage of the last call of `stage`."""
+        assert isinstance(self.transformer, Stage)
+        return self.transformer
 
     def stage(self, place: Place, mesh: Mesh) -> Stage:
         """This rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
+from ..agreement import NONE, all_agree
 from ..mesh import Mesh
 
 log = logging.getLogger(__name__)
@@ -38,18 +38,38 @@ Record = Callable[["RecordedForward", Callable[[list[torch.Tensor]], Any], list[
 
 @dataclass
 class _Kind:
-    """A kind of call: how often it was run, and its recording, if any. `mesh` is held so that its id stays taken."""
+    """A kind of call: how often it was run, whether the ranks have recorded it, and this rank's recording if it still
+    has it. `mesh` is held so that its id stays taken."""
 
     mesh: Mesh
     runs: int = 0
+    recorded: bool = False
     replay: Replay | None = None
+
+
+@dataclass
+class _Recordings:
+    """What the calls over one sequence group have left here. Its ranks have the same under the same number."""
+
+    history: int = NONE
+    enabled: bool = True
+    kinds: OrderedDict[Hashable, _Kind] = field(default_factory=OrderedDict)
+
+    def lose(self) -> None:
+        """Let the recordings of this rank go, but not what the ranks know alike."""
+        self.history = NONE
+        for kind in self.kinds.values():
+            kind.replay = None
 
 
 class RecordedForward:
     """Runs a forward, recording it where it repeats.
 
     The ranks of a sequence group call it alike, so they record and replay alike: a rank that failed to record would
-    part ways with the others, so they agree after each attempt, and one failure ends the recording for all.
+    part ways with the others, so they agree after each attempt, and one failure ends the recording for all. What is
+    decided depends on nothing but calls over that group: recordings over others are kept apart, as their ranks know
+    nothing of these. A rank may lose its own recordings at any time (`lose`): it runs plainly what the others replay,
+    which makes the same collective calls, and they learn of it by the history (agreement.py).
     Weights may change in place; where a parameter gets other storage, call `clear`.
 
     Args:
@@ -57,7 +77,7 @@ class RecordedForward:
         made_outside: tensors that the forward just read and did not make, beside arguments and weights; a recording
             keeps them alive.
         record: how to record; CUDA graphs unless a test says otherwise.
-        kept: recorded kinds.
+        kept: recorded kinds of each group.
     """
 
     def __init__(
@@ -71,27 +91,64 @@ class RecordedForward:
         self._forward = forward
         self.made_outside = made_outside
         self._record = record or record_cuda_graph
-        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
-        self._enabled = True
+        self._over: dict[tuple[int, ...], _Recordings] = {}
         self.pool: Any = None
 
     def clear(self) -> None:
-        """Let all recordings and their memory go."""
-        self._kinds.clear()
+        """Forget all, where the next call comes only after all ranks have agreed anew (`go_on`)."""
+        self._over.clear()
         self.pool = None
+
+    def lose(self) -> None:
+        """Let all recordings and their memory go, on this rank alone."""
+        for recordings in self._over.values():
+            recordings.lose()
+        self.pool = None
+
+    def begin_anew(self, mesh: Mesh) -> None:
+        """Let all recordings go at a point of the run that all ranks of the mesh's sequence group come to alike."""
+        own = self._recordings(mesh)
+        self.lose()
+        self._over[mesh.sequence_ranks] = _Recordings(own.history, own.enabled)
+
+    def history(self, ranks: tuple[int, ...]) -> int:
+        """The number of what is recorded over a sequence group of these ranks."""
+        return self._over[ranks].history if ranks in self._over else NONE
+
+    def go_on(self, ranks: tuple[int, ...], history: int) -> bool:
+        """Go on with what is recorded under this number, which all ranks of the group agreed on; else begin anew.
+
+        Returns:
+            Whether it is here.
+        """
+        if self.history(ranks) == history:
+            return True
+        self._over[ranks] = _Recordings(history)
+        return False
+
+    def leave(self, mesh: Mesh) -> None:
+        """Let go of what was recorded over a mesh whose groups will be gone. Every rank of the mesh does it."""
+        kinds = self._recordings(mesh).kinds
+        for key in [key for key, kind in kinds.items() if kind.mesh is mesh]:
+            del kinds[key]
+
+    def _recordings(self, mesh: Mesh) -> _Recordings:
+        return self._over.setdefault(mesh.sequence_ranks, _Recordings())
 
     def __call__(self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward on `mesh`. Collective over its sequence group."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        key = _key(mesh, leaves, structure) if self._enabled else None
+        key = _key(mesh, leaves, structure) if self._recordings(mesh).enabled else None
         if key is None:
             return self._forward(*args, **kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         kind = self._kind(key, mesh, tensors[0].device)
         if kind.replay is not None:
             return kind.replay(tensors)
+        # What this rank lost it may only record again when the others do; a rank that is alone may at once.
+        replayed_elsewhere = kind.recorded and mesh.sequence is not None
         kind.runs += 1
-        if kind.runs <= WARM_RUNS:
+        if replayed_elsewhere or kind.runs <= WARM_RUNS:
             return self._forward(*args, **kwargs)
 
         def call(given: list[torch.Tensor]) -> Any:
@@ -103,15 +160,22 @@ class RecordedForward:
         return self._recorded(kind, call, tensors)
 
     def _kind(self, key: Hashable, mesh: Mesh, device: torch.device) -> _Kind:
-        if key not in self._kinds:
-            # Every rank of the group comes here at the same call, as the ranks' kinds are the same.
-            if any(kind.replay for kind in self._kinds.values()) and not _all_agree(_has_room(), mesh, device):
-                self.clear()
-            self._kinds[key] = _Kind(mesh)
-            while len(self._kinds) > self._kept:
-                self._kinds.popitem(last=False)
-        self._kinds.move_to_end(key)
-        return self._kinds[key]
+        own = self._recordings(mesh)
+        if key not in own.kinds:
+            has_room = _has_room()
+            if not has_room:
+                for recordings in self._over.values():
+                    if recordings is not own:
+                        recordings.lose()
+            # Every rank of the group comes here at the same call, as their kinds are the same.
+            if any(kind.recorded for kind in own.kinds.values()) and not all_agree(has_room, mesh.sequence, device):
+                self.begin_anew(mesh)
+                own = self._recordings(mesh)
+            own.kinds[key] = _Kind(mesh)
+            while len(own.kinds) > self._kept:
+                own.kinds.popitem(last=False)
+        own.kinds.move_to_end(key)
+        return own.kinds[key]
 
     def _recorded(self, kind: _Kind, call: Callable[[list[torch.Tensor]], Any], tensors: list[torch.Tensor]) -> Any:
         replay, output, reason = None, None, ""
@@ -121,11 +185,11 @@ class RecordedForward:
             replay = self._record(self, call, static)
         except RuntimeError as error:  # PyTorch's errors of CUDA, of memory and of torch.compile are RuntimeErrors
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if _all_agree(replay is not None, kind.mesh, tensors[0].device):
-            kind.replay = replay
+        if all_agree(replay is not None, kind.mesh.sequence, tensors[0].device):
+            kind.replay, kind.recorded = replay, True
         else:
-            self._enabled = False
-            self.clear()
+            self._recordings(kind.mesh).enabled = False
+            self.begin_anew(kind.mesh)
             log.warning("Forwards are launched kernel by kernel, as recording one failed: %s", reason or "another rank")
         return output
 
@@ -177,12 +241,3 @@ def _has_room() -> bool:
         return True
     free, total = torch.cuda.mem_get_info()
     return free * _FREE_FRACTION > total
-
-
-def _all_agree(agreed: bool, mesh: Mesh, device: torch.device) -> bool:
-    """Whether all ranks of the sequence group agree. Collective over it."""
-    if mesh.sequence is None:
-        return agreed
-    vote = torch.tensor(int(agreed), device=device)
-    dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=mesh.sequence)
-    return bool(vote.item())

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..agreement import NONE, agreed_history, offer_history
 from ..attention import rebind
 from ..attention.choice import check_ring, resolve_kernel, untouched_kernel
 from ..attention.kernels import KERNELS
@@ -192,18 +193,39 @@ class ParallelTransformer:
             self._runs_in_a_ring = True  # found by running the kernel: once is enough
 
     def forget_recordings(self) -> None:
-        """Let go of the recordings and their memory."""
+        """Let go of the recordings and their memory, on this rank alone."""
         if self._recorded is not None:
-            self._recorded.clear()
+            self._recorded.lose()
 
     def forget_runs(self) -> None:
-        """Let go of all that runs have left behind: recordings, peer memory, outputs of the last forward. What is
-        compiled stays. Every rank of the group does it alike: peer memory is made anew together."""
-        self.forget_recordings()
+        """Let go of all that runs have left behind: recordings, layouts, outputs of the last forward. What is compiled
+        stays."""
+        if self._recorded is not None:
+            self._recorded.clear()
         self._split.forget()
         self._timestep.begin(None)
         for modulation in self._modulations.values():
             modulation.forget()
+
+    def offers(self, layout: Layout) -> dict[str, int]:
+        """What this rank has recorded over the layout's sequence group, for `go_on`."""
+        ranks = layout.sequence_ranks
+        return offer_history(ranks, self._recorded.history(ranks) if self._recorded is not None else NONE)
+
+    def go_on(self, agreed: Mapping[str, int]) -> None:
+        """Use recordings over the mesh at hand only where all ranks have them; before a request's first forward.
+
+        Args:
+            agreed: of all ranks' `offers`.
+        """
+        history = agreed_history(self.mesh.sequence_ranks, agreed)
+        if self._recorded is not None and history is not None:
+            self._recorded.go_on(self.mesh.sequence_ranks, history)
+
+    def leave(self, mesh: Mesh) -> None:
+        """Let go of what was recorded over a mesh whose groups will be gone."""
+        if self._recorded is not None:
+            self._recorded.leave(mesh)
 
     def unwrap(self) -> nn.Module:
         """Undo everything and return the transformer as it was. The wrapper is of no use afterwards."""

@@ -83,13 +83,11 @@ class SequenceSplit:
             part.begin()
 
     def forget(self) -> None:
-        """Let go of what is on the device: layouts, peer memory."""
+        """Let go of what is on the device: layouts."""
         self.begin()
         self._layouts.clear()
         for part in self._parts:
             part.forget()
-        if self.peers is not None:
-            self.peers.forget()
 
     def deal(self, shares: tuple[int, ...], text: tuple[str, ...]) -> None:
         """In this forward, give every rank that many image tokens; the arguments named `text` are split as always."""

@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from parallel_runtime.agreement import NONE, agreed_history, offer_history
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.wrappers import graphs
 from parallel_runtime.wrappers.graphs import KEPT, WARM_RUNS, RecordedForward
 from tests.ranks import run_ranks
 
@@ -108,6 +110,36 @@ def test_a_failed_recording_ends_the_recording_with_one_line_and_the_call_has_it
     assert runs[0] == WARM_RUNS + 4
 
 
+def test_a_rank_alone_records_again_what_it_lost_and_one_of_several_only_when_they_begin_anew(monkeypatch):
+    monkeypatch.setattr(graphs, "all_agree", lambda agreed, *_: agreed)
+    forward, _ = counted()
+    several = Mesh(ParallelPlan(ulysses=2), 0, ONE.coordinate, sequence=object())
+    for mesh, again in ((ONE, 1), (several, 0)):
+        recorder = Recorder()
+        recorded = RecordedForward(forward, record=recorder)
+        for _ in range(WARM_RUNS + 2):
+            recorded(mesh, (torch.randn(3),), {})
+        assert recorder.recorded == 1
+        recorded.lose()
+        assert recorded.history(mesh.sequence_ranks) == NONE
+        for _ in range(WARM_RUNS + 1):
+            recorded(mesh, (torch.randn(3),), {})
+        assert recorder.recorded == 1 + again
+        recorded.go_on(mesh.sequence_ranks, 7)
+        for _ in range(WARM_RUNS + 1):
+            recorded(mesh, (torch.randn(3),), {})
+        assert recorder.recorded == 2 + again
+
+
+def test_histories_that_differ_begin_anew_under_a_number_that_nobody_had():
+    ranks = (0, 1)
+    for numbers, expected in (((3, 3), 3), ((3, 5), 6), ((NONE, 4), 5), ((NONE, NONE), 1)):
+        offers = [offer_history(ranks, number) for number in numbers]
+        assert agreed_history(ranks, {name: min(offer[name] for offer in offers) for name in offers[0]}) == expected
+    assert offer_history((2,), 3) == {}
+    assert agreed_history(ranks, {}) is None
+
+
 def record_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
     """Run by `run_ranks`: forwards with a collective, where one rank fails to record."""
     mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
@@ -122,7 +154,7 @@ def record_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
     recorder = Recorder(fails=rank == 1)
     recorded = RecordedForward(forward, record=recorder)
     outputs = [recorded(mesh, (torch.full((1,), float(step)),), {}).item() for step in range(WARM_RUNS + 4)]
-    return {"outputs": outputs, "enabled": recorded._enabled}
+    return {"outputs": outputs, "enabled": recorded._recordings(mesh).enabled}
 
 
 def test_where_one_rank_fails_to_record_no_rank_replays():

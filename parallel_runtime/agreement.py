@@ -1,0 +1,50 @@
+"""How ranks agree: by votes while they run, and by histories before.
+
+A history tells whether the ranks of a group have recorded the same. What is recorded over a group changes with the
+calls over it and with what its ranks vote in them, and both are the same on all of them. But a rank may lose what it
+had: another model took its place there, memory ran out, a request did not use it. So each rank numbers what it has,
+offers the number in PREPARE (`Prepared.offers`), and where the numbers are not all the same, every rank of the group
+begins anew in RUN, under a number that none of them had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+NONE = 0
+"""The number of a rank that has nothing, or lost it."""
+
+
+def offer_history(ranks: Sequence[int], number: int) -> dict[str, int]:
+    """What a rank of the group offers; the least of both tell the least and the largest number. Nothing of one rank."""
+    name = _name(ranks)
+    return {name: number, f"-{name}": -number} if len(ranks) > 1 else {}
+
+
+def agreed_history(ranks: Sequence[int], agreed: Mapping[str, int]) -> int | None:
+    """The number that all ranks of the group go on with: their own where it is the same, else a new one.
+
+    Returns:
+        None where nothing was offered.
+    """
+    name = _name(ranks)
+    if name not in agreed:
+        return None
+    least, largest = agreed[name], -agreed[f"-{name}"]
+    return least if least == largest != NONE else largest + 1
+
+
+def _name(ranks: Sequence[int]) -> str:
+    return f"recorded over {','.join(map(str, ranks))}"
+
+
+def all_agree(agreed: bool, group: dist.ProcessGroup | None, device: torch.device) -> bool:
+    """Whether all ranks of a group agree. Collective over it; None is this rank alone."""
+    if group is None:
+        return agreed
+    vote = torch.tensor(int(agreed), device=device)
+    dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=group)
+    return bool(vote.item())
