@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.errors import NotLoadedError, OutOfMemoryError
+from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, PoolError
 from parallel_runtime.pipeline.control import Cancelled
 from parallel_runtime.pipeline.requests import (
     Answer,
@@ -80,6 +80,7 @@ class PoolClient:
         self._cache = ConditioningCache()
         self._prepared = PreparedCalls()
         self._trace = StepTrace()
+        self._ended = False
         self._deaths = 0  # in a row, without a job that succeeded in between
 
     def start(self, should_cancel: ShouldCancel = never) -> RunningPool:
@@ -90,6 +91,10 @@ class PoolClient:
             Cancelled: the artist did not want to wait.
         """
         with self._turn(should_cancel):
+            if self._ended:
+                raise PoolError("ComfyUI is ending.", "Start it again.")
+            if self._pool is not None:
+                self._pool.settle(should_cancel)
             if self._pool is not None and not self._pool.alive:
                 self._pool.close()
                 self._pool = None
@@ -280,6 +285,15 @@ class PoolClient:
                 self._pool = None
             self._forget()
 
+    def end(self, seconds: float) -> None:
+        """End the pool for good, whatever it does, in so many seconds: this process ends.
+
+        Waits for no lock: the thread that works with the pool holds it, and is not waited for either.
+        """
+        self._ended = True
+        if self._pool is not None:
+            self._pool.close(seconds)
+
     def _with(self, model: ModelRequest, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel) -> torch.Tensor:
         """Run something that needs the model; once more where the ranks have forgotten it."""
         self._ensure(model, should_cancel)
@@ -290,6 +304,8 @@ class PoolClient:
             return run()
 
     def _ensure(self, model: ModelRequest, should_cancel: ShouldCancel) -> None:
+        if self._pool is not None:
+            self._pool.settle(should_cancel)
         if self._pool is None or not self._pool.alive or not self._models.knows(model.key):
             self.load(model, should_cancel)
         elif self._models.has_left(model.key):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .frames import (
     PREFIX,
@@ -19,6 +20,8 @@ from .frames import (
 )
 from .protocol import Message
 
+STUCK_SECONDS = 0.05
+
 
 class ConnectionClosed(Exception):
     """The other side is gone."""
@@ -31,11 +34,19 @@ class Connection:
         self._socket = sock
         self._send_lock = threading.Lock()
 
-    def send(self, message: Message, buffers: Sequence[memoryview] = (), elsewhere: bool = False) -> None:
+    def send(
+        self,
+        message: Message,
+        buffers: Sequence[memoryview] = (),
+        elsewhere: bool = False,
+        while_stuck: Callable[[], None] | None = None,
+    ) -> None:
         """Send a message and the bytes of its tensors, in the order of its `tensors`.
 
         Args:
             elsewhere: the bytes are in memory that both sides share, and stay out of the frame.
+            while_stuck: called again and again while the other side does not read. It may raise; the connection is of
+                no use then, as half a message is out.
 
         Raises:
             ConnectionClosed: the other side is gone.
@@ -45,11 +56,35 @@ class Connection:
         prefix = encode_prefix(header, sum(buffer.nbytes for buffer in buffers), flags)
         try:
             with self._send_lock:
-                self._socket.sendall(prefix + header)
+                self._write(memoryview(prefix + header), while_stuck)
                 for buffer in buffers:
-                    self._socket.sendall(buffer)
+                    self._write(buffer.cast("B"), while_stuck)
         except OSError as error:
             raise ConnectionClosed(str(error)) from error
+
+    def offer(self, message: Message) -> bool:
+        """Send a small message if that takes no waiting; return whether it is out."""
+        header = encode_header(message)
+        if not self._send_lock.acquire(blocking=False):
+            return False
+        try:
+            self._socket.sendmsg([encode_prefix(header, 0), header], [], socket.MSG_DONTWAIT)
+            return True
+        except OSError:  # nobody reads, or nobody is there any more, which `receive` finds
+            return False
+        finally:
+            self._send_lock.release()
+
+    def _write(self, view: memoryview, while_stuck: Callable[[], None] | None) -> None:
+        if while_stuck is None:
+            self._socket.sendall(view)
+            return
+        while view:
+            try:
+                view = view[self._socket.send(view, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                if not select.select([], [self._socket], [], STUCK_SECONDS)[1]:
+                    while_stuck()
 
     def receive(self) -> Frame:
         """Wait for the next frame.

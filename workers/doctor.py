@@ -17,7 +17,7 @@ from dataclasses import asdict
 from types import FrameType
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import ConfigurationError
+from parallel_runtime.errors import ConfigurationError, PoolError
 
 from .diagnosis import DoctorReport, can_check_links, facts_of, find_in_software, report
 from .launch import PoolSpec, resolve_devices
@@ -58,7 +58,7 @@ def check(spec: PoolSpec, limit_seconds: float) -> LinkCheck:
         spec = PoolSpec("cpu", (0, 1))
     try:
         return check_links(spec, limit_seconds)
-    except OSError as error:  # a full disk, no more processes
+    except (OSError, PoolError) as error:  # a full disk, no more processes
         return LinkCheck(str(spec), failure=f"The check could not start: {error}")
 
 

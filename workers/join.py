@@ -12,7 +12,6 @@ import contextlib
 import os
 import socket
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +19,14 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 
 from .frames import FrameError
-from .handshake import introduce, keep_alive
-from .launch import PACK_ROOT, PoolSpec, rank_environment, resolve_devices, torchrun_command
+from .handshake import WrongSecret, introduce, keep_alive
+from .launch import NODE, PACK_ROOT, PoolSpec, rank_environment, resolve_devices, torchrun_command
+from .leftovers import private_folder
 from .network import SECRET_FILE, interface_of, parse_address, read_secret, secret_path
 from .peer import Peer
 from .processes import become_subreaper, end_descendants, spawn
-from .protocol import Join, StartRanks
+from .protocol import Join, StartRanks, StoreLink
+from .tunnel import PORT_FILE, join_ends, listen_on_loopback, write_port
 
 RETRY_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
@@ -64,12 +65,13 @@ async def serve_one_pool(membership: Membership, sock: socket.socket) -> str:
         return "the pool did not want this host (it may have enough, or want another number of devices)"
     start = frame.message
     spec = PoolSpec(membership.spec.device_type, membership.spec.devices, start.hosts)
-    with tempfile.TemporaryDirectory(prefix="parallel-dit-node-") as folder:
-        environment = rank_environment(spec, Path(folder), os.environ, interface)
-        environment["PARALLEL_DIT_MAIN"] = membership.main
-        command = torchrun_command(spec, Path(folder), start.rank_module, start.node, start.rendezvous)
-        torchrun = await spawn(command, environment, str(PACK_ROOT))
-        waits = [asyncio.ensure_future(work) for work in (peer.receive(), torchrun.wait(), _show(torchrun))]
+    with private_folder() as folder, listen_on_loopback() as store:
+        environment = rank_environment(spec, folder, os.environ, interface)
+        environment |= {"PARALLEL_DIT_MAIN": membership.main, NODE: str(start.node)}
+        torchrun = await spawn(torchrun_command(spec, folder, start.rank_module), environment, str(PACK_ROOT))
+        write_port(folder / PORT_FILE, store.getsockname()[1])
+        works = (peer.receive(), torchrun.wait(), _show(torchrun), _reach_store(membership, store))
+        waits = [asyncio.ensure_future(work) for work in works]
         try:
             await asyncio.wait(waits[:2], return_when=asyncio.FIRST_COMPLETED)
             ended = "the pool ended" if waits[0].done() else f"torchrun ended with code {torchrun.returncode}"
@@ -80,6 +82,32 @@ async def serve_one_pool(membership: Membership, sock: socket.socket) -> str:
                 wait.cancel()
             peer.socket.close()
     return ended
+
+
+async def _reach_store(membership: Membership, listener: socket.socket) -> None:
+    """Give this host's ranks a port on loopback that leads to the store of the pool's first host."""
+    listener.setblocking(False)
+    links: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            near, _ = await asyncio.get_running_loop().sock_accept(listener)
+            link = asyncio.ensure_future(_link(membership, near))
+            links.add(link)
+            link.add_done_callback(links.discard)
+    finally:
+        for link in links:
+            link.cancel()
+
+
+async def _link(membership: Membership, near: socket.socket) -> None:
+    with near:
+        try:
+            far = await asyncio.to_thread(connect, membership)
+        except (OSError, WrongSecret) as error:
+            print(f"the pool's store cannot be reached: {error}", file=sys.stderr)
+            return
+        await Peer(far, membership.main).send(StoreLink())
+        await join_ends(near, far)
 
 
 async def _show(torchrun: asyncio.subprocess.Process) -> None:

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from parallel_runtime.config import AXES, SHOWN_AXES, ParallelConfig
 from parallel_runtime.errors import ConfigurationError
 
 PACK_ROOT = Path(__file__).resolve().parent.parent
+NODE = "PARALLEL_DIT_NODE"
+"""Which of the pool's hosts a rank is on, from 0."""
 
 _DROPPED_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",  # ComfyUI may have chosen cudaMallocAsync for itself
@@ -111,6 +113,8 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PACK_ROOT), base.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(directory),  # torchrun leaves folders behind; these go with the pool
+        # torchrun shall open no TCP store of its own, which would listen on every interface.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PARALLEL_DIT_STATE": str(state_directory()),
         "TORCHINDUCTOR_CACHE_DIR": base.get("TORCHINDUCTOR_CACHE_DIR") or str(state_directory() / "compiled"),
         "OMP_NUM_THREADS": str(threads),
@@ -120,53 +124,73 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
         "TRANSFORMERS_OFFLINE": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
-    if spec.hosts == 1:
-        # Ranks of one host meet through a file in the pool's private directory. With this set, torchrun opens no TCP
-        # store of its own, which would listen on every interface.
-        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return environment
 
 
-def torchrun_command(
-    spec: PoolSpec, directory: Path, rank_module: str, node: int = 0, rendezvous: str = ""
-) -> list[str]:
-    """Command line of the ranks' parent. `--max-restarts=0`: a broken pool is replaced whole, never patched up.
+def take_place(spec: PoolSpec, environment: MutableMapping[str, str]) -> int:
+    """This process's rank in the whole pool, of which torchrun knows one host only; the environment says so afterwards.
 
     Args:
-        node: which of the hosts this is.
-        rendezvous: with several hosts, address and port of the first one's store. The static rendezvous, because
-            torchrun's dynamic one (c10d) puts pickles into that store, and whoever reaches the port could put others.
+        environment: of a rank.
     """
-    if spec.hosts == 1:
-        meeting = [
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={directory / 'rendezvous'}",
-            "--rdzv-conf=store_type=file",
-            f"--rdzv-id={uuid.uuid4().hex}",
-        ]
-    else:
-        address, _, port = rendezvous.rpartition(":")
-        meeting = [f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
+    rank = int(environment.get(NODE, 0)) * len(spec.devices) + int(environment["LOCAL_RANK"])
+    environment["RANK"], environment["WORLD_SIZE"] = str(rank), str(spec.world_size)
+    return rank
+
+
+def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str) -> list[str]:
+    """Command line of the parent of one host's ranks.
+
+    Each host has a torchrun of its own that knows nothing of the others, and meets over a file: over a network torchrun
+    has a store that anybody could read and write. `--max-restarts=0`: a broken pool is replaced whole, not patched up.
+    """
     return [
         sys.executable,
         "-m",
         "torch.distributed.run",
-        f"--nnodes={spec.hosts}",
+        "--nnodes=1",
         f"--nproc-per-node={len(spec.devices)}",
         "--max-restarts=0",
         "--monitor-interval=1",  # the supervisor hears of a rank's end by itself; a tenth of a second costs idle time
-        *meeting,
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={directory / 'rendezvous'}",
+        "--rdzv-conf=store_type=file",
+        f"--rdzv-id={uuid.uuid4().hex}",
         "-m",
         rank_module,
     ]
 
 
 def state_directory() -> Path:
-    """Folder of what outlives a pool: logs, and the kernels that torch.compile made."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "parallel-dit"
+    """Folder of what outlives a pool: logs, and the kernels that torch.compile made.
+
+    Raises:
+        ConfigurationError: this user has no home folder.
+    """
+    given = os.environ.get("XDG_STATE_HOME")
+    return (Path(given) if given else home() / ".local" / "state") / "parallel-dit"
 
 
 def log_directory() -> Path:
-    """Folder of the pools' logs. $PARALLEL_DIT_LOGS overrides it."""
+    """Folder of the pools' logs. $PARALLEL_DIT_LOGS overrides it.
+
+    Raises:
+        ConfigurationError: as `state_directory`.
+    """
     chosen = os.environ.get("PARALLEL_DIT_LOGS")
     return Path(chosen) if chosen else state_directory() / "logs"
+
+
+def home() -> Path:
+    """This user's home folder.
+
+    Raises:
+        ConfigurationError: neither $HOME nor the system's list of users names one.
+    """
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"The user {os.getuid()} that ComfyUI runs as has no home folder.",
+            "Set the environment variable HOME to a folder that this user can write.",
+        ) from error

@@ -1,44 +1,102 @@
-"""Private folders of pools: made, owned, and removed again, also those of a client that was killed."""
+"""Private folders: made, owned, and removed again, also those of a process that was killed.
+
+A folder belongs to whoever holds the lock on it. The kernel lets go of a lock when its last holder ends, however that
+ends, and shows it in every PID namespace: neither clocks nor numbers of processes are asked.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from parallel_runtime.errors import PoolError
 
-_PREFIX = "parallel-dit-"
-_OWNER = "owner"
+_PREFIX = "parallel-dit-run-"
+"""Not that of older versions, whose folders have no lock: whether one of theirs lives cannot be told."""
 
 
-def make_directory() -> Path:
-    """A fresh folder of mode 0700 that says which process it belongs to."""
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    process = psutil.Process()
-    (directory / _OWNER).write_text(f"{process.pid} {process.create_time()}")
-    return directory
+@dataclass
+class PrivateFolder:
+    """A folder of mode 0700.
+
+    Args:
+        descriptor: holds the lock. A child that inherits it holds the folder as well, after `let_go` alone.
+    """
+
+    path: Path
+    descriptor: int
+
+    def let_go(self) -> None:
+        """Hold it no longer. It stays until those who inherited it have ended."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.let_go()
+
+
+def make_folder() -> PrivateFolder:
+    """Make one, below $TMPDIR.
+
+    Raises:
+        PoolError: nothing can be written there.
+    """
+    while True:
+        try:
+            path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        except OSError as error:
+            where = f" in {tempfile.tempdir}" if tempfile.tempdir else ""
+            raise PoolError(
+                f"No folder for temporary files could be made{where}: {error.strerror or error}.",
+                "Make room there, or set $TMPDIR to a folder that can be written.",
+            ) from error
+        with contextlib.suppress(FileNotFoundError):  # another process took it for a leftover before it was locked
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            with contextlib.suppress(OSError):  # a file system without locks: nobody removes it but its owner
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if path.exists():
+                return PrivateFolder(path, descriptor)
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder for as long as the block runs; those that killed processes left go first."""
+    remove_leftovers()
+    folder = make_folder()
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
 
 
 def remove_leftovers() -> list[Path]:
-    """Remove folders of this user whose owner is dead; return them. Those of living processes stay."""
+    """Remove folders of this user that nobody holds; return them."""
     removed = []
-    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError, ValueError):
-            if directory.stat().st_uid != os.getuid() or directory.is_symlink():
-                continue
-            pid, created = (directory / _OWNER).read_text().split()
-            if not _lives(int(pid), float(created)):
-                shutil.rmtree(directory, ignore_errors=True)
-                removed.append(directory)
+    with contextlib.suppress(OSError):  # no folder for temporary files: `make_folder` says so
+        for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                if _remove_if_free(path):
+                    removed.append(path)
     return removed
 
 
-def _lives(pid: int, created: float) -> bool:
-    """The create time tells the owner from a later process with its number."""
+def _remove_if_free(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        return abs(psutil.Process(pid).create_time() - created) < 1.0
-    except psutil.NoSuchProcess:
-        return False
+        if os.fstat(descriptor).st_uid != os.getuid():
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody holds it
+        shutil.rmtree(path, ignore_errors=True)
+        return True
+    finally:
+        os.close(descriptor)

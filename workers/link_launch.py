@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from .launch import PACK_ROOT, PoolSpec, rank_environment, torchrun_command
-from .leftovers import make_directory
+from .leftovers import private_folder
 from .link_result import LinkCheck, judge, read_account
 
 END_SECONDS = 5.0
@@ -29,8 +28,7 @@ def check_links(spec: PoolSpec, limit_seconds: float, rank_module: str = "worker
         rank_module: what each rank runs.
     """
     start = time.monotonic()
-    directory = make_directory()
-    try:
+    with private_folder() as directory:
         with _torchrun(spec, directory, rank_module) as torchrun:
             exit_code: int | None
             try:
@@ -40,8 +38,6 @@ def check_links(spec: PoolSpec, limit_seconds: float, rank_module: str = "worker
         accounts = [read_account(directory, rank) for rank in range(spec.world_size)]
         output = (directory / "output").read_text(encoding="utf-8", errors="replace")
         outcome = judge(accounts, exit_code, limit_seconds, output)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
     return replace(outcome, devices=str(spec), seconds=time.monotonic() - start)
 
 

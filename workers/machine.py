@@ -13,14 +13,16 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from parallel_runtime.errors import PoolError
+
 from .launch import PACK_ROOT
+from .leftovers import private_folder
 from .nvidia_smi import DriverGpu, ask, find_trouble, list_gpus, parse_topology
 
 OLDEST = {
@@ -125,8 +127,8 @@ def read_machine(limit_seconds: float) -> Machine:
     command = [sys.executable, "-m", "workers.machine"]
     try:
         # Packages make folders for their caches when they are imported, which shall go with ours.
-        with tempfile.TemporaryDirectory(prefix="parallel-dit-doctor-") as folder:
-            environment = os.environ | {"TMPDIR": folder}
+        with private_folder() as folder:
+            environment = os.environ | {"TMPDIR": str(folder)}
             done = subprocess.run(
                 command,
                 cwd=PACK_ROOT,
@@ -136,7 +138,7 @@ def read_machine(limit_seconds: float) -> Machine:
                 text=True,
                 timeout=limit_seconds,
             )
-    except OSError as error:
+    except (OSError, PoolError) as error:
         return Machine(platform.python_version(), problem=f"Reading the machine's facts could not start: {error}")
     except subprocess.TimeoutExpired:
         problem = f"Reading the machine's facts took more than {limit_seconds:.0f} seconds; most often a GPU hangs"

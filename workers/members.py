@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from .frames import Frame
 from .launch import PoolSpec
-from .network import Network
 from .pool_log import PoolLog
 from .processes import DUMP_STACKS
-from .protocol import Join, Message, StartRanks
+from .protocol import Join, Message, StartRanks, StoreLink
 from .reception import Guest
+from .tunnel import PORT_FILE, join_ends, reach_loopback
 from .verdict import Blame
 
 
@@ -21,7 +22,7 @@ class Members:
     """Serves each connection until its end, which is a loss: nobody leaves a pool that goes on.
 
     Args:
-        network: where other hosts find this one; None for a pool of one host.
+        directory: the pool's, where rank 0 says where the store is.
         rank_module: what torchrun starts in each rank.
         on_frame: called with what a rank sent, and its number.
         on_loss: called with the sign that a lost connection is, and with who was lost, in words.
@@ -30,7 +31,7 @@ class Members:
     def __init__(
         self,
         spec: PoolSpec,
-        network: Network | None,
+        directory: Path,
         rank_module: str,
         log: PoolLog,
         on_frame: Callable[[int, Frame], Coroutine[Any, Any, None]],
@@ -40,7 +41,7 @@ class Members:
         self.devices: dict[int, str] = {}
         """What each rank computes on; a rank is here once it is online."""
         self._spec = spec
-        self._network = network
+        self._directory = directory
         self._rank_module = rank_module
         self._log = log
         self._on_frame = on_frame
@@ -63,7 +64,9 @@ class Members:
 
     async def welcome(self, guest: Guest) -> None:
         """Serve a connection that the reception let in, until its end."""
-        if isinstance(guest.hello, Join):
+        if isinstance(guest.hello, StoreLink):
+            await self._serve_store(guest)
+        elif isinstance(guest.hello, Join):
             await self._serve_host(guest, guest.hello)
         elif guest.hello.rank in self._ranks or guest.hello.rank not in range(self._spec.world_size):
             self._log.write(f"refused a connection from {guest.peer.name}, which is no rank that is awaited")
@@ -80,17 +83,22 @@ class Members:
 
     async def _serve_host(self, guest: Guest, join: Join) -> None:
         node, ranks = len(self._hosts) + 1, len(self._spec.devices)
-        if self._network is None or node >= self._spec.hosts or join.devices != ranks:
+        if node >= self._spec.hosts or join.devices != ranks:
             self._log.write(f"refused host {join.name} ({guest.host}) with {join.devices} devices")
             guest.peer.socket.close()
             return
         self._hosts.append(join.name)
-        start = StartRanks(
-            node, self._spec.hosts, ranks, self._spec.device_type, self._network.rendezvous, self._rank_module
-        )
-        await guest.peer.send(start)
+        await guest.peer.send(StartRanks(node, self._spec.hosts, ranks, self._spec.device_type, self._rank_module))
         await guest.peer.receive()  # it says nothing more: this returns at its end
         self._on_loss(Blame.HOST_LOST, f"Host {join.name} ({guest.host}) dropped off")
+
+    async def _serve_store(self, guest: Guest) -> None:
+        """Its end is no loss: a rank opens and closes such connections as it likes."""
+        try:
+            await join_ends(guest.peer.socket, await reach_loopback(self._directory / PORT_FILE))
+        except OSError as error:
+            self._log.write(f"the store could not be reached for {guest.host}: {error}")
+            guest.peer.socket.close()
 
     async def tell(self, message: Message) -> None:
         """Send a message to every rank."""

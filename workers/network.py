@@ -13,8 +13,12 @@ import psutil
 
 from parallel_runtime.errors import ConfigurationError
 
+from .launch import home
+
 LISTEN = "PARALLEL_DIT_LISTEN"
 SECRET_FILE = "PARALLEL_DIT_SECRET_FILE"
+BACKLOG = 512
+"""Connections that the kernel holds until they are accepted: no fewer when a pool is small, as strangers count too."""
 _SHORTEST_SECRET = 16
 _HOW = "docs/several-hosts.md shows how to set up several hosts."
 
@@ -25,18 +29,13 @@ class Network:
 
     Args:
         address: IP address of the first host, which listens there.
-        port: of the job channel; torchrun's rendezvous uses the next one.
+        port: of the job channel.
         secret: what both sides must know.
     """
 
     address: str
     port: int
     secret: bytes = field(repr=False)
-
-    @property
-    def rendezvous(self) -> str:
-        """Address and port of torchrun's store."""
-        return f"{self.address}:{self.port + 1}"
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -75,21 +74,25 @@ def read_secret(path: Path) -> bytes:
 def secret_path(environment: Mapping[str, str]) -> Path:
     """$PARALLEL_DIT_SECRET_FILE, else the usual place."""
     given = environment.get(SECRET_FILE)
-    return Path(given) if given else Path.home() / ".config" / "parallel-dit" / "secret"
+    return Path(given) if given else home() / ".config" / "parallel-dit" / "secret"
 
 
 def read_network(environment: Mapping[str, str]) -> Network:
     """The first host's settings.
 
     Raises:
-        ConfigurationError: the address is not set, or as `parse_address` and `read_secret`.
+        ConfigurationError: the address is not set or has no IP address, or as `parse_address` and `read_secret`.
     """
     text = environment.get(LISTEN)
     if not text:
         raise ConfigurationError(
             f"The parallel configuration asks for several hosts, but ${LISTEN} is not set where ComfyUI runs.", _HOW
         )
-    address, port = parse_address(text)
+    name, port = parse_address(text)
+    try:
+        address = socket.gethostbyname(name)
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(f"${LISTEN} is {text}, and {name} has no IP address: {error}.", _HOW) from error
     return Network(address, port, read_secret(secret_path(environment)))
 
 
@@ -105,7 +108,7 @@ def interface_of(address: str) -> str:
     raise ConfigurationError(f"No network interface of this host has the address {address}.", _HOW)
 
 
-def listen(network: Network, backlog: int) -> socket.socket:
+def listen(network: Network) -> socket.socket:
     """A non-blocking listener on the job channel.
 
     Raises:
@@ -121,6 +124,6 @@ def listen(network: Network, backlog: int) -> socket.socket:
             f"Cannot listen on {network.address}:{network.port}: {error.strerror}.",
             f"Set ${LISTEN} to an address of this host with a free port.",
         ) from error
-    listener.listen(backlog)
+    listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener

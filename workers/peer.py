@@ -19,6 +19,11 @@ class Peer:
         self.name = name
         self._sending = asyncio.Lock()
 
+    @property
+    def sending(self) -> bool:
+        """Something is on its way out: the other side has not read all of it."""
+        return self._sending.locked()
+
     async def receive(self) -> Frame | None:
         """The next frame, or None at the end of the connection.
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import queue
-import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+import msgspec
 import torch
 
 from parallel_runtime.errors import OutOfMemoryError, ParallelError, PoolError
@@ -23,9 +25,11 @@ from parallel_runtime.pipeline.requests import Answer, Request
 from .connection import Connection, ConnectionClosed, FrameError
 from .frames import Frame, tensor_bytes
 from .launch import PACK_ROOT, PoolSpec, log_directory
-from .leftovers import make_directory, remove_leftovers
+from .leftovers import make_folder, remove_leftovers
+from .pool_log import begin_log, last_line, name_log
 from .protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Progress, Shutdown, Status, revive
 from .shared_memory import Segment, SegmentError, half_for, read, write
+from .silence import Silence
 from .tensors import pack, unpack
 
 log = logging.getLogger("parallel_dit")
@@ -33,6 +37,13 @@ log = logging.getLogger("parallel_dit")
 _CPU = torch.device("cpu")
 POLL_SECONDS = 0.05
 EXIT_SECONDS = 10.0
+KILL_SECONDS = 2.0
+CANCEL_SECONDS = 1.5
+"""A job that has not ended so long after its cancel is left to end by itself."""
+ABANDONED_SECONDS = 30.0
+"""So long a request waits for an abandoned job; then it takes a fresh pool."""
+COMPILING_SECONDS = 5.0
+"""A rank that compiles says so once a second."""
 
 OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
 OnCompile = Callable[[], None]
@@ -51,10 +62,11 @@ class RunningPool:
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
         self.spec = spec
         remove_leftovers()
-        self.directory = make_directory()
-        self.log = log_directory() / f"pool-{self.directory.name.rpartition('-')[2]}.log"
+        logs = log_directory()
+        self._folder = make_folder()
+        self.log = logs / f"pool-{self.directory.name.rpartition('-')[2]}.log"
         self._numbers = itertools.count(1)
-        self._jobs: dict[int, queue.SimpleQueue[Frame | None]] = {}
+        self._jobs: dict[int, queue.SimpleQueue[Frame]] = {}
         self._status: Status | None = None
         self._status_changed = threading.Condition()
         self._closed = False
@@ -65,27 +77,48 @@ class RunningPool:
         self.stamps: tuple[float, ...] = ()
         """When the last job was sent, rank 0's own stamps, when its answer came; see step_trace.py."""
         self._dying = False  # a job was told that the pool dies with it; its last status may still be on the way
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._supervisor = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "workers.supervisor",
-                    str(theirs.fileno()),
-                    str(self.directory),
-                    str(self.log),
-                    str(spec),
-                    rank_module,
-                ],
-                cwd=PACK_ROOT,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in ComfyUI's terminal is for ComfyUI; the pool ends with its socket
-            )
-        self._connection = Connection(ours)
+        self._abandoned: dict[int, float] = {}  # cancelled jobs that go on, and since when
+        self._taking = threading.Lock()
+        self._compiled = 0.0
+        self._given_up: PoolError | None = None
+        try:
+            self._supervisor, self._connection = self._start(rank_module)
+        except OSError as error:
+            self._folder.remove()
+            raise PoolError(
+                f"The pool's supervisor could not be started: {error.strerror or error}.",
+                "Close other programs, or raise the limit that this names, and queue the prompt again.",
+            ) from error
+        self._folder.let_go()  # the supervisor holds it now
+        self._silence = Silence(time.monotonic())
         self._reader = threading.Thread(target=self._receive, name="parallel-dit", daemon=True)
         self._reader.start()
+
+    def _start(self, rank_module: str) -> tuple[subprocess.Popen[bytes], Connection]:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "workers.supervisor", str(theirs.fileno()), str(os.getpid())]
+        command += [str(self.directory), str(self.log), str(self.spec), rank_module]
+        log = begin_log(self.log)
+        with theirs, log or contextlib.nullcontext():
+            try:
+                supervisor = subprocess.Popen(
+                    command,
+                    cwd=PACK_ROOT,
+                    pass_fds=[theirs.fileno(), self._folder.descriptor],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,  # what it says where it cannot start, which no message of its own can tell
+                    start_new_session=True,  # Ctrl-C in ComfyUI's terminal is for ComfyUI
+                )
+            except OSError:
+                ours.close()
+                raise
+        return supervisor, Connection(ours)
+
+    @property
+    def directory(self) -> Path:
+        """The pool's private folder."""
+        return self._folder.path
 
     @property
     def alive(self) -> bool:
@@ -105,23 +138,45 @@ class RunningPool:
                     break
                 if should_cancel():
                     raise Cancelled
+                self._mind_silence()
                 self._status_changed.wait(POLL_SECONDS)
         if not self.alive:
             raise self.death()
 
+    def settle(self, should_cancel: ShouldCancel) -> None:
+        """Wait until no job goes on that was cancelled, or end the pool: whoever comes next had no part in it.
+
+        Raises:
+            Cancelled: the artist did not want to wait.
+        """
+        while self._abandoned and self.alive:
+            if should_cancel():
+                raise Cancelled
+            with contextlib.suppress(PoolError):
+                self._mind_silence()
+            now = time.monotonic()
+            compiles = now - self._compiled < COMPILING_SECONDS  # which the next request would wait for as well
+            if not compiles and now - min(self._abandoned.values(), default=now) > ABANDONED_SECONDS:
+                self._give_up("did not end a job that was cancelled")
+            time.sleep(POLL_SECONDS)
+
     def status(self, timeout: float = 5.0) -> Status:
-        """Ask the supervisor for the pool's state; works while a job runs.
+        """Ask the supervisor for the pool's state; works while a job runs. `silent` where no answer comes in time.
 
         Raises:
             PoolError: the pool is gone.
         """
         with self._status_changed:
             before = self._status
-            self._send(AskStatus())
+            self._connection.offer(AskStatus())
             self._status_changed.wait_for(lambda: self._status is not before or self._closed, timeout)
-            if self._status is None:
+            if self._closed and self._status is None:
                 raise self.death()
-            return self._status
+            if self._closed or self._status is not before:
+                assert self._status is not None
+                return self._status
+            known = before or Status("silent", {}, {}, 0, str(self.log))
+            return msgspec.structs.replace(known, state="silent")
 
     def submit(
         self,
@@ -137,30 +192,30 @@ class RunningPool:
         Raises:
             ParallelError: what the ranks reported.
             PoolError: the pool died; the next request needs a fresh one.
-            Cancelled: `should_cancel` said so, and the ranks have stopped.
+            Cancelled: `should_cancel` said so. The ranks have stopped, or will; see `settle`.
         """
         number = next(self._numbers)
-        answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._jobs[number] = answers
         try:
-            self._send_job(number, request, tensors)
+            self._send_job(number, request, tensors, should_cancel)
             done, payload = self._await(number, answers, on_progress, on_compile, should_cancel)
-            return done.answer, self._take(done, payload, device)
+            return done.answer, self._read_answer(done, payload, device)
         finally:
-            del self._jobs[number]
+            self._jobs.pop(number, None)
 
-    def _send_job(self, number: int, request: Request, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _send_job(
+        self, number: int, request: Request, tensors: Mapping[str, torch.Tensor], should_cancel: ShouldCancel
+    ) -> None:
         """Through the shared segment, or over the socket where there is none."""
-        if self._taken is not None:  # the last answer may still be on its way to the GPU
-            self._taken.synchronize()
-            self._taken = None
+        self._finish_taking()
         segment = self._segment_for(sum(tensor.nbytes for tensor in tensors.values()))
         if segment is None:
             specs, buffers = pack(tensors)
-            self._send(Job(number, request, specs), buffers)
+            self._send(Job(number, request, specs), should_cancel, buffers)
         else:
             specs = write(segment.request, tensors)
-            self._send(Job(number, request, specs, segment.path), elsewhere=True)
+            self._send(Job(number, request, specs, segment.path), should_cancel, elsewhere=True)
         self._sent = time.perf_counter()
 
     def _segment_for(self, size: int) -> Segment | None:
@@ -168,8 +223,7 @@ class RunningPool:
             return self._segment
         if not self._shares_memory:
             return None
-        if self._segment is not None:
-            self._segment.close()
+        self._let_segment_go()
         try:
             self._segment = Segment.create(half_for(size))
         except SegmentError as error:
@@ -177,7 +231,7 @@ class RunningPool:
             self._segment, self._shares_memory = None, False
         return self._segment
 
-    def _take(self, done: Done, payload: memoryview | None, device: torch.device) -> dict[str, torch.Tensor]:
+    def _read_answer(self, done: Done, payload: memoryview | None, device: torch.device) -> dict[str, torch.Tensor]:
         if not done.in_segment:
             return {name: tensor.to(device) for name, tensor in unpack(done.tensors, payload).items()}
         assert self._segment is not None
@@ -188,23 +242,29 @@ class RunningPool:
     def _await(
         self,
         number: int,
-        answers: queue.SimpleQueue[Frame | None],
+        answers: queue.SimpleQueue[Frame],
         on_progress: OnProgress,
         on_compile: OnCompile,
         should_cancel: ShouldCancel,
     ) -> tuple[Done, memoryview | None]:
-        asked_to_cancel = False
+        cancelled_at: float | None = None
+        told = False
         while True:
             try:
                 frame = answers.get(timeout=POLL_SECONDS)
             except queue.Empty:
                 if self._closed:
                     raise self.death() from None
+                self._mind_silence()
                 frame = None
-            if not asked_to_cancel and should_cancel():
-                asked_to_cancel = True
-                self._send(Cancel(number))
+            if cancelled_at is None and should_cancel():
+                cancelled_at = time.monotonic()
+            if cancelled_at is not None:
+                told = told or self._connection.offer(Cancel(number))
             if frame is None:
+                if cancelled_at is not None and time.monotonic() - cancelled_at > CANCEL_SECONDS:
+                    self._abandon(number, answers, cancelled_at)
+                    raise Cancelled
                 continue
             message = frame.message
             if isinstance(message, Progress):
@@ -214,7 +274,7 @@ class RunningPool:
             elif isinstance(message, Failed):
                 raise Cancelled if message.cancelled else self._explain(message)
             elif isinstance(message, Done):
-                if message.cancelled or asked_to_cancel:
+                if message.cancelled or cancelled_at is not None:
                     raise Cancelled
                 self.stamps = (self._sent, *message.stamps, time.perf_counter())
                 return message, frame.payload
@@ -230,55 +290,122 @@ class RunningPool:
             return OutOfMemoryError(error.cause, f"It fits on the others: set devices to {smaller} in Parallel Config.")
         return error
 
-    def _send(self, message, buffers=(), elsewhere=False) -> None:
+    def _send(
+        self, message: Job, should_cancel: ShouldCancel, buffers: Sequence[memoryview] = (), elsewhere: bool = False
+    ) -> None:
+        started = time.monotonic()
+
+        def while_stuck() -> None:
+            self._mind_silence()
+            if should_cancel() and time.monotonic() - started > CANCEL_SECONDS:
+                self._give_up("did not take in a job that was cancelled")
+                raise Cancelled
+
         try:
-            self._connection.send(message, buffers, elsewhere)
+            self._connection.send(message, buffers, elsewhere, while_stuck)
         except ConnectionClosed as error:
             raise self.death() from error
+
+    def _mind_silence(self) -> None:
+        """To be called while anything is awaited.
+
+        Raises:
+            PoolError: the supervisor does not answer, and was ended.
+        """
+        now = time.monotonic()
+        verdict = self._silence.tick(now)
+        if verdict == "ask":
+            self._connection.offer(AskStatus())
+        elif verdict == "give up":
+            self._give_up(f"did not answer for {self._silence.seconds:.0f} seconds")
+            raise self.death()
+
+    def _give_up(self, why: str) -> None:
+        """End the supervisor, stopped or not, and with it by the kernel's hand every process of the pool."""
+        self._given_up = PoolError(
+            f"The pool's supervisor (process {self._supervisor.pid}) {why}.",
+            f"The next prompt starts a fresh pool; {name_log(self.log)}",
+        )
+        self._closed = True
+        self._end_by_force()
+
+    def _end_by_force(self) -> None:
+        self._supervisor.kill()
+        self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one inside of a driver, or of a file system that hangs
+            self._supervisor.wait(KILL_SECONDS)
+        self._folder.remove()
+        self._let_segment_go()
 
     def _receive(self) -> None:
         """Reader thread: hands each frame to the job it belongs to."""
         with contextlib.suppress(ConnectionClosed, FrameError):
             while True:
                 frame = self._connection.receive()
+                self._silence.heard(time.monotonic())
                 message = frame.message
                 if isinstance(message, Status):
                     with self._status_changed:
                         self._status = message
                         self._status_changed.notify_all()
                 elif isinstance(message, (Progress, Compiling, Done, Failed)):
-                    job = self._jobs.get(message.number)
-                    if job is not None:
-                        job.put(frame)
+                    self._take(message.number, frame)
         with self._status_changed:
             self._closed = True
             self._status_changed.notify_all()
 
+    def _take(self, number: int, frame: Frame) -> None:
+        message = frame.message
+        if isinstance(message, Compiling):
+            self._compiled = time.monotonic()
+        with self._taking:
+            job = self._jobs.get(number)
+            if job is not None:
+                job.put(frame)
+            elif isinstance(message, (Done, Failed)):
+                self._dying |= isinstance(message, Failed) and not message.pool_alive
+                self._abandoned.pop(number, None)
+
+    def _abandon(self, number: int, answers: queue.SimpleQueue[Frame], since: float) -> None:
+        """Wait no longer for a cancelled job; the reader notes its end."""
+        with self._taking:
+            del self._jobs[number]
+            self._abandoned[number] = since
+        self._let_segment_go()  # the ranks may be reading and writing it still
+        while not answers.empty():
+            self._take(number, answers.get())  # what came since the last look
+
+    def _finish_taking(self) -> None:
+        if self._taken is not None:  # the last answer may still be on its way to the GPU
+            self._taken.synchronize()
+            self._taken = None
+
+    def _let_segment_go(self) -> None:
+        if self._segment is not None:
+            self._finish_taking()
+            self._segment.close()
+            self._segment = None
+
     def death(self) -> PoolError:
         """Why the pool is gone, as an error to raise."""
+        if self._given_up is not None:
+            return self._given_up
         error = self._status.error if self._status is not None else None
         if error is not None:
             revived = revive(error)
             return PoolError(revived.cause, revived.fix)
         code = self._supervisor.poll()
         ended = "closed its connection" if code is None else f"ended with code {code}"
+        said = last_line(self.log) if code else ""
         return PoolError(
-            f"The pool's supervisor (process {self._supervisor.pid}) {ended}.",
-            f"The next prompt starts a fresh pool; the log is {self.log}.",
+            f"The pool's supervisor (process {self._supervisor.pid}) {ended}{said and f' and said: {said}'}.",
+            f"The next prompt starts a fresh pool; {name_log(self.log)}",
         )
 
-    def close(self) -> None:
-        """End the pool and wait until nothing of it is left."""
-        with contextlib.suppress(ConnectionClosed):
-            self._connection.send(Shutdown())
-        deadline = time.monotonic() + EXIT_SECONDS
+    def close(self, seconds: float = EXIT_SECONDS) -> None:
+        """End the pool and wait until nothing of it is left, for so many seconds; then end it by force."""
+        self._connection.offer(Shutdown())
+        deadline = time.monotonic() + seconds
         while self._supervisor.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
-        self._connection.close()
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None
-        if self._supervisor.poll() is None:
-            self._supervisor.kill()
-            self._supervisor.wait()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._end_by_force()

@@ -8,9 +8,13 @@ from collections import deque
 from logging import LogRecord
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import IO
 
 _TAIL_LINES = 40
 _ROTATE_BYTES = 4 << 20
+_ROTATED = 2
+_KEPT_POOLS = 20
+_TAIL_BYTES = 64 << 10
 
 
 class PoolLog:
@@ -21,7 +25,9 @@ class PoolLog:
         # Neither a full disk nor a folder that cannot be made may end the pool: the last lines are kept in memory.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-        self._handler = RotatingFileHandler(path, maxBytes=_ROTATE_BYTES, backupCount=2, encoding="utf-8", delay=True)
+        self._handler = RotatingFileHandler(
+            path, maxBytes=_ROTATE_BYTES, backupCount=_ROTATED, encoding="utf-8", delay=True
+        )
         self._handler.handleError = lambda record: None  # type: ignore[method-assign]
         self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
 
@@ -35,3 +41,47 @@ class PoolLog:
     def tail(self) -> str:
         """The last lines."""
         return "\n".join(self._lines)
+
+
+def begin_log(path: Path) -> IO[bytes] | None:
+    """Make a pool's log before anything of the pool runs, for what its supervisor says where it cannot start; prune the
+    logs of earlier pools. None where no file can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = path.open("ab")
+    except OSError:
+        return None
+    _prune(path.parent)
+    return log
+
+
+def name_log(path: Path, holds: str = "") -> str:
+    """Where to read more, as the end of a sentence; no file is named that is not there.
+
+    Args:
+        holds: what is special about it, such as "with the stacks of all ranks ".
+    """
+    return f"the log {holds}is {path}." if path.exists() else f"no log could be written in {path.parent}."
+
+
+def last_line(path: Path) -> str:
+    """What the log says last, "" where it says nothing or cannot be read."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
+            lines = log.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _prune(folder: Path) -> None:
+    """Keep the logs that were written last."""
+    written: list[tuple[float, Path]] = []
+    for log in folder.glob("pool-*.log"):
+        with contextlib.suppress(OSError):  # another process prunes too
+            written.append((log.stat().st_mtime, log))
+    for _, log in sorted(written)[:-_KEPT_POOLS]:
+        for file in (log, *(log.with_name(f"{log.name}.{number}") for number in range(1, _ROTATED + 1))):
+            with contextlib.suppress(OSError):
+                file.unlink()

@@ -14,6 +14,8 @@ from .client import PoolClient
 from .launch import PoolSpec, resolve_devices
 from .network import read_network
 
+EXIT_SECONDS = 5.0
+
 
 class _Pools:
     """The process's pools. A GPU belongs to one pool: a pool that another one needs the GPUs of is closed."""
@@ -35,6 +37,11 @@ class _Pools:
             self._clients.append(client)
             return client
 
+    def end(self) -> None:
+        """At the end of the process, when another thread may be in the middle of anything: no lock is taken."""
+        for client in list(self._clients):
+            client.end(EXIT_SECONDS)
+
     def close(self) -> None:
         with self._lock:
             for client in self._clients:
@@ -54,7 +61,7 @@ def _overlap(one: PoolSpec, other: PoolSpec) -> bool:
 
 
 _pools = _Pools()  # processes are a resource of this process, so they are kept per process
-atexit.register(_pools.close)
+atexit.register(_pools.end)
 
 
 def get_pool(config: ParallelConfig) -> PoolClient:

@@ -16,7 +16,8 @@ from parallel_runtime.pipeline.requests import Answer, Request
 
 VERSION = 3
 
-PoolState = Literal["starting", "idle", "preparing", "running", "dead"]
+PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
+"""`silent` is what the client says of a supervisor that does not answer."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -108,6 +109,10 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     version: int = VERSION
 
 
+class StoreLink(msgspec.Struct, frozen=True, tag=True):
+    """First and only message of a connection that carries the bytes of the ranks' store from then on (tunnel.py)."""
+
+
 class StartRanks(msgspec.Struct, frozen=True, tag=True):
     """The supervisor's answer: start torchrun for this node of the pool."""
 
@@ -115,7 +120,6 @@ class StartRanks(msgspec.Struct, frozen=True, tag=True):
     hosts: int
     ranks: int
     device_type: str
-    rendezvous: str
     rank_module: str
 
 
@@ -214,6 +218,7 @@ Message = (
     | Abandon
     | Hello
     | Join
+    | StoreLink
     | StartRanks
     | Online
     | Ready

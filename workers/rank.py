@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -33,7 +32,7 @@ from parallel_runtime.pipeline.requests import Answer, Step
 from .connection import Connection, ConnectionClosed, FrameError
 from .frames import Frame
 from .handshake import introduce, keep_alive
-from .launch import PoolSpec
+from .launch import PoolSpec, take_place
 from .network import parse_address, read_secret, secret_path
 from .processes import DUMP_STACKS, die_with_parent
 from .protocol import (
@@ -54,7 +53,9 @@ from .rank_control import RankControl
 from .rank_output import RankOutput
 from .shared_memory import Segment, write
 from .sharing import share
+from .store import open_store
 from .tensors import pack, unpack_meta
+from .unix_socket import connect_in
 
 HEARTBEAT_SECONDS = 1.0
 CONNECT_SECONDS = 10.0
@@ -217,9 +218,7 @@ def connect(environment: Mapping[str, str]) -> Connection:
     """Connect back to the supervisor: over its Unix socket, or from another host with the shared secret."""
     main = environment.get("PARALLEL_DIT_MAIN")
     if main is None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.connect(str(Path(environment["PARALLEL_DIT_POOL"]) / "ranks.socket"))
-        return Connection(sock)
+        return Connection(connect_in(Path(environment["PARALLEL_DIT_POOL"])))
     sock = socket.create_connection(parse_address(main), timeout=CONNECT_SECONDS)
     introduce(sock, read_secret(secret_path(environment)), main)
     keep_alive(sock)
@@ -227,25 +226,19 @@ def connect(environment: Mapping[str, str]) -> Connection:
 
 
 def join_group(spec: PoolSpec, environment: Mapping[str, str]) -> torch.device:
-    """Take this rank's device and join the process group. One rank alone needs no group.
-
-    On one host the store is a file in the pool's private directory: a TCP store would listen on every interface.
-    Several hosts meet at torchrun's own store.
-    """
+    """Take this rank's device and join the process group. One rank alone needs no group."""
     rank, local_rank = int(environment["RANK"]), int(environment["LOCAL_RANK"])
     device = torch.device("cpu") if spec.device_type == "cpu" else torch.device("cuda", spec.devices[local_rank])
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.zeros(1, device=device)  # the context exists before DeviceMesh looks, which would choose a device itself
     if spec.world_size > 1:
-        where: dict[str, Any] = {"init_method": "env://"}
-        if spec.hosts == 1:
-            store = dist.FileStore(str(Path(environment["PARALLEL_DIT_POOL"]) / "store"), spec.world_size)
-            where = {"store": store, "rank": rank, "world_size": spec.world_size}
         dist.init_process_group(
             backend="cpu:gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
             timeout=COLLECTIVE_TIMEOUT,
-            **where,
+            store=open_store(spec, Path(environment["PARALLEL_DIT_POOL"]), rank),
+            rank=rank,
+            world_size=spec.world_size,
         )
     return device
 
@@ -274,12 +267,12 @@ def device_name(device: torch.device) -> str:
 def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> None:
     """Process entry, under torchrun. `make_engine(device, rank, world_size)` lets tests put faults in."""
     die_with_parent(os.getppid())
-    number = int(os.environ["RANK"])
+    spec = PoolSpec.parse(os.environ["PARALLEL_DIT_DEVICES"])
+    number = take_place(spec, os.environ)
     output = RankOutput.install(number)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
     faulthandler.enable()
     faulthandler.register(DUMP_STACKS, all_threads=True)
-    spec = PoolSpec.parse(os.environ["PARALLEL_DIT_DEVICES"])
     connection = connect(os.environ)
     connection.send(Hello(number, os.getpid()))
     torch.set_grad_enabled(False)

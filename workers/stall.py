@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
@@ -30,10 +29,10 @@ class StallWatch:
     misses its own ticks; that time counts for nobody.
 
     Args:
-        floor: seconds; $PARALLEL_DIT_STALL_SECONDS sets another than 60.
+        floor: seconds.
     """
 
-    floor: float = field(default_factory=lambda: float(os.environ.get("PARALLEL_DIT_STALL_SECONDS", FLOOR_SECONDS)))
+    floor: float = FLOOR_SECONDS
     _counts: dict[int, int] = field(default_factory=dict)
     _since: dict[int, float] = field(default_factory=dict)
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))

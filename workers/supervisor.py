@@ -2,29 +2,33 @@
 
 It starts torchrun, hands each job to every rank, brings the answers together, and ends the whole pool as soon as the
 client is gone or any part of the pool fails. The client runs it as
-`python -m workers.supervisor FD DIRECTORY LOG DEVICES RANK_MODULE`; FD is one end of a socket pair whose other end
-the client holds.
+`python -m workers.supervisor FD CLIENT DIRECTORY LOG DEVICES RANK_MODULE`; FD is one end of a socket pair whose other
+end the client holds, CLIENT is the client's pid.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import msgspec
 
-from .frames import Frame, FrameError
+from parallel_runtime.errors import ParallelError
+
+from .frames import Frame
 from .jobs import Jobs
 from .launch import PACK_ROOT, PoolSpec, rank_environment, torchrun_command
 from .members import Members
-from .network import interface_of, listen, read_network
+from .network import BACKLOG, interface_of, listen, read_network
 from .peer import Peer
-from .pool_log import PoolLog
+from .pool_log import PoolLog, name_log
 from .processes import become_subreaper, end_descendants, spawn
 from .protocol import (
     AskStatus,
@@ -40,63 +44,81 @@ from .protocol import (
     describe,
 )
 from .reception import Reception
-from .stall import TICK_SECONDS
+from .settings import read_seconds
+from .stall import FLOOR_SECONDS, TICK_SECONDS
+from .unix_socket import listen_in
 from .verdict import Blame, Verdict
 
-START_SECONDS = float(os.environ.get("PARALLEL_DIT_START_SECONDS", 300.0))
+START_SECONDS = 300.0
 EXIT_GRACE_SECONDS = 2.0
 BLAME_SECONDS = 0.3
 DUMP_SECONDS = 0.7
 PUMP_SECONDS = 1.0
+REPORT_SECONDS = 5.0
 
 
 class Supervisor:
     """The pool as one object: its start, its state, and its end."""
 
-    def __init__(self, client: socket.socket, spec: PoolSpec, directory: Path, log: PoolLog, rank_module: str):
+    def __init__(
+        self, client: socket.socket, parent: int, spec: PoolSpec, directory: Path, log: PoolLog, rank_module: str
+    ):
         self.client = Peer(client, "client")
         self.spec = spec
         self.directory = directory
         self.log = log
         self.rank_module = rank_module
-        self.network = read_network(os.environ) if spec.hosts > 1 else None
-        self.members = Members(spec, self.network, rank_module, log, self._from_rank, self._lost)
+        self.members = Members(spec, directory, rank_module, log, self._from_rank, self._lost)
         self.jobs = Jobs(self.members, self.client, spec.world_size, log, self._rank_failed)
         self.torchrun: asyncio.subprocess.Process | None = None
         self.error: ErrorInfo | None = None
+        self._parent = parent
+        self._listeners: list[socket.socket] = []
+        self._pump: asyncio.Task[None] | None = None
         self._verdict = Verdict()
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Live until the client leaves or the pool fails; then take everything down."""
-        reception = Reception(self.log, self.members.welcome, self._watch)
-        listeners = [self._listen()]
-        self._watch(reception.local(listeners[0]))
         self._watch(self._serve_client())
-        interface, rendezvous = "lo", ""
-        if self.network is not None:
-            listeners.append(listen(self.network, self.spec.world_size))
-            self._watch(reception.remote(listeners[1], self.network.secret))
-            interface = interface_of(self.network.address)
-            rendezvous = self.network.rendezvous
-        command = torchrun_command(self.spec, self.directory, self.rank_module, rendezvous=rendezvous)
-        environment = rank_environment(self.spec, self.directory, os.environ, interface)
-        self.torchrun = await spawn(command, environment, str(PACK_ROOT))
-        pump = self._watch(self._pump_log())
-        self._watch(self._watch_torchrun())
-        self._watch(self._watch_start())
-        self._watch(self._watch_stall())
+        self._watch(self._watch_client())
+        start = self._watch(self._start())
         await self._ended.wait()
-        for listener in listeners:
+        await asyncio.wait([start])
+        for listener in self._listeners:
             listener.close()
         await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
-        await self.torchrun.wait()
-        await asyncio.wait([pump], timeout=PUMP_SECONDS)
+        if self.torchrun is not None:
+            await self.torchrun.wait()
+        if self._pump is not None:
+            await asyncio.wait([self._pump], timeout=PUMP_SECONDS)
         for task in self._tasks:
             task.cancel()
         if self.error is not None:
-            await self._report_death(self.error)
+            with contextlib.suppress(asyncio.TimeoutError):  # a client that is stopped reads nothing
+                await asyncio.wait_for(self._report_death(self.error), REPORT_SECONDS)
+
+    async def _start(self) -> None:
+        """Listen, and start the ranks. What fails here is the pool's death, with its cause."""
+        start_seconds = read_seconds(os.environ, "PARALLEL_DIT_START_SECONDS", START_SECONDS)
+        self.jobs.stall.floor = read_seconds(os.environ, "PARALLEL_DIT_STALL_SECONDS", FLOOR_SECONDS)
+        reception = Reception(self.log, self.members.welcome, self._watch)
+        self._listeners.append(listen_in(self.directory, BACKLOG))
+        self._watch(reception.local(self._listeners[0]))
+        interface = "lo"
+        if self.spec.hosts > 1:
+            network = read_network(os.environ)
+            interface = interface_of(network.address)
+            self._listeners.append(listen(network))
+            self._watch(reception.remote(self._listeners[1], network.secret))
+        environment = rank_environment(self.spec, self.directory, os.environ, interface)
+        command = torchrun_command(self.spec, self.directory, self.rank_module)
+        self.torchrun = await spawn(command, environment, str(PACK_ROOT))
+        self._pump = self._watch(self._pump_log())
+        self._watch(self._watch_torchrun())
+        self._watch(self._watch_start(start_seconds))
+        self._watch(self._watch_stall())
 
     def _watch(self, coroutine) -> asyncio.Task[None]:
         task = asyncio.ensure_future(self._guard(coroutine))
@@ -107,18 +129,11 @@ class Supervisor:
     async def _guard(self, coroutine) -> None:
         try:
             await coroutine
-        except FrameError as error:
+        except ParallelError as error:
             self._die(describe(error, None))
         except Exception as error:  # noqa: BLE001 - process border: a fault of ours must end the pool, not hang it
-            self.log.write(f"supervisor: {error!r}")
-            self._die(describe(error, None))
-
-    def _listen(self) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(self.directory / "ranks.socket"))
-        listener.listen(self.spec.world_size)
-        listener.setblocking(False)
-        return listener
+            self.log.write(f"supervisor: {traceback.format_exc()}")
+            self._die(msgspec.structs.replace(describe(error, None), fix=self._fresh()))
 
     @property
     def state(self) -> PoolState:
@@ -176,16 +191,24 @@ class Supervisor:
         blame = Blame.TORCHRUN_KILLED if code < 0 else Blame.TORCHRUN_ENDED
         self._lost(blame, f"torchrun (process {self.torchrun.pid}) ended with code {code}")
 
-    async def _watch_start(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    async def _watch_client(self) -> None:
+        """End with the client, also where another process holds a copy of its end of the socket: one it forked."""
+        while os.getppid() == self._parent:
+            await asyncio.sleep(TICK_SECONDS)
+        self._ended.set()
+
+    async def _watch_start(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while self.state == "starting" and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
         if self.state == "starting":
-            self._die(self._loss(f"{self.members.missing} within {START_SECONDS:.0f} seconds"))
+            self._die(self._loss(f"{self.members.missing} within {seconds:g} seconds"))
 
     async def _watch_stall(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            if self.client.sending:  # it is stopped or busy, and a rank's messages wait for it
+                self.jobs.stall.waited(time.monotonic())
             stall = self.jobs.stall.tick(time.monotonic())
             if stall is not None:
                 self.members.dump_stacks()
@@ -201,7 +224,7 @@ class Supervisor:
         return ErrorInfo("PoolError", f"{what} {doing}.", self._fresh(log_holds), traceback=self.log.tail())
 
     def _fresh(self, log_holds: str = "") -> str:
-        return f"The next prompt starts a fresh pool; the log {log_holds}is {self.log.path}."
+        return f"The next prompt starts a fresh pool; {name_log(self.log.path, log_holds)}"
 
     def _rank_failed(self, failed: Failed) -> None:
         blame = Blame.COLLECTIVE_BROKE if failed.error.consequence else Blame.RANK_FAILED
@@ -237,12 +260,13 @@ class Supervisor:
 
 def main() -> None:
     """Process entry; see the module's docstring for the arguments."""
-    descriptor, directory, log_path, spec, rank_module = sys.argv[1:6]
+    descriptor, parent, directory, log_path, spec, rank_module = sys.argv[1:7]
     become_subreaper()
     client = socket.socket(fileno=int(descriptor))
     log = PoolLog(Path(log_path))
     try:
-        asyncio.run(Supervisor(client, PoolSpec.parse(spec), Path(directory), log, rank_module).run())
+        pool = PoolSpec.parse(spec)
+        asyncio.run(Supervisor(client, int(parent), pool, Path(directory), log, rank_module).run())
     finally:
         shutil.rmtree(directory, ignore_errors=True)  # the client may be gone, so it is removed here
 

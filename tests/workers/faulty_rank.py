@@ -44,6 +44,8 @@ def fail(fault: str, control: Control) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "hang":
         time.sleep(600)
+    if fault == "pause":
+        time.sleep(1)
     if fault == "slow":  # as a large file that loads: cancel is heard between tensors
         for _ in range(200):
             time.sleep(0.05)

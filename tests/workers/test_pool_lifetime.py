@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,7 @@ import pytest
 from parallel_runtime.errors import PoolError
 from workers.client import Cancelled, PoolClient
 from workers.launch import PACK_ROOT, PoolSpec
+from workers.leftovers import remove_leftovers
 from workers.pool_log import PoolLog
 
 from .conftest import FaultyPool, alive
@@ -76,27 +78,58 @@ def test_two_pools_at_once_do_not_meet(faulty_pool):
     one.check_works()
 
 
-def test_what_a_killed_client_left_is_removed_by_the_next_start(faulty_pool, tmp_path):
-    pool = faulty_pool()
-    stray = pool.pool.directory.with_name("parallel-dit-stray")
-    stray.mkdir(mode=0o700)
-    process = subprocess.Popen([sys.executable, "-c", "pass"])
-    created = psutil.Process(process.pid).create_time()
-    process.wait()
-    (stray / "owner").write_text(f"{process.pid} {created}")
-    faulty_pool()
-    assert not stray.exists()
+HOLDER = """
+import sys, time
+from workers.leftovers import make_folder
+folder = make_folder()
+print(folder.path, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("namespace", [False, True])
+def test_a_folder_stays_as_long_as_its_process_lives_and_goes_when_that_was_killed(namespace):
+    apart = ["unshare", "--pid", "--fork", "--kill-child"] if namespace else []
+    if namespace and (os.getuid() != 0 or shutil.which("unshare") is None):
+        pytest.skip("needs root and the command unshare (Debian: util-linux) to make a PID namespace")
+    holder = subprocess.Popen([*apart, sys.executable, "-c", HOLDER], cwd=PACK_ROOT, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    folder = Path(holder.stdout.readline().strip())
+    remove_leftovers()
+    assert folder.exists()
+    holder.kill()
+    holder.wait()
+    deadline = time.monotonic() + 5
+    while folder.exists() and time.monotonic() < deadline:  # the kernel takes a moment to end a namespace
+        remove_leftovers()
+    assert not folder.exists()
+
+
+def test_the_folder_of_a_living_pool_stays_and_that_of_a_killed_one_goes(faulty_pool):
+    pool, other = faulty_pool(1), faulty_pool(1)
+    remove_leftovers()
     assert pool.pool.directory.exists()
+    for process in pool.processes:
+        process.kill()
+    psutil.wait_procs(pool.processes, timeout=5)
+    remove_leftovers()
+    assert not pool.directories[0].exists()
+    assert other.pool.directory.exists()
 
 
-def test_a_client_killed_in_the_middle_of_a_step_takes_the_pool_with_it(tmp_path):
-    script = textwrap.dedent("""
+@pytest.mark.parametrize("forked", [0, 1])
+def test_a_client_killed_in_the_middle_of_a_step_takes_the_pool_with_it(tmp_path, forked):
+    script = textwrap.dedent(f"""
+        import os, time
         from tests.workers.conftest import FaultyPool
         from workers.client import PoolClient
         from workers.launch import PoolSpec
         pool = FaultyPool(PoolClient(PoolSpec("cpu", (0, 1)), "tests.workers.faulty_rank"))
         pool.client.load(pool.model())
         pool.remember()
+        for _ in range({forked}):  # as multiprocessing does: the child holds a copy of every descriptor
+            if os.fork() == 0:
+                time.sleep(600)
         print(pool.directories[0], *(process.pid for process in pool.processes), flush=True)
         pool.sample(steps=10000, on_progress=lambda *_: print("step", flush=True))
     """)
@@ -108,9 +141,13 @@ def test_a_client_killed_in_the_middle_of_a_step_takes_the_pool_with_it(tmp_path
     directory, *pids = client.stdout.readline().split()
     assert client.stdout.readline() == "step\n"
     processes = [psutil.Process(int(pid)) for pid in pids]
+    children = [child for child in psutil.Process(client.pid).children() if child.pid != processes[0].pid]
+    assert len(children) == forked
     client.kill()
     client.wait()
     FaultyPool(None, processes, [Path(directory)]).check_gone()  # type: ignore[arg-type]
+    for child in children:
+        child.kill()
 
 
 def test_a_full_disk_under_the_log_keeps_the_last_lines_in_memory(tmp_path):

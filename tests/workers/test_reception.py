@@ -1,0 +1,137 @@
+"""Strangers on the network, however many, cost the pool neither its life nor its members' connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from workers import reception
+from workers.connection import Connection
+from workers.handshake import introduce
+from workers.network import Network, listen
+from workers.protocol import Join
+
+SECRET = b"a secret of some length"
+
+
+@contextmanager
+def receiving() -> Iterator[tuple[tuple[str, int], list[Any], list[str]]]:
+    """A reception in a thread: its address, the guests it let in, and what it wrote to the log."""
+    guests: list[Any] = []
+    written: list[str] = []
+    ready = threading.Event()
+    where: list[tuple[str, int]] = []
+    stop: list[Callable[[], Any]] = []
+
+    async def serve() -> None:
+        tasks: set[asyncio.Future[None]] = set()
+
+        def watch(work: Any) -> asyncio.Future[None]:
+            task = asyncio.ensure_future(work)
+            tasks.add(task)
+            return task
+
+        async def welcome(guest: Any) -> None:
+            guests.append(guest)
+
+        log: Any = SimpleNamespace(write=written.append)
+        listener = listen(Network("127.0.0.1", 0, SECRET))
+        where.append(listener.getsockname())
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        stop.append(lambda: loop.call_soon_threadsafe(ended.set))
+        accepting = watch(reception.Reception(log, welcome, watch).remote(listener, SECRET))
+        ready.set()
+        await ended.wait()
+        assert not accepting.done()
+        for task in tasks:
+            task.cancel()
+        listener.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert ready.wait(5)
+    try:
+        yield where[0], guests, written
+    finally:
+        stop[0]()
+        thread.join(10)
+        for guest in guests:
+            guest.peer.socket.close()
+
+
+def join(address: tuple[str, int]) -> socket.socket:
+    sock = socket.create_connection(address, timeout=5)
+    introduce(sock, SECRET, "there")
+    Connection(sock).send(Join("host", 1, 1))
+    return sock
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    for _ in range(500):
+        if condition():
+            return True
+        threading.Event().wait(0.01)
+    return False
+
+
+def test_members_come_in_while_strangers_hold_every_place():
+    with receiving() as (address, guests, _):
+        strangers = [socket.create_connection(address) for _ in range(4 * reception.MOST_UNPROVEN)]
+        with join(address):
+            assert wait_for(lambda: len(guests) == 1)
+        held = 0
+        for stranger in strangers:
+            stranger.settimeout(0.02)
+            try:
+                while stranger.recv(100):
+                    pass
+            except TimeoutError:
+                held += 1
+            except OSError:
+                pass
+            stranger.close()
+        assert held <= reception.MOST_UNPROVEN
+
+
+def test_a_flood_from_one_host_turns_out_its_own_connections_and_not_those_of_others():
+    async def play() -> None:
+        never: Any = None
+        door = reception.Reception(never, never, never)
+        sleeping = [asyncio.ensure_future(asyncio.sleep(60)) for _ in range(4)]
+        door._unproven = dict(zip(sleeping, ("member", "flood", "flood", "flood"), strict=True))  # type: ignore[arg-type]
+        door._turn_away()
+        door._turn_away()
+        await asyncio.sleep(0)
+        assert [task.cancelled() for task in sleeping] == [False, True, True, False]
+        for task in sleeping:
+            task.cancel()
+
+    asyncio.run(play())
+
+
+def test_descriptors_that_run_out_are_waited_for(monkeypatch):
+    monkeypatch.setattr(reception, "MOST_UNPROVEN", 10**6)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with receiving() as (address, guests, written):
+        strangers: list[socket.socket] = []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    strangers.append(socket.create_connection(address))
+            assert wait_for(lambda: any("Too many open files" in line for line in written))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        with join(address):
+            assert wait_for(lambda: len(guests) == 1)
+        for stranger in strangers:
+            stranger.close()

@@ -1,0 +1,188 @@
+"""A supervisor that does not answer is given up, a slow one is not, and a cancel waits for neither."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+
+from parallel_runtime.errors import PoolError
+from workers import pool as running
+from workers import silence
+from workers.client import Cancelled
+from workers.launch import PACK_ROOT
+from workers.silence import ASK_SECONDS, GIVE_UP_SECONDS, Silence
+
+from .conftest import FaultyPool, alive
+
+
+def verdicts(quiet: Silence, start: float, end: float) -> list[tuple[float, str]]:
+    """Tick twice a second; what came of it, and when."""
+    times = [start + 0.5 * tick for tick in range(1, int((end - start) * 2) + 1)]
+    return [(now, verdict) for now in times if (verdict := quiet.tick(now)) != "wait"]
+
+
+def test_silence_asks_once_and_gives_up_within_30_seconds():
+    found = verdicts(Silence(0.0), 0.0, 30.0)
+    assert found[0] == (ASK_SECONDS + 0.5, "ask")
+    assert found[1] == (GIVE_UP_SECONDS + 0.5, "give up")
+    assert GIVE_UP_SECONDS < 30
+
+
+def test_an_answer_begins_the_silence_anew():
+    quiet = Silence(0.0)
+    assert [verdict for _, verdict in verdicts(quiet, 0.0, 20.0)] == ["ask"]
+    quiet.heard(20.0)
+    assert verdicts(quiet, 20.0, 40.0) == [(25.5, "ask")]
+
+
+def test_time_in_which_the_client_itself_stood_still_does_not_count():
+    quiet = Silence(0.0)
+    verdicts(quiet, 0.0, 20.0)
+    assert quiet.tick(3600.0) == "wait"  # a laptop woke, or the client decoded a preview
+    assert verdicts(quiet, 3600.0, 3620.0) == [(3605.5, "ask")]
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Silence of two seconds is enough."""
+    monkeypatch.setattr(silence, "ASK_SECONDS", 0.5)
+    monkeypatch.setattr(silence, "GIVE_UP_SECONDS", 2.0)
+
+
+def stop_supervisor(pool: FaultyPool) -> None:
+    os.kill(pool.pool._supervisor.pid, signal.SIGSTOP)
+
+
+def test_a_stopped_supervisor_is_told_of_given_up_and_replaced(faulty_pool, impatient):
+    pool = faulty_pool()
+    stopped = threading.Event()
+
+    def stop(*_):
+        if not stopped.is_set():
+            stopped.set()
+            stop_supervisor(pool)
+            assert pool.pool.status(timeout=0.2).state == "silent"
+
+    started = time.monotonic()
+    with pytest.raises(PoolError, match=r"supervisor \(process \d+\) did not answer for \d seconds\. The next prompt"):
+        pool.sample(steps=10_000, on_progress=stop)
+    assert time.monotonic() - started < 10
+    pool.check_gone()
+    pool.check_works()
+    pool.remember()
+
+
+def test_a_supervisor_that_was_stopped_while_idle_is_found_by_the_next_job(faulty_pool, impatient):
+    pool = faulty_pool(1)
+    stop_supervisor(pool)
+    with pytest.raises(PoolError, match="did not answer for"):
+        pool.sample()
+    pool.check_gone()
+
+
+def test_a_cancel_returns_although_the_supervisor_is_stopped_and_the_next_prompt_finds_a_fresh_pool(
+    faulty_pool, impatient
+):
+    pool = faulty_pool(1)
+    asked: list[float] = []
+
+    def cancel() -> bool:
+        if not asked:
+            stop_supervisor(pool)
+        asked.append(time.monotonic())
+        return True
+
+    with pytest.raises(Cancelled):
+        pool.sample(steps=10_000, should_cancel=cancel)
+    assert time.monotonic() - asked[0] < 2.5
+    pool.check_works()
+    pool.check_gone()
+    pool.remember()
+
+
+def test_a_cancel_returns_although_a_rank_hangs_and_the_next_prompt_pays_for_nothing_it_did(faulty_pool, monkeypatch):
+    monkeypatch.setattr(running, "ABANDONED_SECONDS", 2.0)
+    pool = faulty_pool(1)
+    asked: list[float] = []
+
+    def cancel() -> bool:
+        asked.append(time.monotonic())
+        return True
+
+    with pytest.raises(Cancelled):
+        pool.sample("hang 0 -1", should_cancel=cancel)
+    assert time.monotonic() - asked[0] < 2.5
+    pool.check_works()  # it waits a moment for the abandoned job, then takes a fresh pool
+    pool.check_gone()
+    pool.remember()
+
+
+def test_a_job_that_outlives_its_cancel_keeps_its_pool_when_it_ends(faulty_pool, monkeypatch):
+    monkeypatch.setattr(running, "CANCEL_SECONDS", 0.1)
+    pool = faulty_pool(1)
+    with pytest.raises(Cancelled):
+        pool.sample("pause 0 0", should_cancel=lambda: True)
+    assert pool.pool._abandoned == {} or pool.client.status().state != "idle"
+    pool.check_works()
+    assert all(alive(process) for process in pool.processes)
+
+
+SCRIPT = """
+import sys, threading, time
+from tests.workers.conftest import FaultyPool
+from workers import pools
+from workers.launch import PoolSpec
+from workers.pools import _pools
+from workers.client import PoolClient
+
+client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.faulty_rank")
+_pools._clients.append(client)
+pool = FaultyPool(client)
+
+def work():
+    if sys.argv[1] == "starting":
+        print("now", flush=True)
+    pool.client.load(pool.model())
+    pool.remember()
+    print(*(process.pid for process in pool.processes), flush=True)
+    if sys.argv[1] == "running":
+        pool.sample(steps=100000, on_progress=lambda *_: print("now", flush=True))
+    if sys.argv[1] == "loading":
+        print("now", flush=True)
+        pool.client.load(pool.model("slow 0 -1"))
+    if sys.argv[1] == "idle":
+        print("now", flush=True)
+
+threading.Thread(target=work, daemon=True).start()  # as ComfyUI's worker is
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("state", ["starting", "idle", "loading", "running"])
+def test_ctrl_c_ends_the_client_and_its_pool_in_every_state(tmp_path, state):
+    environment = {**os.environ, "PARALLEL_DIT_LOGS": str(tmp_path)}
+    client = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), state],
+        cwd=PACK_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+    assert client.stdout is not None
+    while client.stdout.readline() != "now\n":
+        pass
+    pool = psutil.Process(client.pid).children(recursive=True)
+    started = time.monotonic()
+    client.send_signal(signal.SIGINT)
+    assert client.wait(15) != 0
+    assert time.monotonic() - started < 8
+    FaultyPool(None, pool).check_gone()  # type: ignore[arg-type]
