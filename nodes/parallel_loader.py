@@ -70,9 +70,10 @@ def load_model(
     from .remote_model import build_model, choose_dtype, draw_blueprint
     from .remote_transformer import RemoteTransformer
 
-    blueprint = draw_blueprint(open_checkpoint(path))
+    checkpoint = open_checkpoint(path)
+    blueprint = draw_blueprint(checkpoint)
     dtype = choose_dtype(blueprint, weight_dtype)
-    request = ModelRequest(str(path), str(dtype).removeprefix("torch."), config)
+    request = ModelRequest(str(path), str(dtype).removeprefix("torch."), config, checkpoint.identity)
     remote = RemoteTransformer(request, show=show_on_running_node, show_on_loader=show_plan)
     model = build_model(blueprint, dtype, remote)
     if model.shares_device:

@@ -20,7 +20,12 @@ FASTER = "faster, slightly different"
 ATTENTION_BACKENDS = ("auto", "sdpa", "cudnn", "flash", "efficient", "math", "flash3", "sage")
 COMPILE_MODES = ("auto", "on", "off")
 
-_DEVICES = re.compile(r"auto|cpu(:[1-9]\d*)?|\d+(,\d+)*")
+MOST_CPU_RANKS = 64
+_MOST = 10_000
+"""Of whatever is counted."""
+_RANGE = f"from 1 to {_MOST:,}"
+_LONGEST_SHOWN = 80
+_DEVICES = re.compile(r"auto|cpu(:[1-9]\d{0,3})?|\d{1,4}(,\d{1,4})*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -69,29 +74,34 @@ class ParallelConfig:
             )
         if not isinstance(self.devices, str) or not _DEVICES.fullmatch(self.devices):
             raise ConfigurationError(
-                f"Devices {self.devices!r} is not understood.",
+                f"Devices {_shown(self.devices)} is not understood.",
                 "Write auto, GPU numbers such as 0,1, or cpu:2 for two ranks on the CPU.",
+            )
+        if self.devices.startswith("cpu:") and int(self.devices[4:]) > MOST_CPU_RANKS:
+            raise ConfigurationError(
+                f"Devices {self.devices!r} asks for more than {MOST_CPU_RANKS} ranks on the CPU.",
+                "Write fewer: more ranks than cores gain nothing.",
             )
         numbers = self.device_indices
         if numbers is not None and len(set(numbers)) != len(numbers):
-            raise ConfigurationError(f"Devices {self.devices!r} names a GPU twice.", "Name each GPU once.")
+            raise ConfigurationError(f"Devices {_shown(self.devices)} names a GPU twice.", "Name each GPU once.")
         for axis in AXES:
             degree = getattr(self, axis)
             if degree is not None and not _is_count(degree):
-                raise ConfigurationError(f"Degree {axis} is {degree!r}.", "Use auto or a whole number from 1.")
+                raise ConfigurationError(f"Degree {axis} is {_shown(degree)}.", f"Use auto or a whole number {_RANGE}.")
         if self.cfg is not None and self.cfg > 2:
             raise ConfigurationError(
                 f"Degree cfg is {self.cfg}, but there are two CFG branches.", "Set cfg to auto, 1 or 2."
             )
         if self.patches is not None and not _is_count(self.patches):
-            raise ConfigurationError(f"Patches is {self.patches!r}.", "Use auto or a whole number from 1.")
+            raise ConfigurationError(f"Patches is {_shown(self.patches)}.", f"Use auto or a whole number {_RANGE}.")
         if not _is_count(self.warmup_steps):
             raise ConfigurationError(
-                f"Warm-up steps is {self.warmup_steps!r}.",
-                "Use a whole number from 1: the first step fills every stage's K and V.",
+                f"Warm-up steps is {_shown(self.warmup_steps)}.",
+                f"Use a whole number {_RANGE}: the first step fills every stage's K and V.",
             )
         if not _is_count(self.hosts):
-            raise ConfigurationError(f"Hosts is {self.hosts!r}.", "Use a whole number from 1.")
+            raise ConfigurationError(f"Hosts is {_shown(self.hosts)}.", f"Use a whole number {_RANGE}.")
         if self.attention not in ATTENTION_BACKENDS:
             raise ConfigurationError(
                 f"Attention backend {self.attention!r} is not known.",
@@ -205,4 +215,10 @@ class ParallelPlan:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST
+
+
+def _shown(value: object) -> str:
+    """A value of the artist's, or of whoever sends requests, in a message."""
+    text = repr(value) if not isinstance(value, int) or abs(value) <= _MOST else f"a number over {_MOST}"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

@@ -27,7 +27,7 @@ from parallel_runtime.pipeline.requests import (
     concat_name,
 )
 
-from .client_requests import Branch, Inpaint, ModelRequest, SampleRequest
+from .client_requests import Branch, Inpaint, ModelRequest, SampleRequest, require_finite
 from .conditioning_cache import ConditioningCache
 from .gpus import find_machine, remember
 from .launch import PoolSpec, resolve_devices
@@ -135,6 +135,7 @@ class PoolClient:
             Cancelled: the artist stopped it.
         """
         with self._turn(should_cancel):
+            model.check_files()
             self.start(should_cancel)
             ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
             machine = find_machine(self.spec)
@@ -218,6 +219,7 @@ class PoolClient:
         Raises:
             As `forward`.
         """
+        request.check_finite()
         with self._turn(should_cancel):
             return self._with(
                 model, lambda: self._sample(model, request, on_progress, should_cancel, on_compile), should_cancel
@@ -253,7 +255,7 @@ class PoolClient:
             bool(request.concat),
         )
         _, results = self._submit(wire, tensors, on_progress, on_compile, should_cancel)
-        return results["latent"]
+        return require_finite(results["latent"])
 
     def release(self, model: ModelRequest) -> int:
         """Free the model's memory in the pool, if the pool runs and holds it; return the bytes freed per rank."""

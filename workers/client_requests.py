@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import CheckpointError, RequestError
+from parallel_runtime.loading.files import Identity, identity
 
 
 @dataclass(frozen=True)
@@ -19,16 +21,30 @@ class ModelRequest:
         path: single file or diffusers folder.
         dtype: "bfloat16", "float16" or "float32".
         config: degrees, attention and compile belong to the request; its devices choose the pool.
+        identity: of the files that the artist's MODEL was made from; empty where any will do.
     """
 
     path: str
     dtype: str
     config: ParallelConfig
+    identity: Identity = ()
 
     @property
     def key(self) -> str:
         """Name of this request in the pool."""
         return repr(self)
+
+    def check_files(self) -> None:
+        """Refuse files that are not those which the MODEL was made from: they may be another model.
+
+        Raises:
+            CheckpointError: they were replaced, or are gone.
+        """
+        if self.identity and identity(self.path) != self.identity:
+            raise CheckpointError(
+                f"{self.path} was replaced after Parallel Loader had read it.",
+                "Queue the prompt again: Parallel Loader then reads the new file.",
+            )
 
 
 @dataclass(frozen=True)
@@ -71,3 +87,28 @@ class SampleRequest:
     prediction: str = "flow"
     concat: tuple[torch.Tensor, ...] = ()
     timesteps: torch.Tensor | None = None
+
+    def check_finite(self) -> None:
+        """Refuse what can only end in a picture of nothing.
+
+        Raises:
+            RequestError: CFG, a sigma or the latent is no number.
+        """
+        given = {"cfg": torch.tensor(self.cfg), "the sigmas": self.sigmas, "the latent": self.x}
+        for name, values in given.items():
+            if not torch.isfinite(values).all():
+                raise RequestError(f"In {name} there is a value that is no number (NaN or infinite).", "Set another.")
+
+
+def require_finite(latent: torch.Tensor) -> torch.Tensor:
+    """Return a latent that came out of the pool.
+
+    Raises:
+        RequestError: it holds what is no number, which no step after it can mend.
+    """
+    if torch.isfinite(latent).all():
+        return latent
+    raise RequestError(
+        "The latent came out with values that are no numbers (NaN or infinite).",
+        "Choose bf16 or fp32 as weight_dtype if it is fp16; otherwise the model file or a conditioning is damaged.",
+    )

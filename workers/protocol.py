@@ -15,6 +15,9 @@ from parallel_runtime.errors import ERROR_TYPES, ParallelError, PoolError
 from parallel_runtime.pipeline.requests import Answer, Request
 
 VERSION = 3
+_LONGEST_TEXT = 4_000
+_LONGEST_TRACEBACK = 50_000
+"""Characters of an error: whatever is in it, it fits into a frame."""
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
@@ -232,13 +235,20 @@ Message = (
 
 def describe(error: BaseException, rank: int | None, traceback: str = "") -> ErrorInfo:
     """Turn an exception into data. One that is not ours keeps its class name in the cause; its fix is left open."""
+    traceback = _plain(traceback[-_LONGEST_TRACEBACK:])
     if isinstance(error, ParallelError):
-        return ErrorInfo(type(error).__name__, error.cause, error.fix, rank, traceback)
+        cause, fix = _plain(error.cause[:_LONGEST_TEXT]), _plain(error.fix[:_LONGEST_TEXT])
+        return ErrorInfo(type(error).__name__, cause, fix, rank, traceback)
     where = "The worker pool" if rank is None else f"Rank {rank} of the worker pool"
-    text = str(error).strip().split("\n")[0]
+    text = _plain(str(error).strip().split("\n")[0][:_LONGEST_TEXT])
     return ErrorInfo(
         "PoolError", f"{where} failed with {type(error).__name__}: {text.rstrip('.')}.", "", rank, traceback
     )
+
+
+def _plain(text: str) -> str:
+    """What can travel: names of files may hold bytes that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def revive(info: ErrorInfo) -> ParallelError:

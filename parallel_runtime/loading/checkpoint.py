@@ -13,7 +13,8 @@ from typing import Any, Literal
 from ..errors import UnsupportedModelError
 from ..models.spec import ModelSpec, TensorInfo
 from ..registry import MODELS
-from .files import find_files, identity, read_json
+from .config_limits import check_config
+from .files import Identity, expand, find_files, identity, read_json
 from .header import read_header
 from .recognise import name_contents, unsupported
 
@@ -63,7 +64,7 @@ class Checkpoint:
     prefix: str
     files: tuple[Path, ...]
     metadata: Mapping[str, str]
-    identity: tuple[tuple[str, int, int], ...]
+    identity: Identity
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -73,7 +74,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         CheckpointError: missing or damaged files.
         UnsupportedModelError: another format, another model (named), or quantised weights.
     """
-    path = Path(path).expanduser()
+    path = expand(path)
     found = find_files(path)
     stamp = identity(path)  # before reading: a file replaced from here on will not look like this one
     contents = [(file, read_header(file)) for file in found.weights]
@@ -132,6 +133,7 @@ def _match_folder(
         raise _quantised(path, f"has a quantization_config in {config_file.name}")
     given = {key: value for key, value in written.items() if not key.startswith("_") and value is not None}
     header = {key: info for key, (_, info) in tensors.items()}
+    check_config(config_file, given, len(header))
     config = spec.detect_diffusers(header, given)
     if config is None and (spec.shares_class or name != spec.transformer_class):
         what = name_contents(tensors) if spec.shares_class else f"a diffusers folder of {name}"

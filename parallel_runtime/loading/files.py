@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
 
+_LONGEST_SHOWN = 300
 DENOISER_FOLDERS = ("transformer", "unet")
 """Where a diffusers pipeline folder has what the pool runs."""
+_LARGEST_JSON = 16 << 20
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 
 
@@ -40,11 +43,17 @@ def find_files(path: str | Path) -> ModelFiles:
         CheckpointError: nothing there, a folder without config.json or weights, a missing shard.
         UnsupportedModelError: a pipeline without a transformer, or weights that are not safetensors.
     """
-    path = Path(path).expanduser()
-    if path.is_file():
+    path = expand(path)
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except OSError as error:
+        raise CheckpointError(f"{_shortened(path)} cannot be read: {error.strerror}.", "Check the path.") from error
+    if is_file:
         return ModelFiles((path,))
-    if not path.is_dir():
-        raise CheckpointError(f"{path} does not exist.", "Check the model's path, and refresh the list of models.")
+    if not is_folder:
+        raise CheckpointError(
+            f"{_shortened(path)} does not exist.", "Check the model's path, and refresh the list of models."
+        )
     folder = next((path / name for name in DENOISER_FOLDERS if (path / name).is_dir()), path)
     config = folder / "config.json"
     if config.is_file():
@@ -109,18 +118,58 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: it cannot be read, or is something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_JSON + 1)
+        if len(text) > _LARGEST_JSON:
+            raise ValueError(f"it has more than {_LARGEST_JSON} bytes")
+        content = json.loads(text.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.", "Check its rights.") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON ({error}).", "Download it again.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON ({str(error)[:200]}).", "Download it again.") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object.", "Download it again.")
     return content
 
 
-def identity(path: str | Path) -> tuple[tuple[str, int, int], ...]:
-    """(file, size in bytes, mtime in ns) of every file behind `path`: equal as long as none was replaced.
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text[:40])
+
+
+def expand(path: str | Path) -> Path:
+    """The path with the home folder in place of a tilde.
+
+    Raises:
+        CheckpointError: there is no such home, or the name cannot travel, as it is not UTF-8.
+    """
+    try:
+        expanded = Path(path).expanduser()
+        str(expanded).encode("utf-8")
+    except RuntimeError as error:
+        raise CheckpointError(f"{_shortened(Path(path))} does not exist.", "Write the path in full.") from error
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"The name {_shortened(Path(path))} is not UTF-8.",
+            "Rename the file or folder, and refresh the list of models.",
+        ) from error
+    return expanded
+
+
+def _shortened(path: Path) -> str:
+    text = str(path).encode("ascii" if not str(path).isprintable() else "utf-8", "backslashreplace").decode()
+    return text if len(text) < _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+Identity = tuple[tuple[str, int, int, int, int], ...]
+
+
+def identity(path: str | Path) -> Identity:
+    """(file, device, inode, size in bytes, mtime in ns) of every file behind `path`: equal while none was replaced.
 
     Raises:
         CheckpointError, UnsupportedModelError: as `find_files`.
@@ -131,5 +180,5 @@ def identity(path: str | Path) -> tuple[tuple[str, int, int], ...]:
             status = file.stat()
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read: {error.strerror}.", "Check the file.") from error
-        found.append((str(file.resolve()), status.st_size, status.st_mtime_ns))
+        found.append((str(file.resolve()), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
     return tuple(found)

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 from .spec import TensorInfo, WeightRule
 
+MOST_BLOCKS = 256
+"""In one list. The largest models that are told of have about 60."""
+
 
 def linear(
     target: str, source: str, rows: tuple[int, int] | None = None, swap_halves: bool = False, bias: bool = True
@@ -27,10 +30,12 @@ def fused(targets: Mapping[str, int], source: str, bias: bool = True) -> Iterato
 def count_blocks(header: Mapping[str, TensorInfo], blocks: str) -> int:
     """Blocks of a list whose keys start with `blocks` ("double_blocks."), by the highest number.
 
-    A hole in the numbering shows up later, as missing tensors.
+    A hole in the numbering shows up later, as missing tensors. Numbers beyond any model's are no blocks: nobody shall
+    count up to a billion because a file says so.
     """
     numbers = {key[len(blocks) :].split(".", 1)[0] for key in header if key.startswith(blocks)}
-    return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
+    found = (int(number) for number in numbers if number.isascii() and number.isdigit() and len(number) < 10)
+    return 1 + max((number for number in found if number < MOST_BLOCKS), default=-1)
 
 
 def original_header(rules: Iterable[WeightRule], header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

@@ -29,8 +29,11 @@ def check_guidance(branches: int, cfg: float) -> None:
     """Refuse a number of CFG branches that guidance cannot combine. Pure; known before the first evaluation.
 
     Raises:
-        RequestError: no branch, more than two, or a missing unconditional branch that `cfg` needs.
+        RequestError: a CFG that is no number, no branch, more than two, or a missing unconditional branch that `cfg`
+            needs.
     """
+    if not math.isfinite(cfg):
+        raise RequestError(f"CFG is {cfg}, which is no number.", "Set it to a number.")
     if not 1 <= branches <= 2:
         raise RequestError(
             f"A step gave {branches} CFG branches, and guidance combines one or two.",
