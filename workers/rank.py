@@ -191,7 +191,7 @@ class Rank:
 
     def _map(self, path: str) -> Segment:
         """The client's segment. It makes another one where a request needs more room, and never takes up an old one."""
-        if self.segment is None or self.segment.path != path:
+        if self.segment is None or not self.segment.is_at(path):
             if self.segment is not None:
                 self.segment.close()
             self.segment = Segment.open(path)

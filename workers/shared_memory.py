@@ -88,6 +88,13 @@ class Segment:
             os.close(descriptor)
             raise SegmentError(str(error)) from error
 
+    def is_at(self, path: str) -> bool:
+        """Whether a path leads to this very segment: a later one may have the number, and so the path, of this one."""
+        try:
+            return path == self.path and os.path.samestat(os.stat(path), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Let go of it. Views of it stay valid as long as somebody holds them."""
         if self._pinned:

@@ -100,3 +100,17 @@ def test_a_closed_segment_leaves_no_descriptor_and_no_mapping():
 def test_a_type_that_does_not_travel_is_refused_before_anything_is_written(segment):
     with pytest.raises(TypeError, match="complex64"):
         write(segment.request, {"z": torch.zeros(1, dtype=torch.complex64)})
+
+
+def test_a_later_segment_is_told_from_an_earlier_one_whose_path_it_has():
+    first = Segment.create(64)
+    path = first.path
+    opened = Segment.open(path)
+    assert opened.is_at(path)
+    first.close()
+    later = Segment.create(128)
+    assert later.path == path  # the lowest free number is taken
+    assert not opened.is_at(path)
+    assert Segment.open(path).request.numel() == 128
+    later.close()
+    assert not opened.is_at(path)
