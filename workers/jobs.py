@@ -73,13 +73,13 @@ class Jobs:
     async def answer(self, frame: Frame) -> None:
         """Take in what a rank says about the active job."""
         if isinstance(frame.message, Progress):
-            self.stall.step(time.monotonic())
             await self._client.forward(frame)
         elif isinstance(frame.message, Compiling):
             self.stall.waited(time.monotonic())
             await self._client.forward(frame)
         elif self.active is not None and isinstance(frame.message, (Ready, Done, Failed)):
             self.active.answer(frame)
+            self.stall.through(frame.message.rank)
             await self._advance(self.active)
 
     async def _next(self) -> None:

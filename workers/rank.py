@@ -102,12 +102,17 @@ class Rank:
         while True:
             threading.Event().wait(HEARTBEAT_SECONDS)
             try:
-                self.connection.send(Heartbeat(self.rank, self.progress))
+                self.connection.send(Heartbeat(self.rank, self._got_on(), in_collective()))
                 since, job = self.compiling_since, self.output.job
                 if since is not None and job is not None and time.monotonic() - since < COMPILE_SECONDS:
                     self.connection.send(Compiling(job, self.rank))
             except ConnectionClosed:
                 return
+
+    def _got_on(self) -> int:
+        """Rises whenever this rank gets on: with a job, with a forward's blocks, or with an import, which may take a
+        minute from a cold disk."""
+        return self.progress + self.engine.residency.pulse.count + len(sys.modules)
 
     def work(self) -> None:
         """Main loop: one job at a time, each in its two phases."""
@@ -207,6 +212,12 @@ class Rank:
         if is_lost_peer(error):
             info = msgspec.structs.replace(info, consequence=True)
         self.connection.send(Failed(number, self.rank, info, cancelled))
+
+
+def in_collective() -> bool:
+    """Whether the main thread is inside of a call of torch.distributed."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return frame is not None and frame.f_code.co_filename.startswith(os.path.dirname(dist.__file__))
 
 
 def is_lost_peer(error: Exception) -> bool:

@@ -168,7 +168,7 @@ class Supervisor:
         message = frame.message
         now = time.monotonic()
         if isinstance(message, Heartbeat):
-            self.jobs.stall.beat(rank, message.progress, now)
+            self.jobs.stall.beat(rank, message.progress, now, message.waits)
             return
         self.jobs.stall.answered(rank, now)
         if isinstance(message, Online):

@@ -20,6 +20,7 @@ from ..pipefusion.blocks import Relay, keep_blocks
 from ..pipefusion.cut import most_parameters
 from ..pipefusion.stage import Stage
 from ..wrappers.parallel_transformer import ParallelTransformer
+from ..wrappers.pulse import Pulse, mark_blocks
 from .control import Control
 from .meshes import Place
 from .requests import Load
@@ -46,6 +47,7 @@ class Residency:
         self._rank = rank
         self._arena = arena
         self.store = WeightStore(device, rank, folder)
+        self.pulse = Pulse(device)
         self._residents: OrderedDict[str, Resident] = OrderedDict()
 
     def get(self, key: str) -> Resident:
@@ -143,6 +145,7 @@ class Residency:
         if options not in held.structures:
             module, _, relay = _skeleton(opened, owned)
             spec = opened.checkpoint.spec
+            mark_blocks(module, spec, self.pulse)
             give_weights(module, opened.checkpoint, held.weights)
             if relay is None or place is None:
                 held.structures[options] = Structure.wrap(module, spec, *options)
