@@ -26,7 +26,7 @@ from .connection import Connection, ConnectionClosed, FrameError
 from .frames import Frame, tensor_bytes
 from .launch import PACK_ROOT, PoolSpec, log_directory
 from .leftovers import make_folder, remove_leftovers
-from .pool_log import begin_log, last_line, name_log
+from .pool_log import begin_log, last_line, tell_of_fresh_pool
 from .protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Progress, Shutdown, Status, revive
 from .shared_memory import Segment, SegmentError, half_for, read, write
 from .silence import Silence
@@ -324,7 +324,7 @@ class RunningPool:
         """End the supervisor, stopped or not, and with it by the kernel's hand every process of the pool."""
         self._given_up = PoolError(
             f"The pool's supervisor (process {self._supervisor.pid}) {why}.",
-            f"The next prompt starts a fresh pool; {name_log(self.log)}",
+            tell_of_fresh_pool(self.log),
         )
         self._closed = True
         self._end_by_force()
@@ -399,7 +399,7 @@ class RunningPool:
         said = last_line(self.log) if code else ""
         return PoolError(
             f"The pool's supervisor (process {self._supervisor.pid}) {ended}{said and f' and said: {said}'}.",
-            f"The next prompt starts a fresh pool; {name_log(self.log)}",
+            tell_of_fresh_pool(self.log),
         )
 
     def close(self, seconds: float = EXIT_SECONDS) -> None:

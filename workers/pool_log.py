@@ -55,13 +55,15 @@ def begin_log(path: Path) -> IO[bytes] | None:
     return log
 
 
-def name_log(path: Path, holds: str = "") -> str:
-    """Where to read more, as the end of a sentence; no file is named that is not there.
+def tell_of_fresh_pool(path: Path, holds: str = "") -> str:
+    """What comes after a pool's end, and where to read more; no file is named that is not there.
 
     Args:
         holds: what is special about it, such as "with the stacks of all ranks ".
     """
-    return f"the log {holds}is {path}." if path.exists() else f"no log could be written in {path.parent}."
+    if path.exists():
+        return f"The next prompt starts a fresh pool; the log {holds}is {path}."
+    return f"The next prompt starts a fresh pool; no log could be written in {path.parent}."
 
 
 def last_line(path: Path) -> str:

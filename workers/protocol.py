@@ -146,8 +146,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Once a second from a thread of each rank. `progress` rises whenever the rank gets on with a job; `waits` says that
-    its host is inside of a collective."""
+    """Once a second from a thread of each rank. `progress` rises whenever the rank gets on with a job; `waits`: it is
+    inside of a collective."""
 
     rank: int
     progress: int

@@ -28,7 +28,7 @@ from .launch import PACK_ROOT, PoolSpec, rank_environment, torchrun_command
 from .members import Members
 from .network import BACKLOG, interface_of, listen, read_network
 from .peer import Peer
-from .pool_log import PoolLog, name_log
+from .pool_log import PoolLog, tell_of_fresh_pool
 from .processes import become_subreaper, end_descendants, spawn
 from .protocol import (
     AskStatus,
@@ -224,7 +224,7 @@ class Supervisor:
         return ErrorInfo("PoolError", f"{what} {doing}.", self._fresh(log_holds), traceback=self.log.tail())
 
     def _fresh(self, log_holds: str = "") -> str:
-        return f"The next prompt starts a fresh pool; {name_log(self.log.path, log_holds)}"
+        return tell_of_fresh_pool(self.log.path, log_holds)
 
     def _rank_failed(self, failed: Failed) -> None:
         blame = Blame.COLLECTIVE_BROKE if failed.error.consequence else Blame.RANK_FAILED
