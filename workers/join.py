@@ -24,7 +24,7 @@ from .launch import NODE, PACK_ROOT, PoolSpec, rank_environment, resolve_devices
 from .leftovers import private_folder
 from .network import SECRET_FILE, interface_of, parse_address, read_secret, secret_path
 from .peer import Peer
-from .processes import become_subreaper, end_descendants, spawn
+from .processes import become_subreaper, end_descendants, spawn, wait_for_end
 from .protocol import Join, StartRanks, StoreLink
 from .tunnel import PORT_FILE, join_ends, listen_on_loopback, write_port
 
@@ -70,7 +70,7 @@ async def serve_one_pool(membership: Membership, sock: socket.socket) -> str:
         environment |= {"PARALLEL_DIT_MAIN": membership.main, NODE: str(start.node)}
         torchrun = await spawn(torchrun_command(spec, folder, start.rank_module), environment, str(PACK_ROOT))
         write_port(folder / PORT_FILE, store.getsockname()[1])
-        works = (peer.receive(), torchrun.wait(), _show(torchrun), _reach_store(membership, store))
+        works = (peer.receive(), wait_for_end(torchrun), _show(torchrun), _reach_store(membership, store))
         waits = [asyncio.ensure_future(work) for work in works]
         try:
             await asyncio.wait(waits[:2], return_when=asyncio.FIRST_COMPLETED)

@@ -13,6 +13,7 @@ import psutil
 
 DUMP_STACKS = signal.SIGUSR1
 """Ranks answer it with the stacks of all their threads, in the log."""
+POLL_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -43,6 +44,14 @@ async def spawn(command: list[str], environment: dict[str, str], cwd: str) -> as
         preexec_fn=lambda: die_with_parent(parent),
         limit=1 << 20,
     )
+
+
+async def wait_for_end(process: asyncio.subprocess.Process) -> int:
+    """Return its exit code as soon as it ends. `process.wait()` returns only when its output has ended as well, which
+    children hold that are still there: ranks that have come no further than their imports."""
+    while process.returncode is None:
+        await asyncio.sleep(POLL_SECONDS)
+    return process.returncode
 
 
 async def end_descendants(grace_seconds: float) -> None:

@@ -29,7 +29,7 @@ from .members import Members
 from .network import BACKLOG, interface_of, listen, read_network
 from .peer import Peer
 from .pool_log import PoolLog, tell_of_fresh_pool
-from .processes import become_subreaper, end_descendants, spawn
+from .processes import become_subreaper, end_descendants, spawn, wait_for_end
 from .protocol import (
     AskStatus,
     Cancel,
@@ -187,7 +187,7 @@ class Supervisor:
 
     async def _watch_torchrun(self) -> None:
         assert self.torchrun is not None
-        code = await self.torchrun.wait()
+        code = await wait_for_end(self.torchrun)
         blame = Blame.TORCHRUN_KILLED if code < 0 else Blame.TORCHRUN_ENDED
         self._lost(blame, f"torchrun (process {self.torchrun.pid}) ended with code {code}")
 

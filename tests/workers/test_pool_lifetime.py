@@ -48,6 +48,29 @@ def test_ranks_that_cannot_start_say_why_in_the_log_that_the_error_names(monkeyp
         client.close()
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.5, 6.0])
+def test_torchrun_killed_while_the_pool_starts_is_noticed_at_once(monkeypatch, tmp_path, delay):
+    monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
+    client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.rank_that_never_comes")
+    killed: list[float] = []
+
+    def kill() -> bool:
+        pool = client._pool
+        children = psutil.Process(pool._supervisor.pid).children() if pool is not None else []
+        if children and not killed:
+            time.sleep(delay)
+            children[0].kill()
+            killed.append(time.monotonic())
+        return False
+
+    try:
+        with pytest.raises(PoolError, match=r"torchrun \(process \d+\) ended with code -9 while the pool started"):
+            client.start(kill)
+        assert time.monotonic() - killed[0] < 3
+    finally:
+        client.close()
+
+
 def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(faulty_pool):
     client = faulty_pool().client
     waits = []
