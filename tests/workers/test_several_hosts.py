@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import shutil
 import signal
@@ -148,6 +149,18 @@ def hosts(cable, secret, tmp_path):
         process.end()
 
 
+def listening(process: Process) -> set[tuple[str, int]]:
+    """Where anything in a process's namespace listens, but for loopback."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process.process.pid}/net/{table}").read_text().splitlines()[1:]:
+            local, state = line.split()[1], line.split()[3]
+            address, _, port = local.partition(":")
+            if state == "0A":  # TCP_LISTEN
+                found.add((str(ipaddress.ip_address(bytes.fromhex(address)[::-1])), int(port, 16)))
+    return {(address, port) for address, port in found if not address.startswith("127.")}
+
+
 def test_two_hosts_sample_together_one_pool_after_the_other(hosts):
     client, join = hosts
     other = join()
@@ -157,6 +170,10 @@ def test_two_hosts_sample_together_one_pool_after_the_other(hosts):
     client.expect("loaded")
     client.say("sample")
     assert client.expect("sampled") == "sampled [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]"
+    reachable = listening(client) | listening(other)
+    assert (MAIN, PORT) in reachable
+    # The rest is gloo's, on ports that the kernel chooses. PyTorch's store would be on every interface.
+    assert {address for address, _ in reachable} <= {MAIN, OTHER}
     client.process.stdin.close()
     client.expect("closed")
     other.expect("the pool ended")
