@@ -21,6 +21,11 @@ def node(kind: str, /, **inputs: Any) -> dict[str, Any]:
     return {"class_type": kind, "inputs": inputs, "_meta": {"title": kind}}
 
 
+def sampled_in_pool(texts: list[tuple[str, str]]) -> bool:
+    """Whether the sampler says so."""
+    return any(node == "sampler" and text.startswith("Sampled in the pool.") for node, text in texts)
+
+
 @dataclass(frozen=True)
 class Workflow:
     """A picture's settings; `prompt` makes the graph of them.
