@@ -67,6 +67,9 @@ class Drift:
     def check_cancel(self) -> None:
         """Nobody cancels."""
 
+    def loading(self, done: int, total: int) -> None:
+        """Nobody waits."""
+
     def vote_stop(self) -> Callable[[], bool]:
         """Nobody cancels."""
         return lambda: False

@@ -94,7 +94,8 @@ class RemoteTransformer:
         Raises:
             ParallelError: see PoolClient.load.
         """
-        loaded = self._use_pool().load(self.model, should_cancel)
+        pool = self._use_pool()
+        loaded = pool.load(self.model, self._watching(pool, should_cancel))
         self.size_bytes = loaded.bytes_per_rank
         self.stages = loaded.stages
         return loaded
@@ -110,9 +111,8 @@ class RemoteTransformer:
             return self._capture(call)
         self._check(call)
         pool = self._use_pool()
-        output = pool.forward(
-            self.model, call.x, call.timestep, call.conditioning, should_cancel, self.notices.compiling
-        )
+        watching = self._watching(pool, should_cancel)
+        output = pool.forward(self.model, call.x, call.timestep, call.conditioning, watching, self.notices.compiling)
         self.notices.computed()
         sigmas = call.options.get("sample_sigmas")
         self._note(pool, call.x, 0 if sigmas is None else len(sigmas) - 1)
@@ -138,9 +138,20 @@ class RemoteTransformer:
             on_progress(step, total, denoised)
 
         pool = self._use_pool()
-        output = pool.sample(self.model, request, on_step, should_cancel, self.notices.compiling)
+        watching = self._watching(pool, should_cancel)
+        output = pool.sample(self.model, request, on_step, watching, self.notices.compiling)
         self._note(pool, request.x, len(request.sigmas) - 1)
         return output.to(request.x)
+
+    def _watching(self, pool: PoolClient, should_cancel: Callable[[], bool]) -> Callable[[], bool]:
+        """`should_cancel`, which the client asks many times a second while it waits: each time the node is told of a
+        load."""
+
+        def ask() -> bool:
+            self.notices.loading(pool.loading)
+            return should_cancel()
+
+        return ask
 
     def finish_run(self) -> None:
         """A sampling run is over: the loader shows the plan that ran, in the place of the one it foresaw."""

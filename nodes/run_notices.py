@@ -37,6 +37,7 @@ class RunNotices:
         self._compiles_since: float | None = None
         self._last = ""
         self._told_of_stages = False
+        self._loads = False
 
         self._plan, self._steps = "", 0
         self._latent: tuple[int, ...] = ()
@@ -53,6 +54,17 @@ class RunNotices:
         if self._compiles_since is None:
             self._compiles_since = self._clock()
         text = f"Compiling for this size: about a minute, once ({self._seconds} s so far)."
+        if text != self._last:
+            self._last = text
+            self._show(text)
+
+    def loading(self, progress: tuple[int, int] | None) -> None:
+        """The ranks bring weights to their GPUs: (bytes there, bytes in all); None when they do not."""
+        if progress is None:
+            return
+        self._loads = True
+        done, total = (round(size / 1e9, 1) for size in progress)
+        text = f"Loading: {done} of {total} GB."
         if text != self._last:
             self._last = text
             self._show(text)
@@ -83,6 +95,9 @@ class RunNotices:
     def computed(self) -> None:
         """A step is through: whatever was compiled for it is ready."""
         self._times.append(self._clock())
+        if self._loads:
+            self._loads = False
+            self._tell("Loaded.", logging.INFO)
         if self._compiles_since is not None:
             self._tell(f"Compiled in {self._seconds} s.", logging.INFO)
             self._compiles_since = None

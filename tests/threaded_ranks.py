@@ -196,6 +196,9 @@ class Control:
     def check_cancel(self) -> None:
         pass
 
+    def loading(self, done: int, total: int) -> None:
+        pass
+
     def vote_stop(self) -> Callable[[], bool]:
         self._communicator.note(self._communicator.world, "vote")
         return lambda: False

@@ -274,6 +274,12 @@ class PoolClient:
         pool = self._pool
         return self._models.bytes_of(model.key) if pool is not None and pool.alive else 0
 
+    @property
+    def loading(self) -> tuple[int, int] | None:
+        """Bytes of weights that are on the device, and of how many, while the job at hand brings them."""
+        pool = self._pool
+        return pool.loading if pool is not None else None
+
     def status(self) -> Status | None:
         """The pool's state, or None while no pool runs. Does not wait for a job."""
         pool = self._pool

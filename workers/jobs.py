@@ -15,7 +15,7 @@ from .job import ActiveJob
 from .members import Members
 from .peer import Peer
 from .pool_log import PoolLog
-from .protocol import Abandon, Cancel, Compiling, Done, ErrorInfo, Failed, Job, Progress, Ready, Run
+from .protocol import Abandon, Cancel, Compiling, Done, ErrorInfo, Failed, Job, Loading, Progress, Ready, Run
 from .stall import StallWatch
 
 
@@ -76,6 +76,8 @@ class Jobs:
             await self._client.forward(frame)
         elif isinstance(frame.message, Compiling):
             self.stall.waited(time.monotonic())
+            await self._client.forward(frame)
+        elif isinstance(frame.message, Loading):
             await self._client.forward(frame)
         elif self.active is not None and isinstance(frame.message, (Ready, Done, Failed)):
             self.active.answer(frame)

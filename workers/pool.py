@@ -27,7 +27,7 @@ from .frames import Frame, tensor_bytes
 from .launch import PACK_ROOT, PoolSpec, log_directory
 from .leftovers import make_folder, remove_leftovers
 from .pool_log import begin_log, last_line, tell_of_fresh_pool
-from .protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Progress, Shutdown, Status, revive
+from .protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Loading, Progress, Shutdown, Status, revive
 from .shared_memory import Segment, SegmentError, half_for, read, write
 from .silence import Silence
 from .tensors import pack, unpack
@@ -69,6 +69,8 @@ class RunningPool:
         self._jobs: dict[int, queue.SimpleQueue[Frame]] = {}
         self._status: Status | None = None
         self._status_changed = threading.Condition()
+        self.loading: tuple[int, int] | None = None
+        """Bytes of weights that are on the device, and of how many, while a job brings them."""
         self._closed = False
         self._segment: Segment | None = None  # of the job at hand; jobs come one at a time
         self._shares_memory = True
@@ -348,7 +350,10 @@ class RunningPool:
                     with self._status_changed:
                         self._status = message
                         self._status_changed.notify_all()
+                elif isinstance(message, Loading):
+                    self.loading = (message.done, message.total)
                 elif isinstance(message, (Progress, Compiling, Done, Failed)):
+                    self.loading = None
                     self._take(message.number, frame)
         with self._status_changed:
             self._closed = True

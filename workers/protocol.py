@@ -171,6 +171,15 @@ class Compiling(msgspec.Struct, frozen=True, tag=True):
     rank: int
 
 
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 brings weights to its device: so many bytes are there, of so many. The other ranks do so at the same
+    time."""
+
+    number: int
+    done: int
+    total: int
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The job is through; rank 0's carries the result, or with `in_segment` left it in the job's segment.
 
@@ -230,6 +239,7 @@ Message = (
     | Heartbeat
     | Progress
     | Compiling
+    | Loading
     | Done
     | Failed
 ) | Status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,14 @@ import torch.distributed as dist
 from parallel_runtime.pipeline.control import Cancelled, Control
 from parallel_runtime.pipeline.telling import StepTelling
 
-from .protocol import Progress
+from .protocol import Loading, Progress
 from .tensors import pack
 
 if TYPE_CHECKING:
     from .rank import Rank
+
+LOADING_SECONDS = 0.25
+"""Between two messages of how far a load is."""
 
 
 class RankControl(Control):
@@ -25,6 +29,7 @@ class RankControl(Control):
         self._rank = rank
         self._number = number
         self._telling = StepTelling(self._tell, rank.device)
+        self._told_loading = 0.0
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
         self._rank.progress += 1
@@ -44,6 +49,13 @@ class RankControl(Control):
         self._rank.progress += 1
         if self._rank.cancelled == self._number:
             raise Cancelled
+
+    def loading(self, done: int, total: int) -> None:
+        self.check_cancel()
+        now = time.monotonic()
+        if self._rank.rank == 0 and now - self._told_loading >= LOADING_SECONDS:
+            self._told_loading = now
+            self._rank.connection.send(Loading(self._number, done, total))
 
     def all_stop(self) -> bool:
         return self.vote_stop()()

@@ -32,6 +32,10 @@ class Control(Protocol):
         """Raise `Cancelled` if this rank has heard of a cancel. For PREPARE, where ranks need not agree."""
         ...
 
+    def loading(self, done: int, total: int) -> None:
+        """So many bytes of weights are on the device; several times a second. Raises as `check_cancel`."""
+        self.check_cancel()
+
     def vote_stop(self) -> Callable[[], bool]:
         """Begin the same without waiting for the other ranks; what is returned waits, and tells. All ranks call both
         in the same order."""

@@ -122,7 +122,7 @@ class Engine:
             return self.recall(request)
         self._told = None  # the answer to a request that was prepared tells all
         resident = self.residency.get(request.model)
-        resident.activate(lambda done, total: control.check_cancel())
+        resident.activate(control.loading)
         if isinstance(request, Forward):
             return self._prepare_forward(request, resident, meta)
         return self._prepare_sample(request, resident, meta)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -95,9 +96,12 @@ class Residency:
         structure = None
         try:
             if used:
-                held = held or self._build(opened, key, owned, control)
-                held.activate(lambda done, total: control.check_cancel())
-                structure = self._structure(held, opened, config, place, owned)
+                skeleton = None
+                if held is None:
+                    skeleton = _Skeleton.build(opened, owned)
+                    held = self._build(opened, skeleton, key, control)
+                held.activate(control.loading)
+                structure = self._structure(held, skeleton, opened, config, place, owned)
         except BaseException:
             if held is not None and not reused:
                 self.store.forget(held)
@@ -116,9 +120,9 @@ class Residency:
         while len(self._residents) > MOST:
             self.forget(next(iter(self._residents)))
 
-    def _build(self, opened: Opened, key: Hashable, owned: tuple[int, int] | None, control: Control) -> Held:
+    def _build(self, opened: Opened, skeleton: _Skeleton, key: Hashable, control: Control) -> Held:
         """The weights of a model that is not here; none is read yet."""
-        module, rules, _ = _skeleton(opened, owned)
+        module, rules = skeleton.module, skeleton.rules
         dtype, checkpoint = opened.dtype, opened.checkpoint
         title = f"{checkpoint.spec.title} in {str(dtype).removeprefix('torch.')}"
         elements = sum(parameter.numel() for parameter in module.parameters())
@@ -139,11 +143,18 @@ class Residency:
         return held
 
     def _structure(
-        self, held: Held, opened: Opened, config: ParallelConfig, place: Place | None, owned: tuple[int, int] | None
+        self,
+        held: Held,
+        skeleton: _Skeleton | None,
+        opened: Opened,
+        config: ParallelConfig,
+        place: Place | None,
+        owned: tuple[int, int] | None,
     ) -> Structure:
         options = (config.attention, config.compiles(self._device.type == "cuda"))
         if options not in held.structures:
-            module, _, relay = _skeleton(opened, owned)
+            skeleton = skeleton or _Skeleton.build(opened, owned)
+            module, relay = skeleton.module, skeleton.relay
             spec = opened.checkpoint.spec
             mark_blocks(module, spec, self.pulse)
             give_weights(module, opened.checkpoint, held.weights)
@@ -207,17 +218,30 @@ class Residency:
         }
 
 
-def _skeleton(opened: Opened, owned: tuple[int, int] | None) -> tuple[torch.nn.Module, list[WeightRule], Relay | None]:
-    """A model's modules without weights, as far as this rank has them; what fills them; and who stands in for blocks
-    of other ranks."""
-    checkpoint = opened.checkpoint
-    module = build_transformer(checkpoint)
-    rules = check_weights(module, checkpoint)
-    if owned is None:
-        return module, rules, None
-    relay = keep_blocks(module, checkpoint.spec, owned)
-    relay.forget()
-    return module, rules, relay
+@dataclass(frozen=True)
+class _Skeleton:
+    """A model's modules without weights, as far as this rank has them.
+
+    Args:
+        rules: what fills them.
+        relay: stands in for blocks of other ranks; None where this one has all.
+    """
+
+    module: torch.nn.Module
+    rules: list[WeightRule]
+    relay: Relay | None
+
+    @classmethod
+    def build(cls, opened: Opened, owned: tuple[int, int] | None) -> _Skeleton:
+        """Build the modules with the blocks that are owned."""
+        checkpoint = opened.checkpoint
+        module = build_transformer(checkpoint)
+        rules = check_weights(module, checkpoint)
+        if owned is None:
+            return cls(module, rules, None)
+        relay = keep_blocks(module, checkpoint.spec, owned)
+        relay.forget()
+        return cls(module, rules, relay)
 
 
 def _is_stored_as(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:

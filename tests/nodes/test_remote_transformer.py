@@ -25,14 +25,18 @@ class DoublingPool:
         self.now = 0.0
         self.ran = None  # the plan, as the ranks say it
         self.held = 0
+        self.loading = None
+        self.loads = ()  # how far a load is, each time that the caller is asked whether to cancel
 
     def load(self, model, should_cancel):
         self.requests.append("load")
+        self._bring(should_cancel)
         self.held = 100
         return SimpleNamespace(bytes_per_rank=100, stages=self.stages)
 
     def forward(self, model, x, timestep, conditioning, should_cancel, on_compile):
         self.requests.append("forward")
+        self._bring(should_cancel)
         self.held = 100
         self._compile(on_compile)
         return 2 * x.float()
@@ -42,6 +46,12 @@ class DoublingPool:
         self._compile(on_compile)
         on_progress(0, 1, None)
         return 2 * request.x
+
+    def _bring(self, should_cancel):
+        for progress in self.loads:
+            self.loading = progress
+            should_cancel()
+        self.loading, self.loads = None, ()
 
     def _compile(self, on_compile):
         for moment in self.compiles:
@@ -217,3 +227,15 @@ def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_r
     remote.forward(make_call(torch.ones(1, 4, 3, 8, 8)), never)
     remote.finish_run()
     assert shown[1:] == ["Last run: latent 3 × 8 × 8, cfg 2: the batch of 2 is split 2 ways."]  # one may have compiled
+
+
+def test_the_node_says_how_far_a_load_is_and_when_it_is_over():
+    remote, pool = make_remote()
+    shown = listen(remote, pool)
+    pool.loads = [None, (0, 24_000_000_000), (12_345_678_901, 24_000_000_000)]
+    remote.load(never)
+    assert shown == ["Loading: 0.0 of 24.0 GB.", "Loading: 12.3 of 24.0 GB."]
+    pool.loads = [(24_000_000_000, 24_000_000_000)]
+    remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
+    remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
+    assert shown[2:] == ["Loading: 24.0 of 24.0 GB.", "Loaded."]

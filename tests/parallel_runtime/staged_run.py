@@ -42,6 +42,9 @@ class Quiet:
     def check_cancel(self) -> None:
         pass
 
+    def loading(self, done: int, total: int) -> None:
+        self.check_cancel()
+
     def vote_stop(self) -> Any:
         self.votes += 1
         stop = self._cancel_after is not None and self.votes > self._cancel_after

@@ -36,6 +36,9 @@ class Quiet:
     def check_cancel(self) -> None:
         """Never cancelled."""
 
+    def loading(self, done: int, total: int) -> None:
+        """Nobody to tell."""
+
     def vote_stop(self) -> Callable[[], bool]:
         """Alone."""
         return lambda: False

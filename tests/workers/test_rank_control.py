@@ -17,7 +17,7 @@ from parallel_runtime.pipeline.requests import Finished, Release
 from parallel_runtime.pipeline.telling import StepTelling
 from workers import rank_control
 from workers.frames import Frame
-from workers.protocol import Done, Failed, Job, Progress
+from workers.protocol import Done, Failed, Job, Loading, Progress
 from workers.rank import Rank
 from workers.rank_control import RankControl
 from workers.stall import Stall, StallWatch
@@ -151,3 +151,18 @@ def test_a_rank_that_waits_for_its_gpu_for_ever_stalls(monkeypatch):
         worker.join()
     assert isinstance(stall, Stall)
     assert stall.rank == 0
+
+
+def test_a_load_is_told_of_a_few_times_a_second_and_hears_a_cancel(monkeypatch):
+    rank = make_rank(monkeypatch)
+    now = [10.0]
+    monkeypatch.setattr(rank_control.time, "monotonic", lambda: now[0])
+    control = RankControl(rank, 7)
+    for moment, done in ((10.0, 0), (10.1, 1), (10.3, 2), (10.5, 3), (10.6, 4)):
+        now[0] = moment
+        control.loading(done, 9)
+    connection: Any = rank.connection
+    assert [message for message, _ in connection.sent] == [Loading(7, 0, 9), Loading(7, 2, 9), Loading(7, 4, 9)]
+    rank.cancelled = 7
+    with pytest.raises(Cancelled):
+        control.loading(5, 9)
