@@ -101,7 +101,15 @@ class FaultyEngine(Engine):
     def _maybe(self, text: str, step: int, control: Control) -> None:
         words = text.split()
         if len(words) == 3 and (int(words[1]), int(words[2])) == (self.rank, step):
+            if words[0] == "crawl":
+                self._crawl()
             fail(words[0], control)
+
+    def _crawl(self) -> None:
+        """A forward whose blocks take a second each."""
+        for _ in range(7):
+            time.sleep(1)
+            self.residency.pulse.mark()
 
 
 if __name__ == "__main__":

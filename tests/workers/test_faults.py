@@ -96,6 +96,13 @@ def test_a_rank_that_gets_nowhere_is_stalled_within_its_bound_with_stacks_in_the
     pool.check_works()
 
 
+def test_a_step_may_take_as_long_as_it_likes_while_its_blocks_finish(faulty_pool, monkeypatch):
+    monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "3")
+    pool = faulty_pool()
+    pool.sample("crawl 0 1")  # rank 1 waits in a collective meanwhile
+    assert all(alive(process) for process in pool.processes)
+
+
 def test_a_tree_that_slept_as_a_whole_did_not_stall(faulty_pool, monkeypatch):
     monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "4")
     pool = faulty_pool()
