@@ -9,6 +9,7 @@ begins anew in RUN, under a number that none of them had.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -39,6 +40,21 @@ def agreed_history(ranks: Sequence[int], agreed: Mapping[str, int]) -> int | Non
 
 def _name(ranks: Sequence[int]) -> str:
     return f"recorded over {','.join(map(str, ranks))}"
+
+
+def offer_same(name: str, value: object) -> dict[str, int]:
+    """What a rank offers of a value that all ranks should have alike.
+
+    Args:
+        value: with the same repr on every machine where it is the same.
+    """
+    digest = zlib.crc32(repr(value).encode())
+    return {name: digest, f"-{name}": -digest}
+
+
+def agreed_same(name: str, agreed: Mapping[str, int]) -> bool:
+    """Whether all ranks offered the same."""
+    return agreed[name] == -agreed[f"-{name}"]
 
 
 def all_agree(agreed: bool, group: dist.ProcessGroup | None, device: torch.device) -> bool:

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from ..agreement import agreed_same, offer_same
 from ..config import ParallelConfig, ParallelPlan
-from ..errors import RequestError
+from ..errors import CheckpointError, RequestError
 from ..mesh import Mesh
 from ..pipefusion.denoise import PipelineDenoising, forward_once, sit_out
 from ..pipefusion.kept import kept_bytes
@@ -42,6 +43,8 @@ from .room import require_room
 
 Results = dict[str, torch.Tensor]
 
+_FACTS = "facts"
+"""All later plans are made from what a rank read of the file, so ranks that read something else stop at once."""
 _UNLOADED = "unloaded"
 """A rank offers 1 where a `Release` leaves it no model: peer memory goes when none is left on any."""
 
@@ -151,6 +154,10 @@ class Engine:
         def work(
             tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
         ) -> tuple[Answer, Results]:
+            if not agreed_same(_FACTS, agreed):
+                raise CheckpointError(
+                    f"The hosts have different models at {request.path}.", "Copy the same file to all of them."
+                )
             self.machine = machine if machine.measured else measure_machine(machine, self.device, self.world_size)
             answer = Loaded(
                 resident.spec.name,
@@ -164,7 +171,8 @@ class Engine:
             )
             return answer, {}
 
-        return Prepared(work, undo=lambda: None if reused else self.residency.forget(request.model))
+        undo = lambda: None if reused else self.residency.forget(request.model)  # noqa: E731
+        return Prepared(work, undo, offer_same(_FACTS, resident.facts))
 
     def _prepare_release(self, request: Release) -> Prepared:
         def work(

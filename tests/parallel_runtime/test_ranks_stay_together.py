@@ -4,6 +4,7 @@ make the same collective calls, groups, exchanges of memory and recordings, and 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import CheckpointError
 from parallel_runtime.pipeline import meshes
 from parallel_runtime.pipeline.requests import ConditioningRef, Forward, Load, Release, Sample, Step, tensor_name
+from parallel_runtime.pipeline.resident import Opened
 from tests import tiny_flux
 from tests.threaded_ranks import PartedWays, ThreadedPool
 
@@ -221,6 +224,21 @@ def test_the_groups_of_plans_that_are_not_used_any_more_are_destroyed(paths):
         assert all((0, 1, 2) in [ranks for ranks, _ in engine._meshes._groups._made] for engine in pool.engines)
         client.do(Prompt(0, times=1))
         assert all((0, 1, 2) not in [ranks for ranks, _ in engine._meshes._groups._made] for engine in pool.engines)
+
+
+def test_hosts_that_read_different_models_stop_before_they_plan_differently(paths):
+    with pytest.MonkeyPatch.context() as patch:
+        client = Client(ThreadedPool(WORLD, patch), paths)
+        opened, plain = [], Opened.open
+
+        def read(request: Load) -> Opened:
+            opened.append(plain(request))
+            facts = opened[-1].facts
+            return replace(opened[-1], facts=replace(facts, heads=facts.heads + (len(opened) == 2)))
+
+        patch.setattr(Opened, "open", read)
+        with pytest.raises(CheckpointError, match="different models at .*safetensors"):
+            client.do(Prompt(0))
 
 
 def test_the_communicator_sees_ranks_that_part_ways(paths):
