@@ -36,11 +36,10 @@ def check_finite(x: torch.Tensor, what: str = "latent") -> None:
     Raises:
         RequestError: `x` holds NaN or infinity.
     """
+    from workers.client_requests import not_finite
+
     if not torch.isfinite(x).all():
-        raise RequestError(
-            f"The {what} that came to the model holds NaN or infinity.",
-            "Check the input latent and the nodes before this one; with fp16 weights, try bf16.",
-        )
+        raise not_finite(what)
 
 
 class RemoteTransformer:
@@ -200,4 +199,3 @@ class RemoteTransformer:
                 f"The pool cannot carry {listed(found)}.",
                 "That comes later: remove the node that adds it, or load the model with Load Diffusion Model.",
             )
-        check_finite(call.x)

@@ -48,6 +48,10 @@ class PoolError(ParallelError):
     """The worker pool could not start, or died while it worked."""
 
 
+class SegmentError(PoolError):
+    """Memory cannot be shared between the client and the ranks on this machine; there is another way."""
+
+
 ERROR_TYPES: dict[str, type[ParallelError]] = {
     cls.__name__: cls
     for cls in (
@@ -58,5 +62,6 @@ ERROR_TYPES: dict[str, type[ParallelError]] = {
         NotLoadedError,
         OutOfMemoryError,
         PoolError,
+        SegmentError,
     )
 }

@@ -100,6 +100,14 @@ class SampleRequest:
                 raise RequestError(f"In {name} there is a value that is no number (NaN or infinite).", "Set another.")
 
 
+def not_finite(what: str) -> RequestError:
+    """The error for a tensor that could only give NaN: it holds NaN or infinity."""
+    return RequestError(
+        f"The {what} that came to the model holds NaN or infinity.",
+        "Check the input latent and the nodes before this one; with fp16 weights, try bf16.",
+    )
+
+
 def require_finite(latent: torch.Tensor) -> torch.Tensor:
     """Return a latent that came out of the pool.
 

@@ -22,6 +22,9 @@ class ConditioningCache:
         self._numbers = itertools.count(1)
         self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._to_drop: list[int] = []
+        # What is named after what: where a step makes several calls, they come in the same order in the next one.
+        self._next: dict[int, int] = {}
+        self._last = 0
 
     def refer(
         self, conditioning: Mapping[str, Any], index: int = 0
@@ -34,20 +37,45 @@ class ConditioningCache:
         arguments = {name: value for name, value in conditioning.items() if value is not None}
         for number, kept in reversed(self._kept.items()):
             if _same(kept, arguments):
-                self._kept.move_to_end(number)
+                self.use(number)
                 return ConditioningRef(number, index=index), {}, self._dropped()
         number = next(self._numbers)
         reference, tensors = _describe(number, arguments, index)
         # Copies: the caller may write into its tensors later, and a comparison with itself would not notice.
         self._kept[number] = {name: _copy(value) for name, value in arguments.items()}
+        self.use(number)
         while len(self._kept) > _CAPACITY:
             self._to_drop.append(self._kept.popitem(last=False)[0])
         return reference, tensors, self._dropped()
+
+    def guess(
+        self, conditioning: Mapping[str, Any], index: int = 0
+    ) -> tuple[ConditioningRef, list[torch.Tensor]] | None:
+        """The conditioning that is likely to be this one, and flags of whether they differ; None if there is none.
+
+        To read the flags is left to the caller, who has other things to wait for; and to call `use`, or `refer`, which
+        looks at all and keeps what is new.
+        """
+        number = self._next.get(self._last, self._last)
+        if self._to_drop or number not in self._kept:
+            return None
+        given = {name: value for name, value in conditioning.items() if value is not None}
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if not _alike(self._kept[number], given, pairs):
+            return None
+        return ConditioningRef(number, index=index), [_differ(one, other) for one, other in pairs if one is not other]
+
+    def use(self, number: int) -> None:
+        """Note that a request names this one."""
+        self._kept.move_to_end(number)
+        self._next[self._last] = number
+        self._last = number
 
     def clear(self) -> None:
         """Trust none of them any more; the pool drops with the next request what it may still hold."""
         self._to_drop += self._kept
         self._kept.clear()
+        self._next.clear()
 
     def _dropped(self) -> tuple[int, ...]:
         dropped, self._to_drop = tuple(self._to_drop), []
@@ -90,9 +118,16 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     on_cpu = [pair for pair in pairs if pair[0].device.type == "cpu"]
     if not all(torch.equal(_bits(one), _bits(other)) for one, other in on_cpu):
         return False
-    unlike = [torch.ne(_bits(one), _bits(other)).any() for one, other in pairs if one.device.type != "cpu"]
+    unlike = [_differ(one, other) for one, other in pairs if one.device.type != "cpu"]
     # One question for all of a GPU's: to ask for each would wait as many times.
     return not unlike or not bool(torch.stack(unlike).any())
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A boolean scalar on the tensors' device."""
+    if one.device.type == "cpu":
+        return torch.tensor(not torch.equal(_bits(one), _bits(other)))
+    return torch.ne(_bits(one), _bits(other)).any()
 
 
 def _alike(one: Any, other: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from parallel_runtime.pipeline.requests import Forward, Sample, Step
+from parallel_runtime.pipeline.requests import Step
 
 from .frames import Frame
 from .job import ActiveJob
@@ -94,7 +94,7 @@ class Jobs:
             frame.message.number,
             self._world_size,
             "running" if isinstance(request, Step) else "preparing",
-            prompt=isinstance(request, (Forward, Step, Sample)),
+            prompt=isinstance(request, Step),
         )
         self.stall.start(self._world_size, time.monotonic())
         await self._members.hand_out(frame)

@@ -18,19 +18,19 @@ from pathlib import Path
 import msgspec
 import torch
 
-from parallel_runtime.errors import OutOfMemoryError, ParallelError, PoolError
+from parallel_runtime.errors import OutOfMemoryError, ParallelError, PoolError, SegmentError
 from parallel_runtime.pipeline.control import Cancelled
 from parallel_runtime.pipeline.requests import Answer, Request
 
 from .connection import Connection, ConnectionClosed, FrameError
-from .frames import Frame, tensor_bytes
+from .frames import Frame
 from .launch import PACK_ROOT, PoolSpec, log_directory
 from .leftovers import make_folder, remove_leftovers
 from .pool_log import begin_log, last_line, tell_of_fresh_pool
 from .protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Loading, Progress, Shutdown, Status, revive
-from .shared_memory import Segment, SegmentError, half_for, read, write
 from .silence import Silence
-from .tensors import pack, unpack
+from .tensors import unpack
+from .transport import Transport
 
 log = logging.getLogger("parallel_dit")
 
@@ -72,9 +72,7 @@ class RunningPool:
         self.loading: tuple[int, int] | None = None
         """Bytes of weights that are on the device, and of how many, while a job brings them."""
         self._closed = False
-        self._segment: Segment | None = None  # of the job at hand; jobs come one at a time
-        self._shares_memory = True
-        self._taken: torch.cuda.Event | None = None
+        self._transport = Transport()
         self._sent = 0.0
         self.stamps: tuple[float, ...] = ()
         """When the last job was sent, rank 0's own stamps, when its answer came; see step_trace.py."""
@@ -188,8 +186,14 @@ class RunningPool:
         on_compile: OnCompile,
         should_cancel: ShouldCancel,
         device: torch.device = _CPU,
+        flags: Sequence[torch.Tensor] = (),
+        vet: Callable[[Sequence[bool]], None] = lambda flags: None,
     ) -> tuple[Answer, dict[str, torch.Tensor]]:
         """Run one request to its end; return its answer and its tensors, on `device`.
+
+        Args:
+            flags: boolean scalars, wherever they are.
+            vet: gets their values just before the request is sent; what it raises stops that.
 
         Raises:
             ParallelError: what the ranks reported.
@@ -200,46 +204,18 @@ class RunningPool:
         answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._jobs[number] = answers
         try:
-            self._send_job(number, request, tensors, should_cancel)
+            parcel = self._transport.put(tensors, flags)
+            vet(parcel.flags)
+            job = Job(number, request, parcel.specs, parcel.segment)
+            self._send(job, should_cancel, parcel.buffers, bool(parcel.segment))
+            self._sent = time.perf_counter()
             done, payload = self._await(number, answers, on_progress, on_compile, should_cancel)
-            return done.answer, self._read_answer(done, payload, device)
+            return done.answer, self._transport.take(done, payload, device)
+        except SegmentError as error:
+            self._transport.give_up(error)
         finally:
             self._jobs.pop(number, None)
-
-    def _send_job(
-        self, number: int, request: Request, tensors: Mapping[str, torch.Tensor], should_cancel: ShouldCancel
-    ) -> None:
-        """Through the shared segment, or over the socket where there is none."""
-        self._finish_taking()
-        segment = self._segment_for(sum(tensor.nbytes for tensor in tensors.values()))
-        if segment is None:
-            specs, buffers = pack(tensors)
-            self._send(Job(number, request, specs), should_cancel, buffers)
-        else:
-            specs = write(segment.request, tensors)
-            self._send(Job(number, request, specs, segment.path), should_cancel, elsewhere=True)
-        self._sent = time.perf_counter()
-
-    def _segment_for(self, size: int) -> Segment | None:
-        if self._segment is not None and self._segment.request.numel() >= size:
-            return self._segment
-        if not self._shares_memory:
-            return None
-        self._let_segment_go()
-        try:
-            self._segment = Segment.create(half_for(size))
-        except SegmentError as error:
-            log.info("Parallel DiT: tensors go through a socket, as no memory can be shared: %s", error)
-            self._segment, self._shares_memory = None, False
-        return self._segment
-
-    def _read_answer(self, done: Done, payload: memoryview | None, device: torch.device) -> dict[str, torch.Tensor]:
-        if not done.in_segment:
-            return {name: tensor.to(device) for name, tensor in unpack(done.tensors, payload).items()}
-        assert self._segment is not None
-        size = sum(tensor_bytes(spec) for spec in done.tensors)
-        taken, self._taken = read(self._segment.answer[:size], device)
-        return unpack(done.tensors, taken)
+        return self.submit(request, tensors, on_progress, on_compile, should_cancel, device, flags, vet)
 
     def _await(
         self,
@@ -337,7 +313,7 @@ class RunningPool:
         with contextlib.suppress(subprocess.TimeoutExpired):  # one inside of a driver, or of a file system that hangs
             self._supervisor.wait(KILL_SECONDS)
         self._folder.remove()
-        self._let_segment_go()
+        self._transport.close()
 
     def _receive(self) -> None:
         """Reader thread: hands each frame to the job it belongs to."""
@@ -376,20 +352,9 @@ class RunningPool:
         with self._taking:
             del self._jobs[number]
             self._abandoned[number] = since
-        self._let_segment_go()  # the ranks may be reading and writing it still
+        self._transport.close()  # the ranks may be reading and writing it still
         while not answers.empty():
             self._take(number, answers.get())  # what came since the last look
-
-    def _finish_taking(self) -> None:
-        if self._taken is not None:  # the last answer may still be on its way to the GPU
-            self._taken.synchronize()
-            self._taken = None
-
-    def _let_segment_go(self) -> None:
-        if self._segment is not None:
-            self._finish_taking()
-            self._segment.close()
-            self._segment = None
 
     def death(self) -> PoolError:
         """Why the pool is gone, as an error to raise."""

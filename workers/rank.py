@@ -52,7 +52,7 @@ from .protocol import (
 from .rank_control import RankControl
 from .rank_output import RankOutput
 from .shared_memory import Segment, write
-from .sharing import share
+from .sharing import share, take_copy
 from .store import open_store
 from .tensors import pack, unpack_meta
 from .unix_socket import connect_in
@@ -69,7 +69,7 @@ log = logging.getLogger("rank")
 class Rank:
     """State of this process."""
 
-    def __init__(self, connection: Connection, engine: Engine, output: RankOutput):
+    def __init__(self, connection: Connection, engine: Engine, output: RankOutput, one_host: bool = True):
         self.connection = connection
         self.output = output
         self.engine = engine
@@ -78,8 +78,9 @@ class Rank:
         self.device = engine.device
         self.inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self.cancelled: int | None = None
+        self.one_host = one_host
         self.arrived = 0.0  # when the last frame came
-        self.segment: Segment | None = None  # rank 0's view of the memory it shares with the client
+        self.segment: Segment | None = None  # this rank's view of the memory shared with the client
         self.progress = 0
         self.compiling_since: float | None = None  # the graph that is being made now, if any
 
@@ -151,6 +152,8 @@ class Rank:
     def _prepare(self, job: Job) -> Prepared | None:
         self.output.job = job.number
         try:
+            if self._shares(job):
+                self._map(job.segment)  # what cannot be opened is found here, where it costs the job alone
             prepared = self.engine.prepare(job.request, unpack_meta(job.tensors), RankControl(self, job.number))
         except Cancelled:
             self._fail(job.number, Cancelled(), "", cancelled=True)
@@ -166,15 +169,23 @@ class Rank:
         assert isinstance(job, Job)
         try:
             stamps = [self.arrived, time.perf_counter()]
-            segment = self._map(job.segment) if self.rank == 0 and job.segment else None
+            # Opened in PREPARE: the client may have let go of it since, where it did not wait for a cancelled job.
+            segment = self.segment if self._shares(job) else None
             payload = frame.payload if segment is None else segment.request
-            tensors = share(job.tensors, payload, self.device, self.world_size)
+            if segment is not None and self.one_host:
+                # Every rank copies for itself: nothing to wait for. A rank outside of a step's plan may copy what is
+                # written already for the next one; it uses none of it. All other jobs are answered when all are done.
+                tensors, copied = take_copy(job.tensors, segment.request, self.device)
+            else:
+                tensors, copied = share(job.tensors, payload, self.device, self.world_size), None
             control = RankControl(self, job.number)
             stamps.append(time.perf_counter())
             answer, results = prepared.run(tensors, control, agreed)
             stamps.append(time.perf_counter())
             if not prepared.cancelled:
                 control.finish()
+            if copied is not None:
+                copied.synchronize()
             done = self._done(job.number, answer, prepared.cancelled, results if self.rank == 0 else {}, segment)
         except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, which ends the pool
             self._fail(job.number, error, traceback.format_exc())
@@ -191,16 +202,20 @@ class Rank:
         if segment is None or sum(tensor.nbytes for tensor in results.values()) > segment.answer.numel():
             specs, buffers = pack(results)
             return Done(number, self.rank, answer, cancelled, specs), buffers, False
-        specs = write(segment.answer, results)
+        specs, _ = write(segment.answer, results)
         return Done(number, self.rank, answer, cancelled, specs, in_segment=bool(specs)), [], True
 
-    def _map(self, path: str) -> Segment:
-        """The client's segment. It makes another one where a request needs more room, and never takes up an old one."""
+    def _shares(self, job: Job) -> bool:
+        """Whether this rank takes the job's tensors out of shared memory, the same for all of a kind of pool."""
+        return bool(job.segment) and (self.one_host or self.rank == 0)
+
+    def _map(self, path: str) -> None:
+        """Open the client's segment. It makes another one where a job needs more room; a step needs none."""
         if self.segment is None or not self.segment.is_at(path):
             if self.segment is not None:
                 self.segment.close()
+                self.segment = None
             self.segment = Segment.open(path)
-        return self.segment
 
     def _fail(self, number: int, error: Exception, trace: str, cancelled: bool = False) -> None:
         if memory.is_out_of_memory(error):
@@ -288,7 +303,7 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     connection.send(Hello(number, os.getpid()))
     torch.set_grad_enabled(False)
     device = join_group(spec, os.environ)
-    rank = Rank(connection, make_engine(device, number, spec.world_size), output)
+    rank = Rank(connection, make_engine(device, number, spec.world_size), output, spec.hosts == 1)
     note_compilation(rank)
     threading.Thread(target=rank.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.beat, name="heartbeat", daemon=True).start()

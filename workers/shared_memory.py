@@ -13,9 +13,11 @@ import fcntl
 import mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+
+from parallel_runtime.errors import SegmentError
 
 from .protocol import TensorSpec
 from .tensors import spec_of
@@ -23,10 +25,6 @@ from .tensors import spec_of
 LEAST_BYTES = 16 << 20
 _PATH = re.compile(r"/proc/\d+/fd/\d+")
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
-
-
-class SegmentError(Exception):
-    """The segment cannot be shared on this machine; tensors go through the socket instead."""
 
 
 class Segment:
@@ -55,7 +53,7 @@ class Segment:
         try:
             descriptor = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except (OSError, AttributeError) as error:
-            raise SegmentError(str(error)) from error
+            raise SegmentError("No memory can be shared with the ranks: " + str(error) + ".", "") from error
         try:
             os.ftruncate(descriptor, 2 * half)
             # Sealed: whoever maps it can rely on its size, and never reads beyond an end that moved.
@@ -64,7 +62,7 @@ class Segment:
             return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}")
         except (OSError, ValueError) as error:
             os.close(descriptor)
-            raise SegmentError(str(error)) from error
+            raise SegmentError("No memory can be shared with the ranks: " + str(error) + ".", "") from error
 
     @classmethod
     def open(cls, path: str) -> Segment:
@@ -74,19 +72,19 @@ class Segment:
             SegmentError: it is gone, or no such segment.
         """
         if not _PATH.fullmatch(path):
-            raise SegmentError(f"{path!r} names no segment")
+            raise SegmentError(f"{path!r} names no segment.", "")
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise SegmentError(str(error)) from error
+            raise SegmentError("No memory can be shared with the ranks: " + str(error) + ".", "") from error
         try:
             wanted = fcntl.F_SEAL_SHRINK
             if os.fstat(descriptor).st_uid != os.getuid() or not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & wanted:
-                raise SegmentError(f"{path!r} is no segment of this user")
+                raise SegmentError(f"{path!r} is no segment of this user.", "")
             return cls(descriptor, path)
         except (OSError, ValueError) as error:
             os.close(descriptor)
-            raise SegmentError(str(error)) from error
+            raise SegmentError("No memory can be shared with the ranks: " + str(error) + ".", "") from error
 
     def is_at(self, path: str) -> bool:
         """Whether a path leads to this very segment: a later one may have the number, and so the path, of this one."""
@@ -113,20 +111,21 @@ def half_for(size: int) -> int:
     return max(LEAST_BYTES // 2, 1 << (size - 1).bit_length() if size else 0)
 
 
-def write(half: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
+def write(
+    half: torch.Tensor, tensors: Mapping[str, torch.Tensor], flags: Sequence[torch.Tensor] = ()
+) -> tuple[tuple[TensorSpec, ...], tuple[bool, ...]]:
     """Write tensors into one half of a segment, one after the other; return what they are, when all bytes are there.
 
     Args:
-        tensors: on the CPU or a GPU, together no more than `half` holds.
+        tensors: on the CPU or a GPU; together with a byte for each flag no more than `half` holds.
+        flags: boolean scalars, on the CPU or a GPU, whose values are returned too.
 
     Raises:
         TypeError: a tensor of a type that does not travel.
     """
-    specs, start, devices = [], 0, set()
-    for name, tensor in tensors.items():
-        specs.append(spec_of(name, tensor))
-        if not tensor.numel():
-            continue
+    specs = tuple(spec_of(name, tensor) for name, tensor in tensors.items())
+    start, devices = 0, set()
+    for tensor in (*tensors.values(), *flags):
         data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         half[start : start + data.numel()].copy_(data, non_blocking=True)
         start += data.numel()
@@ -134,7 +133,7 @@ def write(half: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> tuple[Tens
             devices.add(data.device)
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
-    return tuple(specs)
+    return specs, tuple(half[start - len(flags) : start].view(torch.bool).tolist())
 
 
 def read(half: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event | None]:

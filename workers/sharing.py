@@ -34,3 +34,16 @@ def share(
     if world_size > 1:
         dist.broadcast(flat, src=0)
     return unpack(specs, flat)
+
+
+def take_copy(
+    specs: Sequence[TensorSpec], memory: torch.Tensor, device: torch.device
+) -> tuple[dict[str, torch.Tensor], torch.cuda.Event | None]:
+    """The named tensors, copied to `device`; `memory` begins with them, and holds still until the event, if any."""
+    total = sum(tensor_bytes(spec) for spec in specs)
+    tensors = unpack(specs, memory[:total].to(device, non_blocking=True, copy=True))
+    if device.type != "cuda":
+        return tensors, None
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(device))
+    return tensors, copied

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from workers.shared_memory import LEAST_BYTES, Segment, SegmentError, half_for, write
+from parallel_runtime.errors import SegmentError
+from workers.shared_memory import LEAST_BYTES, Segment, half_for, write
 from workers.tensors import unpack
 
 TENSORS = {
@@ -39,7 +40,8 @@ def segment():
 
 
 def test_another_process_reads_and_answers_what_is_written(segment):
-    specs = write(segment.request, TENSORS)
+    specs, flags = write(segment.request, TENSORS, [torch.tensor(True), torch.tensor(False)])
+    assert flags == (True, False)
     size = sum(tensor.nbytes for tensor in TENSORS.values())
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", OTHER_PROCESS, segment.path, str(size)], cwd=root, check=True, timeout=120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import PoolError
+from parallel_runtime.errors import PoolError, RequestError, SegmentError
 from parallel_runtime.pipeline.requests import Finished, Forward, Load, Release, Sample, Step
 from tests.tiny_flux import write_original
 from workers.client import Branch, ModelRequest, PoolClient, SampleRequest
@@ -21,6 +22,8 @@ from workers.launch import PoolSpec
 from workers.pool import RunningPool
 from workers.prepared_calls import PreparedCalls
 from workers.protocol import Done, Ready
+from workers.shared_memory import Segment
+from workers.transport import Parcel, Transport
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,57 @@ def test_whatever_changes_the_model_or_ends_in_an_error_is_followed_by_a_prepare
         step({**given(), "unknown": torch.zeros(1)})
     assert torch.equal(step(), first)
     assert asked == [Sample, Step, Load, Forward, Release, Load, Forward, Forward, Forward]
+
+
+@pytest.mark.parametrize("texts", [(5, 5), (5, 3)])
+def test_two_prompts_in_turn_are_steps_too_and_never_mistaken_for_each_other(client, path, asked, texts):
+    prompts = [given(10 + number, text) for number, text in enumerate(texts)]
+    expected = [client.forward(model(path, 1), latent(3), torch.tensor([0.4]), prompt) for prompt in prompts]
+    outputs = [client.forward(model(path), latent(3), torch.tensor([0.4]), prompt) for prompt in prompts * 3]
+    asked.clear()
+    outputs += [client.forward(model(path), latent(3), torch.tensor([0.4]), prompt) for prompt in prompts * 2]
+    assert asked == [Step] * 4
+    for number, output in enumerate(outputs):
+        one = expected[number % 2]
+        assert (output - one).abs().max() < 1e-5 * one.abs().max()
+    changed = {**prompts[0], "guidance": torch.tensor([1.5 + texts[1]])}  # of the same shapes
+    assert not torch.allclose(client.forward(model(path), latent(3), torch.tensor([0.4]), changed), expected[0])
+    assert asked[-1] is Forward
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused_before_they_are_sent(client, path, asked, bad):
+    x = latent(0)
+    text = given(20)
+    for _ in range(2):  # at the first call, which is prepared, and at a step
+        client.forward(model(path), x, torch.tensor([0.5]), text)
+        broken = x.clone()
+        broken[0, 1, 0, 1] = bad
+        with pytest.raises(RequestError, match="input latent"):
+            client.forward(model(path), broken, torch.tensor([0.5]), text)
+    assert client.status().state == "idle"
+
+
+def no_memory(*_: Any) -> Any:
+    raise SegmentError("No memory.", "")
+
+
+def put_elsewhere(self: Transport, *given: Any, put: Any = Transport.put) -> Parcel:
+    parcel = put(self, *given)
+    return replace(parcel, segment="/proc/1/fd/99999") if parcel.segment else parcel
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "broken"),
+    [(Segment, "create", no_memory), (Transport, "put", put_elsewhere)],  # the second: ranks may not open the client's
+)
+def test_without_shared_memory_the_socket_carries_the_same(client, path, monkeypatch, part, name, broken):
+    expected = client.forward(model(path), latent(0), torch.tensor([0.5]), given())
+    monkeypatch.setattr(part, name, broken)
+    other = PoolClient(PoolSpec("cpu", (0, 1)))
+    outputs = [other.forward(model(path), latent(0), torch.tensor([0.5]), given()) for _ in range(3)]
+    other.close()
+    assert all(torch.equal(output, expected) for output in outputs)
 
 
 def test_more_kinds_than_are_kept_are_forgotten_by_the_ranks_too(client, path, asked):
