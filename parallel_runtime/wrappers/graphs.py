@@ -6,9 +6,10 @@ numbers). A forward is recorded once per kind of call: shapes, dtypes, other arg
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..agreement import NONE, all_agree
 from ..mesh import Mesh
+from .pulse import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,10 @@ KEPT = 4
 of picture."""
 _FREE_FRACTION = 8
 """Recordings keep their memory. Where less than this part of the GPU is free, a new kind of call lets them go."""
+
+_FIRST_MARKS = 2
+"""The first graph ends at this mark of the pulse: with four of FLUX.1's 57 blocks, which take a GPU longer
+than the host takes to launch the rest."""
 
 Forward = Callable[..., Any]
 Replay = Callable[[list[torch.Tensor]], Any]
@@ -78,6 +84,7 @@ class RecordedForward:
             keeps them alive.
         record: how to record; CUDA graphs unless a test says otherwise.
         kept: recorded kinds of each group.
+        pulse: that the forward marks between its blocks, if it does; see `record_cuda_graph`.
     """
 
     def __init__(
@@ -86,7 +93,10 @@ class RecordedForward:
         made_outside: Callable[[], Any] = lambda: None,
         record: Record | None = None,
         kept: int = KEPT,
+        pulse: Pulse | None = None,
     ):
+        self.pulse = pulse
+        self.stream: Any = None
         self._kept = kept
         self._forward = forward
         self.made_outside = made_outside
@@ -197,28 +207,80 @@ class RecordedForward:
 def record_cuda_graph(
     owner: RecordedForward, call: Callable[[list[torch.Tensor]], Any], static: list[torch.Tensor]
 ) -> Replay:
-    """Record `call(static)` as a CUDA graph.
+    """Record `call(static)` as CUDA graphs: its first blocks as one, the others as a second.
+
+    To launch a graph of all blocks takes the host a millisecond and more, and the GPU begins when that is over. So it
+    begins with a short one, and computes that while the host launches the long one.
 
     Raises:
         RuntimeError: the forward does something that cannot be recorded, or memory ran out.
     """
     if owner.pool is None:
-        # One pool for all recordings: they never run at the same time and keep nothing between two replays.
-        owner.pool = torch.cuda.graph_pool_handle()
-    graph = torch.cuda.CUDAGraph()
-    # thread_local: NCCL's watchdog thread asks CUDA for the state of earlier collectives meanwhile.
-    with torch.cuda.graph(graph, pool=owner.pool, capture_error_mode="thread_local"):
-        output = call(static)
+        # One pool and one stream for all recordings: they never run at the same time and keep nothing between two
+        # replays, and memory is given out again on the stream alone that it was taken on.
+        owner.pool, owner.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    capture = _Capture(owner.pool)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    owner.stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(owner.stream), _listening(owner.pulse, capture.between_blocks):
+        capture.begin()
+        try:
+            output = call(static)
+        finally:
+            capture.end()
+    torch.cuda.current_stream().wait_stream(owner.stream)
 
     outside = owner.made_outside()
 
     def replay(tensors: list[torch.Tensor], outside: Any = outside) -> Any:
         for old, new in zip(static, tensors, strict=True):
             old.copy_(new)
-        graph.replay()
+        for graph in capture.graphs:
+            graph.replay()
         return pytree.tree_map_only(torch.Tensor, torch.clone, output)
 
     return replay
+
+
+class _Capture:
+    """The graphs of one forward while they are recorded, one behind the other."""
+
+    def __init__(self, pool: Any):
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self._pool = pool
+        self._passed = 0
+
+    def begin(self) -> None:
+        """What is launched from now on goes into another graph."""
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: NCCL's watchdog thread asks CUDA for the state of earlier collectives meanwhile.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self.graphs.append(graph)
+
+    def end(self) -> None:
+        """The last graph is whole."""
+        self.graphs[-1].capture_end()
+
+    def between_blocks(self) -> None:
+        """The forward is between two blocks, as it is now and then."""
+        self._passed += 1
+        if self._passed == _FIRST_MARKS:
+            self.end()
+            self.begin()
+
+
+@contextlib.contextmanager
+def _listening(pulse: Pulse | None, listener: Callable[[], None]) -> Iterator[None]:
+    """Inside, the pulse's marks are told of."""
+    if pulse is None:
+        yield
+        return
+    before, pulse.on_mark = pulse.on_mark, listener
+    try:
+        yield
+    finally:
+        pulse.on_mark = before
 
 
 def _key(mesh: Mesh, leaves: list[Any], structure: Any) -> Hashable | None:

@@ -28,6 +28,7 @@ from .graphs import RecordedForward
 from .modulation import find_modulations
 from .module_paths import find_modules, matches
 from .peers import PeerSharing
+from .pulse import pulse_of
 from .sequence import SequenceSplit, gather_hook, output_split_hook, split_hook
 from .sequence_attention import SequenceAttention
 from .timestep import ExactTimestep
@@ -96,7 +97,9 @@ class ParallelTransformer:
         self.check_mesh(mesh)
         self._recorded: RecordedForward | None = None
         if record and device.type == "cuda":
-            self._recorded = RecordedForward(self._call, made_outside=self.made_outside)
+            self._recorded = RecordedForward(
+                self._call, made_outside=self.made_outside, pulse=pulse_of(transformer, spec)
+            )
         self._signature = inspect.signature(transformer.forward)
         peers = None
         if share and spec.splits_sequence:

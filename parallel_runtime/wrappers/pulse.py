@@ -7,7 +7,7 @@ CUDA. Both are recorded with a forward and repeat with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -19,10 +19,16 @@ MARKS = 16
 """Of one forward, about: each costs a GPU a few microseconds. A forward of ten minutes shows itself every 40 s."""
 
 
+def _ignore() -> None:
+    """Nobody listens."""
+
+
 class Pulse:
     """How far a device is. One for all models of a rank, for as long as it lives: recordings write into it."""
 
     def __init__(self, device: torch.device):
+        self.on_mark: Callable[[], None] = _ignore
+        """Called behind every mark, where the host is between two blocks."""
         self._on_gpu: torch.Tensor | None = None
         self._count = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         if device.type == "cuda":
@@ -35,6 +41,7 @@ class Pulse:
         else:
             self._on_gpu += 1
             self._count.copy_(self._on_gpu, non_blocking=True)
+        self.on_mark()
 
     @property
     def count(self) -> int:
@@ -65,3 +72,9 @@ def mark_blocks(transformer: nn.Module, spec: ModelSpec, pulse: Pulse) -> None:
         blocks.__class__ = _Marked
         assert isinstance(blocks, _Marked)
         blocks._pulse, blocks._stride = pulse, max(1, total // MARKS)
+
+
+def pulse_of(transformer: nn.Module, spec: ModelSpec) -> Pulse | None:
+    """The pulse that a transformer's blocks mark, if they mark one."""
+    found = find_modules(transformer, spec.block_lists).values()
+    return next((blocks._pulse for blocks in found if isinstance(blocks, _Marked)), None)

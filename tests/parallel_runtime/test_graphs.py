@@ -13,6 +13,7 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.wrappers import graphs
 from parallel_runtime.wrappers.graphs import KEPT, WARM_RUNS, RecordedForward
+from parallel_runtime.wrappers.pulse import Pulse
 from tests.ranks import run_ranks
 
 ONE = single_rank_mesh()
@@ -169,3 +170,53 @@ def test_a_cuda_graph_gives_what_the_forward_gives():
     for _ in range(WARM_RUNS + 3):
         x = torch.randn(64, 32, device="cuda")
         assert torch.equal(recorded(ONE, (x,), {}), (x @ x.t()).relu())
+
+
+def test_the_first_blocks_are_a_graph_of_their_own_which_ends_before_the_next_begins(monkeypatch):
+    happened: list[str] = []
+
+    class Graph:
+        def capture_begin(self, **_: object) -> None:
+            happened.append("begin")
+
+        def capture_end(self) -> None:
+            happened.append("end")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    capture = graphs._Capture(pool=None)
+    pulse = Pulse(torch.device("cpu"))
+    before = pulse.on_mark
+    with graphs._listening(pulse, capture.between_blocks):
+        capture.begin()
+        for block in range(5):
+            happened.append(f"block {block}")
+            pulse.mark()
+        capture.end()
+    assert happened == ["begin", "block 0", "block 1", "end", "begin", "block 2", "block 3", "block 4", "end"]
+    assert len(capture.graphs) == 2
+    assert pulse.on_mark is before
+    assert int(pulse.count) == 5
+
+
+@pytest.mark.gpu
+def test_gpu_graphs_in_two_parts_replay_the_forward_and_count_its_blocks():
+    pulse = Pulse(torch.device("cuda"))
+    weights = [torch.randn(256, 256, device="cuda") / 16 for _ in range(8)]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.tanh(x @ weight) + x
+            pulse.mark()
+        return x
+
+    recorded = RecordedForward(forward, pulse=pulse)
+    mesh = single_rank_mesh()
+    for _ in range(8):
+        x = torch.randn(32, 256, device="cuda")
+        assert torch.allclose(recorded(mesh, (x,), {}), forward(x), atol=1e-4)
+    (kind,) = recorded._over[mesh.sequence_ranks].kinds.values()
+    assert kind.replay is not None
+    before = pulse.count
+    recorded(mesh, (x,), {})
+    torch.cuda.synchronize()
+    assert pulse.count == before + len(weights)
