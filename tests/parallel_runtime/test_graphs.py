@@ -199,6 +199,7 @@ def test_the_first_blocks_are_a_graph_of_their_own_which_ends_before_the_next_be
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_graphs_in_two_parts_replay_the_forward_and_count_its_blocks():
     pulse = Pulse(torch.device("cuda"))
     weights = [torch.randn(256, 256, device="cuda") / 16 for _ in range(8)]
