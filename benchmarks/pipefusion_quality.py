@@ -64,6 +64,9 @@ class Drift:
             self.changes.append(statistics.mean(((a - b).norm() / a.norm()).item() for a, b in pairs))
         self._before = now
 
+    def before_compiling(self) -> None:
+        pass
+
     def check_cancel(self) -> None:
         """Nobody cancels."""
 

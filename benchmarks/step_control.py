@@ -36,6 +36,9 @@ class StepControl:
         if self._telling is not None:
             self._telling.flush()
 
+    def before_compiling(self) -> None:
+        pass
+
     def check_cancel(self) -> None:
         """Nobody cancels."""
 

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from parallel_runtime import memory
 from parallel_runtime.errors import ParallelError
+from parallel_runtime.loading.lean_imports import leave_out_unused_packages
 from parallel_runtime.pipeline.control import Cancelled
 from parallel_runtime.pipeline.engine import Engine, Prepared
 from parallel_runtime.pipeline.requests import Answer, Step
@@ -83,6 +84,7 @@ class Rank:
         self.segment: Segment | None = None  # this rank's view of the memory shared with the client
         self.progress = 0
         self.compiling_since: float | None = None  # the graph that is being made now, if any
+        self._watches_compiler = False
 
     def receive(self) -> None:
         """Receiver thread. The supervisor's end is this process's end, in the middle of whatever it does."""
@@ -114,6 +116,25 @@ class Rank:
         """Rises whenever this rank gets on: with a job, with a forward's blocks, or with an import, which may take a
         minute from a cold disk."""
         return self.progress + self.engine.residency.pulse.count + len(sys.modules)
+
+    def watch_compiler(self) -> None:
+        """Before this process compiles: that takes minutes without a step, so the heartbeat tells of it, and each graph
+        counts as progress. Not before, as the compiler takes seconds to import."""
+        if self._watches_compiler:
+            return
+        self._watches_compiler = True
+        import torch._dynamo.callback
+
+        def begin(*_: object) -> None:
+            self.progress += 1
+            self.compiling_since = time.monotonic()
+
+        def end(*_: object) -> None:
+            self.progress += 1
+            self.compiling_since = None
+
+        torch._dynamo.callback.callback_handler.register_start_callback(begin)
+        torch._dynamo.callback.callback_handler.register_end_callback(end)
 
     def work(self) -> None:
         """Main loop: one job at a time, each in its two phases."""
@@ -269,22 +290,6 @@ def join_group(spec: PoolSpec, environment: Mapping[str, str]) -> torch.device:
     return device
 
 
-def note_compilation(rank: Rank) -> None:
-    """Compiling takes minutes without a step; the heartbeat tells of it, and each graph counts as progress."""
-
-    def begin(*_: object) -> None:
-        rank.progress += 1
-        rank.compiling_since = time.monotonic()
-
-    def end(*_: object) -> None:
-        rank.progress += 1
-        rank.compiling_since = None
-
-    handler = torch._dynamo.callback.callback_handler
-    handler.register_start_callback(begin)
-    handler.register_end_callback(end)
-
-
 def device_name(device: torch.device) -> str:
     """What the status shows for a rank."""
     return f"cuda:{device.index} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
@@ -293,6 +298,7 @@ def device_name(device: torch.device) -> str:
 def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> None:
     """Process entry, under torchrun. `make_engine(device, rank, world_size)` lets tests put faults in."""
     die_with_parent(os.getppid())
+    leave_out_unused_packages()
     spec = PoolSpec.parse(os.environ["PARALLEL_DIT_DEVICES"])
     number = take_place(spec, os.environ)
     output = RankOutput.install(number)
@@ -304,7 +310,6 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     torch.set_grad_enabled(False)
     device = join_group(spec, os.environ)
     rank = Rank(connection, make_engine(device, number, spec.world_size), output, spec.hosts == 1)
-    note_compilation(rank)
     threading.Thread(target=rank.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.beat, name="heartbeat", daemon=True).start()
     connection.send(Online(number, device_name(device)))

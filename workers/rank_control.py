@@ -45,6 +45,9 @@ class RankControl(Control):
         specs, buffers = pack({} if denoised is None else {"denoised": denoised})
         self._rank.connection.send(Progress(self._number, step, total, specs), buffers)
 
+    def before_compiling(self) -> None:
+        self._rank.watch_compiler()
+
     def check_cancel(self) -> None:
         self._rank.progress += 1
         if self._rank.cancelled == self._number:

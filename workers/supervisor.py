@@ -22,9 +22,10 @@ import msgspec
 
 from parallel_runtime.errors import ParallelError
 
+from .compiled_cache import prune
 from .frames import Frame
 from .jobs import Jobs
-from .launch import PACK_ROOT, PoolSpec, rank_environment, torchrun_command
+from .launch import PACK_ROOT, PoolSpec, rank_environment, state_directory, torchrun_command
 from .members import Members
 from .network import BACKLOG, interface_of, listen, read_network
 from .peer import Peer
@@ -84,6 +85,7 @@ class Supervisor:
         self._watch(self._serve_client())
         self._watch(self._watch_client())
         start = self._watch(self._start())
+        self._watch(asyncio.to_thread(prune, state_directory() / "compiled"))
         await self._ended.wait()
         await asyncio.wait([start])
         for listener in self._listeners:

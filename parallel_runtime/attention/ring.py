@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from .kernels import AttendWithLse
+from .varying import leave_open
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class RingLayout:
         hops = (lengths[(index - hop) % len(lengths)] for hop in range(len(lengths)))
         chunks = tuple(torch.empty(length, 0, device=device) for length in hops)
         for chunk in chunks:
-            torch._dynamo.maybe_mark_dynamic(chunk, 0)
+            leave_open(chunk, 0)
         return cls(chunks)
 
 

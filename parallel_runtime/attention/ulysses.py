@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from .kernels import Attend
+from .varying import leave_open
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class WireLayout:
         layout = cls(tokens[rank].to(device), kept.to(device), (starts + tokens).flatten().to(device))
         for indices in (layout.own, layout.kept, layout.spread):
             # They reach a graph as attributes, whose sizes torch.compile does not learn to be dynamic by itself.
-            torch._dynamo.maybe_mark_dynamic(indices, 0)
+            leave_open(indices, 0)
         return layout
 
 

@@ -6,16 +6,17 @@ and the last stage's tokens are put back in their place in the whole, so that th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..agreement import NONE, agreed_history, offer_history
+from ..agreement import NONE, agreed_history, offer_history, offer_nothing
 from ..mesh import Layout, Mesh
 from ..models.spec import ModelSpec
+from ..switches import is_on
 from ..wrappers.graphs import RecordedForward
 from ..wrappers.parallel_transformer import ParallelTransformer, parallelize
 from .blocks import Relay, StageDone, Streams, Tapped, block_paths, skips_given, skips_taken, stages_of, streams_in
@@ -64,7 +65,7 @@ class Stage:
         paths = block_paths(transformer, spec)
         count = len(paths)
         self._recorded: RecordedForward | None = None
-        if record and next(transformer.parameters()).is_cuda:
+        if record and next(transformer.parameters()).is_cuda and is_on("recordings"):
             self._recorded = RecordedForward(self._run, made_outside=self._made_outside, kept=_RECORDED)
         self._given: dict[int, torch.Tensor] = {}
         self._sizes: tuple[Any, ...] = ()
@@ -109,7 +110,8 @@ class Stage:
     def offers(self, layout: Layout) -> dict[str, int]:
         """See `ParallelTransformer.offers`."""
         ranks = layout.sequence_ranks
-        return offer_history(ranks, self._recorded.history(ranks) if self._recorded is not None else NONE)
+        recorded = self._recorded.history(ranks) if self._recorded is not None else NONE
+        return offer_nothing(ranks) | offer_history(ranks, recorded)
 
     def go_on(self, agreed: Mapping[str, int]) -> None:
         """See `ParallelTransformer.go_on`; keys and values go with the recordings that use them."""
@@ -144,6 +146,15 @@ class Stage:
         self._relay.skips = {}
         self._cut.forget()
         self.transformer.forget_runs()
+
+    @property
+    def before_compiling(self) -> Callable[[], None]:
+        """See `ParallelTransformer`."""
+        return self.transformer.before_compiling
+
+    @before_compiling.setter
+    def before_compiling(self, tell: Callable[[], None]) -> None:
+        self.transformer.before_compiling = tell
 
     def parameters(self) -> Any:
         """The stage's own parameters."""

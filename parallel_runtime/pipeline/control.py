@@ -28,6 +28,9 @@ class Control(Protocol):
         """
         ...
 
+    def before_compiling(self) -> None:
+        """The forwards that come may compile, which can take minutes."""
+
     def check_cancel(self) -> None:
         """Raise `Cancelled` if this rank has heard of a cancel. For PREPARE, where ranks need not agree."""
         ...

@@ -236,7 +236,7 @@ class Engine:
         started = time.perf_counter()
         resident.activate()  # models that were prepared since may have taken its place
         results: Results = {}
-        joined = self._join(resident, place, plan, agreed)
+        joined = self._join(resident, place, plan, agreed, control)
         if joined is not None and joined.links is not None:
             runner = StageRunner(resident.staged, joined.links, [conditioning], tensors["x"], patches=1, keep=False)
             output = forward_once(runner, tensors["x"], tensors["timestep"])
@@ -277,7 +277,7 @@ class Engine:
             started = time.perf_counter()
             self.conditionings.drop(request.dropped)
             branches = [self.conditionings.take(branch, tensors) for branch in request.branches]
-            joined = self._join(resident, place, plan, agreed)
+            joined = self._join(resident, place, plan, agreed, control)
             if joined is None:
                 (sit_out if plan.pipe > 1 else denoising.sit_out)(steps, control)
                 return self._finished(says, started), {}
@@ -331,7 +331,12 @@ class Engine:
         return what_runs(resident.config, resident.ranks, resident.facts, request, self.machine, resident.loaded)
 
     def _join(
-        self, resident: Resident, place: Place | None, plan: ParallelPlan, agreed: Mapping[str, int]
+        self,
+        resident: Resident,
+        place: Place | None,
+        plan: ParallelPlan,
+        agreed: Mapping[str, int],
+        control: Control,
     ) -> Joined | None:
         """Join the groups of a plan, and wrap the model for it. Collective over the world where groups are new."""
         joined = self._meshes.join(plan, resident.facts.mirrored and plan.pipe > 1)
@@ -339,6 +344,7 @@ class Engine:
             transformer = resident.whole() if joined.links is None else resident.stage(place, joined.mesh)
             transformer.set_mesh(joined.mesh)
             transformer.go_on(agreed)
+            transformer.before_compiling = control.before_compiling
         return joined
 
     def _predictor(self, resident: Resident, mesh: Mesh) -> Predictor:

@@ -151,7 +151,8 @@ class Residency:
         place: Place | None,
         owned: tuple[int, int] | None,
     ) -> Structure:
-        options = (config.attention, config.compiles(self._device.type == "cuda"))
+        compiles = config.compiles(self._device.type == "cuda")
+        options = (config.attention, compiles, compiles and config.compile == "auto")
         if options not in held.structures:
             skeleton = skeleton or _Skeleton.build(opened, owned)
             module, relay = skeleton.module, skeleton.relay
@@ -161,7 +162,7 @@ class Residency:
             if relay is None or place is None:
                 held.structures[options] = Structure.wrap(module, spec, *options)
             else:
-                stage = Stage(module, spec, relay, single_rank_mesh(), *options)
+                stage = Stage(module, spec, relay, single_rank_mesh(), *options[:2])
                 stage.check_ring(place.layout)
                 held.structures[options] = Structure(spec, *options, stage)
         return held.structures[options]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..agreement import NONE, offer_history
+from ..agreement import offer_nothing
 from ..config import ParallelConfig, ParallelPlan
 from ..loading.checkpoint import Checkpoint, open_checkpoint
 from ..loading.reading import OnBytes
@@ -114,7 +114,7 @@ class Resident:
         owned = self.owned(place) if stages else None
         if current is not None and getattr(current, "owned", None) == owned:
             return current.offers(place.layout)
-        return offer_history(place.layout.sequence_ranks, NONE)  # it will be wrapped anew
+        return offer_nothing(place.layout.sequence_ranks)  # it will be wrapped anew
 
     def owned(self, place: Place) -> tuple[int, int]:
         """(start, stop) of this rank's blocks at such a place."""

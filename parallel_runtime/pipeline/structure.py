@@ -18,19 +18,20 @@ class Structure:
     """The wrapped modules; they are wrapped anew where a request's stages ask for it.
 
     Args:
-        attention, compile: as for `parallelize`.
+        attention, compile, ahead: as for `parallelize`. Stages compile at once.
         transformer: wrapped for the last request.
     """
 
     spec: ModelSpec
     attention: str
     compile: bool
+    ahead: bool
     transformer: ParallelTransformer | Stage
 
     @classmethod
-    def wrap(cls, module: torch.nn.Module, spec: ModelSpec, attention: str, compile: bool) -> Structure:
+    def wrap(cls, module: torch.nn.Module, spec: ModelSpec, attention: str, compile: bool, ahead: bool) -> Structure:
         """Wrap a transformer that has all its blocks."""
-        return cls(spec, attention, compile, _wrap(module, spec, attention, compile))
+        return cls(spec, attention, compile, ahead, _wrap(module, spec, attention, compile, ahead))
 
     @property
     def parameters(self) -> int:
@@ -40,7 +41,7 @@ class Structure:
     def whole(self) -> ParallelTransformer:
         """The transformer with all its blocks, to be run over any mesh without stages."""
         if isinstance(self.transformer, Stage):
-            self.transformer = _wrap(self.transformer.unwrap(), self.spec, self.attention, self.compile)
+            self.transformer = _wrap(self.transformer.unwrap(), self.spec, self.attention, self.compile, self.ahead)
         return self.transformer
 
     def stage(self, owned: tuple[int, int], mesh: Mesh) -> Stage:
@@ -59,5 +60,5 @@ class Structure:
         return sum(each.nbytes for each in self.transformer.keys.buffers) if isinstance(self.transformer, Stage) else 0
 
 
-def _wrap(module: torch.nn.Module, spec: ModelSpec, attention: str, compile: bool) -> ParallelTransformer:
-    return parallelize(module, spec, single_rank_mesh(), attention=attention, compile=compile)
+def _wrap(module: torch.nn.Module, spec: ModelSpec, attention: str, compile: bool, ahead: bool) -> ParallelTransformer:
+    return parallelize(module, spec, single_rank_mesh(), attention=attention, compile=compile, ahead=ahead)

@@ -32,7 +32,7 @@ class Held:
         key: what they were read from (files with size and time, dtype, blocks).
         title: for messages, such as "FLUX.1 in float32".
         costs: bytes that they take from the device; 0 for a memory-mapped file.
-        structures: by (attention, compile).
+        structures: by (attention, compile, ahead).
         used: when, on the store's clock.
         runs_need: bytes that its last run was estimated to need beside the weights.
         unloaded: a request has unloaded it, and nothing of its runs is left. The same on all ranks.

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from ..agreement import NONE, agreed_history, offer_history
+from ..agreement import COMPILED, NONE, agreed_history, offer_history
 from ..attention import rebind
 from ..attention.choice import check_ring, resolve_kernel, untouched_kernel
 from ..attention.kernels import KERNELS
@@ -23,15 +24,21 @@ from ..mesh import Layout, Mesh
 from ..models.spec import ModelSpec
 from ..pipefusion.blocks import is_absent, stages_of
 from ..pipefusion.stale import Place, StaleKeys
-from .compiled_blocks import CompiledBlocks
+from ..switches import is_on
+from .compile_ahead import CompileAhead
+from .compiler_link import ProcessCompiler
+from .compiler_messages import ToCompile
 from .graphs import RecordedForward
 from .modulation import find_modulations
-from .module_paths import find_modules, matches
+from .module_paths import find_modules, first_blocks, matches
 from .peers import PeerSharing
 from .pulse import pulse_of
 from .sequence import SequenceSplit, gather_hook, output_split_hook, split_hook
 from .sequence_attention import SequenceAttention
 from .timestep import ExactTimestep
+
+if TYPE_CHECKING:
+    from .compiled_blocks import CompiledBlocks
 
 
 def parallelize(
@@ -43,6 +50,7 @@ def parallelize(
     record: bool = True,
     share: bool = True,
     keys: StaleKeys | None = None,
+    ahead: bool = False,
 ) -> ParallelTransformer:
     """Let the ranks of `mesh` run `transformer` together; call it on every rank with the same arguments.
 
@@ -55,12 +63,13 @@ def parallelize(
         record: on a GPU, forwards that repeat become CUDA graphs (graphs.py). Nothing to gain on a CPU.
         share: GPUs of one host that can write to each other's memory exchange heads in this way (peer.py).
         keys: of a stage of a pipeline, which runs with `ParallelTransformer.staged`.
+        ahead: with `compile`, run the blocks as they are until `use_compiled`.
 
     Raises:
         UnsupportedModelError: the transformer is not what the spec describes, or its attention cannot be exchanged.
         ConfigurationError: the mesh or the attention backend cannot be used here.
     """
-    return ParallelTransformer(transformer, spec, mesh, attention, compile, record, share, keys)
+    return ParallelTransformer(transformer, spec, mesh, attention, compile, record, share, keys, ahead)
 
 
 class ParallelTransformer:
@@ -81,6 +90,7 @@ class ParallelTransformer:
         record: bool,
         share: bool,
         keys: StaleKeys | None,
+        ahead: bool,
     ):
         _check_class(transformer, spec)
         self.transformer = transformer
@@ -96,14 +106,14 @@ class ParallelTransformer:
         self._keys = keys
         self.check_mesh(mesh)
         self._recorded: RecordedForward | None = None
-        if record and device.type == "cuda":
+        if record and device.type == "cuda" and is_on("recordings"):
             self._recorded = RecordedForward(
-                self._call, made_outside=self.made_outside, pulse=pulse_of(transformer, spec)
+                self.call_at_once, made_outside=self.made_outside, pulse=pulse_of(transformer, spec)
             )
         self._signature = inspect.signature(transformer.forward)
         peers = None
-        if share and spec.splits_sequence:
-            peers = PeerSharing(_heads(transformer, spec), head_dim, dtype, device, self.attention)
+        if share and spec.splits_sequence and is_on("peers"):
+            peers = PeerSharing(*self.attention_traits())
         self._split = SequenceSplit(mesh, spec.attended, peers)
         self._timestep = ExactTimestep(spec.timestep_scale)
         blocks = list(_blocks(transformer, spec)) if compile else []
@@ -116,14 +126,50 @@ class ParallelTransformer:
         others = self._attention_over_parts(attention_modules, keys)
         self._rebound = rebind.apply(attention_modules, self._attend, others)
         # On a CPU the weights may be the memory-mapped file itself, which they would leave.
-        together = compile and device.type == "cuda"
-        if compile:
-            exchange_rotary(attention_modules.values())
-        if together:
+        self._together = compile and device.type == "cuda"
+        if self._together:
             place_side_by_side(attention_modules.values())
+        self._attention_modules = attention_modules
         self._handles = self._register_hooks()
-        present = [block for block in blocks if not is_absent(block)]
-        self._compiled = CompiledBlocks(present, together) if compile else None
+        self._present = [block for block in blocks if not is_absent(block)]
+        self._compiled: CompiledBlocks | None = None
+        self._runs_compiled = False
+        self.before_compiling: Callable[[], None] = lambda: None
+        """Called once, before the first forward that may compile."""
+        self._announced = False
+        self._ahead: CompileAhead | None = None
+        if compile and ahead:
+            self._ahead = CompileAhead(ProcessCompiler(self._to_compile(), self._one_of_each(), self._split.peer_bytes))
+        elif compile:
+            self.use_compiled(True)
+
+    def _to_compile(self) -> ToCompile:
+        device, dtype, _ = _attention_traits(self.transformer)
+        joined = dist.is_initialized()
+        return ToCompile(
+            self.spec.name,
+            dict(self.config),
+            str(dtype).removeprefix("torch."),
+            str(device),
+            self.attention,
+            dist.get_rank() if joined else 0,
+            dist.get_world_size() if joined else 1,
+        )
+
+    def _one_of_each(self) -> int:
+        """Bytes of the transformer with one block of each kind."""
+        firsts = first_blocks(self.transformer, self.spec)
+        others = {id(weight) for block, first in firsts.items() if block is not first for weight in block.parameters()}
+        return sum(weight.nbytes for weight in self.transformer.parameters() if id(weight) not in others)
+
+    def attention_traits(self) -> tuple[int, int, torch.dtype, torch.device, str]:
+        """What PeerSharing is made of."""
+        device, dtype, head_dim = _attention_traits(self.transformer)
+        return _heads(self.transformer, self.spec), head_dim, dtype, device, self.attention
+
+    def exchange_through(self, peers: PeerSharing | None) -> None:
+        """Take other buffers for the exchange of heads."""
+        self._split.exchange_through(peers)
 
     def _attention_over_parts(self, paths: Iterable[str], keys: StaleKeys | None) -> dict[str, SequenceAttention]:
         found: dict[str, SequenceAttention] = {}
@@ -168,6 +214,25 @@ class ParallelTransformer:
         for modulation in self._modulations.values():
             modulation.set_mesh(mesh)
 
+    def use_compiled(self, compiled: bool) -> None:
+        """Run the blocks compiled, or as they are, from the next forward on; all ranks of a sequence group alike.
+
+        What is not compiled yet is compiled when it first runs. The results are equal up to rounding.
+        """
+        if compiled == self._runs_compiled:
+            return
+        self._runs_compiled = compiled
+        if self._recorded is not None:
+            self._recorded.begin_anew(self.mesh)  # recordings are of the other way
+        if self._compiled is not None:
+            self._compiled.use(compiled)
+            return
+        # Imports much of torch that nothing else needs.
+        from .compiled_blocks import CompiledBlocks
+
+        exchange_rotary(self._attention_modules.values())
+        self._compiled = CompiledBlocks(self._present, self._together)
+
     def check_mesh(self, mesh: Mesh) -> None:
         """Refuse a mesh that this wrapper does not run, and change nothing. No collective.
 
@@ -205,6 +270,8 @@ class ParallelTransformer:
         stays."""
         if self._recorded is not None:
             self._recorded.clear()
+        if self._ahead is not None:
+            self._ahead.give_up()
         self._split.forget()
         self._timestep.begin(None)
         for modulation in self._modulations.values():
@@ -213,7 +280,9 @@ class ParallelTransformer:
     def offers(self, layout: Layout) -> dict[str, int]:
         """What this rank has recorded over the layout's sequence group, for `go_on`."""
         ranks = layout.sequence_ranks
-        return offer_history(ranks, self._recorded.history(ranks) if self._recorded is not None else NONE)
+        recorded = self._recorded.history(ranks) if self._recorded is not None else NONE
+        compiled = self._ahead.history(ranks) if self._ahead is not None else NONE
+        return offer_history(ranks, recorded) | offer_history(ranks, compiled, COMPILED)
 
     def go_on(self, agreed: Mapping[str, int]) -> None:
         """Use recordings over the mesh at hand only where all ranks have them; before a request's first forward.
@@ -224,6 +293,9 @@ class ParallelTransformer:
         history = agreed_history(self.mesh.sequence_ranks, agreed)
         if self._recorded is not None and history is not None:
             self._recorded.go_on(self.mesh.sequence_ranks, history)
+        compiled = agreed_history(self.mesh.sequence_ranks, agreed, COMPILED)
+        if self._ahead is not None and compiled is not None:
+            self._ahead.go_on(self.mesh.sequence_ranks, compiled)
 
     def leave(self, mesh: Mesh) -> None:
         """Let go of what was recorded over a mesh whose groups will be gone."""
@@ -241,6 +313,8 @@ class ParallelTransformer:
             modulation.undo()
         if self._compiled is not None:
             self._compiled.undo()
+        if self._ahead is not None:
+            self._ahead.give_up()
         self._handles, self._compiled = [], None
         return self.transformer
 
@@ -264,11 +338,22 @@ class ParallelTransformer:
         return self._record_or_call("predict", x, timestep, dict(conditioning))
 
     def _record_or_call(self, *args: Any, **kwargs: Any) -> Any:
+        if self._ahead is None:
+            return self._launch(args, kwargs)
+
+        def call(compiled: bool) -> Any:
+            self.use_compiled(compiled)
+            return self._launch(args, kwargs)
+
+        return self._ahead.run(self.mesh, args, kwargs, call)
+
+    def _launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._recorded is not None:
             return self._recorded(self.mesh, args, kwargs)
-        return self._call(*args, **kwargs)
+        return self.call_at_once(*args, **kwargs)
 
-    def _call(self, convention: str, *args: Any, **kwargs: Any) -> Any:
+    def call_at_once(self, convention: str, *args: Any, **kwargs: Any) -> Any:
+        """What `forward` and `predict` (their names are the convention) do, without recording."""
         return self._predict(*args) if convention == "predict" else self._run(*args, **kwargs)
 
     def _predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
@@ -299,7 +384,11 @@ class ParallelTransformer:
         self._timestep.begin(timestep)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        with self._compiled.compiling() if self._compiled is not None else contextlib.nullcontext():
+        compiled = self._compiled if self._runs_compiled else None
+        if compiled is not None and not self._announced:
+            self._announced = True
+            self.before_compiling()
+        with compiled.compiling() if compiled is not None else contextlib.nullcontext():
             return self.transformer(*args, **kwargs)
 
     __call__ = forward

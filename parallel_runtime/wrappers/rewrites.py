@@ -10,6 +10,11 @@ same to rounding: GELU sees the float32 sum, a partial sum is rounded once.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import logging
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import fx
@@ -18,6 +23,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from ..attention import projections  # noqa: F401 - its operator
 from .peer_rewrites import rewrite_peer_attention
 from .rotary_rewrites import drop_unused, rewrite_rotations
+
+log = logging.getLogger(__name__)
 
 _PROJECTIONS = 3
 """Query, key and value."""
@@ -60,13 +67,29 @@ class Rewrites(CustomGraphPass):
 
     Args:
         together: whether projections lie side by side (projections.py).
+        enabled: False leaves every graph as it is.
     """
 
-    def __init__(self, together: bool):
+    def __init__(self, together: bool, enabled: bool = True):
         self._together = together
+        self._enabled = enabled
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place."""
+        """Rewrite `graph` in place, or leave it as it is where a rewrite does not understand it."""
+        if not self._enabled:
+            return
+        trial = fx.Graph(graph.owning_module)
+        try:
+            result = trial.graph_copy(graph, {})
+            trial.output(result)
+            self._rewrite(trial)
+            trial.lint()
+        except Exception as error:  # noqa: BLE001 - a slower block is better than none, whatever another torch traces
+            log.warning("Blocks are compiled without our rewrites: %s: %s", type(error).__name__, error)
+        else:
+            self._rewrite(graph)
+
+    def _rewrite(self, graph: fx.Graph) -> None:
         linears = [node for node in graph.nodes if node.target is torch._C._nn.linear and len(_arguments(node)) == 3]
         for node in linears:
             _fuse_gelu(graph, node)
@@ -80,14 +103,24 @@ class Rewrites(CustomGraphPass):
 
     def __eq__(self, other: object) -> bool:
         """torch.compile shares graphs between blocks whose options are equal."""
-        return isinstance(other, Rewrites) and other._together == self._together
+        return isinstance(other, Rewrites) and other.uuid() == self.uuid()
 
     def __hash__(self) -> int:
         return hash(self.uuid())
 
     def uuid(self) -> str:
-        """Part of the compile cache's key."""
-        return f"parallel_dit.rewrites.3.{self._together}"
+        """Part of the compile cache's key: another one as soon as anything that makes graphs is another."""
+        return f"parallel_dit.{source_hash()}.{self._together}.{self._enabled}"
+
+
+@functools.cache
+def source_hash() -> str:
+    """Hash of all sources that transform graphs, or tell the compiler of our operators."""
+    package = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for source in sorted(path for folder in ("attention", "wrappers") for path in (package / folder).glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:32]
 
 
 def _arguments(linear: fx.Node) -> list[fx.Node]:

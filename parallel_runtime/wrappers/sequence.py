@@ -58,6 +58,16 @@ class SequenceSplit:
         """What attention reads beside its arguments, in this forward."""
         return [self.layout, self.ring_layout, self.buffers, *(part.read for part in self._parts)]
 
+    def exchange_through(self, peers: PeerSharing | None) -> None:
+        """Exchange heads over other memory from the next forward on."""
+        self.peers = peers
+        for part in self._parts:
+            part.exchange_through(peers)
+
+    def peer_bytes(self) -> int | None:
+        """Of the memory that the ranks shared in the last forward, None where they shared none."""
+        return None if self.buffers is None else self.buffers.memory.numel()
+
     def set_mesh(self, mesh: Mesh) -> None:
         """Split over another mesh from the next forward on."""
         self._mesh = mesh

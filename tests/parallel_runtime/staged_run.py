@@ -39,6 +39,9 @@ class Quiet:
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
         self.steps.append(step)
 
+    def before_compiling(self) -> None:
+        pass
+
     def check_cancel(self) -> None:
         pass
 
@@ -130,7 +133,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     facts = describe_model(FLUX, dict(transformer.config), shapes, 4)
     resident = Resident(
         "m", FLUX, dict(transformer.config), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
-        ParallelPlan(), Structure.wrap(transformer, FLUX, "auto", False),
+        ParallelPlan(), Structure.wrap(transformer, FLUX, "auto", False, False),
     )  # fmt: skip
     meshes = Meshes(rank, world_size)
     outputs = {}

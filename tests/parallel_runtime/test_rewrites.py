@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from parallel_runtime.attention.projections import place_side_by_side, project_t
 from parallel_runtime.attention.rotary import norm_rotate, rotate
 from parallel_runtime.mesh import single_rank_mesh
 from parallel_runtime.models.flux import FLUX
-from parallel_runtime.wrappers import compiled_blocks
+from parallel_runtime.wrappers import compiled_blocks, rewrites
 from parallel_runtime.wrappers.parallel_transformer import parallelize
 from parallel_runtime.wrappers.rewrites import Rewrites, linear_gelu, linear_of_parts
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
@@ -29,8 +31,8 @@ def test_flux_blocks_get_every_rewrite_and_keep_their_numbers(monkeypatch):
     seen = []
 
     class Spy(Rewrites):
-        def __init__(self, together: bool):
-            super().__init__(True)
+        def __init__(self, together: bool, enabled: bool):
+            super().__init__(True, enabled)
 
         def __call__(self, graph: fx.Graph) -> None:
             super().__call__(graph)
@@ -54,6 +56,58 @@ def test_equal_rewrites_are_equal_so_that_blocks_share_a_graph():
     assert Rewrites(True) == Rewrites(True)
     assert hash(Rewrites(True)) == hash(Rewrites(True))
     assert Rewrites(True) != Rewrites(False)
+    assert Rewrites(True) != Rewrites(True, enabled=False)
+
+
+def test_the_key_of_the_compile_cache_changes_with_any_source_that_makes_graphs(tmp_path, monkeypatch):
+    package = Path(rewrites.__file__).parent.parent
+    for folder in ("attention", "wrappers"):
+        shutil.copytree(package / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(rewrites, "__file__", str(tmp_path / "wrappers" / "rewrites.py"))
+    own = rewrites.source_hash.__wrapped__()
+    assert own == rewrites.source_hash()
+    for changed in ("wrappers/rotary_rewrites.py", "wrappers/reductions.py", "attention/rotary.py"):
+        source = tmp_path / changed
+        text = source.read_bytes()
+        source.write_bytes(text + b"\n")
+        assert rewrites.source_hash.__wrapped__() != own
+        source.write_bytes(text)
+    assert rewrites.source_hash.__wrapped__() == own
+
+
+def _traced_feed_forward() -> fx.GraphModule:
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.gelu(torch._C._nn.linear(x, self.linear.weight, self.linear.bias), approximate="tanh")
+
+    return fx.symbolic_trace(Block())
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_a_rewrite_that_fails_half_way_leaves_the_graph_as_it_was_and_says_so_in_one_line(off, monkeypatch, caplog):
+    def fail(graph: fx.Graph) -> None:
+        raise KeyError("example_value")
+
+    module, x = _traced_feed_forward(), torch.randn(3, 8)
+    before, expected = str(module.graph), module(x)
+    if off:
+        Rewrites(False, enabled=False)(module.graph)
+    else:
+        monkeypatch.setattr(rewrites, "rewrite_rotations", fail)  # after the linear layers were rewritten
+        Rewrites(False)(module.graph)
+    assert str(module.graph) == before
+    module.recompile()
+    assert torch.equal(module(x), expected)
+    assert [record.message for record in caplog.records] == (
+        [] if off else ["Blocks are compiled without our rewrites: KeyError: 'example_value'"]
+    )
+    monkeypatch.undo()
+    Rewrites(False)(module.graph)
+    assert operators(module.graph) == {"linear_gelu": 1}
 
 
 def rewritten(function, *given: torch.Tensor) -> Counter[str]:

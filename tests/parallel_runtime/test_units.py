@@ -33,6 +33,9 @@ class Quiet:
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
         """Nobody to tell."""
 
+    def before_compiling(self) -> None:
+        pass
+
     def check_cancel(self) -> None:
         """Never cancelled."""
 

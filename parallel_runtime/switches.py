@@ -1,0 +1,26 @@
+"""What can be switched off by $PARALLEL_DIT_OFF, to find out whether it is to blame: words with commas in between."""
+
+from __future__ import annotations
+
+import os
+
+from .errors import ConfigurationError
+
+VARIABLE = "PARALLEL_DIT_OFF"
+SWITCHES = ("rewrites", "recordings", "peers")
+"""Our changes to compiled graphs; CUDA graphs of whole forwards; exchange through the peers' memory."""
+
+
+def is_on(what: str) -> bool:
+    """Whether one of SWITCHES is left on.
+
+    Raises:
+        ConfigurationError: the variable holds a word that is none of them.
+    """
+    off = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")} - {""}
+    if unknown := sorted(off.difference(SWITCHES)):
+        raise ConfigurationError(
+            f"{VARIABLE} holds {', '.join(unknown)}, which cannot be switched off.",
+            f"Use some of {', '.join(SWITCHES)}, with commas in between.",
+        )
+    return what not in off

@@ -1,0 +1,104 @@
+"""Compiling beside the pictures: plain forwards first, graphs by another process, a swap that finds them on disk."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.models.flux import FLUX
+from parallel_runtime.wrappers.compile_ahead import CompileAhead, Progress
+from parallel_runtime.wrappers.parallel_transformer import parallelize
+from tests.parallel_runtime.flux_forward import build_transformer, forward_arguments, relative_error
+from tests.ranks import run_ranks
+
+SIZE = (4, 6), 4
+
+
+def cache_hits_and_misses() -> tuple[int, int]:
+    """Of PyTorch's cache of compiled graphs, in this process."""
+    counters = torch._dynamo.utils.counters["inductor"]
+    return counters["fxgraph_cache_hit"], counters["fxgraph_cache_miss"]
+
+
+def run_until_swapped(rank: int, world_size: int) -> dict[str, Any]:
+    torch.set_grad_enabled(False)
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
+    assert mesh is not None
+    transformer = parallelize(build_transformer(layers=1), FLUX, mesh, compile=True, ahead=True)
+    first = transformer(**forward_arguments(*SIZE))[0]
+    found: dict[str, Any] = {"first": first, "compiler at the first": "torch._inductor.codegen" in sys.modules}
+    deadline = time.monotonic() + 270
+    while transformer._compiled is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+        started = time.perf_counter()
+        swapped = transformer(**forward_arguments(*SIZE))[0]
+        found |= {"swapped": swapped, "swap seconds": time.perf_counter() - started}
+    found["hits"], found["misses"] = cache_hits_and_misses()
+    return found
+
+
+def test_the_swap_finds_all_graphs_on_disk_and_changes_nothing_but_rounding(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    expected = build_transformer(layers=1)(**forward_arguments(*SIZE))[0]
+    for found in run_ranks(2, f"{__name__}:run_until_swapped", timeout=290):
+        assert not found["compiler at the first"]
+        assert relative_error(found["first"], expected) < 1e-5
+        assert relative_error(found["swapped"], expected) < 1e-5
+        assert found["misses"] == 0
+        assert found["hits"] > 0
+        print(f"swap: {found['swap seconds']:.1f} s, {found['hits']} graphs")
+
+
+class PlannedCompiler:
+    """A compiler whose progress the test sets."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, Any]] = []
+        self.now: dict[int, Progress] = {}
+
+    def submit(self, number: int, mesh: Any, args: Any, kwargs: Any) -> None:
+        self.told.append((number, args[0].shape))
+
+    def progress(self, number: int) -> Progress:
+        return self.now.get(number, Progress.WORKING)
+
+    def close(self) -> None:
+        self.told.clear()
+
+
+def runs_compiled(ahead: CompileAhead, tokens: int) -> bool:
+    return ahead.run(single_rank_mesh(), (torch.zeros(1, tokens),), {"return_dict": False}, lambda compiled: compiled)
+
+
+def test_a_kind_of_call_runs_plainly_until_its_graphs_are_made_and_for_good_where_they_cannot_be():
+    compiler = PlannedCompiler()
+    ahead = CompileAhead(compiler)
+    assert not any(runs_compiled(ahead, tokens) for tokens in (4, 4, 6, 4))
+    assert compiler.told == [(1, (1, 4)), (2, (1, 6))]
+    compiler.now = {1: Progress.DONE, 2: Progress.FAILED}
+    assert [runs_compiled(ahead, tokens) for tokens in (4, 6, 4)] == [True, False, True]
+    compiler.now = {1: Progress.WORKING, 2: Progress.DONE}  # nobody is asked again
+    assert [runs_compiled(ahead, tokens) for tokens in (4, 6)] == [True, False]
+
+
+def test_ranks_that_know_different_things_begin_anew_together():
+    compiler = PlannedCompiler()
+    ahead = CompileAhead(compiler)
+    ranks = single_rank_mesh().sequence_ranks
+    ahead.go_on(ranks, 3)
+    runs_compiled(ahead, 4)
+    compiler.now = {1: Progress.DONE}
+    ahead.go_on(ranks, 3)
+    assert ahead.history(ranks) == 3
+    assert runs_compiled(ahead, 4)
+    ahead.go_on(ranks, 4)  # another rank had lost what it knew
+    assert not runs_compiled(ahead, 4)
+    assert [number for number, _ in compiler.told] == [1, 2]
+    ahead.give_up()
+    assert ahead.history(ranks) == 0
+    assert not runs_compiled(ahead, 4)

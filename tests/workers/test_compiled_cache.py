@@ -1,0 +1,22 @@
+"""What torch.compile made is kept, up to a size."""
+
+from __future__ import annotations
+
+import os
+
+from workers.compiled_cache import prune
+
+
+def test_what_was_used_last_stays(tmp_path):
+    for age in range(6):
+        path = tmp_path / "fxgraph" / f"{age}" / "graph"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(100))
+        os.utime(path, (1_000_000 - age, 1_000_000 - age))
+    assert prune(tmp_path, 600) == 0
+    assert prune(tmp_path, 250) == 400
+    assert sorted(path.parent.name for path in tmp_path.rglob("graph")) == ["0", "1"]
+
+
+def test_a_folder_that_is_not_there_yet_is_no_error(tmp_path):
+    assert prune(tmp_path / "compiled") == 0
