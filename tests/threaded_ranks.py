@@ -193,6 +193,9 @@ class Control:
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
         pass
 
+    def before_compiling(self) -> None:
+        pass
+
     def check_cancel(self) -> None:
         pass
 
@@ -329,7 +332,7 @@ def _record(communicator: Communicator, hardware: Hardware, patch: pytest.Monkey
     def wrap(self: ParallelTransformer, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
         if self._keys is None:
-            self._recorded = RecordedForward(self._call, self.made_outside, recorder(self))
+            self._recorded = RecordedForward(self.call_at_once, self.made_outside, recorder(self))
 
     def stage(self: Stage, *args: Any, **kwargs: Any) -> None:
         staged(self, *args, **kwargs)

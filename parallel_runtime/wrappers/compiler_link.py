@@ -70,8 +70,8 @@ class ProcessCompiler:
             self._progress[number] = Progress.WORKING
             try:
                 self._connected().sendall(message)
-            except OSError as error:  # it died just now; the reader tells why
-                log.info("The compiler is gone: %s", error)
+            except (OSError, TypeError) as error:  # it died just now, or a configuration that is no plain data
+                log.info("The compiler cannot be told: %s", error)
                 self._progress[number] = Progress.FAILED
 
     def progress(self, number: int) -> Progress:

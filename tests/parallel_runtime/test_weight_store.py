@@ -269,6 +269,9 @@ def test_a_cancel_or_a_failure_in_the_middle_of_a_load_leaves_no_memory_taken(fi
         return arenas[-1]
 
     class Cancelling(Quiet):
+        def before_compiling(self) -> None:
+            pass
+
         def check_cancel(self) -> None:
             raise Cancelled
 
