@@ -25,7 +25,12 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.pipeline.engine import Engine, Prepared
 from parallel_runtime.pipeline.requests import Step
-from parallel_runtime.wrappers import graphs, sequence_attention, shares
+from parallel_runtime.wrappers import (
+    compiled_blocks,  # noqa: F401 - before anything of torch is stood in for
+    graphs,
+    sequence_attention,
+    shares,
+)
 from parallel_runtime.wrappers.graphs import RecordedForward
 from parallel_runtime.wrappers.parallel_transformer import ParallelTransformer
 

@@ -42,7 +42,8 @@ class CompiledBlocks:
         self._calls: list[Any] = []
         for block in blocks:
             block.compile(fullgraph=True, options=self._options)
-            self._calls.append(_with_open_sizes(block._compiled_call_impl))
+            call: Any = block._compiled_call_impl
+            self._calls.append(None if call is None else _with_open_sizes(call))  # None: torch.compile is switched off
         self.use(True)
 
     def use(self, compiled: bool) -> None:
