@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -158,7 +159,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--comfyui", type=Path, default=Path(path), help="its folder")
     parser.add_argument("--set", choices=[*SETS, "all"], default="quick")
     parser.add_argument("--families", type=lambda text: text.split(","), default=[], help=", ".join(REAL))
-    parser.add_argument("--only", default="", metavar="TEXT", help="measurements with this in their name")
+    parser.add_argument("--only", default="", metavar="TEXT", help="measurements with this expression in their name")
     parser.add_argument("--list", action="store_true", help="print the names of the measurements, and end")
     parser.add_argument("--devices", default="", help="GPUs, the first of which is the single one; by default all")
     parser.add_argument("--out", type=Path, default=Path("in-comfyui-output"), help="folder for the results")
@@ -186,7 +187,7 @@ def main() -> None:
     options = read_options()
     one, many = options.places
     chosen = plan(options.set, one, many, tuple(options.families))
-    measures = [measure for measure in chosen if options.only in measure.name]
+    measures = [measure for measure in chosen if re.search(options.only, measure.name)]
     if options.list:
         print("\n".join(f"{measure.name} ({measure.bound:.0f} s)" for measure in measures))
         return

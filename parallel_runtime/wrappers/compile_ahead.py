@@ -118,10 +118,14 @@ class CompileAhead:
         return _State.READY
 
     def give_up(self) -> None:
-        """End the compiler and forget all, where the next call comes only after all ranks have agreed anew. What is on
-        disk is found there."""
+        """End the compiler, where the next call comes only after all ranks have agreed anew. Groups that waited for it
+        begin anew then, and find on disk what is made; the others go on with the graphs that they have."""
         self._compiler.close()
-        self._over.clear()
+        self._over = {
+            ranks: kinds
+            for ranks, kinds in self._over.items()
+            if all(state is not _State.PENDING for _, state in kinds.known.values())
+        }
 
 
 def _kind(mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:

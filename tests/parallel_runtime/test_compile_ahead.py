@@ -104,3 +104,19 @@ def test_ranks_that_know_different_things_begin_anew_together():
     ahead.give_up()
     assert ahead.history(ranks) == 0
     assert not runs_compiled(ahead, 4)
+
+
+def test_graphs_that_are_made_outlive_an_unload_and_those_under_way_are_begun_anew():
+    compiler = PlannedCompiler()
+    ahead = CompileAhead(compiler)
+    runs_compiled(ahead, 4)
+    compiler.now = {1: Progress.DONE}
+    assert runs_compiled(ahead, 4)
+    ahead.give_up()
+    assert runs_compiled(ahead, 4)
+    assert compiler.told == []
+    runs_compiled(ahead, 6)
+    ahead.give_up()  # while another size is under way
+    assert not runs_compiled(ahead, 6)
+    assert not runs_compiled(ahead, 4)
+    assert [shape for _, shape in compiler.told] == [(1, 6), (1, 4)]
