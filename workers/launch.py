@@ -120,6 +120,9 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
+        # Each channel takes memory of the GPU, which a pool that is idle keeps, and NVLink alone would have more: what
+        # our ranks send by NCCL is small where they can write to each other's memory.
+        "NCCL_MAX_NCHANNELS": base.get("NCCL_MAX_NCHANNELS") or "8",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",

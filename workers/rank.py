@@ -33,6 +33,7 @@ from parallel_runtime.pipeline.requests import Answer, Step
 from .connection import Connection, ConnectionClosed, FrameError
 from .frames import Frame
 from .handshake import introduce, keep_alive
+from .laps import Laps
 from .launch import PoolSpec, take_place
 from .network import parse_address, read_secret, secret_path
 from .processes import DUMP_STACKS, die_with_parent
@@ -60,6 +61,8 @@ from .unix_socket import connect_in
 
 HEARTBEAT_SECONDS = 1.0
 CONNECT_SECONDS = 10.0
+SLOW_SECONDS = 1.0
+"""Jobs that take longer are told of in the log, with their parts."""
 COMPILE_SECONDS = 900.0
 """A graph that takes longer has stalled."""
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -145,14 +148,20 @@ class Rank:
             if isinstance(frame.message.request, Step):
                 self._repeat(frame, frame.message.request)
                 continue
+            laps = Laps()
             prepared = self._prepare(frame.message)
             if prepared is None:
                 continue
+            laps.end("prepared in")
             verdict = self._verdict(frame.message.number)
             if isinstance(verdict, Abandon):
                 prepared.abandon()
-            else:
-                self._run(frame, prepared, verdict.agreed)
+                continue
+            laps.end("waited for the other ranks")
+            self._run(frame, prepared, verdict.agreed)
+            laps.end("ran in")
+            if laps.total > SLOW_SECONDS:
+                log.info("%s: %s", type(frame.message.request).__name__, laps)
 
     def _repeat(self, frame: Frame, step: Step) -> None:
         assert isinstance(frame.message, Job)
@@ -303,13 +312,19 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     number = take_place(spec, os.environ)
     output = RankOutput.install(number)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
+    laps = Laps.of_process()
+    laps.end("Python and imports")
     faulthandler.enable()
     faulthandler.register(DUMP_STACKS, all_threads=True)
     connection = connect(os.environ)
     connection.send(Hello(number, os.getpid()))
     torch.set_grad_enabled(False)
+    laps.end("connection")
     device = join_group(spec, os.environ)
+    laps.end("device and group")
     rank = Rank(connection, make_engine(device, number, spec.world_size), output, spec.hosts == 1)
+    laps.end("engine")
+    log.info("start: %s", laps)
     threading.Thread(target=rank.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.beat, name="heartbeat", daemon=True).start()
     connection.send(Online(number, device_name(device)))
