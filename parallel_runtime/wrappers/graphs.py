@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -103,17 +104,16 @@ class RecordedForward:
         self._record = record or record_cuda_graph
         self._over: dict[tuple[int, ...], _Recordings] = {}
         self.pool: Any = None
+        self.captures: weakref.WeakSet[_Capture] = weakref.WeakSet()  # that somebody can still replay
 
     def clear(self) -> None:
         """Forget all, where the next call comes only after all ranks have agreed anew (`go_on`)."""
         self._over.clear()
-        self.pool = None
 
     def lose(self) -> None:
         """Let all recordings and their memory go, on this rank alone."""
         for recordings in self._over.values():
             recordings.lose()
-        self.pool = None
 
     def begin_anew(self, mesh: Mesh) -> None:
         """Let all recordings go at a point of the run that all ranks of the mesh's sequence group come to alike."""
@@ -215,9 +215,10 @@ def record_cuda_graph(
     Raises:
         RuntimeError: the forward does something that cannot be recorded, or memory ran out.
     """
-    if owner.pool is None:
+    if not owner.captures:
         # One pool and one stream for all recordings: they never run at the same time and keep nothing between two
-        # replays, and memory is given out again on the stream alone that it was taken on.
+        # replays, and memory is given out again on the stream alone that it was taken on. A pool is gone with the last
+        # recording in it.
         owner.pool, owner.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     capture = _Capture(owner.pool)
     torch.cuda.synchronize()
@@ -230,6 +231,7 @@ def record_cuda_graph(
         finally:
             capture.end()
     torch.cuda.current_stream().wait_stream(owner.stream)
+    owner.captures.add(capture)
 
     outside = owner.made_outside()
 

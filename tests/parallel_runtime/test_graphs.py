@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -221,3 +222,68 @@ def test_gpu_graphs_in_two_parts_replay_the_forward_and_count_its_blocks():
     recorded(mesh, (x,), {})
     torch.cuda.synchronize()
     assert pulse.count == before + len(weights)
+
+
+class FakeCuda:
+    """What recording needs of torch.cuda, with the allocator's rule: a pool whose last graph is gone is gone, too."""
+
+    def __init__(self) -> None:
+        graphs_in: dict[int, int] = {}
+
+        class Graph:
+            def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+                if graphs_in.get(pool) == 0:
+                    raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+                self.pool = pool
+                graphs_in[pool] = graphs_in.get(pool, 0) + 1
+
+            def capture_end(self) -> None:
+                """Nothing was captured."""
+
+            def replay(self) -> None:
+                """Nothing is launched."""
+
+            def __del__(self) -> None:
+                graphs_in[self.pool] -= 1
+
+        self.CUDAGraph = Graph
+        self.handles = iter(range(100))
+        self.graphs_in = graphs_in
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Stream:
+            def wait_stream(self, other: Any) -> None:
+                """Nothing runs."""
+
+        for name, value in {
+            "CUDAGraph": self.CUDAGraph,
+            "graph_pool_handle": lambda: next(self.handles),
+            "Stream": Stream,
+            "current_stream": Stream,
+            "stream": lambda stream: contextlib.nullcontext(),
+            "synchronize": lambda: None,
+            "empty_cache": lambda: None,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+
+def test_a_recording_after_all_others_are_gone_takes_a_pool_that_is_alive(monkeypatch):
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    recorded = RecordedForward(lambda x: 2 * x)
+
+    def record(size: int) -> None:
+        for _ in range(WARM_RUNS + 1):
+            recorded(ONE, (torch.ones(size),), {})
+        kinds = recorded._over[ONE.sequence_ranks].kinds.values()
+        assert [kind.replay is not None for kind in kinds][-1]
+
+    record(1)
+    record(2)
+    assert list(cuda.graphs_in.values()) == [2]  # both in one pool
+    recorded.go_on(ONE.sequence_ranks, 7)  # other ranks had lost theirs
+    assert list(cuda.graphs_in.values()) == [0]
+    record(1)
+    recorded.lose()
+    record(3)
+    assert [count for count in cuda.graphs_in.values() if count] == [1]
