@@ -21,9 +21,10 @@ class Killed(Exception):
 def other(host, tmp_path):
     """A second ComfyUI, with the models of the first."""
     second = ComfyHost(host.host, tmp_path / "base")
+    # Links in its own folders: other folders in their place could be of the same age, and ComfyUI would not look.
     for folder in ("diffusion_models", "diffusers"):
-        (second.base / "models" / folder).rmdir()
-        (second.base / "models" / folder).symlink_to(host.base / "models" / folder)
+        for model in (host.base / "models" / folder).iterdir():
+            (second.base / "models" / folder / model.name).symlink_to(model)
     yield second
     second.process.kill()
     second.process.wait()
