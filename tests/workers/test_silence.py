@@ -136,7 +136,8 @@ def test_a_job_that_outlives_its_cancel_keeps_its_pool_when_it_ends(faulty_pool,
 
 
 SCRIPT = """
-import sys, threading, time
+import signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is started with it ignored
 from tests.workers.conftest import FaultyPool
 from workers import pools
 from workers.launch import PoolSpec
