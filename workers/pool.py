@@ -37,6 +37,7 @@ log = logging.getLogger("parallel_dit")
 _CPU = torch.device("cpu")
 POLL_SECONDS = 0.05
 EXIT_SECONDS = 10.0
+LAST_WORD_SECONDS = 1.0
 KILL_SECONDS = 2.0
 CANCEL_SECONDS = 1.5
 """A job that has not ended so long after its cancel is left to end by itself."""
@@ -364,7 +365,9 @@ class RunningPool:
         if error is not None:
             revived = revive(error)
             return PoolError(revived.cause, revived.fix)
-        code = self._supervisor.poll()
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its connection closes a moment before it has ended
+            code = self._supervisor.wait(LAST_WORD_SECONDS)
         ended = "closed its connection" if code is None else f"ended with code {code}"
         said = last_line(self.log) if code else ""
         return PoolError(

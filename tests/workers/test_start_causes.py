@@ -108,6 +108,12 @@ class _Ended:
     def poll(self) -> int:
         return 1
 
+    def kill(self) -> None:
+        """There is nothing left to end."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 1
+
 
 def test_too_many_processes_or_descriptors_are_a_typed_error(failed_start, monkeypatch):
     def refuse(command, **options):
