@@ -54,8 +54,8 @@ def attentions(monkeypatch):
     found: list[list[tuple[int, bool, int]]] = []
 
     class Spy(Rewrites):
-        def __init__(self, together: bool):
-            super().__init__(True)
+        def __init__(self, together: bool, enabled: bool):
+            super().__init__(True, enabled)
 
         def __call__(self, graph: fx.Graph) -> None:
             super().__call__(graph)
