@@ -1,20 +1,29 @@
 # `make demo` and `make test` are all a newcomer needs. Both work in a virtual environment of their own (.venv).
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
 # A stand-in for torchvision and torchaudio beside a CPU build of torch; it does nothing beside a GPU build.
 export PYTHONPATH := $(CURDIR)/tests/host/cpu_shim
 
-.PHONY: demo test lint venv clean
+# Two at a time: many tests are pools of two processes. Tests of GPUs: `python -m pytest -q -m gpu tests`.
+RUN_TESTS = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+
+.PHONY: demo test test-slow lint venv clean host
 
 demo: venv
 	$(BIN)/python -m benchmarks.demo
 
-test: venv
+test: host
+	$(RUN_TESTS) -m "not slow and not gpu" $(PYTEST)
+
+test-slow: host
+	$(RUN_TESTS) -m "slow and not gpu" $(PYTEST)
+
+host: venv
 	$(BIN)/python -m tests.host.requirements
-	$(BIN)/python -m pytest $(PYTEST)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -16,8 +16,8 @@ from PIL import Image
 
 from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import tiny_config, write_original
-from workers.client import Branch, ModelRequest, SampleRequest
-from workers.pools import close_pools, get_pool
+from workers.client.client import Branch, ModelRequest, SampleRequest
+from workers.client.pools import close_pools, get_pool
 
 STEPS = 6
 

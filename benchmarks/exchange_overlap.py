@@ -21,9 +21,9 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.attention import peer
-from parallel_runtime.attention.peer_memory import PeerMemory
-from parallel_runtime.wrappers.rewrites import linear_gelu, linear_of_parts
+from parallel_runtime.acceleration import peer_exchange as peer
+from parallel_runtime.acceleration.peer_memory import PeerMemory
+from parallel_runtime.acceleration.rewrites import linear_gelu, linear_of_parts
 
 from .flux_profile import milliseconds
 

@@ -19,7 +19,7 @@ import psutil
 
 from parallel_runtime.errors import ParallelError
 from tests.workers.conftest import FaultyPool
-from workers.client import PoolClient
+from workers.client.client import PoolClient
 from workers.launch import PoolSpec
 
 STALL_SECONDS = 3.0

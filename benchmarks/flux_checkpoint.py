@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from parallel_runtime.models.flux import FLUX
+from parallel_runtime.networks.diffusers.flux import FLUX
 
 FLUX_DEV: dict[str, Any] = {
     "patch_size": 1,
@@ -38,7 +38,7 @@ def write_random_flux(path: Path, config: dict[str, Any] = FLUX_DEV, seed: int =
     shapes = {name: tensor.shape for name, tensor in transformer.state_dict().items()}
     generator = torch.Generator(device).manual_seed(seed)
     parts: dict[str, list[tuple[int, torch.Tensor]]] = {}
-    for rule in FLUX.weight_rules(config):
+    for rule in FLUX.keys.weight_rules(shapes):
         shape = shapes[rule.target]
         spread = 0.02 if len(shape) > 1 else 0.01
         values = torch.randn(shape, generator=generator, device=device).mul_(spread)

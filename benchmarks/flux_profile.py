@@ -6,7 +6,7 @@
 Random weights made on the GPU, no checkpoint file. A variant is a `+`-joined list of switches: `base` (compiled),
 `eager`, `graph` (a CUDA graph taken here), `record` (taken by the wrapper), `nccl` (no peer memory), `cd` and `mat`
 (inductor's coordinate descent and GEMM autotuning), `overlap` (inductor's overlap of collectives and compute), `loops`
-(norms read their rows in loops, as torch.compile does by itself, without wrappers/reductions.py).
+(norms read their rows in loops, as torch.compile does by itself, without acceleration/reductions.py).
 """
 
 # mypy: disable-error-code="assignment, attr-defined, misc, operator, var-annotated, index, arg-type"
@@ -32,11 +32,13 @@ import torch
 import torch.distributed as dist
 from torch._inductor.choices import InductorChoices
 
+from parallel_runtime.acceleration import compiled_blocks
+from parallel_runtime.acceleration.peer_memory import PeerMemory
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh import Mesh, build_mesh, single_rank_mesh
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.wrappers import compiled_blocks
-from parallel_runtime.wrappers.parallel_transformer import parallelize
+from parallel_runtime.mesh.groups import Groups
+from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.parallel_transformer import parallelize
 
 from .flux_checkpoint import FLUX_DEV
 from .flux_step import inputs
@@ -253,7 +255,8 @@ def main() -> None:
     mesh: Mesh | None = single_rank_mesh()
     if world_size > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, timeout=timedelta(seconds=120))
-        mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
+        groups = Groups(rank, world_size, PeerMemory)
+        mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size, groups=groups)
     assert mesh is not None
     if options.micro and rank == 0:
         micro(device)

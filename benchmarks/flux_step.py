@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from workers.client import Branch, ModelRequest, SampleRequest
-from workers.pools import close_pools, get_pool
+from workers.client.client import Branch, ModelRequest, SampleRequest
+from workers.client.pools import close_pools, get_pool
 
 from .flux_checkpoint import write_random_flux
 
@@ -101,7 +101,7 @@ def run_diffusers(path: Path, compiled: bool, sizes: list[int], steps: int, out:
 
     from parallel_runtime.loading.checkpoint import open_checkpoint
     from parallel_runtime.loading.weights import load_transformer
-    from parallel_runtime.models.flux import FLUX
+    from parallel_runtime.networks.diffusers.flux import FLUX
 
     device = torch.device("cuda")
     checkpoint = open_checkpoint(path)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from parallel_runtime.pipeline.control import Control
-from parallel_runtime.pipeline.engine import Engine, Prepared
-from parallel_runtime.pipeline.requests import Finished, Load, Loaded, Request, Step
-from workers import rank
+from parallel_runtime.engine.engine import Engine, Prepared
+from parallel_runtime.requests.control import Control
+from parallel_runtime.requests.requests import Finished, Load, Loaded, Request, Step
+from workers.rank import rank
 
 
 class NullEngine(Engine):

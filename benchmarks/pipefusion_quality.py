@@ -25,14 +25,14 @@ from typing import Any
 import torch
 
 from parallel_runtime.attention.kernels import Attend
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.pipefusion.cut import Patch
+from parallel_runtime.denoising.denoise import Denoising
+from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.lone import LoneRunner, whole_stage
 from parallel_runtime.pipefusion.stage import Stage
-from parallel_runtime.pipeline.conditioning import Conditioning
-from parallel_runtime.pipeline.denoise import Denoising
-from parallel_runtime.pipeline.requests import ConditioningRef, Sample
+from parallel_runtime.planning.cut import Patch
+from parallel_runtime.requests.conditioning import Conditioning
+from parallel_runtime.requests.requests import ConditioningRef, Sample
 
 from .picture_distance import psnr, ssim
 from .quality_models import Subject, learn_to_draw, make_random, open_real

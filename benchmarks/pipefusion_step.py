@@ -23,18 +23,19 @@ import torch
 import torch.distributed as dist
 from diffusers import FluxTransformer2DModel
 
+from parallel_runtime.acceleration.peer_memory import PeerMemory
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.pipefusion.blocks import keep_blocks, share_blocks
+from parallel_runtime.denoising.denoise import Denoising
+from parallel_runtime.denoising.predict import Predictor
+from parallel_runtime.engine.plan_meshes import Joined, Meshes
+from parallel_runtime.networks.absent_blocks import keep_blocks, share_blocks
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.stage import Stage
-from parallel_runtime.pipeline.conditioning import Conditioning
-from parallel_runtime.pipeline.denoise import Denoising
-from parallel_runtime.pipeline.meshes import Joined, Meshes
-from parallel_runtime.pipeline.predict import Predictor
-from parallel_runtime.pipeline.requests import ConditioningRef, Sample
-from parallel_runtime.wrappers.parallel_transformer import ParallelTransformer, parallelize
+from parallel_runtime.requests.conditioning import Conditioning
+from parallel_runtime.requests.requests import ConditioningRef, Sample
 
 from .flux_checkpoint import FLUX_DEV
 from .step_control import StepControl
@@ -192,7 +193,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timedelta(seconds=120))
-    meshes = Meshes(rank, world_size)
+    meshes = Meshes(rank, world_size, share=PeerMemory)
     rows = []
     for text in options.plans.split(";"):
         late = torch.tensor([time.perf_counter() - begun > options.seconds])

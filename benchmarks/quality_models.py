@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.models.flux import FLUX
+from parallel_runtime.networks.diffusers.flux import FLUX
 
 _CONFIG: dict[str, Any] = {
     "patch_size": 1,

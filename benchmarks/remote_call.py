@@ -14,7 +14,7 @@ import time
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from workers.client import ModelRequest, PoolClient
+from workers.client.client import ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.pipeline.telling import StepTelling
+from parallel_runtime.denoising.progress import StepTelling
 
 
 class StepControl:

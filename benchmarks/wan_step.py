@@ -26,12 +26,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallel_runtime.acceleration.peer_memory import PeerMemory
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.models.wan import PATCH_SIZE, WAN
-from parallel_runtime.pipeline.conditioning import Conditioning
-from parallel_runtime.pipeline.predict import Call, Predictor
-from parallel_runtime.wrappers.parallel_transformer import parallelize
+from parallel_runtime.denoising.predict import Call, Predictor
+from parallel_runtime.mesh.groups import Groups
+from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.networks.diffusers.wan import PATCH_SIZE, WAN
+from parallel_runtime.networks.parallel_transformer import parallelize
+from parallel_runtime.requests.conditioning import Conditioning
 
 from .flux_profile import profile
 
@@ -161,7 +163,7 @@ def measure(task: Task, arguments: argparse.Namespace) -> None:
     mesh = single_rank_mesh()
     if ranks > 1:
         dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
-        planned = build_mesh(choose_plan(ranks, arguments.cfg), rank, ranks)
+        planned = build_mesh(choose_plan(ranks, arguments.cfg), rank, ranks, groups=Groups(rank, ranks, PeerMemory))
         assert planned is not None, "the plan uses every rank"
         mesh = planned
     transformer = parallelize(

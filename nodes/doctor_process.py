@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parallel_runtime.errors import ConfigurationError, PoolError
-from parallel_runtime.pipeline.control import Cancelled
+from parallel_runtime.requests.control import Cancelled
+from workers.processes import end_tree
 
 PACK_ROOT = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "workers.doctor", "--json", "--end-with-parent")
@@ -83,11 +84,7 @@ def _read(output: str, complaint: str, code: int) -> Verdict:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ask it to end, which takes its ranks and its folder along; the ranks also end by themselves when it is killed."""
+    """Ask it and its ranks to end, and it takes its folder along; kill what does not."""
     if process.poll() is None:
-        process.terminate()
-        try:
-            process.communicate(timeout=END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        end_tree(process.pid, END_SECONDS)
+        process.communicate()

@@ -15,7 +15,7 @@ def stopping_with_prompt() -> Iterator[Callable[[], bool]]:
     Raises:
         InterruptProcessingException: cancelled; ComfyUI's flag is taken back, so that the next prompt runs.
     """
-    from parallel_runtime.pipeline.control import Cancelled
+    from parallel_runtime.requests.control import Cancelled
 
     try:
         yield comfy.model_management.processing_interrupted

@@ -20,7 +20,7 @@ from .parallel_config import ConfigSocket
 from .run_notices import explain_stages
 
 if TYPE_CHECKING:
-    from parallel_runtime.pipeline.requests import Loaded
+    from parallel_runtime.requests.requests import Loaded
 
     from .remote_patcher import RemoteModelPatcher
 
@@ -65,7 +65,7 @@ def load_model(
     """
     # Imported here and not at the top: ComfyUI's start shall not pay for it.
     from parallel_runtime.loading.checkpoint import open_checkpoint
-    from workers.client import ModelRequest
+    from workers.client.client import ModelRequest
 
     from .remote_model import build_model, choose_dtype, draw_blueprint
     from .remote_transformer import RemoteTransformer

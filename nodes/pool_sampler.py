@@ -17,7 +17,7 @@ from .carry import call_obstacles, condition_obstacles, loop_obstacles, split_br
 from .interrupt import stopping_with_prompt
 
 if TYPE_CHECKING:
-    from workers.client import Inpaint, SampleRequest
+    from workers.client.client import Inpaint, SampleRequest
 
     from .remote_transformer import RemoteTransformer
     from .transformer_call import TransformerCall
@@ -134,7 +134,7 @@ class PoolSampler(comfy.samplers.Sampler):
         return calls
 
     def _inpaint(self, noise, latent_image, denoise_mask, seed) -> Inpaint | None:
-        from workers.client import Inpaint
+        from workers.client.client import Inpaint
 
         if denoise_mask is None:
             return None
@@ -145,7 +145,7 @@ class PoolSampler(comfy.samplers.Sampler):
         return Inpaint(denoise_mask.expand_as(noise), latent_image.expand_as(noise), noise)
 
     def _request(self, calls, x, sigmas, cfg, seed) -> SampleRequest:
-        from workers.client import Branch, SampleRequest
+        from workers.client.client import Branch, SampleRequest
 
         return SampleRequest(
             sampler=self.name,

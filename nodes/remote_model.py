@@ -18,9 +18,10 @@ import comfy.ops
 import torch
 
 from parallel_runtime.errors import RequestError, UnsupportedModelError
-from parallel_runtime.models.weight_rules import original_header
+from parallel_runtime.networks.diffusers.headers import original_header
 
 from .interrupt import stopping_with_prompt
+from .kept_conds import keeping
 from .remote_patcher import RemoteModelPatcher
 from .remote_transformer import RemoteTransformer
 from .transformer_call import read_call
@@ -52,7 +53,7 @@ def draw_blueprint(checkpoint: Checkpoint) -> Blueprint:
     header, metadata = checkpoint.header, dict(checkpoint.metadata)
     if checkpoint.layout == "diffusers":
         # By our own rules: ComfyUI's converter does not know every family.
-        header, metadata = original_header(checkpoint.spec.weight_rules(checkpoint.config), header), {}
+        header, metadata = original_header(checkpoint.spec.keys, header), {}
     state_dict = {
         key: torch.empty(info.shape, dtype=_STORED.get(info.dtype), device="meta") for key, info in header.items()
     }
@@ -99,6 +100,7 @@ def build_model(blueprint: Blueprint, dtype: torch.dtype, remote: RemoteTransfor
     model.parallel_remote = remote
     # The batch of CFG branches is the pool's to split: ComfyUI shall hand it over whole.
     model.memory_required = lambda *args, **kwargs: 0
+    model.extra_conds = keeping(model, dtype)
     model.parallel_untouched = _redirect(model.diffusion_model, remote)
     return RemoteModelPatcher(
         model,

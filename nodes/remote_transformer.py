@@ -16,12 +16,12 @@ from .run_notices import RunNotices
 from .transformer_call import TransformerCall
 
 if TYPE_CHECKING:
-    from parallel_runtime.pipeline.requests import Loaded
-    from workers.client import ModelRequest, PoolClient, SampleRequest
+    from parallel_runtime.requests.requests import Loaded
+    from workers.client.client import ModelRequest, PoolClient, SampleRequest
 
 
 def _connect(config: ParallelConfig) -> PoolClient:
-    from workers.pools import get_pool
+    from workers.client.pools import get_pool
 
     return get_pool(config)
 
@@ -36,7 +36,7 @@ def check_finite(x: torch.Tensor, what: str = "latent") -> None:
     Raises:
         RequestError: `x` holds NaN or infinity.
     """
-    from workers.client_requests import not_finite
+    from workers.client.requests import not_finite
 
     if not torch.isfinite(x).all():
         raise not_finite(what)

@@ -7,8 +7,9 @@ import os
 from .errors import ConfigurationError
 
 VARIABLE = "PARALLEL_DIT_OFF"
-SWITCHES = ("rewrites", "recordings", "peers")
-"""Our changes to compiled graphs; CUDA graphs of whole forwards; exchange through the peers' memory."""
+SWITCHES = ("rewrites", "recordings", "peers", "exchange")
+"""Our changes to compiled graphs; CUDA graphs of whole forwards; exchange through the peers' memory; our all-to-all of
+Ulysses, behind which is yunchang's."""
 
 
 def is_on(what: str) -> bool:

@@ -1,6 +1,6 @@
 """Runs a function on P ranks (processes, gloo, CPU) and brings the results back, for tests and benchmarks.
 
-A launch costs seconds per rank, so let one launch check many cases. Results travel as safetensors and JSON files.
+A launch costs half a second per rank, so let one launch check many cases. Results travel as safetensors and JSON files.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ def run_ranks(
     """Run `function(rank, world_size, **args)` on every rank of an initialised gloo group.
 
     Args:
-        world_size: processes to start, each a fresh interpreter.
+        world_size: processes to start, each a fork of one that has imported torch and diffusers and done nothing else.
         target: "module:function", importable from the repository root.
         args: keyword arguments, JSON data.
         timeout: seconds for everything; then all ranks are ended and the test fails.
@@ -36,43 +39,47 @@ def run_ranks(
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)
         (folder / "args.json").write_text(json.dumps(args or {}))
-        processes = []
+        launcher = _launcher()
+        assert launcher.stdin is not None
+        launcher.stdin.write(f"{json.dumps([name, target, world_size])}\n")
+        launcher.stdin.flush()
         try:
-            for rank in range(world_size):
-                processes.append(_start(folder, target, rank, world_size))
-            _wait(processes, folder, time.monotonic() + timeout)
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+            _wait(launcher, folder, world_size, time.monotonic() + timeout)
+        except BaseException:
+            os.killpg(launcher.pid, signal.SIGKILL)  # with its ranks, which may wait for each other
+            launcher.wait()
+            _launcher.cache_clear()
+            raise
         return [_read(folder, rank) for rank in range(world_size)]
 
 
-def _start(folder: Path, target: str, rank: int, world_size: int) -> subprocess.Popen[bytes]:
+@cache
+def _launcher() -> subprocess.Popen[str]:
+    """The process that has imported what ranks need, and forks them: imports cost seconds each."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    with open(folder / f"{rank}.log", "wb") as log:
-        return subprocess.Popen(
-            [sys.executable, __file__, str(folder), target, str(rank), str(world_size)],
-            cwd=ROOT,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    return subprocess.Popen(
+        [sys.executable, __file__], cwd=ROOT, env=environment, stdin=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float) -> None:
+def _wait(launcher: subprocess.Popen[str], folder: Path, world_size: int, deadline: float) -> None:
     """Return when all ranks are through; the first failure ends the wait, as the others may wait for that rank."""
     while True:
-        codes = [process.poll() for process in processes]
-        failed = [rank for rank, code in enumerate(codes) if code]
-        if failed or time.monotonic() > deadline:
-            named = failed or [rank for rank, code in enumerate(codes) if code is None]
-            logs = "\n".join(f"--- rank {rank}\n{(folder / f'{rank}.log').read_text()[-4000:]}" for rank in named)
+        codes = {rank: path.read_text() for rank in range(world_size) if (path := folder / f"{rank}.code").exists()}
+        failed = [rank for rank, code in codes.items() if code != "0"]
+        if failed or time.monotonic() > deadline or launcher.poll() is not None:
+            named = failed or [rank for rank in range(world_size) if rank not in codes]
+            logs = "\n".join(f"--- rank {rank}\n{_log(folder, rank)[-4000:]}" for rank in named)
             raise AssertionError(f"ranks {named} {'failed' if failed else 'ran out of time'}\n{logs}")
-        if None not in codes:
+        if len(codes) == world_size:
             return
-        time.sleep(0.05)
+        time.sleep(0.02)
+
+
+def _log(folder: Path, rank: int) -> str:
+    path = folder / f"{rank}.log"
+    return path.read_text(errors="replace") if path.exists() else "was not started"
 
 
 def _read(folder: Path, rank: int) -> dict[str, Any]:
@@ -105,5 +112,42 @@ def _main(folder: Path, target: str, rank: int, world_size: int) -> None:
     dist.destroy_process_group()
 
 
+def _launch(folder: Path, target: str, world_size: int) -> None:
+    """Fork the ranks, and note how each ended."""
+    ranks = {_fork(folder, target, rank, world_size): rank for rank in range(world_size)}
+    while ranks:
+        pid, status = os.wait()
+        rank = ranks.pop(pid)
+        (folder / "code").write_text(str(os.waitstatus_to_exitcode(status)))
+        (folder / "code").rename(folder / f"{rank}.code")
+
+
+def _fork(folder: Path, target: str, rank: int, world_size: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        _main(folder, target, rank, world_size)
+        code = 0
+    except BaseException:  # noqa: BLE001 - the end of a process: its log tells
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # nothing of the launcher's is for this process to end
+
+
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    import diffusers
+    import torch.distributed  # noqa: F401
+
+    import parallel_runtime.networks.diffusers.registry  # noqa: F401 - as the others, for the ranks
+
+    diffusers.FluxTransformer2DModel  # noqa: B018 - which is imported when it is looked up, and most models with it
+    for line in sys.stdin:
+        asked = json.loads(line)
+        _launch(Path(asked[0]), asked[1], asked[2])

@@ -20,19 +20,15 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 from torch import nn
 
-from parallel_runtime.attention import peer_memory
+from parallel_runtime.acceleration import peer_memory
+from parallel_runtime.acceleration import recordings as graphs
+from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.attention.kernels import KERNELS
+from parallel_runtime.engine.engine import Engine, Prepared
+from parallel_runtime.networks import sequence_attention, shares
+from parallel_runtime.networks.parallel_transformer import ParallelTransformer
 from parallel_runtime.pipefusion.stage import Stage
-from parallel_runtime.pipeline.engine import Engine, Prepared
-from parallel_runtime.pipeline.requests import Step
-from parallel_runtime.wrappers import (
-    compiled_blocks,  # noqa: F401 - before anything of torch is stood in for
-    graphs,
-    sequence_attention,
-    shares,
-)
-from parallel_runtime.wrappers.graphs import RecordedForward
-from parallel_runtime.wrappers.parallel_transformer import ParallelTransformer
+from parallel_runtime.requests.requests import Grow, Step
 
 CPU = torch.device("cpu")
 
@@ -67,6 +63,7 @@ class Communicator:
         self._running: set[int] = set()
         self.made: dict[int, int] = defaultdict(int)
         self._failure = ""
+        self.coming = 0
 
     def run(self, rank: int, work: Callable[[], Any]) -> Any:
         """Call `work` as a rank."""
@@ -79,9 +76,18 @@ class Communicator:
                 self._look_for_the_lost()
                 self._changed.notify_all()
 
+    def enter_larger(self, ranks: int) -> None:
+        """Leave this world for one of so many ranks. No group of the old one is left."""
+        larger = Group(tuple(range(ranks)), f"world of {ranks}")
+        self.meet(larger, "enter")
+        with self._changed:
+            if self.world != larger:
+                self.world, self.groups = larger, {larger.group_name: larger}
+                self.made.clear()
+
     def begin(self) -> None:
         """All ranks begin to run."""
-        self._running = set(self.world.ranks)
+        self._running = set(range(max(self.world.size(), self.coming)))
 
     @property
     def rank(self) -> int:
@@ -94,6 +100,8 @@ class Communicator:
     def note(self, group: Group, what: str, value: Any = None) -> dict[int, tuple[str, Any]]:
         """Tell what this rank does next in a group; it must be what the others do as their next."""
         rank = self.rank
+        if group.group_name not in self.groups and len(group.ranks) <= self.world.size():
+            self._fail(f"{what} in {group}, of a world that was left")
         with self._changed:
             number = self._counts[group.group_name, rank]
             self._counts[group.group_name, rank] += 1
@@ -150,7 +158,7 @@ class Communicator:
 
     def new_group(self, ranks: Sequence[int]) -> Any:
         """Collective over the world."""
-        name = f"group {self.made[self.rank]}"
+        name = f"group {self.made[self.rank]} of {self.world.size()}"
         self.made[self.rank] += 1
         self.meet(self.world, f"new group of {tuple(ranks)}")
         group = self.groups.setdefault(name, Group(tuple(ranks), name))
@@ -222,8 +230,18 @@ class ThreadedPool:
     def __init__(self, world_size: int, patch: pytest.MonkeyPatch):
         self.communicator, self.hardware = Communicator(world_size), Hardware()
         stand_in(self.communicator, self.hardware, patch)
+        self._patch = patch
         self.engines = [Engine(CPU, rank, world_size) for rank in range(world_size)]
         self.control = Control(self.communicator)
+
+    def grow(self, ranks: int) -> None:
+        """More ranks come, as into a running pool."""
+        self.engines += [Engine(CPU, rank, 1) for rank in range(len(self.engines), ranks)]
+        for engine in self.engines:
+            engine.meet = lambda devices, first_name: self.communicator.enter_larger(len(devices))
+        self.communicator.coming = ranks
+        self.submit(Grow(tuple(range(ranks))), {})
+        self._patch.setattr(dist, "group", SimpleNamespace(WORLD=self.communicator.world))
 
     def submit(
         self, request: Any, tensors: Mapping[str, torch.Tensor], fails: tuple[int, bool] | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from parallel_runtime.models.flux import FLUX
+from parallel_runtime.networks.diffusers.flux import FLUX
 
 from . import tiny_model
 

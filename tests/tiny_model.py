@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from parallel_runtime.models.spec import ModelSpec
+from parallel_runtime.networks.diffusers.spec import ModelSpec
 
 METADATA = {"format": "pt"}
 
@@ -48,7 +48,7 @@ def to_original(
 ) -> dict[str, torch.Tensor]:
     """The same weights under their authors' names."""
     parts: dict[str, list[tuple[int, torch.Tensor]]] = {}
-    for rule in spec.weight_rules(config):
+    for rule in spec.keys.weight_rules({name: tensor.shape for name, tensor in state_dict.items()}):
         tensor = state_dict[rule.target]
         tensor = torch.cat(tensor.chunk(2)[::-1]) if rule.swap_halves else tensor
         parts.setdefault(rule.source, []).append((rule.rows[0] if rule.rows else 0, tensor))

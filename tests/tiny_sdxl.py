@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.models.sdxl import SDXL
+from parallel_runtime.networks.diffusers.sdxl import SDXL
 from tests.tiny_model import write_diffusers_folder
 
 DOWN, ATTENDING_DOWN = "DownBlock2D", "CrossAttnDownBlock2D"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.models.wan import WAN
+from parallel_runtime.networks.diffusers.wan import WAN
 from tests.tiny_model import make_state_dict
 
 

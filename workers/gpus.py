@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from parallel_runtime.planning.facts import MachineFacts
+from parallel_runtime.requests.facts import MachineFacts
 
 from .launch import PoolSpec
 from .speeds import GpuId, guess_link, recall, remember_facts

@@ -16,6 +16,9 @@ from parallel_runtime.errors import ConfigurationError
 PACK_ROOT = Path(__file__).resolve().parent.parent
 NODE = "PARALLEL_DIT_NODE"
 """Which of the pool's hosts a rank is on, from 0."""
+FIRST = "PARALLEL_DIT_FIRST"
+"""The first of the ranks that a torchrun starts: above 0 where a running pool takes them in."""
+_SEEN_BY_RANKS = ("CUDA", "NCCL", "NVIDIA", "PARALLEL_DIT", "PYTHON", "PYTORCH", "TORCH", "TRITON", "LD_", "HF_")
 
 _DROPPED_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",  # ComfyUI may have chosen cudaMallocAsync for itself
@@ -47,6 +50,21 @@ class PoolSpec:
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.devices) * self.hosts
+
+    def holds(self, other: PoolSpec) -> bool:
+        """Whether this pool, or its first ranks, are what `other` asks for."""
+        if self.hosts != other.hosts or self.device_type != other.device_type:
+            return False
+        # Over several hosts the first ranks are all on the first one, so that a part of such a pool is another thing.
+        return self == other or (other.hosts == 1 and self.devices[: len(other.devices)] == other.devices)
+
+    def grows_to(self, other: PoolSpec) -> bool:
+        """Whether this pool is what `other` asks for, once more ranks have come behind those that are there."""
+        return self.hosts == 1 and self != other and other.holds(self)
+
+    def overlaps(self, other: PoolSpec) -> bool:
+        """Whether the two would compute on one device."""
+        return self.device_type == other.device_type and bool(set(self.devices) & set(other.devices))
 
     def __str__(self) -> str:
         devices = f"{self.device_type}:{','.join(map(str, self.devices))}"
@@ -99,15 +117,29 @@ def _gpus(count: int) -> str:
     return "one GPU, number 0" if count == 1 else f"{count} GPUs, 0 to {count - 1}"
 
 
-def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], interface: str = "lo") -> dict[str, str]:
+def settings_of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that may change what ranks do. Ranks of one pool have it alike."""
+    return {key: value for key, value in environment.items() if key.startswith(_SEEN_BY_RANKS)}
+
+
+def threads_of_rank(spec: PoolSpec) -> int:
+    """CPU threads that a rank computes with."""
+    return max(1, (os.cpu_count() or 1) // len(spec.devices))
+
+
+def rank_environment(
+    spec: PoolSpec, directory: Path, base: Mapping[str, str], interface: str = "lo", first: int = 0
+) -> dict[str, str]:
     """Environment of torchrun and its ranks.
 
     Args:
+        first: of the ranks, see FIRST.
         interface: network interface of the collectives. On one host everything listens on loopback only.
     """
     environment = {key: value for key, value in base.items() if key not in _DROPPED_VARIABLES}
-    threads = max(1, (os.cpu_count() or 1) // len(spec.devices))
+    compiled = base.get("TORCHINDUCTOR_CACHE_DIR") or str(state_directory() / "compiled")
     environment |= {
+        FIRST: str(first),
         "PARALLEL_DIT_POOL": str(directory),
         "PARALLEL_DIT_DEVICES": str(spec),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PACK_ROOT), base.get("PYTHONPATH")])),
@@ -116,8 +148,10 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
         # torchrun shall open no TCP store of its own, which would listen on every interface.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PARALLEL_DIT_STATE": str(state_directory()),
-        "TORCHINDUCTOR_CACHE_DIR": base.get("TORCHINDUCTOR_CACHE_DIR") or str(state_directory() / "compiled"),
-        "OMP_NUM_THREADS": str(threads),
+        "TORCHINDUCTOR_CACHE_DIR": compiled,
+        # PyTorch says where when it first makes a kernel; before, ours would lie where nobody finds them.
+        "TRITON_CACHE_DIR": base.get("TRITON_CACHE_DIR") or os.path.join(compiled, "triton"),
+        "OMP_NUM_THREADS": str(threads_of_rank(spec)),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
         # Each channel takes memory of the GPU, which a pool that is idle keeps, and NVLink alone would have more: what
@@ -131,17 +165,24 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
 
 
 def take_place(spec: PoolSpec, environment: MutableMapping[str, str]) -> int:
-    """This process's rank in the whole pool, of which torchrun knows one host only; the environment says so afterwards.
+    """This process's rank in the whole pool, of which torchrun knows a part only; the environment says so afterwards.
 
     Args:
         environment: of a rank.
     """
-    rank = int(environment.get(NODE, 0)) * len(spec.devices) + int(environment["LOCAL_RANK"])
-    environment["RANK"], environment["WORLD_SIZE"] = str(rank), str(spec.world_size)
+    local_rank = int(environment.get(FIRST, 0)) + int(environment["LOCAL_RANK"])
+    rank = int(environment.get(NODE, 0)) * len(spec.devices) + local_rank
+    environment["RANK"], environment["LOCAL_RANK"] = str(rank), str(local_rank)
+    tell_world(spec, environment)
     return rank
 
 
-def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str) -> list[str]:
+def tell_world(spec: PoolSpec, environment: MutableMapping[str, str]) -> None:
+    """Let a rank's environment name the world that it is in, or will be."""
+    environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"] = str(spec.world_size), str(len(spec.devices))
+
+
+def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str, first: int = 0) -> list[str]:
     """Command line of the parent of one host's ranks.
 
     Each host has a torchrun of its own that knows nothing of the others, and meets over a file: over a network torchrun
@@ -152,11 +193,11 @@ def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str) -> list[
         "-m",
         "torch.distributed.run",
         "--nnodes=1",
-        f"--nproc-per-node={len(spec.devices)}",
+        f"--nproc-per-node={len(spec.devices) - first}",
         "--max-restarts=0",
         "--monitor-interval=1",  # the supervisor hears of a rank's end by itself; a tenth of a second costs idle time
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={directory / 'rendezvous'}",
+        f"--rdzv-endpoint={directory / f'rendezvous-{first}'}",
         "--rdzv-conf=store_type=file",
         f"--rdzv-id={uuid.uuid4().hex}",
         "-m",

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import time
+from collections.abc import Callable, Collection, Iterator
 
 import psutil
 
 DUMP_STACKS = signal.SIGUSR1
 """Ranks answer it with the stacks of all their threads, in the log."""
 POLL_SECONDS = 0.1
+KILL_SECONDS = 5.0
+_GRACE_POLL_SECONDS, _KILL_POLL_SECONDS = 0.05, 0.02
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -54,20 +58,63 @@ async def wait_for_end(process: asyncio.subprocess.Process) -> int:
     return process.returncode
 
 
-async def end_descendants(grace_seconds: float) -> None:
-    """End every process below this one: first asked, then killed. psutil checks create times, so no pid is mistaken."""
-    deadline = time.monotonic() + grace_seconds
-    for process in _descendants():
+async def end_descendants(grace_seconds: float, but: Collection[int] = ()) -> None:
+    """End every process below this one: first asked, then killed, however long that takes.
+
+    Args:
+        but: children of this one that stay, with all below them.
+    """
+    for pause in _ending(lambda: _descendants(but), grace_seconds):
+        await asyncio.sleep(pause)
+
+
+def end_tree(pid: int, grace_seconds: float = 0.0, kill_seconds: float = KILL_SECONDS) -> None:
+    """End a child of this process and every process below it: first asked, then killed.
+
+    Args:
+        pid: of a child that nobody has waited for yet, so that the number is still its own; left to be waited for.
+        grace_seconds: between asking and killing; 0 does not ask.
+        kill_seconds: how long to wait for killed ones: one inside of a driver may take its time, and ends all the same.
+    """
+    tree: set[psutil.Process] = set()
+
+    def living() -> list[psutil.Process]:
+        # What was seen once stays in sight when its parent ends.
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-            process.send_signal(signal.SIGCONT)  # a stopped process handles no SIGTERM
-    while _descendants() and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-    while remaining := _descendants():
+            tree.add(psutil.Process(pid))
+        for process in list(tree):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                tree.update(process.children(recursive=True))
+        return [process for process in tree if _lives(process)]
+
+    for pause in _ending(living, grace_seconds, kill_seconds):
+        time.sleep(pause)
+
+
+def _ending(
+    living: Callable[[], list[psutil.Process]], grace_seconds: float, kill_seconds: float = math.inf
+) -> Iterator[float]:
+    """The one way in which processes are ended: asked, with time to do so, then killed. Yields seconds to wait before
+    it goes on.
+
+    `living` is asked again and again: processes start others while they end. psutil checks create times, so no pid is
+    mistaken.
+    """
+    deadline = time.monotonic() + grace_seconds
+    asked: set[psutil.Process] = set()
+    while time.monotonic() < deadline and (remaining := living()):
+        for process in set(remaining) - asked:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+                process.send_signal(signal.SIGCONT)  # a stopped process handles no SIGTERM
+        asked.update(remaining)
+        yield _GRACE_POLL_SECONDS
+    deadline = time.monotonic() + kill_seconds
+    while (remaining := living()) and time.monotonic() < deadline:
         for process in remaining:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        await asyncio.sleep(0.02)
+        yield _KILL_POLL_SECONDS
 
 
 def is_descendant(pid: int) -> bool:
@@ -78,11 +125,19 @@ def is_descendant(pid: int) -> bool:
         return False
 
 
-def _descendants() -> list[psutil.Process]:
+def _lives(process: psutil.Process) -> bool:
+    """Whether it has not ended. A dead child that nobody has reaped yet has."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _descendants(but: Collection[int] = ()) -> list[psutil.Process]:
     """Living processes below this one. Dead ones that were handed to us as the subreaper are reaped on the way."""
     living = []
-    for process in psutil.Process().children(recursive=True):
+    for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                living.append(process)
+            below = [] if child.pid in but else [child, *child.children(recursive=True)]
+            living += [process for process in below if _lives(process)]
     return living

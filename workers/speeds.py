@@ -17,22 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from parallel_runtime import measured
-from parallel_runtime.planning.facts import (
-    CPU,
-    ETHERNET,
-    HOST_MEMORY,
-    NVLINK,
-    PCIE,
-    LinkFacts,
-    MachineFacts,
-    known_gpu,
-)
+from parallel_runtime.requests.facts import CPU, ETHERNET, HOST_MEMORY, NVLINK, PCIE, LinkFacts, MachineFacts, known_gpu
 
 from .launch import PoolSpec, state_directory
 from .link_result import LinkCheck
 
 _NVLINK_GPUS = re.compile(r"\b(A100|A800|H100|H200|H800|H20|B200|GB200)\b(?!.*PCIe)")
-"""GPUs that come with NVLink to all others of a host; GPUs whose links are told apart by nvidia-smi need no guess."""
+"""GPUs that come with NVLink to all others of a host; GPUs whose links are told apart by the driver need no guess."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +45,7 @@ def guess_link(gpu: str, peer_access: bool, kind: str | None = None) -> LinkFact
     Args:
         gpu: its name.
         peer_access: the GPUs reach each other's memory.
-        kind: as `nvidia_smi.parse_topology` has it ("NV18", "PIX"); None: not known.
+        kind: as `doctor.driver.find_links` has it ("NV18", "PIX"); None: not known.
     """
     if not peer_access or os.environ.get("NCCL_P2P_DISABLE") == "1":
         return HOST_MEMORY

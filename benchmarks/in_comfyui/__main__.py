@@ -28,6 +28,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from workers.doctor.driver import list_gpus
+
 from .bench import Bench, Measure
 from .families import REAL, tiny
 from .files import FileStore
@@ -147,8 +149,7 @@ def _devices(options: argparse.Namespace) -> tuple[str, str]:
     if options.cpu:
         return "cpu:1", "cpu:2"
     if not options.devices:
-        answer = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True)
-        options.devices = ",".join(str(number) for number in range(len(answer.stdout.splitlines())))
+        options.devices = ",".join(str(gpu.index) for gpu in list_gpus())
     return options.devices.partition(",")[0], options.devices
 
 

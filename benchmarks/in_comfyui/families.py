@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from benchmarks.flux_checkpoint import FLUX_DEV
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.models.flux2 import FLUX2
-from parallel_runtime.models.sd3 import SD3
-from parallel_runtime.models.sdxl import SDXL
-from parallel_runtime.models.spec import ModelSpec
-from parallel_runtime.models.wan import WAN
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.diffusers.flux2 import FLUX2
+from parallel_runtime.networks.diffusers.sd3 import SD3
+from parallel_runtime.networks.diffusers.sdxl import SDXL
+from parallel_runtime.networks.diffusers.spec import ModelSpec
+from parallel_runtime.networks.diffusers.wan import WAN
 
 TWIN = "-b"
 """Ends the name of a second file of a family, with other weights: two experts, base and refiner."""

@@ -46,7 +46,7 @@ def list_entries(family: Family) -> list[Entry]:
         transformer: Any = getattr(diffusers, family.spec.transformer_class)(**family.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()}
     found: dict[str, Entry] = {}
-    for rule in family.spec.weight_rules(family.config):
+    for rule in family.spec.keys.weight_rules(shapes):
         shape = shapes[rule.target]
         before = found.get(rule.source)
         rows = max(before.shape[0] if before else 0, sum(rule.rows) if rule.rows else shape[0]) if shape else 0

@@ -1,9 +1,7 @@
-"""How much memory processes hold: of GPUs as nvidia-smi says, of the machine (RSS) where there is none."""
+"""How much memory processes hold: of GPUs as the driver says, of the machine (RSS) where there is none."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -11,20 +9,16 @@ from contextlib import contextmanager
 
 import psutil
 
+from workers.doctor.driver import memory_by_process
+
 from .server import Server, is_rank
 
 COMFYUI, RANK = "ComfyUI", "rank"
-_QUERY = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-
-
-def has_gpus() -> bool:
-    """Whether nvidia-smi is there."""
-    return shutil.which("nvidia-smi") is not None
 
 
 def measure(server: Server, cpu: bool) -> dict[str, float]:
     """GiB by process: "ComfyUI", "rank 0", "rank 1", and so on in the order of their ids."""
-    held = _resident(server) if cpu else _on_gpus()
+    held = _resident(server) if cpu else {pid: size / 1024**2 for pid, size in memory_by_process().items()}
     ranks = sorted(process.pid for process in server.ranks())
     names = {server.pid: COMFYUI, **{pid: f"{RANK} {number}" for number, pid in enumerate(ranks)}}
     return {names[pid]: round(size / 1024, 2) for pid, size in sorted(held.items()) if pid in names}
@@ -69,17 +63,6 @@ def after_unload(server: Server, cpu: bool, seconds: float = 3.0) -> tuple[dict[
         if passed >= seconds:
             return held, low
         time.sleep(0.1)
-
-
-def _on_gpus() -> dict[int, float]:
-    """Process id -> MiB, over all GPUs."""
-    lines = subprocess.run(_QUERY, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-    held: dict[int, float] = {}
-    for line in lines:
-        pid, _, size = line.partition(",")
-        if pid.strip().isdigit() and size.strip().isdigit():
-            held[int(pid)] = held.get(int(pid), 0.0) + float(size)
-    return held
 
 
 def _resident(server: Server) -> dict[int, float]:

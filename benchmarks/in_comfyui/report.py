@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from workers.doctor.driver import list_gpus
 
 Result = Mapping[str, Any]
 _DASH = "–"
@@ -23,7 +24,7 @@ def describe_machine(log: str, infos: Mapping[str, Any]) -> dict[str, Any]:
     system = infos["system"]
     kernels = re.findall(r"comfy_kitchen backend (\w+): (.*)", log)
     return {
-        "GPUs": _gpus(),
+        "GPUs": [f"{gpu.name}, {gpu.memory_total >> 20} MiB, {gpu.driver}" for gpu in list_gpus()],
         "ComfyUI": system["comfyui_version"],
         "Python": system["python_version"].split()[0],
         "torch": system["pytorch_version"],
@@ -34,15 +35,6 @@ def describe_machine(log: str, infos: Mapping[str, Any]) -> dict[str, Any]:
 def _availability(text: str) -> str:
     found = re.search(r"'available': (\w+), 'disabled': (\w+)", text)
     return text[:80] if found is None else {"True": "available", "False": "missing"}[found[1]]
-
-
-def _gpus() -> list[str]:
-    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except FileNotFoundError:
-        return []
-    return answer.stdout.strip().splitlines()
 
 
 def write(path: Path, machine: Mapping[str, Any], results: Sequence[Result]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -20,6 +19,8 @@ from typing import Any
 
 import psutil
 import websocket
+
+from workers.processes import end_tree
 
 from .graphs import Graph, fill
 from .runs import MeasurementError, Run, TimeLimit, take_in
@@ -126,18 +127,11 @@ class Server:
         """End it and everything that it started."""
         if self._process is None:
             return
-        family = self.processes()
         if self._socket is not None:
             self._socket.close()
-        self._process.terminate()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for process in psutil.wait_procs(family, timeout=5)[1]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        if self._process.poll() is None:
+            end_tree(self._process.pid, _END_SECONDS)
+        self._process.wait()
         self._process, self._socket = None, None
 
     def run(

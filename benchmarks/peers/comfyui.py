@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.models.flux import FLUX
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.diffusers.spec import TensorInfo
 
 from .measure import Engine, PeerError, main
 from .task import Task, Velocity, euler
@@ -67,7 +68,10 @@ def _network(task: Task) -> Any:
 def _fill(network: Any, task: Task) -> None:
     """Write every weight to where our rules for files of these names say that it is."""
     own, missing = network.state_dict(), set(network.state_dict())
-    for rule in FLUX.weight_rules(task.config):
+    names = {name: name.replace("_norm.weight", "_norm.scale") for name in own}
+    header = {names[name]: TensorInfo(tuple(tensor.shape), "F32") for name, tensor in own.items()}
+    shapes = {name: info.shape for name, info in FLUX.keys.to_diffusers(header).items()}
+    for rule in FLUX.keys.weight_rules(shapes):
         name = rule.source if rule.source in own else rule.source.replace("_norm.scale", "_norm.weight")
         part = own[name] if rule.rows is None else own[name].narrow(0, *rule.rows)
         weight = task.weight(rule.target, tuple(part.shape))

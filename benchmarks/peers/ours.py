@@ -10,19 +10,20 @@ from typing import Any
 
 import torch
 
+from parallel_runtime.acceleration.peer_memory import PeerMemory
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.pipefusion.blocks import keep_blocks, share_blocks
+from parallel_runtime.denoising.denoise import Denoising
+from parallel_runtime.denoising.predict import Predictor
+from parallel_runtime.engine.plan_meshes import Joined, Meshes
+from parallel_runtime.networks.absent_blocks import keep_blocks, share_blocks
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.parallel_transformer import parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.stage import Stage
-from parallel_runtime.pipeline.conditioning import Conditioning
-from parallel_runtime.pipeline.denoise import Denoising
-from parallel_runtime.pipeline.meshes import Joined, Meshes
-from parallel_runtime.pipeline.predict import Predictor
-from parallel_runtime.pipeline.requests import ConditioningRef
-from parallel_runtime.pipeline.requests import Sample as SampleRequest
-from parallel_runtime.wrappers.parallel_transformer import parallelize
+from parallel_runtime.requests.conditioning import Conditioning
+from parallel_runtime.requests.requests import ConditioningRef
+from parallel_runtime.requests.requests import Sample as SampleRequest
 
 from ..step_control import StepControl
 from .case import Case
@@ -45,7 +46,7 @@ def build(task: Task) -> Engine:
     from diffusers import FluxTransformer2DModel
 
     plan = plan_for(task.case)
-    joined = Meshes(task.rank, task.case.ranks).join(plan)
+    joined = Meshes(task.rank, task.case.ranks, share=PeerMemory).join(plan)
     assert joined is not None, "the plan uses every rank"
     module = task.build(FluxTransformer2DModel)
     assert FLUX.prepare is not None

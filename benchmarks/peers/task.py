@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.models.flux import FLUX
+from parallel_runtime.networks.diffusers.flux import FLUX
 
 from ..flux_checkpoint import FLUX_DEV
 from .case import Case

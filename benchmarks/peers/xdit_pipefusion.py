@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.models.flux import FLUX
+from parallel_runtime.networks.diffusers.flux import FLUX
 
 from .measure import Engine, main
 from .task import GUIDANCE, Task

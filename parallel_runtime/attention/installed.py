@@ -1,6 +1,10 @@
 """Attention kernels of packages that need not be there: FlashAttention 3 and SageAttention.
 
-Each is one operator to torch.compile, which then need not look into the package.
+Each is one operator to torch.compile, which then need not look into the package. SageAttention with its log-sum-exp is
+called through yunchang's table of kernels. FlashAttention 3 is not: the table (0.6.4) calls the package's private
+forward with an argument `out`, which newer versions have renamed; the public one below stays. And what the table has of
+PyTorch's kernels gives a log-sum-exp of zeros, or one that is rounded to the inputs' dtype, by which no parts can be
+merged (kernels.py has ours).
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from functools import cache
 from types import MappingProxyType
 
 import torch
+
+from .operators import operator, shapes_of
 
 PACKAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -66,7 +72,7 @@ def _flash3_must_be_asked() -> bool:
     return "return_attn_probs" in inspect.signature(flash_attn_interface.flash_attn_func).parameters
 
 
-@torch.library.custom_op("parallel_dit::flash3", mutates_args=())
+@operator("flash3", "(Tensor query, Tensor key, Tensor value, float? scale) -> (Tensor, Tensor)")
 def _flash3(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,30 +83,31 @@ def _flash3(
     return attended, lse
 
 
-@torch.library.custom_op("parallel_dit::sage", mutates_args=())
+@operator("sage", "(Tensor query, Tensor key, Tensor value, float? scale) -> Tensor")
 def _sage(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
     from sageattention import sageattn
 
     return sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale)
 
 
-@torch.library.custom_op("parallel_dit::sage_with_lse", mutates_args=())
+@operator("sage_with_lse", "(Tensor query, Tensor key, Tensor value, float? scale) -> (Tensor, Tensor)")
 def _sage_with_lse(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    from sageattention import sageattn
+    from yunchang.kernels import AttnType, select_flash_attn_impl
 
-    attended, lse = sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale, return_lse=True)
+    sage_with_lse = select_flash_attn_impl(AttnType.SAGE_AUTO, "fwd-only")
+    attended, lse = sage_with_lse(query, key, value, is_causal=False, sm_scale=scale)
     return attended, lse.contiguous()
 
 
-@_sage.register_fake
+@shapes_of(_sage)
 def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
     return query.new_empty(query.shape)
 
 
-@_flash3.register_fake
-@_sage_with_lse.register_fake
+@shapes_of(_flash3)
+@shapes_of(_sage_with_lse)
 def _(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:

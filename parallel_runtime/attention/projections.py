@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .operators import operator, shapes_of
+
 _GROUPS = (("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"))
 
 
@@ -61,8 +63,9 @@ def _side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.as_strided((len(tensors) * first.shape[0], *first.shape[1:]), first.stride())
 
 
-@torch.library.custom_op(
-    "parallel_dit::project_together", mutates_args=(), schema="(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor"
+@operator(
+    "project_together",
+    "(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor",
 )
 def project_together(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> torch.Tensor:
     """Linear layers over one input, outputs joined on the last dim; one product where the weights lie side by side.
@@ -77,6 +80,6 @@ def project_together(x: torch.Tensor, weights: list[torch.Tensor], biases: list[
     return torch.cat([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], dim=-1)
 
 
-@project_together.register_fake
+@shapes_of(project_together)
 def _(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], len(weights) * weights[0].shape[0]))

@@ -9,6 +9,7 @@ the code stay diffusers' own, and other models in the process are not touched.
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -59,8 +60,9 @@ def apply(
             classes[kind] = _rebound_class(*kind, path)
     originals = [(module, module.processor) for module in modules.values()]
     for (path, module), (_, processor) in zip(modules.items(), originals, strict=True):
-        rebound = copy.copy(processor)
+        rebound: Any = copy.copy(processor)
         rebound.__class__ = classes[kinds[path]]
+        rebound.attends = kinds[path][1]
         _set_processor(module, rebound)
     return ReboundAttention(originals)
 
@@ -88,7 +90,16 @@ def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:
     namespace = {name: value for name, value in call.__globals__.items() if name != "__name__"} | replaced
     function = types.FunctionType(call.__code__, namespace, call.__name__, call.__defaults__, call.__closure__)
     function.__kwdefaults__ = call.__kwdefaults__
-    return type(processor_class.__name__, (processor_class,), {"__call__": function, "__module__": __name__})
+
+    # torch.compile names what a graph reads after the first way that it finds to it, and the name is part of the key
+    # of a graph on disk. Through the namespace, which is no module's, the name holds an address of this process.
+    @functools.wraps(function)
+    def found_through_processor(self: Any, *args: Any, **kwargs: Any) -> Any:
+        assert self.attends is not None
+        return function(self, *args, **kwargs)
+
+    members = {"__call__": found_through_processor, "__module__": __name__}
+    return type(processor_class.__name__, (processor_class,), members)
 
 
 def _dispatch(attend: Attend) -> Callable[..., torch.Tensor]:

@@ -7,12 +7,15 @@ times. For FLUX.1 at 1024² on an H200 a block's queries and keys take 112 us, a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from .operators import operator, shapes_of
 
 _NAME = "apply_rotary_emb"
 
@@ -25,17 +28,15 @@ def exchange_rotary(modules: Iterable[nn.Module]) -> None:
     """
     for module in modules:
         processor: Any = module.processor
-        namespace: dict[str, Any] = type(processor).__call__.__globals__
+        namespace: dict[str, Any] = inspect.unwrap(type(processor).__call__).__globals__
         original: Any = namespace.get(_NAME)
         if getattr(original, "__module__", "") == "diffusers.models.embeddings":
             namespace[_NAME] = _fast(original)
 
 
-# Schemas of operators with lists are written out: torch 2.6 does not know `list[torch.Tensor]` in a signature.
-@torch.library.custom_op(
-    "parallel_dit::norm_rotate",
-    mutates_args=(),
-    schema="(Tensor[] queries, Tensor[] keys, Tensor[] query_weights, Tensor[] key_weights, float eps, Tensor cos,"
+@operator(
+    "norm_rotate",
+    "(Tensor[] queries, Tensor[] keys, Tensor[] query_weights, Tensor[] key_weights, float eps, Tensor cos,"
     " Tensor sin) -> (Tensor, Tensor)",
 )
 def norm_rotate(
@@ -74,7 +75,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(across, weight.shape, weight, eps).view(x.shape)
 
 
-@norm_rotate.register_fake
+@shapes_of(norm_rotate)
 def _(
     queries: list[torch.Tensor],
     keys: list[torch.Tensor],
@@ -89,7 +90,7 @@ def _(
     return queries[0].new_empty(shape), keys[0].new_empty(shape)
 
 
-@torch.library.custom_op("parallel_dit::rotate", mutates_args=())
+@operator("rotate", "(Tensor x, Tensor cos, Tensor sin) -> Tensor")
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate neighbouring pairs of the last dim of x, (batch, tokens, heads, head dim), in float32.
 
@@ -99,7 +100,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return rotate_pairs(x, cos, sin)
 
 
-@rotate.register_fake
+@shapes_of(rotate)
 def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape)
 

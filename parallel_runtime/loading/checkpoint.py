@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UnsupportedModelError
-from ..models.spec import ModelSpec, TensorInfo
-from ..registry import MODELS
+from ..networks.diffusers.registry import MODELS
+from ..networks.diffusers.spec import ModelSpec, TensorInfo
 from .config_limits import check_config
 from .files import Identity, expand, find_files, identity, read_json
 from .header import read_header
@@ -108,7 +108,7 @@ def _match_file(path: Path, tensors: _Tensors) -> tuple[Layout, ModelSpec, dict[
         config = spec.detect({key: info for key, (_, info) in renamed.items()})
         if config is not None:
             return "original", spec, config, renamed
-        config = spec.detect_diffusers({key: info for key, (_, info) in tensors.items()}, {})
+        config = spec.recognise({key: info for key, (_, info) in tensors.items()}, {})
         if config is not None:
             return "diffusers", spec, config, tensors
     raise unsupported(path, name_contents(tensors))
@@ -134,7 +134,7 @@ def _match_folder(
     given = {key: value for key, value in written.items() if not key.startswith("_") and value is not None}
     header = {key: info for key, (_, info) in tensors.items()}
     check_config(config_file, given, len(header))
-    config = spec.detect_diffusers(header, given)
+    config = spec.recognise(header, given)
     if config is None and (spec.shares_class or name != spec.transformer_class):
         what = name_contents(tensors) if spec.shares_class else f"a diffusers folder of {name}"
         raise unsupported(path, what)

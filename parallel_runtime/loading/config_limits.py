@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..models.weight_rules import MOST_BLOCKS
+from ..networks.diffusers.headers import MOST_BLOCKS
 
 _LARGEST = 1_000_000
 _LARGEST_SIZE = 4096

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..models.spec import TensorInfo
+from ..networks.diffusers.spec import TensorInfo
 
 _LENGTH = struct.Struct("<Q")
 _LARGEST_HEADER = 16 << 20

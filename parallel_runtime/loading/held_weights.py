@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from ..errors import CheckpointError, NotLoadedError
-from ..models.spec import WeightRule
+from ..networks.diffusers.spec import WeightRule
 from .arena import Arena, lay_out, place_tensor
 from .checkpoint import Checkpoint
 from .files import identity

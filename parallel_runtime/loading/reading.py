@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from ..errors import CheckpointError
-from ..models.spec import TensorInfo, WeightRule
+from ..networks.diffusers.spec import TensorInfo, WeightRule
 from .checkpoint import TensorPlace
 
 THREADS = 8

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from ..errors import UnsupportedModelError
-from ..registry import supported
+from ..networks.diffusers.registry import supported
 
 _TELLTALES: tuple[tuple[str, str], ...] = (
     ("a LoRA", r"lora_(A|B|up|down)|\.lora\.|lokr_w|hada_w|dora_scale|\.oft_blocks"),

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..attention.projections import neighbours
 from ..errors import CheckpointError, UnsupportedModelError
-from ..models.spec import WeightRule
+from ..networks.diffusers.spec import WeightRule
 from .arena import make_arena
 from .checkpoint import Checkpoint
 from .held_weights import ArenaWeights, HeldWeights, MakeArena, MappedWeights
@@ -132,7 +132,7 @@ def _rules(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> lis
     if checkpoint.layout == "diffusers":
         rules = [WeightRule(name, name) for name in wanted]
     else:
-        rules = list(checkpoint.spec.weight_rules(checkpoint.config))
+        rules = list(checkpoint.spec.keys.weight_rules(wanted))
         unserved = set(wanted).symmetric_difference(rule.target for rule in rules)
         if unserved:
             raise UnsupportedModelError(

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..pipeline.control import Cancelled, Control
-from ..pipeline.denoise import Denoising
+from ..denoising.denoise import Denoising
+from ..networks.lead import of_first_rank
+from ..planning.cut import Patch
+from ..requests.control import Cancelled, Control
 from ..sampling.denoiser import Denoiser
 from ..sampling.steps import Evaluation, Steps
-from ..wrappers.lead import of_first_rank
-from .cut import Patch
 from .runner import StageRunner, flatten_rows
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..mesh import Layout
-from ..planning.facts import ModelFacts
+from ..mesh.mesh import Layout
+from ..requests.facts import ModelFacts
 from .runner import Part
 
 

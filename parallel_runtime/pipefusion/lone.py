@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..mesh import single_rank_mesh
-from ..models.spec import ModelSpec
-from ..pipeline.conditioning import Conditioning
-from .blocks import block_paths, keep_blocks
-from .links import Link, Links
+from ..mesh.links import Link, Links
+from ..mesh.mesh import single_rank_mesh
+from ..networks.absent_blocks import block_paths, keep_blocks
+from ..networks.diffusers.spec import ModelSpec
+from ..requests.conditioning import Conditioning
 from .runner import StageRunner
 from .stage import Stage
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.spec import ModelSpec
-from .blocks import stages_of
-from .cut import Patch
-from .slots import Slots
+from ..networks.absent_blocks import stages_of
+from ..networks.diffusers.spec import ModelSpec
+from ..networks.key_slots import Slots
+from ..planning.cut import Patch
 
 _ORDERS = 32
 """Kept orders of tokens: one for each size of picture and length of text."""

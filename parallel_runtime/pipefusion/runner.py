@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
+from ..denoising.predict import Call, own_calls
 from ..errors import RequestError
-from ..mesh import Layout
-from ..models.spec import ModelSpec
-from ..pipeline.conditioning import Conditioning
-from ..pipeline.predict import Call, own_calls
-from ..wrappers.batch import gather_batch
-from ..wrappers.shares import split_sizes
-from .blocks import stages_of
-from .cut import Patch, cut_patches
-from .links import Inbox, Links, Outbox, pack, unpack
-from .slots import Slots
+from ..mesh.links import Inbox, Links, Outbox, pack, unpack
+from ..mesh.mesh import Layout
+from ..networks.absent_blocks import stages_of
+from ..networks.batch import gather_batch
+from ..networks.diffusers.spec import ModelSpec
+from ..networks.key_slots import Slots
+from ..networks.shares import split_sizes
+from ..planning.cut import Patch, cut_patches
+from ..requests.conditioning import Conditioning
 from .stage import Stage
 
 

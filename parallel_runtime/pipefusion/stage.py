@@ -1,7 +1,8 @@
 """One stage: a transformer that has only some of its blocks, run on all tokens or on one patch.
 
-The model's own forward runs. What it embeds is cut to the patch, blocks of other stages are stood in for (blocks.py),
-and the last stage's tokens are put back in their place in the whole, so that the model can unpack them as it does.
+The model's own forward runs. What it embeds is cut to the patch, blocks of other stages are stood in for
+(absent_blocks.py), and the last stage's tokens are put back in their place in the whole, so that the model can unpack
+them as it does.
 """
 
 from __future__ import annotations
@@ -13,17 +14,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..agreement import NONE, agreed_history, offer_history, offer_nothing
-from ..mesh import Layout, Mesh
-from ..models.spec import ModelSpec
+from ..acceleration.recordings import RecordedForward
+from ..mesh.agreement import NONE, agreed_history, offer_history, offer_nothing
+from ..mesh.mesh import Layout, Mesh, single_rank_mesh
+from ..networks.absent_blocks import (
+    Relay,
+    StageDone,
+    Streams,
+    Tapped,
+    block_paths,
+    skips_given,
+    skips_taken,
+    stages_of,
+    streams_in,
+)
+from ..networks.diffusers.spec import ModelSpec
+from ..networks.key_slots import Slots
+from ..networks.parallel_transformer import ParallelTransformer, parallelize
+from ..networks.stale_keys import Place, StaleKeys
+from ..planning.cut import Patch
 from ..switches import is_on
-from ..wrappers.graphs import RecordedForward
-from ..wrappers.parallel_transformer import ParallelTransformer, parallelize
-from .blocks import Relay, StageDone, Streams, Tapped, block_paths, skips_given, skips_taken, stages_of, streams_in
-from .cut import Patch
 from .patch_hooks import PatchHooks
-from .slots import Slots
-from .stale import Place, StaleKeys
 
 _RECORDED = 64
 """Kept recordings: one for each patch and CFG branch."""
@@ -106,6 +117,11 @@ class Stage:
         """Run over another mesh with the same stages from the next forward on."""
         self.transformer.set_mesh(mesh)
         self.mesh = mesh
+
+    def leave_world(self) -> None:
+        """See `ParallelTransformer.leave_world`. A stage is never alone."""
+        self.forget_runs()
+        self.set_mesh(single_rank_mesh())
 
     def offers(self, layout: Layout) -> dict[str, int]:
         """See `ParallelTransformer.offers`."""

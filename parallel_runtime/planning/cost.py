@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..config import ParallelPlan
-from ..pipefusion.cut import Deal, deal_blocks, most_parameters, stage_speeds
-from .facts import GIB, NVLINK, MachineFacts, ModelFacts, RequestFacts
+from ..requests.facts import GIB, NVLINK, MachineFacts, ModelFacts, RequestFacts
+from .cut import Deal, deal_blocks, most_parameters, stage_speeds
 
 _ROWS_LOST = 47
 """Rows that a product's tiles waste, on average: 1152 rows a rank run at 658 of 685 TFLOP/s."""

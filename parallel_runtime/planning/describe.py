@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..loading.checkpoint import Checkpoint
-from ..models.spec import ModelSpec
-from .facts import ModelFacts, RequestFacts
+from ..networks.diffusers.spec import ModelSpec
+from ..requests.facts import ModelFacts, RequestFacts
 
 _PER_PICTURE = re.compile(r"norm|mod\b|_mod\.|modulation|adaln|time_|timestep|temb")
 """Weights in a block that meet one row per picture, not one per token: modulations."""
@@ -21,12 +21,9 @@ def parameter_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter by its diffusers name."""
     if checkpoint.layout == "diffusers":
         return {name: info.shape for name, info in checkpoint.header.items()}
-    shapes = {}
-    for rule in checkpoint.spec.weight_rules(checkpoint.config):
-        if rule.source in checkpoint.header:  # a file that lacks one is refused when it is loaded
-            rows, *others = checkpoint.header[rule.source].shape
-            shapes[rule.target] = (rule.rows[1] if rule.rows else rows, *others)
-    return shapes
+    keys = checkpoint.spec.keys
+    shapes = {name: info.shape for name, info in keys.to_diffusers(checkpoint.header).items()}
+    return {rule.target: shapes[rule.target] for rule in keys.weight_rules(shapes)}
 
 
 def describe_model(

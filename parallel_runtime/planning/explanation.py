@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..config import AXES, FASTER, ParallelConfig, ParallelPlan
-from ..plan import Choice, choose
-from .facts import GIB, MachineFacts, ModelFacts, RequestFacts
+from ..requests.facts import GIB, MachineFacts, ModelFacts, RequestFacts
+from .plan import Choice, choose
 
 
 def explain(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..config import AXES, SHOWN_AXES, ParallelConfig, ParallelPlan
 from ..errors import ConfigurationError
-from .facts import ModelFacts, RequestFacts
+from ..requests.facts import ModelFacts, RequestFacts
 
 
 def check_limits(

@@ -41,7 +41,7 @@ class NoiseSource:
     the start noise of the run has come from a CPU stream with `seed` already.
 
     Every rank draws the whole noise for itself. The CUDA stream depends on the number of multiprocessors, so GPUs of
-    different models draw different numbers: among such the first rank's latent counts (pipeline/denoise.py).
+    different models draw different numbers: among such the first rank's latent counts (denoising/denoise.py).
 
     Args:
         seed: of the run, 0 to 2**64 - 1 (2**64 - 2 on the CPU).

@@ -23,6 +23,7 @@ def doctor(devices: str = "cpu:2") -> Prompt:
     }
 
 
+@pytest.mark.slow
 def test_the_report_is_on_the_node_and_a_running_pool_stays(host):
     assert host.run(Workflow(loader="cpu:2", seed=301).prompt()).error is None
     pool = pool_pids(host)
@@ -36,6 +37,7 @@ def test_the_report_is_on_the_node_and_a_running_pool_stays(host):
     assert "doctor" in host.run(doctor()).executed  # the same graph again: no cached report
 
 
+@pytest.mark.slow
 def test_devices_that_are_not_there_are_an_error_at_the_node(host):
     run = host.run(doctor("5"))
     assert run.error is not None
@@ -43,6 +45,7 @@ def test_devices_that_are_not_there_are_an_error_at_the_node(host):
     assert "asks for GPU 5" in run.error["exception_message"]
 
 
+@pytest.mark.slow
 def test_cancel_ends_the_doctor_at_once(host):
     started: list[float] = []
 

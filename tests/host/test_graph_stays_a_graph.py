@@ -36,6 +36,7 @@ def pool_pids(host) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler_node", SAMPLERS)
 def test_progress_counts_every_step_and_shows_previews(host, sampler_node):
     run = host.run(Workflow(loader="cpu:2", sampler_node=sampler_node, steps=5, seed=77).prompt())
@@ -46,12 +47,14 @@ def test_progress_counts_every_step_and_shows_previews(host, sampler_node):
     assert run.previews[0][:2] == b"\xff\xd8"  # JPEG
 
 
+@pytest.mark.slow
 def test_the_loader_shows_the_plan(host):
     run = host.run(Workflow(loader="cpu:2", model="plan.safetensors").prompt())
     assert run.error is None, run.error
     assert any(node in (LOADER, "model") and "ulysses" in text.lower() for node, text in run.texts), run.texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler_node", SAMPLERS)
 def test_after_a_run_the_plan_that_ran_stands_on_the_loader_and_on_parallel_sampler(host, sampler_node):
     workflow = Workflow(loader="cpu:2", sampler_node=sampler_node, cfg=4.0, steps=5, latent=(0, 1, 10, 12))
@@ -64,6 +67,7 @@ def test_after_a_run_the_plan_that_ran_stands_on_the_loader_and_on_parallel_samp
         assert re.search(f"Sampled in the pool. This {ran}", [text for node, text in run.texts if node == SAMPLER][-1])
 
 
+@pytest.mark.slow_but_for("ParallelSampler")
 @pytest.mark.parametrize("sampler_node", SAMPLERS)
 def test_cancel_stops_soon_and_the_next_prompt_finds_the_pool_warm(host, sampler_node):
     workflow = Workflow(loader="cpu:2", sampler_node=sampler_node, seed=101)
@@ -87,6 +91,7 @@ def test_cancel_stops_soon_and_the_next_prompt_finds_the_pool_warm(host, sampler
     assert pool_pids(host) == before
 
 
+@pytest.mark.slow
 def test_a_second_prompt_reuses_loader_and_processes(host):
     workflow = Workflow(loader="cpu:2", seed=31)
     host.run(workflow.prompt())
@@ -97,6 +102,7 @@ def test_a_second_prompt_reuses_loader_and_processes(host):
     assert pool_pids(host) == before
 
 
+@pytest.mark.slow
 def test_a_file_replaced_on_disk_is_loaded_again(host):
     path = host.base / "models" / "diffusion_models" / "replaced.safetensors"
     workflow = Workflow(loader="cpu:2", model=path.name)
@@ -111,6 +117,7 @@ def test_a_file_replaced_on_disk_is_loaded_again(host):
     assert (second - wanted).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_unload_frees_the_weights_and_the_cached_model_loads_them_again(host):
     workflow = Workflow(loader="cpu:2", seed=41)
     first = host.latent(host.run(workflow.prompt()), SAVE)
@@ -164,6 +171,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow_but_for("LoRA in the pool")
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_names_cause_and_fix_and_the_next_prompt_works(host, name):
     workflow, expected = BAD[name]
@@ -188,6 +196,7 @@ def test_the_pack_imports_quickly(host):
     assert float(times[0]) < 0.2
 
 
+@pytest.mark.slow
 def test_a_pool_that_was_killed_is_replaced_at_the_next_prompt(host):
     workflow = Workflow(loader="cpu:2", seed=51)
     first = host.latent(host.run(workflow.prompt()), SAVE)
@@ -204,6 +213,7 @@ def test_a_pool_that_was_killed_is_replaced_at_the_next_prompt(host):
     assert not pool_pids(host) & before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler_node", SAMPLERS)
 def test_the_largest_seed_works(host, sampler_node):
     run = host.run(Workflow(loader="cpu:2", sampler_node=sampler_node, seed=2**64 - 1).prompt())

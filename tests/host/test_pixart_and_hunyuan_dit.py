@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.models.hunyuan_dit import HUNYUAN_DIT
-from parallel_runtime.models.pixart import PIXART
+from parallel_runtime.networks.diffusers.hunyuan_dit import HUNYUAN_DIT
+from parallel_runtime.networks.diffusers.pixart import PIXART
 from tests import tiny_hunyuan_dit, tiny_pixart
 from tests.tiny_model import write_diffusers_folder, write_original
 
@@ -80,6 +80,7 @@ def latent_of(host, family: str, workflow: Workflow) -> torch.Tensor:
     return host.latent(host.run(graph_of(family, workflow)), SAVE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cfg_gives_the_same_latent_per_step_and_in_the_pool_in_both_layouts(families, family):
     workflow = WORKFLOWS[family]

@@ -81,11 +81,13 @@ def compare(host, workflow: Workflow, parallel: Workflow) -> list[tuple[str, str
     return ours.texts
 
 
+@pytest.mark.slow_but_for("euler, cfg, unequal prompts")
 @pytest.mark.parametrize("name", PER_STEP)
 def test_native_samplers_give_the_same_latent_over_two_ranks(host, name):
     compare(host, PER_STEP[name], PER_STEP[name].on("cpu:2"))
 
 
+@pytest.mark.slow_but_for("dpmpp_2m, beta, cfg 4")
 @pytest.mark.parametrize("name", IN_POOL)
 def test_the_loop_in_the_pool_gives_ksamplers_latent(host, name):
     workflow = IN_POOL[name]
@@ -93,6 +95,7 @@ def test_the_loop_in_the_pool_gives_ksamplers_latent(host, name):
     assert sampled_in_pool(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", STEP_BY_STEP)
 def test_what_the_pool_does_not_know_runs_per_step_and_the_node_names_it(host, reason):
     workflow = STEP_BY_STEP[reason]
@@ -100,12 +103,14 @@ def test_what_the_pool_does_not_know_runs_per_step_and_the_node_names_it(host, r
     assert any(node == "sampler" and reason in text for node, text in texts), texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
 def test_one_rank_gives_the_same_latent(host, sampler_node):
     workflow = Workflow(cfg=4.0, lengths=(9, 5))
     compare(host, workflow, workflow.on("cpu:1", sampler_node))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler_node", "sampler", "in_turn"),
     [("KSampler", "dpmpp_2m", True), ("ParallelSampler", "dpmpp_2m", False), ("ParallelSampler", "dpm_2", True)],
@@ -123,6 +128,7 @@ def test_stages_that_are_exact_give_the_same_latent_and_say_where_they_run_in_tu
     assert any(node == "model" and USE_PARALLEL_SAMPLER in text for node, text in texts)  # the loader
 
 
+@pytest.mark.slow
 def test_stale_keys_change_the_picture_a_little_and_the_next_picture_comes(host):
     workflow = Workflow(steps=6)
     piped = replace(workflow.on("cpu:2", "ParallelSampler"), stages=(2, 2, 1))
@@ -131,6 +137,7 @@ def test_stale_keys_change_the_picture_a_little_and_the_next_picture_comes(host)
     compare(host, workflow, workflow.on("cpu:2", "ParallelSampler"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["tiny-pipeline/", "diffusers.safetensors", "prefixed.safetensors"])
 def test_every_layout_of_the_same_weights_gives_the_same_latent(host, model):
     workflow = Workflow(sampler="dpmpp_2m", cfg=4.0)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_runtime.models.flux2 import FLUX2
-from parallel_runtime.models.sd3 import SD3
+from parallel_runtime.networks.diffusers.flux2 import FLUX2
+from parallel_runtime.networks.diffusers.sd3 import SD3
 from tests import tiny_flux2, tiny_sd3
 from tests.tiny_model import write_diffusers_folder, write_original
 
@@ -32,6 +32,7 @@ def families(host):
     return host
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_unequal_prompts_with_cfg_give_the_same_latent_in_both_layouts(families, name):
     workflow = Workflow(model=f"{name}.safetensors", cfg=4.0, lengths=(9, 5), latent=(0, 1, 9, 7))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parallel_runtime.models.sdxl import SDXL
+from parallel_runtime.networks.diffusers.sdxl import SDXL
 from tests.tiny_model import write_original
 from tests.tiny_sdxl import recognised_config, write_pipeline
 
@@ -58,6 +58,7 @@ def _assert_same(latent: torch.Tensor, expected: torch.Tensor) -> None:
     assert (latent - expected).abs().max() < TOLERANCE * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_cfg_gives_the_same_latent_per_step_and_in_the_pool_in_both_layouts(sdxl):
     expected = sdxl.latent(sdxl.run(graph_of(WORKFLOW)), SAVE)
     per_step = sdxl.run(graph_of(WORKFLOW.on("cpu:2")))

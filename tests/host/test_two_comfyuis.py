@@ -30,6 +30,7 @@ def other(host, tmp_path):
     second.process.wait()
 
 
+@pytest.mark.slow
 def test_a_comfyui_killed_in_the_middle_of_a_step_takes_its_own_pool_only(host, other):
     assert host.run(Workflow(loader="cpu:2", seed=881).prompt()).error is None
     ours = pool_pids(host)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_runtime.models.wan import WAN
+from parallel_runtime.networks.diffusers.wan import WAN
 from tests.tiny_model import write_diffusers_folder, write_original
 from tests.tiny_wan import tiny_config
 
@@ -55,6 +55,7 @@ def video(workflow: Workflow) -> Prompt:
     return graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
 @pytest.mark.parametrize("name", VIDEOS)
 def test_a_video_latent_is_the_same_per_step_and_in_the_pool(wan, name, sampler_node):
@@ -69,12 +70,14 @@ def test_a_video_latent_is_the_same_per_step_and_in_the_pool(wan, name, sampler_
         assert sampled_in_pool(ours.texts)
 
 
+@pytest.mark.slow
 def test_a_diffusers_folder_gives_the_latent_of_the_single_file(wan):
     folder = replace(UNEQUAL.on("cpu:2"), model="wan/")
     latent, expected = (wan.latent(wan.run(video(workflow)), SAVE) for workflow in (folder, UNEQUAL))
     assert (latent - expected).abs().max() < TOLERANCE * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_the_text_of_another_model_stops_with_a_message_that_names_the_width(wan):
     workflow = replace(UNEQUAL, loader="cpu:2", model=TEXT)
     graph = video(workflow)

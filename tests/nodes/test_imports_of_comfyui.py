@@ -48,6 +48,6 @@ def reached() -> dict[str, str]:
 
 def test_the_nodes_reach_neither_diffusers_nor_torch_distributed():
     found = reached()
-    assert "workers.client" in found
-    assert "parallel_runtime.plan" in found
+    assert "workers.client.client" in found
+    assert "parallel_runtime.planning.plan" in found
     assert {name: by for name, by in found.items() if name.startswith(ELSEWHERE)} == {}

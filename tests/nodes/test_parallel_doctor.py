@@ -11,8 +11,8 @@ import pytest
 
 from nodes.doctor_process import COMMAND, PACK_ROOT, Verdict, run_doctor
 from parallel_runtime.errors import ConfigurationError, PoolError
-from parallel_runtime.pipeline.control import Cancelled
-from workers.doctor import parse_arguments
+from parallel_runtime.requests.control import Cancelled
+from workers.doctor.doctor import parse_arguments
 
 
 def never() -> bool:
@@ -66,6 +66,7 @@ def test_a_doctor_that_hangs_is_ended():
     assert not living_children()
 
 
+@pytest.mark.slow
 def test_cancel_ends_the_real_doctor_and_what_it_started():
     seen: list[psutil.Process] = []
 
@@ -92,7 +93,7 @@ def living_children() -> list[psutil.Process]:
     ours = []
     for child in children:
         try:
-            if child.status() != psutil.STATUS_ZOMBIE and {"-c", "workers.doctor", "workers.machine"} & set(
+            if child.status() != psutil.STATUS_ZOMBIE and {"-c", "workers.doctor", "workers.doctor.machine"} & set(
                 child.cmdline()
             ):
                 ours.append(child)

@@ -12,7 +12,7 @@ from nodes.run_notices import IN_TURN, USE_PARALLEL_SAMPLER, RunNotices, explain
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import RequestError
-from workers.client import ModelRequest, SampleRequest, never
+from workers.client.client import ModelRequest, SampleRequest, never
 
 
 class DoublingPool:

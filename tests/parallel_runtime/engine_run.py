@@ -9,21 +9,22 @@ import torch
 
 from parallel_runtime import memory
 from parallel_runtime.config import ParallelConfig, ParallelPlan
+from parallel_runtime.engine import engine as engine_module
+from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import OutOfMemoryError
-from parallel_runtime.mesh import build_mesh
-from parallel_runtime.pipefusion.blocks import keep_blocks, share_blocks
+from parallel_runtime.mesh.links import build_links
+from parallel_runtime.mesh.mesh import build_mesh
+from parallel_runtime.networks.absent_blocks import keep_blocks, share_blocks
+from parallel_runtime.networks.diffusers.registry import find_by_name
+from parallel_runtime.networks.stale_keys import StaleKeys
 from parallel_runtime.pipefusion.kept import kept_bytes
-from parallel_runtime.pipefusion.links import build_links
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.stage import Stage
-from parallel_runtime.pipefusion.stale import StaleKeys
-from parallel_runtime.pipeline import engine as engine_module
-from parallel_runtime.pipeline.conditioning import Conditioning
-from parallel_runtime.pipeline.engine import Engine
-from parallel_runtime.pipeline.requests import ConditioningRef, Load, Sample, tensor_name
 from parallel_runtime.planning.describe import describe_model
-from parallel_runtime.registry import find_by_name
-from tests.parallel_runtime.staged_families import Family, build, run_family
+from parallel_runtime.requests.conditioning import Conditioning
+from parallel_runtime.requests.requests import ConditioningRef, Load, Sample, tensor_name
+from tests.families import Family, build
+from tests.parallel_runtime.staged_families import run_family
 from tests.parallel_runtime.staged_run import Quiet
 
 CPU = torch.device("cpu")
@@ -87,7 +88,7 @@ def run_unlike_engines(rank: int, world_size: int, path: str, speeds: list[float
 
 def run_and_count_kept(rank: int, world_size: int, family: dict[str, Any], plans: list[dict[str, int]]) -> Any:
     """[[predicted, allocated] bytes of keys and values] of this rank, for each plan."""
-    spec, model = find_by_name(family["spec"]), Family(family["spec"], family["config"], make_call(family["call"]))
+    spec, model = find_by_name(family["spec"]), Family(family["spec"], family["config"], (make_call(family["call"]),))
     counted = []
     for degrees in plans:
         plan = ParallelPlan(**degrees)

@@ -9,14 +9,20 @@ import torch
 from tests.tiny_flux import make_state_dict, tiny_config
 
 
-def build_transformer(heads: int = 4, layers: int = 1, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """Return a FluxTransformer2DModel of `heads` heads of 32, the same in every process."""
+def build_transformer(
+    heads: int = 4, layers: int = 1, dtype: torch.dtype = torch.float32, double: int | None = None, **changes: Any
+) -> Any:
+    """Return a FluxTransformer2DModel of `heads` heads of 32, the same in every process.
+
+    Args:
+        layers: of both kinds, but for `double` of the one with two streams.
+    """
     from diffusers import FluxTransformer2DModel
 
     config = tiny_config(
         num_attention_heads=heads,
         attention_head_dim=32,
-        num_layers=layers,
+        num_layers=layers if double is None else double,
         num_single_layers=layers,
         in_channels=16,
         out_channels=16,

@@ -10,7 +10,7 @@ import torch
 
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.models.spec import TensorInfo, WeightRule
+from parallel_runtime.networks.diffusers.spec import ModelSpec, TensorInfo, WeightRule
 
 CPU = torch.device("cpu")
 
@@ -36,6 +36,12 @@ def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference over the largest expected value."""
     assert output.shape == expected.shape
     return float((output.float() - expected.float()).abs().max() / expected.float().abs().max())
+
+
+def rules_of(spec: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> dict[str, WeightRule]:
+    """By their target, the rules for a transformer with these parameters."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    return {rule.target: rule for rule in spec.keys.weight_rules(shapes)}
 
 
 def apply_rules(rules: Mapping[str, WeightRule], original: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

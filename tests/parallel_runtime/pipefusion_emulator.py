@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from parallel_runtime.models.flux import FLUX
+from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.denoiser import combine_branches
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.samplers import find_sampler

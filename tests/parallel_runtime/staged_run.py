@@ -8,22 +8,22 @@ from typing import Any
 import torch
 
 from parallel_runtime.config import ParallelConfig, ParallelPlan
-from parallel_runtime.mesh import build_mesh
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.pipefusion.blocks import block_paths, keep_blocks
-from parallel_runtime.pipefusion.cut import split_blocks
+from parallel_runtime.denoising.denoise import Denoising
+from parallel_runtime.denoising.predict import Call, Predictor
+from parallel_runtime.engine.plan_meshes import Meshes
+from parallel_runtime.engine.resident import Resident
+from parallel_runtime.engine.structure import Structure
+from parallel_runtime.mesh.links import build_links
+from parallel_runtime.mesh.mesh import build_mesh
+from parallel_runtime.networks.absent_blocks import block_paths, keep_blocks
+from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.pipefusion.denoise import PipelineDenoising, forward_once
-from parallel_runtime.pipefusion.links import build_links
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.stage import Stage
-from parallel_runtime.pipeline.conditioning import Conditioning
-from parallel_runtime.pipeline.denoise import Denoising
-from parallel_runtime.pipeline.meshes import Meshes
-from parallel_runtime.pipeline.predict import Call, Predictor
-from parallel_runtime.pipeline.requests import ConditioningRef, Sample
-from parallel_runtime.pipeline.resident import Resident
-from parallel_runtime.pipeline.structure import Structure
+from parallel_runtime.planning.cut import split_blocks
 from parallel_runtime.planning.describe import describe_model
+from parallel_runtime.requests.conditioning import Conditioning
+from parallel_runtime.requests.requests import ConditioningRef, Sample
 from tests.parallel_runtime.flux_forward import build_transformer
 
 LAYERS = 4

@@ -10,14 +10,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
+from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import ParallelError
-from parallel_runtime.pipeline.engine import Engine
-from parallel_runtime.pipeline.requests import ConditioningRef, Forward, Load, Request, Sample, tensor_name
-from parallel_runtime.registry import find_by_name
-from tests.parallel_runtime.staged_families import FAMILIES, Family
+from parallel_runtime.networks.diffusers.registry import find_by_name
+from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Request, Sample, tensor_name
+from tests.families import STAGED, Family
 from tests.parallel_runtime.staged_run import Quiet
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config
@@ -34,12 +35,12 @@ WISHES: list[dict[str, int]] = [{}, {"ulysses": 2, "ring": 2}, {"pipe": 2, "ulys
 
 def families() -> dict[str, Family]:
     """Those with stages, SD3 without layers that attend to the picture alone, and FLUX.1."""
-    sd3 = FAMILIES["SD3.5 medium"]
+    sd3 = STAGED["SD3.5 medium"]
     flux = {"context": torch.linspace(-2, 2, 192).view(1, 3, 64), "y": torch.ones(1, 32), "guidance": torch.ones(1)}
     heads = {"num_attention_heads": 2, "num_layers": 1, "num_single_layers": 2}
-    return FAMILIES | {
-        "SD3": Family("sd3", {**sd3.config, "dual_attention_layers": ()}, sd3.call),
-        "FLUX.1": Family("flux", tiny_config(**heads), {"x": torch.ones(1, 16, 4, 4), **flux}),
+    return STAGED | {
+        "SD3": Family("sd3", {**sd3.config, "dual_attention_layers": ()}, sd3.calls),
+        "FLUX.1": Family("flux", tiny_config(**heads), ({"x": torch.ones(1, 16, 4, 4), **flux},)),
     }
 
 
@@ -115,6 +116,7 @@ def run_all(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     return {"errors": errors, **found}
 
 
+@pytest.mark.slow
 def test_a_latent_of_any_size_runs_as_on_one_rank_or_is_refused_before_any_rank_computes(tmp_path):
     for name, family in families().items():
         write_diffusers_folder(find_by_name(family.spec), tmp_path / name, family.config)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh import Mesh, build_mesh
-from parallel_runtime.wrappers.sequence import SequenceSplit
-from parallel_runtime.wrappers.sequence_attention import SequenceAttention
-from parallel_runtime.wrappers.shares import split_sizes
+from parallel_runtime.mesh.mesh import Mesh, build_mesh
+from parallel_runtime.networks.sequence import SequenceSplit
+from parallel_runtime.networks.sequence_attention import SequenceAttention
+from parallel_runtime.networks.shares import split_sizes
 from tests.ranks import run_ranks
 
 EXAMPLES = 40
@@ -114,6 +114,7 @@ def largest_error(rank: int, world_size: int) -> dict[str, Any]:
     return {"cases": len(seen), "largest": max(seen)}
 
 
+@pytest.mark.slow_but_for("2", "4")
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_any_lengths_heads_masks_and_speeds_over_any_ring_times_ulysses_give_attention_over_the_whole(world_size):
     results = run_ranks(world_size, f"{__name__}:largest_error")

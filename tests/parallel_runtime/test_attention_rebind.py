@@ -85,6 +85,45 @@ def test_a_rebound_block_compiles_without_a_graph_break():
     assert (run(transformer, *GIVEN) - expected).abs().max() < 1e-5
 
 
+class Scaling:
+    """Attention that reads a tensor of its own inside of the block's graph."""
+
+    def __init__(self):
+        self.scale = torch.ones(1)
+
+    def __call__(self, query, key, value, mask, scale):
+        return KERNELS["sdpa"].attend(query, key, value, mask, scale) * self.scale
+
+
+def names_of_inputs(module, *given):
+    """Of the graph that torch.compile traces, which are part of its key on disk."""
+    names = []
+
+    def note(graph, inputs):
+        names.extend(node.name for node in graph.graph.nodes if node.op == "placeholder")
+        return graph
+
+    torch.compiler.reset()
+    torch.compile(module, fullgraph=True, backend=note)(*given)
+    return names
+
+
+@pytest.mark.parametrize("kind", ["dispatched", "older"])
+def test_what_a_graph_reads_has_the_same_name_in_every_model_and_process(kind):
+    def build():
+        if kind == "older":
+            return Attention(query_dim=24, heads=3, dim_head=8, processor=AttnProcessor2_0()).requires_grad_(False)
+        return build_transformer().single_transformer_blocks[0].attn
+
+    modules = [build() for _ in range(2)]  # both at once, so that their namespaces have two addresses
+    for module in modules:
+        rebind.apply({"attn": module}, Scaling())
+    width = 24 if kind == "older" else 128
+    first, second = (names_of_inputs(module, torch.randn(1, 5, width)) for module in modules)
+    assert first == second
+    assert len(first) > 1
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_older_processors_that_call_pytorchs_attention_are_rebound_alike(compiled):
     torch.manual_seed(0)

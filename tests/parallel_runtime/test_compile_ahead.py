@@ -9,51 +9,56 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_runtime.acceleration.compile_ahead import CompileAhead, Progress
+from parallel_runtime.acceleration.swap import Graphs
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.wrappers.compile_ahead import CompileAhead, Progress
-from parallel_runtime.wrappers.parallel_transformer import parallelize
+from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer, forward_arguments, relative_error
 from tests.ranks import run_ranks
 
-SIZE = (4, 6), 4
+SIZE = (3, 5), 4
+"""Uneven shares for two ranks: what a graph then reads beside its arguments must be found on disk, too."""
 
 
-def cache_hits_and_misses() -> tuple[int, int]:
-    """Of PyTorch's cache of compiled graphs, in this process."""
-    counters = torch._dynamo.utils.counters["inductor"]
-    return counters["fxgraph_cache_hit"], counters["fxgraph_cache_miss"]
+def build_one_block() -> Any:
+    """The fewest kernels to compile that a picture goes through."""
+    return build_transformer(layers=1, double=0)
 
 
 def run_until_swapped(rank: int, world_size: int) -> dict[str, Any]:
     torch.set_grad_enabled(False)
+    torch.set_num_threads(2)  # as a pool that has grown does; the environment says 1
     mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
-    transformer = parallelize(build_transformer(layers=1), FLUX, mesh, compile=True, ahead=True)
+    transformer = parallelize(build_one_block(), FLUX, mesh, compile=True, ahead=True)
     first = transformer(**forward_arguments(*SIZE))[0]
     found: dict[str, Any] = {"first": first, "compiler at the first": "torch._inductor.codegen" in sys.modules}
     deadline = time.monotonic() + 570
     while transformer._compiled is None and time.monotonic() < deadline:
         time.sleep(0.2)
-        started = time.perf_counter()
+        imported, started = list(sys.modules), time.perf_counter()
         swapped = transformer(**forward_arguments(*SIZE))[0]
         found |= {"swapped": swapped, "swap seconds": time.perf_counter() - started}
-    found["hits"], found["misses"] = cache_hits_and_misses()
+        found["imported"] = [name for name in list(sys.modules) if name.startswith("torch.") and name not in imported]
+    graphs = Graphs.so_far()
+    found |= {"found": graphs.found, "lowered": graphs.lowered, "made": graphs.made}
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_swap_finds_all_graphs_on_disk_and_changes_nothing_but_rounding(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    expected = build_transformer(layers=1)(**forward_arguments(*SIZE))[0]
+    expected = build_one_block()(**forward_arguments(*SIZE))[0]
     for found in run_ranks(2, f"{__name__}:run_until_swapped", timeout=590):
         assert not found["compiler at the first"]
         assert relative_error(found["first"], expected) < 1e-5
         assert relative_error(found["swapped"], expected) < 1e-5
-        assert found["misses"] == 0
-        assert found["hits"] > 0
-        print(f"swap: {found['swap seconds']:.1f} s, {found['hits']} graphs")
+        assert (found["found"] + found["lowered"], found["made"]) == (1, 0)
+        assert len(found["imported"]) < 20, found["imported"]
+        print(f"swap: {found['swap seconds']:.1f} s, imports of torch: {len(found['imported'])}")
 
 
 class PlannedCompiler:

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelPlan
+from parallel_runtime.engine import measure
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.pipefusion.blocks import keep_blocks, share_blocks
-from parallel_runtime.pipefusion.cut import most_parameters, stage_speeds
-from parallel_runtime.planning import measure
+from parallel_runtime.networks.absent_blocks import keep_blocks, share_blocks
+from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.planning.cost import predict
+from parallel_runtime.planning.cut import most_parameters, stage_speeds
 from parallel_runtime.planning.describe import describe_model, describe_request, parameter_shapes
-from parallel_runtime.planning.facts import CPU, FLUX_DEV, GIB, HOST_MEMORY, NVLINK, PCIE, flux_request, known_gpu
+from parallel_runtime.requests.facts import CPU, FLUX_DEV, GIB, HOST_MEMORY, NVLINK, PCIE, flux_request, known_gpu
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_diffusers_file, write_original
 

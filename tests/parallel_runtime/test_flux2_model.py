@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.models.flux2 import FLUX2
-from parallel_runtime.models.spec import TensorInfo
-from parallel_runtime.models.weight_rules import original_header
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.diffusers.flux2 import FLUX2
+from parallel_runtime.networks.diffusers.headers import original_header
+from parallel_runtime.networks.diffusers.spec import TensorInfo
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
-from tests.parallel_runtime.model_forward import apply_rules, comfyui_call, header_of, relative_error
+from tests.parallel_runtime.model_forward import apply_rules, comfyui_call, header_of, relative_error, rules_of
 from tests.tiny_flux2 import tiny_config
 from tests.tiny_model import make_state_dict, to_original, write_diffusers_file, write_diffusers_folder, write_original
 
@@ -31,12 +31,12 @@ def test_detect_gives_back_the_config_from_the_shapes_of_either_layout(kind):
     state_dict = make_state_dict(FLUX2, config)
     original, diffusers = header_of(to_original(FLUX2, state_dict, config)), header_of(state_dict)
     assert FLUX2.detect(original) == config
-    assert FLUX2.detect_diffusers(diffusers, {}) == config
+    assert FLUX2.recognise(diffusers, {}) == config
     assert FLUX2.detect(diffusers) is None
-    assert FLUX2.detect_diffusers(original, {}) is None
+    assert FLUX2.recognise(original, {}) is None
     assert FLUX.detect(original) is None
-    assert FLUX.detect_diffusers(diffusers, {}) is None
-    assert original_header(FLUX2.weight_rules(config), diffusers) == original
+    assert FLUX.recognise(diffusers, {}) is None
+    assert original_header(FLUX2.keys, diffusers) == original
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,18 @@ def test_an_unknown_head_dim_is_not_guessed():
     config = tiny_config(attention_head_dim=64, axes_dims_rope=(16, 16, 16, 16))
     state_dict = make_state_dict(FLUX2, config)
     assert FLUX2.detect(header_of(to_original(FLUX2, state_dict, config))) is None
-    assert FLUX2.detect_diffusers(header_of(state_dict), {}) is None
-    assert FLUX2.detect_diffusers(header_of(state_dict), config) == config
+    assert FLUX2.recognise(header_of(state_dict), {}) is None
+    assert FLUX2.recognise(header_of(state_dict), config) == config
 
 
 def test_weight_rules_agree_with_the_converter_of_diffusers():
     from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkpoint_to_diffusers
 
     config = KINDS["dev"]
-    original = to_original(FLUX2, make_state_dict(FLUX2, config), config)
+    state_dict = make_state_dict(FLUX2, config)
+    original = to_original(FLUX2, state_dict, config)
     expected = convert_flux2_transformer_checkpoint_to_diffusers(dict(original))
-    made = apply_rules({rule.target: rule for rule in FLUX2.weight_rules(config)}, original)
+    made = apply_rules(rules_of(FLUX2, state_dict), original)
     assert made.keys() == expected.keys()
     assert [name for name in made if not torch.equal(made[name], expected[name])] == []
 
@@ -139,6 +140,7 @@ def comfyui(tmp_path_factory) -> Path:
 
 
 @pytest.mark.host
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, name):
     kind, call = CASES[name]

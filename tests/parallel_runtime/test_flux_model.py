@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from parallel_runtime.errors import RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.models.spec import TensorInfo
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.diffusers.spec import TensorInfo
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
+from tests.parallel_runtime.model_forward import rules_of
 from tests.tiny_flux import make_state_dict, tiny_config, to_original, write_original
 
 SMALL = {"num_attention_heads": 2, "num_layers": 1, "num_single_layers": 1}
@@ -42,9 +43,9 @@ def test_detect_gives_back_the_config_from_the_shapes_of_either_layout(changes):
     with torch.device("meta"):
         state_dict = {key: torch.empty(tensor.shape) for key, tensor in make_state_dict(config).items()}
     assert FLUX.detect(_header(to_original(state_dict, config))) == config
-    assert FLUX.detect_diffusers(_header(state_dict), {}) == config
+    assert FLUX.recognise(_header(state_dict), {}) == config
     assert FLUX.detect(_header(state_dict)) is None
-    assert FLUX.detect_diffusers(_header(to_original(state_dict, config)), {}) is None
+    assert FLUX.recognise(_header(to_original(state_dict, config)), {}) is None
 
 
 @pytest.mark.parametrize(
@@ -77,22 +78,24 @@ def test_an_unknown_head_dim_is_not_guessed():
     config = tiny_config(**SMALL, attention_head_dim=64, axes_dims_rope=(8, 28, 28))
     state_dict = make_state_dict(config)
     assert FLUX.detect(_header(to_original(state_dict, config))) is None
-    assert FLUX.detect_diffusers(_header(state_dict), {}) is None
-    assert FLUX.detect_diffusers(_header(state_dict), config) == config
+    assert FLUX.recognise(_header(state_dict), {}) is None
+    assert FLUX.recognise(_header(state_dict), config) == config
 
 
 def test_weight_rules_agree_with_the_converter_of_diffusers():
     """Diffusers' converter works on rows and knows one width only: give it that many rows, of one column."""
+    from diffusers import FluxTransformer2DModel
     from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
 
-    config = tiny_config(num_attention_heads=24)
+    with torch.device("meta"):
+        transformer: Any = FluxTransformer2DModel(**tiny_config(num_attention_heads=24))
+    rules = rules_of(FLUX, transformer.state_dict())
     rows: dict[str, int] = {}
-    for rule in FLUX.weight_rules(config):
+    for rule in rules.values():
         length = rule.rows[0] + rule.rows[1] if rule.rows else 16
         rows[rule.source] = max(rows.get(rule.source, 0), length)
     original = {key: torch.randn(count, 1) for key, count in rows.items()}
     expected = convert_flux_transformer_checkpoint_to_diffusers(dict(original))
-    rules = {rule.target: rule for rule in FLUX.weight_rules(config)}
     assert rules.keys() == expected.keys()
     for target, tensor in expected.items():
         rule = rules[target]
@@ -233,6 +236,7 @@ def comfyui(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.host
 @pytest.mark.parametrize("name", CASES)
 def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, name):

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.pipeline.engine import Engine
-from parallel_runtime.pipeline.requests import ConditioningRef, Forward, Load, Release, tensor_name
+from parallel_runtime.engine.engine import Engine
+from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, tensor_name
 from tests.parallel_runtime.staged_run import Quiet
 from tests.tiny_flux import tiny_config, write_original
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 LARGER = tiny_config(num_layers=4, num_single_layers=8)
 """About 130 million parameters, so that its weights are more than what PyTorch keeps for itself."""

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.agreement import NONE, agreed_history, offer_history
+from parallel_runtime.acceleration import recordings as graphs
+from parallel_runtime.acceleration.pulse import Pulse
+from parallel_runtime.acceleration.recordings import KEPT, WARM_RUNS, RecordedForward
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh import Mesh, build_mesh, single_rank_mesh
-from parallel_runtime.wrappers import graphs
-from parallel_runtime.wrappers.graphs import KEPT, WARM_RUNS, RecordedForward
-from parallel_runtime.wrappers.pulse import Pulse
+from parallel_runtime.mesh.agreement import NONE, agreed_history, offer_history
+from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from tests.ranks import run_ranks
 
 ONE = single_rank_mesh()
+CAPTURING = "operation not permitted when stream is capturing"
 
 
 class Recorder:
     """Records as a CUDA graph would: the replay reads only the tensors that were there when it was recorded."""
 
-    def __init__(self, fails: bool = False):
+    def __init__(self, fails: Exception | None = None):
         self.fails = fails
         self.recorded = 0
 
     def __call__(self, owner: RecordedForward, call: Any, static: list[torch.Tensor]) -> Any:
-        if self.fails:
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        if self.fails is not None:
+            raise self.fails
         self.recorded += 1
 
         def replay(tensors: list[torch.Tensor]) -> Any:
@@ -100,14 +102,21 @@ def test_the_oldest_kind_is_forgotten():
     assert recorder.recorded == KEPT + 2
 
 
-def test_a_failed_recording_ends_the_recording_with_one_line_and_the_call_has_its_result(caplog):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError(f"{CAPTURING}\nmore"), CAPTURING),
+        (AttributeError("no attribute 'graph_pool_handle'"), "no attribute 'graph_pool_handle'"),  # another torch
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_a_failed_recording_ends_the_recording_with_one_line_and_the_call_has_its_result(error, said, caplog):
     forward, runs = counted()
-    recorded = RecordedForward(forward, record=Recorder(fails=True))
+    recorded = RecordedForward(forward, record=Recorder(error))
     for _ in range(WARM_RUNS + 4):
         assert torch.equal(recorded(ONE, (torch.ones(2),), {})[0], torch.full((2,), 2.0))
     assert [record.getMessage() for record in caplog.records] == [
-        "Forwards are launched kernel by kernel, as recording one failed: "
-        "operation not permitted when stream is capturing"
+        f"Forwards are launched kernel by kernel, as recording one failed: {said}"
     ]
     assert runs[0] == WARM_RUNS + 4
 
@@ -165,7 +174,7 @@ def test_where_one_rank_fails_to_record_no_rank_replays():
         assert result["enabled"] is False
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_cuda_graph_gives_what_the_forward_gives():
     recorded = RecordedForward(lambda x: (x @ x.t()).relu())
     for _ in range(WARM_RUNS + 3):
@@ -200,7 +209,6 @@ def test_the_first_blocks_are_a_graph_of_their_own_which_ends_before_the_next_be
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_graphs_in_two_parts_replay_the_forward_and_count_its_blocks():
     pulse = Pulse(torch.device("cuda"))
     weights = [torch.randn(256, 256, device="cuda") / 16 for _ in range(8)]
@@ -287,3 +295,31 @@ def test_a_recording_after_all_others_are_gone_takes_a_pool_that_is_alive(monkey
     recorded.lose()
     record(3)
     assert [count for count in cuda.graphs_in.values() if count] == [1]
+
+
+def test_kinds_of_which_one_is_compiled_take_turns_and_each_keeps_its_recording():
+    forward, _ = counted()
+    recorder = Recorder()
+    recorded = RecordedForward(forward, record=recorder)
+    short, long = torch.randn(3), torch.randn(5)
+    for _ in range(WARM_RUNS + 3):  # as steps with two texts, the graphs of one of which could not be made
+        for x, compiled in ((short, True), (long, False)):
+            assert torch.equal(recorded(ONE, (x,), {}, compiled)[0], 2 * x)
+    assert recorder.recorded == 2
+
+
+def test_a_kind_that_runs_compiled_from_now_on_lets_its_old_recording_go_and_no_other():
+    forward, _ = counted()
+    recorder = Recorder()
+    recorded = RecordedForward(forward, record=recorder)
+    short, long = torch.randn(3), torch.randn(5)
+    for _ in range(WARM_RUNS + 2):
+        recorded(ONE, (short,), {})
+        recorded(ONE, (long,), {})
+    kept = [weakref.ref(kind) for kind in recorded._recordings(ONE).kinds.values()]
+    recorded(ONE, (short,), {}, True)
+    assert [kind() is None for kind in kept] == [True, False]
+    for _ in range(WARM_RUNS + 2):
+        assert torch.equal(recorded(ONE, (short,), {}, True)[0], 2 * short)
+        recorded(ONE, (long,), {})
+    assert recorder.recorded == 3

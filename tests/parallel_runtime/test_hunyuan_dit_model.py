@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.models.hunyuan_dit import HUNYUAN_DIT
-from parallel_runtime.models.hunyuan_dit_adapter import rotary_embedding
-from parallel_runtime.models.spec import TensorInfo
-from parallel_runtime.models.weight_rules import original_header
+from parallel_runtime.networks.diffusers.centred_rotary import rotary_embedding
+from parallel_runtime.networks.diffusers.headers import original_header
+from parallel_runtime.networks.diffusers.hunyuan_dit import HUNYUAN_DIT
+from parallel_runtime.networks.diffusers.spec import TensorInfo
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
 from tests.parallel_runtime.model_forward import CPU, comfyui_call, header_of, relative_error
@@ -55,11 +55,11 @@ def test_detect_gives_back_the_config_from_the_shapes_of_either_layout(changes):
     assert found is not None
     assert int(found["mlp_ratio"] * found["hidden_size"]) == int(config["mlp_ratio"] * config["hidden_size"])
     assert {**found, "mlp_ratio": config["mlp_ratio"]} == config
-    assert HUNYUAN_DIT.detect_diffusers(renamed, {}) == found
-    assert HUNYUAN_DIT.detect_diffusers(renamed, config) == config
+    assert HUNYUAN_DIT.recognise(renamed, {}) == found
+    assert HUNYUAN_DIT.recognise(renamed, config) == config
     assert HUNYUAN_DIT.detect(renamed) is None
-    assert HUNYUAN_DIT.detect_diffusers(original, {}) is None
-    assert original_header(HUNYUAN_DIT.weight_rules(config), renamed) == original
+    assert HUNYUAN_DIT.recognise(original, {}) is None
+    assert original_header(HUNYUAN_DIT.keys, renamed) == original
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,7 @@ def comfyui(tmp_path_factory) -> Path:
 
 
 @pytest.mark.host
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, name):
     kind, call = CASES[name]

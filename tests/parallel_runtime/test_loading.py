@@ -17,8 +17,8 @@ from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.registry import find_by_name, find_by_transformer_class
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.diffusers.registry import find_by_name, find_by_transformer_class
 from tests.tiny_flux import (
     make_state_dict,
     tiny_config,
@@ -161,7 +161,7 @@ from pathlib import Path
 import torch
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.models.flux import FLUX
+from parallel_runtime.networks.diffusers.flux import FLUX
 
 def proportional():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -183,6 +183,7 @@ print(proportional() - before, flush=True); sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc/self/smaps_rollup")
 def test_three_processes_share_one_copy_of_the_file(tmp_path):
     path = write_original(tmp_path / "m.safetensors", tiny_config(num_attention_heads=4))

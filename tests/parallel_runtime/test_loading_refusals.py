@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from parallel_runtime.errors import CheckpointError, ParallelError, UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.registry import MODELS
+from parallel_runtime.networks.diffusers.registry import MODELS
 from tests.tiny_flux import tiny_config, write_diffusers_folder, write_original
 
 CPU = torch.device("cpu")

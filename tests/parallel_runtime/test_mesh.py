@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from parallel_runtime.config import AXES, ParallelPlan
 from parallel_runtime.errors import ConfigurationError
-from parallel_runtime.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.speed import gather_from_ranks, measure_speeds, relative_speeds
+from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.mesh.speeds import gather_from_ranks, measure_speeds, relative_speeds
 from tests.ranks import run_ranks
 
 PLANS = [

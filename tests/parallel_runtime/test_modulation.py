@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import UnsupportedModelError
-from parallel_runtime.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.wrappers.modulation import deal
-from parallel_runtime.wrappers.module_paths import find_modules
-from parallel_runtime.wrappers.parallel_transformer import parallelize
+from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.modulation import deal
+from parallel_runtime.networks.module_paths import find_modules
+from parallel_runtime.networks.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
 from tests.ranks import run_ranks
 
@@ -102,6 +102,7 @@ def run_compiled(rank: int, world_size: int, plans: list[dict[str, int]]) -> dic
     return results
 
 
+@pytest.mark.slow
 def test_compiled_blocks_share_their_graphs_and_a_mesh_of_one_rank_needs_one_more_per_kind_of_block():
     plans: list[dict[str, int]] = [{"ulysses": 2}, {}, {"ulysses": 2}]
     results = run_ranks(2, f"{__name__}:run_compiled", {"plans": plans}, timeout=280)

@@ -15,18 +15,18 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from parallel_runtime.mesh import single_rank_mesh
-from parallel_runtime.models.pixart import PIXART
+from parallel_runtime.denoising.predict import Call, own_calls
+from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.networks.diffusers.pixart import PIXART
+from parallel_runtime.networks.diffusers.registry import find_by_name
+from parallel_runtime.networks.key_slots import Slots
 from parallel_runtime.pipefusion.patch_hooks import PatchHooks
-from parallel_runtime.pipefusion.slots import Slots
-from parallel_runtime.pipeline.conditioning import Conditioning
-from parallel_runtime.pipeline.predict import Call, own_calls
-from parallel_runtime.registry import find_by_name
+from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.prediction import PREDICTIONS
 from parallel_runtime.sampling.samplers import SAMPLERS
 from tests import tiny_flux, tiny_pixart, tiny_sdxl
-from tests.parallel_runtime.staged_families import FAMILIES
+from tests.families import STAGED
 
 META = torch.device("meta")
 
@@ -99,7 +99,7 @@ def test_no_sampler_waits_in_its_steps(sampler, prediction):
 
 def calls() -> dict[str, tuple[Any, dict[str, Any], dict[str, Any]]]:
     """Adapter, config and call of every family."""
-    given = {name: (find_by_name(family.spec), family.config, family.call) for name, family in FAMILIES.items()}
+    given = {name: (find_by_name(family.spec), family.config, family.call) for name, family in STAGED.items()}
     flux = {
         "x": torch.zeros(1, 16, 5, 6),
         "context": torch.zeros(1, 3, 64),

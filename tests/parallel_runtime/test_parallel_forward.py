@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh import build_mesh
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.wrappers.batch import gather_batch, share_of_batch
-from parallel_runtime.wrappers.parallel_transformer import ParallelTransformer, parallelize
+from parallel_runtime.mesh.mesh import build_mesh
+from parallel_runtime.networks.batch import gather_batch, share_of_batch
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.parallel_transformer import ParallelTransformer, parallelize
 from tests.parallel_runtime.flux_forward import build_transformer, forward_arguments, relative_error, run
 from tests.ranks import run_ranks
 
@@ -119,6 +119,7 @@ def run_compiled(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str
     return results
 
 
+@pytest.mark.slow
 def test_compiled_blocks_give_the_same_result_and_new_sizes_soon_need_no_new_graph():
     learnt = [EVEN[0], [[4, 4], 6, 1], [[5, 5], 8, 1]]  # a size, another, and one that does not divide
     more = [[[6, 6], 20, 1], [[5, 7], 10, 1], [[7, 7], 14, 1], [[9, 5], 4, 1], [[2, 6], 16, 1]]

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
-from parallel_runtime.mesh import Mesh, single_rank_mesh
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.wrappers.parallel_transformer import parallelize
-from parallel_runtime.wrappers.sequence import SequenceSplit
-from parallel_runtime.wrappers.sequence_attention import SequenceAttention
+from parallel_runtime.mesh.mesh import Mesh, single_rank_mesh
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.parallel_transformer import parallelize
+from parallel_runtime.networks.sequence import SequenceSplit
+from parallel_runtime.networks.sequence_attention import SequenceAttention
 from tests.parallel_runtime.flux_forward import build_transformer, forward_arguments, relative_error, run
 
 GIVEN = ((5, 3), 7, 2)

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from parallel_runtime.attention.peer import _Exchange, _words
+from parallel_runtime.acceleration.peer_exchange import _Exchange, _words
 from parallel_runtime.attention.rotary import norm_rotate
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
@@ -124,7 +124,7 @@ def plain_kernels(monkeypatch):
         push_heads([_words(part) for part in (query, key, torch.cat(values, 1))], table, rank, ranks, flat)
 
     vars(module).update(push_heads=push_heads, push_tokens=push_tokens, push_normed_heads=push_normed_heads)
-    monkeypatch.setitem(sys.modules, "parallel_runtime.attention.peer_kernels", module)
+    monkeypatch.setitem(sys.modules, "parallel_runtime.acceleration.peer_kernels", module)
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -151,6 +151,7 @@ def check(lengths, parts, beside, normed, dtype=torch.float32, tolerance=1e-5):
         assert (got.transpose(0, 1).float() - own.float()).abs().max() < tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_the_kernels_themselves_in_tritons_interpreter():
     # A process of its own: the interpreter is chosen when Triton is imported.

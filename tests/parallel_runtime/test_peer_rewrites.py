@@ -12,19 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from parallel_runtime.attention.peer import attend_over_peers, peer_attention
-from parallel_runtime.attention.peer_memory import PeerBuffers
+from parallel_runtime.acceleration import compiled_blocks
+from parallel_runtime.acceleration.peer_exchange import peer_attention
+from parallel_runtime.acceleration.peer_memory import PeerBuffers
+from parallel_runtime.acceleration.rewrites import Rewrites, linear_gelu, linear_of_parts
 from parallel_runtime.attention.rotary import norm_rotate
-from parallel_runtime.mesh import single_rank_mesh
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.wrappers import compiled_blocks, parallel_transformer
-from parallel_runtime.wrappers.parallel_transformer import parallelize
-from parallel_runtime.wrappers.rewrites import Rewrites, linear_gelu, linear_of_parts
-from parallel_runtime.wrappers.sequence_attention import SequenceAttention
+from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.networks import parallel_transformer
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.parallel_transformer import parallelize
+from parallel_runtime.networks.sequence_attention import SequenceAttention
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
 
 
-@attend_over_peers.register_kernel("cpu")
+@torch.library.impl("parallel_dit::peer_attention", "cpu")
 def _(queries, keys, values, norms, eps, beside, memory, shape, table, group, kernel, scale):
     query, key, value = (torch.cat(parts, 1) for parts in (queries, keys, values))
     if norms:
@@ -70,6 +71,7 @@ def attentions(monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_flux_blocks_norm_while_sending_and_feed_forward_beside_the_exchange(attentions):
     transformer = build_transformer()
     expected = run(transformer, (4, 6), 12, 2)

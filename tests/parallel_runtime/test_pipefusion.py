@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.pipefusion.denoise import StopVotes
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.sampling.samplers import SUPPORTED
-from parallel_runtime.wrappers.graphs import RecordedForward
+from tests.families import STAGED
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error
 from tests.parallel_runtime.pipefusion_emulator import emulate
-from tests.parallel_runtime.staged_families import FAMILIES, run_alone
+from tests.parallel_runtime.staged_families import run_alone
 from tests.parallel_runtime.staged_run import LAYERS, make_inputs, sample_request
 from tests.ranks import run_ranks
 
@@ -84,11 +85,13 @@ def every_mesh(ranks: int, seed: int) -> list[dict[str, Any]]:
     return cases
 
 
+@pytest.mark.slow_but_for("2")
 @pytest.mark.parametrize("world_size", CASES)
 def test_stages_equal_the_emulated_schedule(world_size, monkeypatch):
     compare(world_size, CASES[world_size], monkeypatch)
 
 
+@pytest.mark.slow
 def test_every_mesh_that_fits_eight_ranks_equals_the_emulated_schedule(monkeypatch):
     cases = every_mesh(8, seed=1)
     assert len(cases) > 25
@@ -115,6 +118,7 @@ def compare(world_size: int, cases: list[dict[str, Any]], monkeypatch: Any) -> N
         assert relative_error(found[each["name"]], expected) < limit, each
 
 
+@pytest.mark.slow_but_for("2")
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_family_is_cut_by_its_data_alone(world_size):
     """The patches of one stage are the oracle of several: FLUX's own emulator pins those to the published schedule."""
@@ -122,14 +126,15 @@ def test_every_family_is_cut_by_its_data_alone(world_size):
     found = run_ranks(
         world_size,
         "tests.parallel_runtime.staged_families:run_on_pipeline",
-        {"plans": dict.fromkeys(FAMILIES, plans)},
+        {"plans": dict.fromkeys(STAGED, plans)},
     )[0]
-    for name, family in FAMILIES.items():
+    for name, family in STAGED.items():
         expected = run_alone(family)
         for number, plan in enumerate(plans):
             assert relative_error(found[f"{name} {number}"], expected) < 1e-5, (name, plan)
 
 
+@pytest.mark.slow
 def test_compiled_stages_have_no_graph_breaks_and_give_the_same(monkeypatch):
     compiled = case("compiled", pipe=2, patches=3, latent=(14, 5), steps=3)
     found = run_ranks(
@@ -170,10 +175,10 @@ def test_recorded_forwards_are_replayed_for_their_own_patch_only(name, monkeypat
         plain(self, *args, **options)
         self._recorded = RecordedForward(self._run, made_outside=self._made_outside, record=record, kept=64)
 
-    expected = run_alone(FAMILIES[name], steps=6)
+    expected = run_alone(STAGED[name], steps=6)
     plain = Stage.__init__
     monkeypatch.setattr(Stage, "__init__", make)
-    assert torch.equal(run_alone(FAMILIES[name], steps=6), expected)
+    assert torch.equal(run_alone(STAGED[name], steps=6), expected)
     assert sorted(replays) == [0, 0, 1, 1, 2, 2]  # steps 4 and 5; the first two were plain, the third was recorded
 
 
@@ -197,4 +202,4 @@ def test_an_error_in_a_stage_comes_out_at_once_and_waits_for_no_other_stage(monk
     monkeypatch.setattr(StageRunner, "flush", wait)
     monkeypatch.setattr(StopVotes, "close", wait)
     with pytest.raises(torch.OutOfMemoryError, match="no room on this stage"):
-        run_alone(FAMILIES["PixArt"])
+        run_alone(STAGED["PixArt"])

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.models.pixart import PIXART
-from parallel_runtime.models.spec import TensorInfo
+from parallel_runtime.networks.diffusers.pixart import PIXART
+from parallel_runtime.networks.diffusers.spec import TensorInfo
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
 from tests.parallel_runtime.model_forward import CPU, comfyui_call, header_of, relative_error
@@ -44,9 +44,9 @@ def test_detect_gives_back_the_config_from_the_shapes_of_either_layout(changes):
     config = tiny_config(**changes, out_channels=2 * changes.get("in_channels", 4))
     original, renamed = _header(config), _header(config, original=False)
     assert PIXART.detect(original) == config
-    assert PIXART.detect_diffusers(renamed, {}) == config
+    assert PIXART.recognise(renamed, {}) == config
     assert PIXART.detect(renamed) is None
-    assert PIXART.detect_diffusers(original, {}) is None
+    assert PIXART.recognise(original, {}) is None
 
 
 @pytest.mark.parametrize(("places", "scale"), [(256, 1), (1024, 1), (4096, 2), (16384, 4)])
@@ -82,7 +82,7 @@ def test_a_model_that_predicts_no_variance_is_not_pixart():
     """Allegro and others keep diffusers' PixArt names."""
     header = _header(SIGMA, original=False)
     header["proj_out.weight"] = TensorInfo((16, 288), "F32")
-    assert PIXART.detect_diffusers(header, {}) is None
+    assert PIXART.recognise(header, {}) is None
 
 
 def _former_class(folder: Path) -> Path:
@@ -198,6 +198,7 @@ def comfyui(tmp_path_factory) -> Path:
 
 
 @pytest.mark.host
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, name):
     kind, call = CASES[name]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallel_runtime.models.pixart import PIXART
-from parallel_runtime.pipeline.conditioning import Conditioning
-from parallel_runtime.pipeline.predict import Call, merge, select
+from parallel_runtime.denoising.predict import Call, merge, select
+from parallel_runtime.networks.diffusers.pixart import PIXART
+from parallel_runtime.requests.conditioning import Conditioning
 from tests.tiny_pixart import make_call, tiny_config
 
 ALPHA = tiny_config(use_additional_conditions=True)

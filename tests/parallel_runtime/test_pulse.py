@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.registry import find_by_name
-from parallel_runtime.wrappers.module_paths import find_modules
-from parallel_runtime.wrappers.pulse import MARKS, Pulse, mark_blocks
+from parallel_runtime.acceleration.pulse import Pulse
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.diffusers.registry import find_by_name
+from parallel_runtime.networks.marked_blocks import MARKS, mark_blocks
+from parallel_runtime.networks.module_paths import find_modules
 from tests import tiny_sdxl
+from tests.families import STAGED, Family, build
 from tests.parallel_runtime.flux_forward import build_transformer, run
-from tests.parallel_runtime.staged_families import FAMILIES, Family, build
 
 CPU = torch.device("cpu")
 
@@ -23,10 +24,10 @@ def count_blocks(transformer: nn.Module, spec: Any) -> int:
     return sum(len(list(blocks.children())) for blocks in find_modules(transformer, spec.block_lists).values())
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "SDXL"])
+@pytest.mark.parametrize("name", [*STAGED, "SDXL"])
 @torch.no_grad()
 def test_a_forward_is_counted_block_by_block_and_gives_the_same_output(name):
-    family = FAMILIES.get(name) or Family("sdxl", tiny_sdxl.tiny_config(), tiny_sdxl.make_call(1, (8, 8)))
+    family = STAGED.get(name) or Family("sdxl", tiny_sdxl.tiny_config(), (tiny_sdxl.make_call(1, (8, 8)),))
     spec, transformer, call = find_by_name(family.spec), build(family), dict(family.call)
     x, context = call.pop("x"), call.pop("context")
     timestep = call.pop("timestep", torch.ones(x.shape[0]))

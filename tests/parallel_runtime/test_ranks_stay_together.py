@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from parallel_runtime.config import ParallelConfig
+from parallel_runtime.engine import plan_meshes as meshes
+from parallel_runtime.engine.resident import Opened
 from parallel_runtime.errors import CheckpointError
-from parallel_runtime.pipeline import meshes
-from parallel_runtime.pipeline.requests import ConditioningRef, Forward, Load, Release, Sample, Step, tensor_name
-from parallel_runtime.pipeline.resident import Opened
+from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, Sample, Step, tensor_name
 from tests import tiny_flux
 from tests.threaded_ranks import PartedWays, ThreadedPool
 
@@ -98,14 +98,20 @@ class Client:
             for key in [key for key, model in self.named.items() if model == request.model]:
                 self.submit(Release(key), {})
             return
+        loading = self.load(request)
+        if loading.ranks > len(self.pool.engines):
+            self.pool.grow(loading.ranks)
+            self.named.clear()
+        troubled = min(1, len(self.pool.engines) - 1)
         for trouble in TROUBLES:
-            setattr(self.pool.hardware, trouble, {1} if trouble in request.troubles else set())
+            setattr(self.pool.hardware, trouble, {troubled} if trouble in request.troubles else set())
+        if request.fails is not None:
+            request = request._replace(fails=(request.fails[0] % len(self.pool.engines), request.fails[1]))
         if "loses" in request.troubles:
-            self.pool.engines[1].residency.store.free()
+            self.pool.engines[troubled].residency.store.free()
         if request.fails is not None and request.in_loading:
             self.named.clear()
-            self.submit(self.load(request), {}, request.fails)
-        loading = self.load(request)
+            self.submit(loading, {}, request.fails)
         if loading.model not in self.named:
             self.submit(loading, {})
             self.named[loading.model] = request.model
@@ -119,7 +125,7 @@ class Client:
         self.submit(asked, tensors)
         for _ in range(0 if request.sampled else request.times - 1):
             if "loses" in request.troubles:
-                self.pool.engines[1].residency.store.free()
+                self.pool.engines[troubled].residency.store.free()
             self.pool.repeat(Step(asked.kind), {name: tensors[name] for name in ("x", "timestep")})
 
     def submit(self, request: Any, tensors: dict[str, torch.Tensor], fails: tuple[int, bool] | None = None) -> None:
@@ -178,23 +184,51 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
 
 TO_FEWER_AND_BACK = [Prompt(0), Prompt(5, size=1), Prompt(0, size=1)]
 """As a pool of two H200s was lost: devices 0,1 at one size, device 0 at another, and that size on both."""
+NO_PEER_MEMORY = [Prompt(1), Prompt(1, size=1, troubles=frozenset({"no_peer_memory"})), Prompt(1, size=1)]
+LOSES = [Prompt(0, sampled=False, troubles=frozenset({"loses"})), Prompt(0, sampled=False, size=1)]
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(requests=REQUESTS)
-@example(requests=TO_FEWER_AND_BACK)
-@example(requests=[Prompt(3, texts=(3, 5), troubles=frozenset({"cannot_record"})), Prompt(1)])
-@example(requests=[Prompt(4, texts=(3, 3)), Prompt(4), Prompt(1)])
-@example(requests=[Prompt(0, fails=(1, True)), Prompt(0), Prompt(0, size=1)])
-@example(requests=[Prompt(1), Prompt(1, size=1, troubles=frozenset({"no_peer_memory"})), Prompt(1, size=1)])
-@example(requests=[Prompt(0, sampled=False, troubles=frozenset({"loses"})), Prompt(0, sampled=False, size=1)])
-@example(requests=[Prompt(7), Prompt(6), Prompt(1), Prompt(7, size=1)])
-def test_ranks_stay_together_whatever_is_asked_and_whatever_happens_to_one(paths, requests):
+@given(requests=REQUESTS, start=st.sampled_from([1, 2, WORLD]))
+@example(requests=TO_FEWER_AND_BACK, start=WORLD)
+@example(requests=[Prompt(3, texts=(3, 5), troubles=frozenset({"cannot_record"})), Prompt(1)], start=WORLD)
+@example(requests=[Prompt(4, texts=(3, 3)), Prompt(4), Prompt(1)], start=WORLD)
+@example(requests=[Prompt(0, fails=(1, True)), Prompt(0), Prompt(0, size=1)], start=WORLD)
+@example(
+    requests=[Prompt(1), Prompt(1, size=1, troubles=frozenset({"no_peer_memory"})), Prompt(1, size=1)], start=WORLD
+)
+@example(
+    requests=[Prompt(0, sampled=False, troubles=frozenset({"loses"})), Prompt(0, sampled=False, size=1)], start=WORLD
+)
+@example(requests=[Prompt(7), Prompt(6), Prompt(1), Prompt(7, size=1)], start=WORLD)
+@example(requests=[Prompt(0), Prompt(5), Prompt(3, texts=(3, 3)), Prompt(0)], start=1)
+@example(requests=[Prompt(6), Prompt(0, compile=True), Prompt(7), Prompt(0, compile=True)], start=2)
+def test_ranks_stay_together_whatever_is_asked_and_whatever_happens_to_one(paths, requests, start):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meshes, "KEPT", 2)  # groups are left and joined again
-        client = Client(ThreadedPool(WORLD, patch), paths)
+        client = Client(ThreadedPool(start, patch), paths)
         for request in requests:
             client.do(request)
+
+
+def test_what_a_rank_has_by_itself_outlives_a_growth_and_what_it_has_with_others_does_not(paths):
+    with pytest.MonkeyPatch.context() as patch:
+        pool = ThreadedPool(1, patch)
+        client = Client(pool, paths)
+        client.do(Prompt(5))
+        resident = next(iter(pool.engines[0].residency._residents.values()))
+        weights, transformer = resident.held, resident.transformer
+        alone = next(iter(transformer._recorded._over[(0,)].kinds.values())).replay
+        assert alone is not None
+        for configuration in (0, 1):  # two ranks, then four
+            client.do(Prompt(configuration))
+            held = [each.held for each in pool.engines[0].residency._residents.values()]
+            assert all(each is weights for each in held)
+        client.do(Prompt(5))
+        assert next(iter(transformer._recorded._over[(0,)].kinds.values())).replay is alone
+        assert (0, 1) not in transformer._recorded._over  # of the world of two
+        assert (0, 1, 2, 3) in transformer._recorded._over
 
 
 def test_plans_over_the_same_ranks_share_groups_and_memory_that_an_unload_frees(paths):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from parallel_runtime import switches
+from parallel_runtime.acceleration import compiled_blocks, rewrites
+from parallel_runtime.acceleration.rewrites import Rewrites, linear_gelu, linear_of_parts
 from parallel_runtime.attention.projections import place_side_by_side, project_together
 from parallel_runtime.attention.rotary import norm_rotate, rotate
-from parallel_runtime.mesh import single_rank_mesh
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.wrappers import compiled_blocks, rewrites
-from parallel_runtime.wrappers.parallel_transformer import parallelize
-from parallel_runtime.wrappers.rewrites import Rewrites, linear_gelu, linear_of_parts
+from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
 
 
@@ -27,18 +30,19 @@ def operators(graph: fx.Graph) -> Counter[str]:
     return Counter(name.split(".")[1] for name in names if name.startswith("parallel_dit."))
 
 
+@pytest.mark.slow
 def test_flux_blocks_get_every_rewrite_and_keep_their_numbers(monkeypatch):
     seen = []
 
     class Spy(Rewrites):
-        def __init__(self, together: bool, enabled: bool):
-            super().__init__(True, enabled)
+        def __init__(self, together: bool):
+            super().__init__(True)
 
         def __call__(self, graph: fx.Graph) -> None:
             super().__call__(graph)
             seen.append(operators(graph))
 
-    monkeypatch.setattr(compiled_blocks, "Rewrites", Spy)
+    monkeypatch.setattr(rewrites, "Rewrites", Spy)
     torch._dynamo.reset()
     transformer = build_transformer()
     expected = run(transformer, (4, 6), 12, 2)
@@ -56,17 +60,16 @@ def test_equal_rewrites_are_equal_so_that_blocks_share_a_graph():
     assert Rewrites(True) == Rewrites(True)
     assert hash(Rewrites(True)) == hash(Rewrites(True))
     assert Rewrites(True) != Rewrites(False)
-    assert Rewrites(True) != Rewrites(True, enabled=False)
 
 
 def test_the_key_of_the_compile_cache_changes_with_any_source_that_makes_graphs(tmp_path, monkeypatch):
     package = Path(rewrites.__file__).parent.parent
-    for folder in ("attention", "wrappers"):
+    for folder in ("acceleration", "attention", "networks"):
         shutil.copytree(package / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(rewrites, "__file__", str(tmp_path / "wrappers" / "rewrites.py"))
+    monkeypatch.setattr(rewrites, "__file__", str(tmp_path / "acceleration" / "rewrites.py"))
     own = rewrites.source_hash.__wrapped__()
     assert own == rewrites.source_hash()
-    for changed in ("wrappers/rotary_rewrites.py", "wrappers/reductions.py", "attention/rotary.py"):
+    for changed in ("acceleration/rotary_rewrites.py", "acceleration/reductions.py", "attention/rotary.py"):
         source = tmp_path / changed
         text = source.read_bytes()
         source.write_bytes(text + b"\n")
@@ -87,27 +90,71 @@ def _traced_feed_forward() -> fx.GraphModule:
     return fx.symbolic_trace(Block())
 
 
-@pytest.mark.parametrize("off", [False, True])
-def test_a_rewrite_that_fails_half_way_leaves_the_graph_as_it_was_and_says_so_in_one_line(off, monkeypatch, caplog):
+def test_a_rewrite_that_fails_half_way_leaves_the_graph_as_it_was_and_says_so_in_one_line(monkeypatch, caplog):
     def fail(graph: fx.Graph) -> None:
         raise KeyError("example_value")
 
     module, x = _traced_feed_forward(), torch.randn(3, 8)
     before, expected = str(module.graph), module(x)
-    if off:
-        Rewrites(False, enabled=False)(module.graph)
-    else:
-        monkeypatch.setattr(rewrites, "rewrite_rotations", fail)  # after the linear layers were rewritten
-        Rewrites(False)(module.graph)
+    monkeypatch.setattr(rewrites, "rewrite_rotations", fail)  # after the linear layers were rewritten
+    Rewrites(False)(module.graph)
     assert str(module.graph) == before
     module.recompile()
     assert torch.equal(module(x), expected)
-    assert [record.message for record in caplog.records] == (
-        [] if off else ["Blocks are compiled without our rewrites: KeyError: 'example_value'"]
-    )
+    assert [record.message for record in caplog.records] == [
+        "Blocks are compiled without our rewrites: KeyError: 'example_value'"
+    ]
     monkeypatch.undo()
     Rewrites(False)(module.graph)
     assert operators(module.graph) == {"linear_gelu": 1}
+
+
+def compiled_as(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], float]:
+    """What is compiled of a block of FLUX: the options it is given, and how far it is from the plain one."""
+    given = []
+    compile_block = nn.Module.compile
+
+    def spy(block: nn.Module, **options: Any) -> None:
+        given.append(options.get("options"))
+        compile_block(block, fullgraph=True, backend="aot_eager")
+
+    monkeypatch.setattr(nn.Module, "compile", spy)
+    torch._dynamo.reset()
+    transformer = build_transformer()
+    expected = run(transformer, (4, 6), 12)
+    output = run(parallelize(transformer, FLUX, single_rank_mesh(), compile=True), (4, 6), 12)
+    torch._dynamo.reset()
+    return given, relative_error(output, expected)
+
+
+def test_switched_off_rewrites_are_no_option_of_what_is_compiled(monkeypatch):
+    monkeypatch.setenv(switches.VARIABLE, "rewrites")
+    given, error = compiled_as(monkeypatch)
+    assert given == [None, None]
+    assert error < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("gone", "costs"),
+    [
+        ("torch._inductor.custom_graph_pass", "our rewrites"),
+        ("torch._inductor.codegen.simd_kernel_features", "norms in one pass"),
+        ("torch.fx.experimental._config", "open sizes"),
+    ],
+)
+def test_a_private_module_that_torch_renamed_costs_what_it_was_for_and_a_line(gone, costs, monkeypatch, caplog):
+    for ours in ("rewrites", "reductions"):
+        name = f"parallel_runtime.acceleration.{ours}"
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.delattr(f"parallel_runtime.acceleration.{ours}", raising=False)
+    monkeypatch.setitem(sys.modules, gone, None)
+    settings = {"open sizes": compiled_blocks._unequal_sizes, "norms in one pass": compiled_blocks._rows_at_once}
+    options = {} if costs != "our rewrites" else compiled_blocks._rewrites(False)
+    usable = compiled_blocks._usable({name: setting for name, setting in settings.items() if name == costs})
+    assert (options, usable) == ({}, [])
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith(f"Blocks are compiled without {costs}: ")
+    assert gone in line
 
 
 def rewritten(function, *given: torch.Tensor) -> Counter[str]:

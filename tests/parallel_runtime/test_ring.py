@@ -17,12 +17,12 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.ring import RingAttention, RingLayout, merge
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
-from parallel_runtime.mesh import Mesh, build_mesh, single_rank_mesh
-from parallel_runtime.models.flux import FLUX
-from parallel_runtime.wrappers.parallel_transformer import parallelize
-from parallel_runtime.wrappers.sequence import SequenceSplit
-from parallel_runtime.wrappers.sequence_attention import SequenceAttention
-from parallel_runtime.wrappers.shares import take_share
+from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.parallel_transformer import parallelize
+from parallel_runtime.networks.sequence import SequenceSplit
+from parallel_runtime.networks.sequence_attention import SequenceAttention
+from parallel_runtime.networks.shares import take_share
 from tests.parallel_runtime.flux_forward import build_transformer
 from tests.ranks import run_ranks
 
@@ -107,6 +107,7 @@ def sends_before_it_attends(mesh: Mesh) -> bool:
     return called == hop * (mesh.plan.ring - 1) + ["flash_attention_for_cpu"]
 
 
+@pytest.mark.slow
 def test_a_compiled_ring_has_no_graph_break_and_messages_travel_while_it_attends():
     totals = [24, 20, 25, 35, 49, 16, 13, 200]
     for result in run_ranks(2, f"{__name__}:run_compiled", {"totals": totals}, timeout=280):

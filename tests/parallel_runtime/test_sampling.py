@@ -189,7 +189,7 @@ def test_noise_on_the_cpu_starts_one_seed_later_and_goes_on_from_draw_to_draw():
     assert torch.equal(mask_noise(41, like), torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(42)))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the seed rule there is another one")
+@pytest.mark.gpu  # where the rule for seeds is another one
 def test_noise_on_a_gpu_starts_at_the_seed_and_moves_to_the_latent():
     stream = torch.Generator("cuda").manual_seed(41)
     expected = torch.randn(2, 3, 4, generator=stream, device="cuda")

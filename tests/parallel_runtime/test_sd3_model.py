@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.models.sd3 import SD3
-from parallel_runtime.models.spec import TensorInfo
-from parallel_runtime.models.weight_rules import original_header
+from parallel_runtime.networks.diffusers.headers import original_header
+from parallel_runtime.networks.diffusers.sd3 import SD3
+from parallel_runtime.networks.diffusers.spec import TensorInfo
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
-from tests.parallel_runtime.model_forward import apply_rules, comfyui_call, header_of, relative_error
+from tests.parallel_runtime.model_forward import apply_rules, comfyui_call, header_of, relative_error, rules_of
 from tests.tiny_model import make_state_dict, to_original, write_diffusers_file, write_diffusers_folder, write_original
 from tests.tiny_sd3 import tiny_config
 
@@ -35,10 +35,10 @@ def test_detect_gives_back_the_config_from_the_shapes_of_either_layout(kind):
     state_dict = make_state_dict(SD3, config)
     original, diffusers = header_of(to_original(SD3, state_dict, config)), header_of(state_dict)
     assert SD3.detect(original) == config
-    assert SD3.detect_diffusers(diffusers, {}) == config
+    assert SD3.recognise(diffusers, {}) == config
     assert SD3.detect(diffusers) is None
-    assert SD3.detect_diffusers(original, {}) is None
-    assert original_header(SD3.weight_rules(config), diffusers) == original
+    assert SD3.recognise(original, {}) is None
+    assert original_header(SD3.keys, diffusers) == original
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_weight_rules_agree_with_the_converter_of_diffusers():
     from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoint_to_diffusers
 
     config = KINDS["sd3.5 medium"]
-    original = to_original(SD3, make_state_dict(SD3, config), config)
+    state_dict = make_state_dict(SD3, config)
+    original = to_original(SD3, state_dict, config)
     # The converter looks only for the widths of the published models.
     widened = {**original, "context_embedder.weight": torch.randn(1536, 64)}
     expected = convert_sd3_transformer_checkpoint_to_diffusers(dict(widened))
-    rules = {rule.target: rule for rule in SD3.weight_rules(config)}
-    made = apply_rules(rules, widened)
+    made = apply_rules(rules_of(SD3, state_dict), widened)
     assert made.keys() == expected.keys()
     assert [name for name in made if not torch.equal(made[name], expected[name])] == []
 
@@ -131,6 +131,7 @@ def comfyui(tmp_path_factory) -> Path:
 
 
 @pytest.mark.host
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, name):
     kind, call = CASES[name]

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig, ParallelPlan
+from parallel_runtime.denoising.predict import Call, Predictor
 from parallel_runtime.errors import ConfigurationError
-from parallel_runtime.mesh import Mesh, build_mesh, single_rank_mesh
-from parallel_runtime.models.sdxl import SDXL
-from parallel_runtime.pipeline.conditioning import Conditioning
-from parallel_runtime.pipeline.predict import Call, Predictor
-from parallel_runtime.plan import resolve_plan
+from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.networks.diffusers.sdxl import SDXL
+from parallel_runtime.networks.parallel_transformer import parallelize
 from parallel_runtime.planning.describe import describe_model, describe_request
 from parallel_runtime.planning.explanation import explain
-from parallel_runtime.planning.facts import CPU, NVLINK, ModelFacts, RequestFacts, known_gpu
-from parallel_runtime.wrappers.parallel_transformer import parallelize
+from parallel_runtime.planning.plan import resolve_plan
+from parallel_runtime.requests.conditioning import Conditioning
+from parallel_runtime.requests.facts import CPU, NVLINK, ModelFacts, RequestFacts, known_gpu
 from tests.parallel_runtime.model_forward import relative_error
 from tests.ranks import run_ranks
 from tests.tiny_model import make_state_dict

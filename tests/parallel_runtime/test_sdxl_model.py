@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 from parallel_runtime.errors import CheckpointError, RequestError, UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.models.sdxl import SDXL
-from parallel_runtime.models.spec import TensorInfo
-from parallel_runtime.models.weight_rules import original_header
+from parallel_runtime.networks.diffusers.headers import original_header
+from parallel_runtime.networks.diffusers.sdxl import SDXL
+from parallel_runtime.networks.diffusers.spec import TensorInfo
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime import comfyui_unet
 from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
-from tests.parallel_runtime.model_forward import CPU, comfyui_call, header_of, relative_error
+from tests.parallel_runtime.model_forward import CPU, comfyui_call, header_of, relative_error, rules_of
 from tests.tiny_model import make_state_dict, to_original, write_diffusers_file, write_original
 from tests.tiny_sdxl import (
     ATTENDING_DOWN,
@@ -52,19 +52,18 @@ def test_detect_gives_back_the_config_from_the_shapes_of_either_layout(kind):
 
         state_dict = UNet2DConditionModel(**config).state_dict()
     diffusers = header_of(state_dict)
-    original = original_header(SDXL.weight_rules(config), diffusers)
+    original = original_header(SDXL.keys, diffusers)
     assert len(original) == len(diffusers)
     assert SDXL.detect(original) == config
-    assert SDXL.detect_diffusers(diffusers, {}) == config
+    assert SDXL.recognise(diffusers, {}) == config
     assert SDXL.detect(diffusers) is None
-    assert SDXL.detect_diffusers(original, {}) is None
+    assert SDXL.recognise(original, {}) is None
 
 
 def _original(config) -> dict[str, torch.Tensor]:
     """A file's tensors; none of SDXL's micro-conditions where the config has none, as in Stable Diffusion 1 and 2."""
     tensors = make_state_dict(SDXL, config)
-    rules = [rule for rule in SDXL.weight_rules(config) if rule.target in tensors]
-    return {rule.source: tensors[rule.target] for rule in rules}
+    return {rule.source: tensors[rule.target] for rule in rules_of(SDXL, tensors).values()}
 
 
 RELATIVES = {
@@ -192,6 +191,7 @@ def comfyui(tmp_path_factory) -> Path:
 
 
 @pytest.mark.host
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, name):
     kind, call = CASES[name]

@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh import single_rank_mesh
-from parallel_runtime.pipefusion.cut import deal_blocks, stage_speeds
+from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.pipefusion.kept import kept_bytes
 from parallel_runtime.pipefusion.lone import LoneRunner, whole_stage
-from parallel_runtime.pipeline.conditioning import Conditioning
+from parallel_runtime.planning.cut import deal_blocks, stage_speeds
 from parallel_runtime.planning.describe import describe_model
-from parallel_runtime.registry import find_by_name
+from parallel_runtime.requests.conditioning import Conditioning
 from tests import tiny_sd3
+from tests.families import STAGED, build
 from tests.parallel_runtime.engine_run import measure_kept, shapes_of
 from tests.parallel_runtime.flux_forward import relative_error
-from tests.parallel_runtime.staged_families import FAMILIES, PATCHES, build, run_family
+from tests.parallel_runtime.staged_families import PATCHES, run_family
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_original
 
@@ -62,9 +63,9 @@ def test_unlike_ranks_share_the_blocks_by_speed_with_the_same_result_and_one_wit
     assert torch.equal(first["afterwards"], first["unlike"])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", STAGED)
 def test_the_predicted_keys_and_values_are_those_that_a_stage_keeps(name):
-    family = FAMILIES[name]
+    family = STAGED[name]
     spec, module = find_by_name(family.spec), build(family)
     facts = describe_model(spec, family.config, shapes_of(module), 4)
     stage = whole_stage(module, spec)

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from parallel_runtime.pipeline.telling import StepTelling
+from parallel_runtime.denoising.progress import StepTelling
 from parallel_runtime.sampling.noise import NoiseSource
 
 GPU = torch.device("cuda", 0)
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Device:
@@ -138,7 +137,7 @@ def waiting_is_an_error():
     torch.cuda.set_sync_debug_mode("default")
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_a_real_gpu_is_one_step_behind_the_host_and_each_preview_is_of_its_step(request):
     x = torch.zeros(2, 3, 4, device=GPU).transpose(0, 1)
     told, counts = [], []
@@ -153,7 +152,7 @@ def test_a_real_gpu_is_one_step_behind_the_host_and_each_preview_is_of_its_step(
     assert all(torch.equal(denoised, torch.full((3, 2, 4), float(index))) for index, denoised in told)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_noise_of_the_cpu_reaches_a_real_gpu_without_waiting_for_it(request):
     like, wanted = torch.zeros(2, 3, device=GPU), NoiseSource(7).draw(torch.zeros(2, 3))
     source = NoiseSource(7)

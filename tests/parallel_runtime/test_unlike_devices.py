@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
+from parallel_runtime.denoising.denoise import Denoising
+from parallel_runtime.engine import engine as engine_module
+from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import RequestError
-from parallel_runtime.pipeline import engine as engine_module
-from parallel_runtime.pipeline.denoise import Denoising
-from parallel_runtime.pipeline.engine import Engine
-from parallel_runtime.pipeline.requests import ConditioningRef, Load, Sample, tensor_name
+from parallel_runtime.requests.requests import ConditioningRef, Load, Sample, tensor_name
 from parallel_runtime.sampling import noise as noise_module
 from tests.parallel_runtime.staged_run import Quiet
 from tests.ranks import run_ranks

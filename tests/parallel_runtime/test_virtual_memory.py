@@ -16,7 +16,6 @@ from parallel_runtime.loading.virtual_memory import VirtualMemoryError, VirtualR
 from parallel_runtime.loading.weights import build_transformer, check_weights, hold_weights, load_transformer
 from tests.tiny_flux import tiny_config, write_original
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 GRANULARITY = 2 << 20
 
 
@@ -143,7 +142,6 @@ def test_without_a_driver_the_error_is_one_that_the_arena_falls_back_from(monkey
         virtual_memory.Driver()
 
 
-@gpu
 @pytest.mark.gpu
 def test_gpu_memory_comes_back_at_its_address_and_a_recording_still_reads_it():
     device = torch.device("cuda", torch.cuda.current_device())
@@ -176,7 +174,6 @@ def test_gpu_memory_comes_back_at_its_address_and_a_recording_still_reads_it():
     assert torch.equal(output, expected)
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize(("stored", "wanted"), [("bfloat16", "bfloat16"), ("float32", "bfloat16")])
 def test_gpu_weights_are_those_of_the_file_also_when_they_come_back(stored, wanted, tmp_path: Path):

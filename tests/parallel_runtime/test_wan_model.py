@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.models.spec import TensorInfo
-from parallel_runtime.models.wan import WAN
+from parallel_runtime.networks.diffusers.spec import TensorInfo
+from parallel_runtime.networks.diffusers.wan import WAN
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.comfyui_forward import Case, output_of, run_comfyui
-from tests.parallel_runtime.model_forward import comfyui_call, header_of, relative_error
+from tests.parallel_runtime.model_forward import comfyui_call, header_of, relative_error, rules_of
 from tests.tiny_model import make_state_dict, to_original, write_original
 from tests.tiny_wan import image_config, tiny_config
 
@@ -47,9 +47,9 @@ def test_detect_gives_back_the_config_from_the_shapes_of_either_layout(name):
     config = CONFIGS[name]
     original, renamed = _header(config, original=True), _header(config, original=False)
     assert WAN.detect(original) == config
-    assert WAN.detect_diffusers(renamed, {}) == config
+    assert WAN.recognise(renamed, {}) == config
     assert WAN.detect(renamed) is None
-    assert WAN.detect_diffusers(original, {}) is None
+    assert WAN.recognise(original, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,10 @@ def test_weight_rules_agree_with_the_converter_of_diffusers(name):
     from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 
     config = CONFIGS[name]
-    original = to_original(WAN, {key: torch.randn(1) for key in _header(config, original=False)}, config)
+    tensors = {key: torch.randn(1) for key in _header(config, original=False)}
+    original = to_original(WAN, tensors, config)
     expected = convert_wan_transformer_to_diffusers(dict(original))
-    rules = {rule.target: rule.source for rule in WAN.weight_rules(config)}
+    rules = {target: rule.source for target, rule in rules_of(WAN, tensors).items()}
     assert rules.keys() == expected.keys()
     assert all(torch.equal(original[rules[target]], tensor) for target, tensor in expected.items())
 
@@ -195,6 +196,7 @@ def comfyui(tmp_path_factory) -> Path:
 
 
 @pytest.mark.host
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, name):
     kind, call = CASES[name]

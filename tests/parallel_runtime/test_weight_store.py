@@ -16,6 +16,10 @@ import torch
 from parallel_runtime import memory
 from parallel_runtime.attention.projections import neighbours, place_side_by_side
 from parallel_runtime.config import ParallelConfig
+from parallel_runtime.engine import residency
+from parallel_runtime.engine.engine import Engine
+from parallel_runtime.engine.residency import Residency
+from parallel_runtime.engine.weight_store import WeightStore
 from parallel_runtime.errors import CheckpointError, NotLoadedError, OutOfMemoryError
 from parallel_runtime.loading import reading
 from parallel_runtime.loading.arena import PlainArena, lay_out
@@ -23,12 +27,8 @@ from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
 from parallel_runtime.loading.host_copies import HostCopies
 from parallel_runtime.loading.weights import build_transformer, check_weights, hold_weights, load_transformer
-from parallel_runtime.pipeline import residency
-from parallel_runtime.pipeline.control import Cancelled
-from parallel_runtime.pipeline.engine import Engine
-from parallel_runtime.pipeline.requests import ConditioningRef, Forward, Load, Release, tensor_name
-from parallel_runtime.pipeline.residency import Residency
-from parallel_runtime.pipeline.weight_store import WeightStore
+from parallel_runtime.requests.control import Cancelled
+from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, tensor_name
 from tests.parallel_runtime.staged_run import Quiet
 from tests.tiny_flux import make_state_dict, tiny_config, write_original
 

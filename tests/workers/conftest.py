@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from workers.client import Branch, ModelRequest, PoolClient, SampleRequest
+from workers.client.client import Branch, ModelRequest, PoolClient, SampleRequest
+from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
-from workers.pool import RunningPool
 
 
 def alive(process: psutil.Process) -> bool:
@@ -65,6 +66,25 @@ class FaultyPool:
         """The next job succeeds."""
         assert torch.equal(self.sample(), torch.arange(6.0).reshape(1, 6))
 
+    def is_as_new(self) -> bool:
+        """It runs, and has nothing to do."""
+        pool, status = self.client._pool, self.client.status()
+        return pool is not None and not pool._abandoned and status is not None and status.state == "idle"
+
+    def forget_the_running(self) -> None:
+        """Leave the running pool out of what must be gone."""
+        supervisor = psutil.Process(self.pool._supervisor.pid)
+        running = {supervisor, *supervisor.children(recursive=True)}
+        self.processes = [process for process in self.processes if process not in running]
+        self.directories = [directory for directory in self.directories if directory != self.pool.directory]
+
+    def close(self) -> None:
+        """End the pool; nothing may be left."""
+        if self.client._pool is not None and self.client._pool.alive:
+            self.remember()
+        self.client.close()
+        self.check_gone()
+
     def check_gone(self, seconds: float = 3.0) -> None:
         """No process of the remembered pools lives and no file of theirs is left."""
         deadline = time.monotonic() + seconds
@@ -74,23 +94,67 @@ class FaultyPool:
         assert [directory for directory in self.directories if os.path.exists(directory)] == []
 
 
+@dataclass
+class Shelf:
+    """Pools that work, and wait for the next test: a start takes seconds. The newest two."""
+
+    pools: list[tuple[object, FaultyPool]] = field(default_factory=list)
+
+    def take(self, kind: object) -> FaultyPool | None:
+        """One that was started alike."""
+        for place, (own, pool) in enumerate(self.pools):
+            if own == kind:
+                del self.pools[place]
+                return FaultyPool(pool.client)
+        return None
+
+    def put(self, kind: object, pool: FaultyPool) -> None:
+        """Keep it; an older one makes room."""
+        self.pools.append((kind, pool))
+        while len(self.pools) > 2:
+            self.pools.pop(0)[1].close()
+
+    def clear(self) -> None:
+        """Close all."""
+        while self.pools:
+            self.pools.pop()[1].close()
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory):
+    """Pools between tests, which write their logs beside each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PARALLEL_DIT_LOGS", str(tmp_path_factory.mktemp("logs")))
+        shelf = Shelf()
+        yield shelf
+        shelf.clear()
+
+
+def _kind(ranks: int) -> tuple[object, ...]:
+    """What a pool that is started now would have from its surroundings."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return ranks, tempfile.tempdir, tuple(sorted(environment.items()))
+
+
 @pytest.fixture
-def faulty_pool(monkeypatch, tmp_path):
-    """Make pools of faulty ranks; all are closed, and must leave nothing, at the end of the test."""
-    monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path / "logs"))
-    made: list[FaultyPool] = []
+def faulty_pool(shelf, monkeypatch):
+    """Make pools of faulty ranks, or take over those of tests before, warm; what a test breaks leaves nothing."""
+    made: list[tuple[tuple[object, ...], FaultyPool]] = []
 
     def make(ranks: int = 2) -> FaultyPool:
+        kind = _kind(ranks)
         spec = PoolSpec("cpu", tuple(range(ranks)))
-        faulty = FaultyPool(PoolClient(spec, "tests.workers.faulty_rank"))
-        made.append(faulty)
+        faulty = shelf.take(kind) or FaultyPool(PoolClient(spec, "tests.workers.faulty_rank"))
+        made.append((kind, faulty))
         faulty.client.load(faulty.model())
         faulty.remember()
         return faulty
 
     yield make
-    for faulty in made:
-        if faulty.client._pool is not None and faulty.client._pool.alive:
-            faulty.remember()
-        faulty.client.close()
-        faulty.check_gone()
+    for kind, faulty in made:
+        if kind == _kind(faulty.client.spec.world_size) and faulty.is_as_new():
+            faulty.forget_the_running()
+            faulty.check_gone()
+            shelf.put(kind, FaultyPool(faulty.client))
+        else:
+            faulty.close()

@@ -7,8 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+from workers.doctor.link_check import main, run_collectives
 from workers.launch import PoolSpec
-from workers.link_check import main, run_collectives
 from workers.link_result import Journal, Rates
 
 

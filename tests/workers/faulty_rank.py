@@ -15,14 +15,15 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
+from parallel_runtime.engine.engine import Engine, Prepared
 from parallel_runtime.errors import RequestError
-from parallel_runtime.pipeline.control import Cancelled, Control
-from parallel_runtime.pipeline.engine import Engine, Prepared
-from parallel_runtime.pipeline.requests import Answer, Finished, Load, Loaded, Request, Sample, Step
-from workers import rank
+from parallel_runtime.requests.control import Cancelled, Control
+from parallel_runtime.requests.requests import Answer, Finished, Grow, Load, Loaded, Request, Sample, Step
+from workers.launch import FIRST
+from workers.rank import rank
 
 STEP_SECONDS = 0.02
-FAULTS = ("raise", "kill", "hang")
+FAULTS = ("raise", "kill", "hang", "pause")
 """By number from 1: -1 at place R of a call's x lets rank R raise, and so on."""
 
 
@@ -61,6 +62,8 @@ class FaultyEngine(Engine):
             self._maybe(request.path, -1, control)
             answer: Answer = Loaded("none", 0, 0, False, request.path)
             return Prepared(lambda tensors, control, agreed: (answer, {}))
+        if isinstance(request, Grow):
+            return super().prepare(request, meta, control)
         if isinstance(request, Sample):
             self._maybe(request.sampler, -1, control)
             return Prepared(lambda tensors, control, agreed: self._steps(request, tensors, control))
@@ -112,5 +115,18 @@ class FaultyEngine(Engine):
             self.residency.pulse.mark()
 
 
+def fail_as_newcomer(fault: str) -> None:
+    """Fail before a running pool can take this rank in."""
+    if fault == "exits":
+        raise RuntimeError("CUDA-capable device(s) is/are busy or unavailable")
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    if os.environ[FIRST] != "0":
+        fail_as_newcomer(os.environ.get("TEST_NEWCOMERS", ""))
+    listen = os.environ.get("FAULTY_LISTEN_SECONDS", "").split()  # of each rank
+    if listen:
+        rank.LISTEN_SECONDS = float(listen[int(os.environ["RANK"])])
     rank.main(FaultyEngine)

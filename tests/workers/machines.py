@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from workers.doctor.machine import OLDEST, Gpu, Link, Machine, Package
 from workers.link_result import LinkCheck, Rates
-from workers.machine import OLDEST, Gpu, Link, Machine, Package
 
 GIB = 1 << 30
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from parallel_runtime.pipeline.requests import Finished
-from workers.frames import Frame
-from workers.job import ActiveJob
-from workers.protocol import Done, Ready
+from parallel_runtime.requests.requests import Finished
+from workers.supervisor.job import ActiveJob
+from workers.wire.frames import Frame
+from workers.wire.protocol import Done, Ready
 
 
 def frame(message: Ready | Done) -> Frame:

@@ -11,8 +11,8 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import identity
 from parallel_runtime.sampling.denoiser import check_guidance
-from workers.client import ModelRequest, PoolClient, SampleRequest
-from workers.client_requests import require_finite
+from workers.client.client import ModelRequest, PoolClient, SampleRequest
+from workers.client.requests import require_finite
 from workers.launch import PoolSpec
 
 

@@ -10,7 +10,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import tiny_config, write_original
 from tests.workers.test_pool import conditioning, latent
-from workers.client import Branch, ModelRequest, PoolClient, SampleRequest
+from workers.client.client import Branch, ModelRequest, PoolClient, SampleRequest
 from workers.launch import PoolSpec
 
 
@@ -42,6 +42,7 @@ def compiled_graphs(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_compiling_is_told_while_it_goes_on_and_is_not_repeated_by_the_next_pool(model, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.pipeline.conditioning import ConditioningStore
-from workers.conditioning_cache import ConditioningCache
+from parallel_runtime.requests.conditioning import ConditioningStore
+from workers.client.conditioning_cache import ConditioningCache, Scratch, joined
 
 
 def conditioning(seed: int = 0, **extra):
@@ -64,3 +64,36 @@ def test_the_ranks_store_never_outgrows_the_cache_whatever_the_client_forgets():
 def test_an_argument_that_cannot_travel_is_refused_by_name():
     with pytest.raises(RequestError, match="'patches' is a dict"):
         ConditioningCache().refer(conditioning(patches={"a": 1}))
+
+
+@pytest.mark.parametrize("name", ["context", "y", "odd", "flag"])
+def test_joined_bytes_differ_wherever_a_tensor_does(name):
+    def tensors() -> dict[str, torch.Tensor]:
+        odd = torch.arange(9.0).bfloat16()[1:6]  # neither its bytes nor its place is a multiple of four
+        return {**conditioning(), "odd": odd, "flag": torch.tensor(True)}
+
+    def bytes_of(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return joined(list(given.values()), scratch)
+
+    scratch = Scratch()
+    given, changed = tensors(), tensors()
+    before = bytes_of(given).clone()
+    assert before.nbytes == sum(tensor.nbytes for tensor in given.values())
+    assert torch.equal(before, bytes_of(changed))
+    changed[name] = changed[name].clone()
+    changed[name].view(-1)[-1] = 0
+    assert not torch.equal(before, bytes_of(changed))
+    assert bytes_of(given).data_ptr() == bytes_of(changed).data_ptr()  # in the same memory
+    assert joined([given["context"]], scratch).data_ptr() == given["context"].data_ptr()
+
+
+def test_a_conditioning_is_compared_wherever_it_lies_in_its_memory():
+    # At [1:5] it begins four bytes behind a multiple of eight.
+    cache = ConditioningCache()
+    row = torch.arange(6.0)
+    first, _, _ = cache.refer({"context": row[:4].clone()})
+    again, _, _ = cache.refer({"context": torch.cat([torch.zeros(1), row])[1:5]})
+    assert again.id == first.id
+    guess = cache.guess({"context": torch.cat([torch.zeros(1), row])[1:5]})
+    assert guess is not None
+    assert not any(guess[1])

@@ -19,10 +19,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workers.collectives import WrongResult, verify_all_reduce, verify_all_to_all
-from workers.diagnosis import report
+from workers.doctor.collectives import WrongResult, verify_all_reduce, verify_all_to_all
+from workers.doctor.diagnosis import report
+from workers.doctor.link_launch import check_links
 from workers.launch import PACK_ROOT, PoolSpec
-from workers.link_launch import check_links
 
 from .machines import machine
 
@@ -33,7 +33,7 @@ FAULTY = "tests.workers.faulty_link_rank"
 DOCTOR_WITHOUT_FACTS = """
 import sys
 from tests.workers.machines import machine
-from workers import doctor
+from workers.doctor import doctor
 doctor.read_machine = lambda limit: machine()
 sys.exit(doctor.main())
 """
@@ -61,7 +61,10 @@ class Traces:
         ranks = []
         for process in self.processes():
             try:
-                if "workers.link_check" in process.cmdline() and "torch.distributed.run" not in process.cmdline():
+                if (
+                    "workers.doctor.link_check" in process.cmdline()
+                    and "torch.distributed.run" not in process.cmdline()
+                ):
                     ranks.append(process)
             except psutil.Error:
                 continue
@@ -122,6 +125,7 @@ def test_the_whole_doctor_passes_here_listens_on_loopback_only_and_leaves_nothin
     assert traces.left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
@@ -142,6 +146,7 @@ def test_a_rank_that_fails_is_named_with_how_and_where(traces, monkeypatch, faul
     assert traces.left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hang", "stop"])
 def test_ranks_that_hang_are_ended_in_time_and_the_report_says_where_each_was(traces, monkeypatch, fault):
     monkeypatch.setenv("DOCTOR_FAULT", fault)
@@ -155,6 +160,7 @@ def test_ranks_that_hang_are_ended_in_time_and_the_report_says_where_each_was(tr
     assert traces.left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
@@ -170,6 +176,7 @@ def test_however_the_doctor_is_ended_its_ranks_and_its_folder_go_with_it(traces,
     assert traces.left() == []
 
 
+@pytest.mark.slow
 def test_time_that_is_up_makes_exit_code_1_and_a_finding(traces):
     command = [sys.executable, "-c", DOCTOR_WITHOUT_FACTS, "--limit", "1"]
     done = subprocess.run(command, cwd=PACK_ROOT, capture_output=True, text=True, timeout=60)

@@ -7,16 +7,18 @@ import re
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from parallel_runtime.errors import OutOfMemoryError, PoolError, RequestError
-from workers.client import Cancelled
+from workers.client.client import Cancelled
 
 from .conftest import FaultyPool, alive
 
 NOTICE_SECONDS = 2.0
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def die_in_a_job(pool: FaultyPool, fault: str) -> tuple[PoolError, float]:
@@ -32,6 +34,7 @@ def die_in_a_job(pool: FaultyPool, fault: str) -> tuple[PoolError, float]:
     return caught.value, time.monotonic() - last
 
 
+@pytest.mark.slow_but_for("1")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_in_prepare_on_one_rank_costs_the_job_only(faulty_pool, rank):
     pool = faulty_pool()
@@ -50,14 +53,16 @@ def test_an_error_in_prepare_on_one_rank_costs_the_job_only(faulty_pool, rank):
     ("fault", "says"),
     [
         ("raise 1 2", r"Rank 1 of the worker pool failed with RuntimeError: planted fault\. The next prompt starts"),
-        ("raise 0 0", r"Rank 0 of the worker pool failed with RuntimeError: planted fault\. The next prompt starts"),
         (
             "exit 1 2",
             r"Rank 1 \(process \d+\) ended in the middle of a job\. The next prompt starts a fresh pool; the log is",
         ),
-        ("kill 0 1", r"Rank 0 \(process \d+\) ended in the middle of a job\."),
-        ("segv 1 3", r"Rank 1 \(process \d+\) ended in the middle of a job\."),
-        ("kill 1 -1", r"Rank 1 \(process \d+\) ended in the middle of a job\."),
+        slow(
+            "raise 0 0", r"Rank 0 of the worker pool failed with RuntimeError: planted fault\. The next prompt starts"
+        ),
+        slow("kill 0 1", r"Rank 0 \(process \d+\) ended in the middle of a job\."),
+        slow("segv 1 3", r"Rank 1 \(process \d+\) ended in the middle of a job\."),
+        slow("kill 1 -1", r"Rank 1 \(process \d+\) ended in the middle of a job\."),
     ],
 )
 def test_a_failure_in_a_job_is_noticed_at_once_and_the_next_job_succeeds(faulty_pool, fault, says):
@@ -72,6 +77,7 @@ def test_a_failure_in_a_job_is_noticed_at_once_and_the_next_job_succeeds(faulty_
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["raise 1 1", "exit 0 1"])
 def test_a_job_that_follows_at_once_is_not_given_to_the_dying_pool(faulty_pool, fault):
     pool = faulty_pool()
@@ -81,6 +87,7 @@ def test_a_job_that_follows_at_once_is_not_given_to_the_dying_pool(faulty_pool, 
     pool.remember()
 
 
+@pytest.mark.slow_but_for("hang 0 1")
 @pytest.mark.parametrize("fault", ["stop 1 2", "hang 0 1", "hang 1 -1"])
 def test_a_rank_that_gets_nowhere_is_stalled_within_its_bound_with_stacks_in_the_log(faulty_pool, monkeypatch, fault):
     monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "3")
@@ -96,6 +103,7 @@ def test_a_rank_that_gets_nowhere_is_stalled_within_its_bound_with_stacks_in_the
     pool.check_works()
 
 
+@pytest.mark.slow
 def test_a_step_may_take_as_long_as_it_likes_while_its_blocks_finish(faulty_pool, monkeypatch):
     monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "3")
     pool = faulty_pool()
@@ -103,6 +111,7 @@ def test_a_step_may_take_as_long_as_it_likes_while_its_blocks_finish(faulty_pool
     assert all(alive(process) for process in pool.processes)
 
 
+@pytest.mark.slow
 def test_a_tree_that_slept_as_a_whole_did_not_stall(faulty_pool, monkeypatch):
     monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "4")
     pool = faulty_pool()
@@ -124,6 +133,7 @@ def test_a_tree_that_slept_as_a_whole_did_not_stall(faulty_pool, monkeypatch):
     assert all(alive(process) for process in pool.processes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["torchrun", "supervisor"])
 def test_the_pools_own_processes_may_be_killed(faulty_pool, victim):
     pool = faulty_pool()
@@ -144,6 +154,7 @@ def test_the_pools_own_processes_may_be_killed(faulty_pool, victim):
     pool.remember()
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_the_pool_is_idle_costs_nothing_but_a_start(faulty_pool):
     pool = faulty_pool()
     os.kill(pool.client.status().pids[1], signal.SIGKILL)
@@ -166,6 +177,7 @@ def test_out_of_memory_in_prepare_names_the_rank_and_what_would_fit_and_the_pool
     assert pool.client.status().pids == before
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_a_job_costs_the_pool_and_says_so(faulty_pool):
     pool = faulty_pool()
     with pytest.raises(OutOfMemoryError, match=r"\(rank 1\) ran out of memory.*smaller picture.*fresh pool"):
@@ -174,6 +186,7 @@ def test_out_of_memory_in_a_job_costs_the_pool_and_says_so(faulty_pool):
     pool.check_works()
 
 
+@pytest.mark.slow_but_for("3")
 @pytest.mark.parametrize("step", [0, 3])
 def test_cancel_at_a_step_stops_all_ranks_there_and_keeps_them(faulty_pool, step):
     pool = faulty_pool(3)
@@ -199,6 +212,7 @@ def test_cancel_while_a_large_file_loads_is_heard_before_the_file_is_through(fau
     assert all(alive(process) for process in pool.processes)
 
 
+@pytest.mark.slow
 def test_a_second_prompt_waits_its_turn_in_every_state(faulty_pool):
     pool = faulty_pool()
     pool.client.close()

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallel_runtime.pipeline.requests import ConditioningRef, Forward
-from workers.connection import Connection, ConnectionClosed
-from workers.frames import (
+from parallel_runtime.requests.requests import ConditioningRef, Forward
+from workers.wire.connection import Connection, ConnectionClosed
+from workers.wire.frames import (
     MAX_HEADER,
     MAX_PAYLOAD,
     PREFIX,
@@ -22,8 +22,8 @@ from workers.frames import (
     encode_header,
     encode_prefix,
 )
-from workers.protocol import VERSION, Heartbeat, Job, TensorSpec
-from workers.tensors import pack, unpack
+from workers.wire.protocol import VERSION, Heartbeat, Job, TensorSpec
+from workers.wire.tensors import pack, unpack
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from workers.laps import Laps
+from workers.rank.laps import Laps
 
 
 def test_parts_follow_each_other_and_add_up(monkeypatch):

@@ -49,3 +49,13 @@ def test_ranks_keep_to_the_loopback_interface_and_offline_whatever_the_host_set(
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert "RANK" not in environment
     assert "backend" not in environment["PYTORCH_CUDA_ALLOC_CONF"]
+
+
+@pytest.mark.parametrize("host", [{}, {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}])
+def test_kernels_lie_with_the_graphs_from_the_start_so_that_a_compiler_process_and_its_rank_share_them(tmp_path, host):
+    environment = rank_environment(PoolSpec("cuda", (0, 1)), tmp_path, host)
+    graphs = environment["TORCHINDUCTOR_CACHE_DIR"]
+    assert environment["TRITON_CACHE_DIR"] == f"{graphs}/triton"
+    assert graphs == host.get("TORCHINDUCTOR_CACHE_DIR", graphs)
+    chosen = rank_environment(PoolSpec("cuda", (0, 1)), tmp_path, {**host, "TRITON_CACHE_DIR": "/kernels"})
+    assert chosen["TRITON_CACHE_DIR"] == "/kernels"

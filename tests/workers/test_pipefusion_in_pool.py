@@ -11,7 +11,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, RequestError
 from tests.tiny_flux import tiny_config, write_original
 from tests.workers.test_pool import conditioning, latent, oracle
-from workers.client import Branch, Cancelled, ModelRequest, PoolClient, SampleRequest
+from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient, SampleRequest
 from workers.launch import PoolSpec
 
 PIPED = ParallelConfig(devices="cpu:2", pipe=2, patches=3, warmup_steps=1)

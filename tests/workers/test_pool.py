@@ -18,10 +18,10 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, ConfigurationError, PoolError, RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.models.flux import FLUX
+from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.samplers import SUPPORTED
 from tests.tiny_flux import write_original
-from workers.client import Branch, Cancelled, Inpaint, ModelRequest, PoolClient, SampleRequest
+from workers.client.client import Branch, Cancelled, Inpaint, ModelRequest, PoolClient, SampleRequest
 from workers.launch import PACK_ROOT, PoolSpec
 
 TWO = ParallelConfig(devices="cpu:2")
@@ -121,6 +121,7 @@ def test_a_replaced_file_is_loaded_again(client, tmp_path):
     assert not torch.allclose(first, client.forward(model, latent(), torch.tensor([0.5]), conditioning()))
 
 
+@pytest.mark.slow
 def test_a_file_that_is_cut_off_under_the_ranks_costs_the_pool_and_a_whole_one_works_again(client, tmp_path):
     model = ModelRequest(str(write_original(tmp_path / "m.safetensors", seed=1)), "float32", TWO)
     client.load(model)
@@ -174,6 +175,7 @@ def test_a_wrong_load_is_one_readable_error_and_the_pool_lives(client, model, ch
     assert client.status().pids == pids
 
 
+@pytest.mark.slow
 def test_heads_that_do_not_divide_run_on_all_ranks_and_an_idle_rank_keeps_step(path):
     client = PoolClient(PoolSpec("cpu", (0, 1, 2)))
     try:
@@ -207,11 +209,12 @@ def test_a_wrong_request_costs_nothing(client, model, given, says):
     assert client.status().pids == pids
 
 
+@pytest.mark.slow
 def test_the_pool_ends_with_a_client_that_is_killed(path):
     script = textwrap.dedent(f"""
         from parallel_runtime.config import ParallelConfig
-        from workers.client import ModelRequest
-        from workers.pools import get_pool
+        from workers.client.client import ModelRequest
+        from workers.client.pools import get_pool
         config = ParallelConfig(devices="cpu:2")
         pool = get_pool(config)
         pool.load(ModelRequest({str(path)!r}, "float32", config))

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from parallel_runtime.errors import PoolError
-from workers.client import Cancelled, PoolClient
+from workers.client.client import Cancelled, PoolClient
 from workers.launch import PACK_ROOT, PoolSpec
 from workers.leftovers import remove_leftovers
 from workers.pool_log import PoolLog
@@ -23,6 +23,7 @@ from workers.pool_log import PoolLog
 from .conftest import FaultyPool, alive
 
 
+@pytest.mark.slow
 def test_a_slow_start_is_given_up_with_the_ranks_that_did_not_come(monkeypatch, tmp_path):
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
     monkeypatch.setenv("PARALLEL_DIT_START_SECONDS", "1")
@@ -48,6 +49,7 @@ def test_ranks_that_cannot_start_say_why_in_the_log_that_the_error_names(monkeyp
         client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.5, 6.0])
 def test_torchrun_killed_while_the_pool_starts_is_noticed_at_once(monkeypatch, tmp_path, delay):
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
@@ -71,6 +73,7 @@ def test_torchrun_killed_while_the_pool_starts_is_noticed_at_once(monkeypatch, t
         client.close()
 
 
+@pytest.mark.slow
 def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(faulty_pool):
     client = faulty_pool().client
     waits = []
@@ -87,6 +90,7 @@ def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(faulty_po
     assert time.monotonic() - started < 1
 
 
+@pytest.mark.slow
 def test_two_pools_at_once_do_not_meet(faulty_pool):
     one, other = faulty_pool(), faulty_pool()
     threads = [threading.Thread(target=pool.sample, kwargs={"steps": 20}) for pool in (one, other)]
@@ -128,6 +132,7 @@ def test_a_folder_stays_as_long_as_its_process_lives_and_goes_when_that_was_kill
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_living_pool_stays_and_that_of_a_killed_one_goes(faulty_pool):
     pool, other = faulty_pool(1), faulty_pool(1)
     remove_leftovers()
@@ -140,12 +145,13 @@ def test_the_folder_of_a_living_pool_stays_and_that_of_a_killed_one_goes(faulty_
     assert other.pool.directory.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forked", [0, 1])
 def test_a_client_killed_in_the_middle_of_a_step_takes_the_pool_with_it(tmp_path, forked):
     script = textwrap.dedent(f"""
         import os, time
         from tests.workers.conftest import FaultyPool
-        from workers.client import PoolClient
+        from workers.client.client import PoolClient
         from workers.launch import PoolSpec
         pool = FaultyPool(PoolClient(PoolSpec("cpu", (0, 1)), "tests.workers.faulty_rank"))
         pool.client.load(pool.model())
@@ -180,8 +186,10 @@ def test_a_full_disk_under_the_log_keeps_the_last_lines_in_memory(tmp_path):
     assert log.tail() == "one\ntwo"
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_made_is_no_reason_to_fail(faulty_pool, tmp_path, monkeypatch):
     (tmp_path / "logs").write_text("a file where the folder should be")
+    monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path / "logs"))
     pool = faulty_pool()
     with pytest.raises(PoolError, match="planted fault"):
         pool.sample("raise 1 1")

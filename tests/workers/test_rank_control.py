@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.pipeline.control import Cancelled, Control
-from parallel_runtime.pipeline.engine import Prepared
-from parallel_runtime.pipeline.requests import Finished, Release
-from parallel_runtime.pipeline.telling import StepTelling
-from workers import rank_control
-from workers.frames import Frame
-from workers.protocol import Done, Failed, Job, Loading, Progress
-from workers.rank import Rank
-from workers.rank_control import RankControl
-from workers.stall import Stall, StallWatch
+from parallel_runtime.denoising.progress import StepTelling
+from parallel_runtime.engine.engine import Prepared
+from parallel_runtime.requests.control import Cancelled, Control
+from parallel_runtime.requests.requests import Finished, Release
+from workers.rank import control as rank_control
+from workers.rank.control import RankControl
+from workers.rank.rank import Rank
+from workers.supervisor.stall import Stall, StallWatch
+from workers.wire.frames import Frame
+from workers.wire.protocol import Done, Failed, Job, Loading, Progress
 
 STEPS = 4
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from workers import reception
-from workers.connection import Connection
-from workers.handshake import introduce
-from workers.network import Network, listen
-from workers.protocol import Join
+from workers.hosts.handshake import introduce
+from workers.hosts.network import Network, listen
+from workers.supervisor import reception
+from workers.wire.connection import Connection
+from workers.wire.protocol import Join
 
 SECRET = b"a secret of some length"
 

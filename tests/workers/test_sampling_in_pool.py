@@ -9,13 +9,13 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.models.flux import FLUX
+from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.denoiser import Denoiser
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import find_prediction
 from parallel_runtime.sampling.samplers import find_sampler
 from tests.tiny_flux import tiny_config, write_original
-from workers.client import Branch, ModelRequest, PoolClient, SampleRequest
+from workers.client.client import Branch, ModelRequest, PoolClient, SampleRequest
 from workers.launch import PoolSpec
 
 SIGMAS = torch.tensor([14.6, 5.0, 1.2, 0.3, 0.0])
@@ -84,6 +84,7 @@ def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
     assert (ours - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.slow_but_for("uni_pc-v_prediction")
 @pytest.mark.parametrize(
     ("sampler", "prediction"), [("euler_ancestral", "eps"), ("uni_pc", "v_prediction"), ("ddpm", "eps")]
 )
@@ -103,6 +104,7 @@ def test_fixed_channels_of_each_branch_reach_the_transformer_at_every_step(clien
     assert_same(sampled(client, path, request), oracle(path, request))
 
 
+@pytest.mark.slow_but_for("3.0")
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
 def test_a_batch_over_the_data_axis_keeps_the_noise_of_each_picture(client, tmp_path, cfg):
     path = write_original(tmp_path / "tiny.safetensors")

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parallel_runtime.errors import PoolError
-from parallel_runtime.pipeline.requests import Finished
-from workers.frames import PREFIX, Frame, encode_header, encode_prefix
-from workers.job import ActiveJob
-from workers.protocol import VERSION, Done, ErrorInfo, Failed, Heartbeat, Hello, Online, Ready
+from parallel_runtime.requests.requests import Finished
+from workers.supervisor.job import ActiveJob
+from workers.wire.frames import PREFIX, Frame, encode_header, encode_prefix
+from workers.wire.protocol import VERSION, Done, ErrorInfo, Failed, Heartbeat, Hello, Online, Ready
 
 from .conftest import FaultyPool
 
@@ -41,6 +41,7 @@ def knock(pool: FaultyPool, data: bytes) -> bytes:
             return b""
 
 
+@pytest.mark.slow
 def test_everything_of_the_pool_listens_on_loopback_only(faulty_pool):
     pool = faulty_pool(3)
     pool.check_works()
@@ -75,6 +76,7 @@ def test_another_user_is_refused_even_where_the_folder_would_let_him_in(faulty_p
     assert answer.stdout.strip() in ("0", ""), answer  # hung up on
     pool.check_works()
     assert "refused a connection from user 65534" in pool.pool.log.read_text()
+    pool.client.close()  # it is open to others now
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,7 @@ def test_a_process_that_the_pool_did_not_start_is_no_rank_whatever_it_says(fault
     pool.check_works()
 
 
+@pytest.mark.slow
 def test_no_bytes_on_the_ranks_socket_disturb_the_pool(faulty_pool):
     pool = faulty_pool(1)
     real = encode_header(Hello(0, 1))
@@ -116,6 +119,7 @@ def test_no_bytes_on_the_ranks_socket_disturb_the_pool(faulty_pool):
     pool.check_works()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from parallel_runtime.errors import ConfigurationError, PoolError
-from workers.handshake import GREETING, WrongSecret, introduce
+from workers.hosts.handshake import GREETING, WrongSecret, introduce
+from workers.hosts.network import parse_address, read_secret
 from workers.launch import PACK_ROOT
-from workers.network import parse_address, read_secret
 
 MAIN, OTHER = "10.213.7.1", "10.213.7.2"
 PORT = 29613
@@ -28,7 +28,7 @@ CLIENT = """
 import sys, threading, time
 from parallel_runtime.errors import ParallelError
 from tests.workers.conftest import FaultyPool
-from workers.client import PoolClient
+from workers.client.client import PoolClient
 from workers.launch import PoolSpec
 
 pool = FaultyPool(PoolClient(PoolSpec("cpu", (0,), 2), "tests.workers.faulty_rank"))
@@ -133,14 +133,22 @@ class Process:
 
 @pytest.fixture
 def hosts(cable, secret, tmp_path):
-    """(client on the first host, function that starts the other host's `workers.join`)."""
+    """(client on the first host, function that starts the other host's `workers.hosts.join`)."""
     one, two = cable
     environment = {"PARALLEL_DIT_SECRET_FILE": str(secret), "PARALLEL_DIT_LOGS": str(tmp_path / "logs")}
     client = Process(one, ["-c", CLIENT], {**environment, "PARALLEL_DIT_LISTEN": f"{MAIN}:{PORT}"})
     started = [client]
 
     def join(secret_file: Path = secret) -> Process:
-        arguments = ["-m", "workers.join", f"{MAIN}:{PORT}", "--devices", "cpu:1", "--secret-file", str(secret_file)]
+        arguments = [
+            "-m",
+            "workers.hosts.join",
+            f"{MAIN}:{PORT}",
+            "--devices",
+            "cpu:1",
+            "--secret-file",
+            str(secret_file),
+        ]
         started.append(Process(two, arguments, environment))
         return started[-1]
 
@@ -180,6 +188,7 @@ def test_two_hosts_sample_together_one_pool_after_the_other(hosts):
     other.expect("waiting for a pool")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "unplugged"])
 def test_a_host_that_drops_off_is_one_clean_error_and_the_next_job_finds_it_again(hosts, cable, how):
     client, join = hosts
@@ -206,6 +215,7 @@ def test_a_host_that_drops_off_is_one_clean_error_and_the_next_job_finds_it_agai
     assert client.expect("sampled") == "sampled [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]"
 
 
+@pytest.mark.slow
 def test_a_host_with_another_secret_is_told_so_and_not_let_in(hosts, tmp_path):
     client, join = hosts
     client.say("load")
@@ -251,7 +261,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_believed(server_says):
 
 def test_several_hosts_without_their_settings_are_an_error_of_the_configuration(monkeypatch):
     from parallel_runtime.config import ParallelConfig
-    from workers.pools import get_pool
+    from workers.client.pools import get_pool
 
     monkeypatch.delenv("PARALLEL_DIT_LISTEN", raising=False)
     with pytest.raises(ConfigurationError, match=r"several hosts, but \$PARALLEL_DIT_LISTEN is not set"):

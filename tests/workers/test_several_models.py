@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
+from parallel_runtime.engine.residency import MOST
 from parallel_runtime.errors import PoolError
-from parallel_runtime.pipeline.requests import Load
-from parallel_runtime.pipeline.residency import MOST
+from parallel_runtime.requests.requests import Load
 from tests.tiny_flux import tiny_config, write_original
-from workers.client import ModelRequest, PoolClient
+from workers.client.client import ModelRequest, PoolClient
+from workers.client.pools import _Pools
 from workers.launch import PoolSpec
-from workers.pools import _Pools
 
 CONFIG = tiny_config(num_layers=1, num_single_layers=1)
 TWO = ParallelConfig(devices="cpu:2")
@@ -105,6 +105,7 @@ def test_a_model_that_the_ranks_have_forgotten_is_loaded_again_by_itself(client,
     assert loads == [models[0].path]
 
 
+@pytest.mark.slow
 def test_nothing_is_held_when_the_pool_is_dead(models):
     client = PoolClient(PoolSpec("cpu", (0,)))
     model = replace(models[0], config=ParallelConfig(devices="cpu:1"))
@@ -126,6 +127,7 @@ def test_nothing_is_held_when_the_pool_is_dead(models):
         client.close()
 
 
+@pytest.mark.slow
 def test_pools_of_other_devices_live_side_by_side(models):
     pools = _Pools()
     try:

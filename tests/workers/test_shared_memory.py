@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from parallel_runtime.errors import SegmentError
-from workers.shared_memory import LEAST_BYTES, Segment, half_for, write
-from workers.tensors import unpack
+from workers.wire.shared_memory import LEAST_BYTES, Segment, half_for, write
+from workers.wire.tensors import unpack
+from workers.wire.transport import Transport
 
 TENSORS = {
     "x": torch.randn(2, 3, 5),
@@ -25,7 +26,7 @@ TENSORS = {
 
 OTHER_PROCESS = """
 import sys, torch
-from workers.shared_memory import Segment
+from workers.wire.shared_memory import Segment
 segment = Segment.open(sys.argv[1])
 size = int(sys.argv[2])
 segment.answer[:size] = segment.request[:size].flip(0)
@@ -40,8 +41,9 @@ def segment():
 
 
 def test_another_process_reads_and_answers_what_is_written(segment):
-    specs, flags = write(segment.request, TENSORS, [torch.tensor(True), torch.tensor(False)])
-    assert flags == (True, False)
+    scalars = [torch.tensor(True), torch.tensor(-2.5, dtype=torch.bfloat16), torch.tensor(float("inf"))]
+    specs, values = write(segment.request, TENSORS, scalars)
+    assert values == (True, -2.5, float("inf"))
     size = sum(tensor.nbytes for tensor in TENSORS.values())
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", OTHER_PROCESS, segment.path, str(size)], cwd=root, check=True, timeout=120)
@@ -116,3 +118,14 @@ def test_a_later_segment_is_told_from_an_earlier_one_whose_path_it_has():
     assert Segment.open(path).request.numel() == 128
     later.close()
     assert not opened.is_at(path)
+
+
+def test_more_scalars_need_no_other_segment():
+    transport = Transport()
+    tensors = {"x": torch.zeros(LEAST_BYTES // 2 - 2, dtype=torch.uint8)}
+    true = torch.tensor(True)
+    transport.put(tensors, [true] * 2)  # as for a call that is prepared
+    segment = transport._segment
+    assert transport.put(tensors, [true] * 5).scalars == (True,) * 5  # as for its steps
+    assert transport._segment is segment
+    transport.close()

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from parallel_runtime.errors import PoolError
-from workers import pool as running
-from workers import silence
-from workers.client import Cancelled
+from workers.client import running_pool as running
+from workers.client import silence
+from workers.client.client import Cancelled
+from workers.client.silence import ASK_SECONDS, GIVE_UP_SECONDS, Silence
 from workers.launch import PACK_ROOT
-from workers.silence import ASK_SECONDS, GIVE_UP_SECONDS, Silence
 
 from .conftest import FaultyPool, alive
 
@@ -80,6 +80,7 @@ def test_a_stopped_supervisor_is_told_of_given_up_and_replaced(faulty_pool, impa
     pool.remember()
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_was_stopped_while_idle_is_found_by_the_next_job(faulty_pool, impatient):
     pool = faulty_pool(1)
     stop_supervisor(pool)
@@ -88,6 +89,26 @@ def test_a_supervisor_that_was_stopped_while_idle_is_found_by_the_next_job(fault
     pool.check_gone()
 
 
+@pytest.mark.slow
+def test_a_stopped_supervisor_is_given_up_although_each_step_is_answered_without_it(
+    faulty_pool, impatient, monkeypatch
+):
+    monkeypatch.setenv("FAULTY_LISTEN_SECONDS", "20")
+    pool = faulty_pool(1)
+    pool.forward()
+    pool.forward()
+    stop_supervisor(pool)
+    started, answered = time.monotonic(), 0
+    with pytest.raises(PoolError, match="did not answer for"):  # noqa: PT012 - how many are answered is not known
+        while time.monotonic() - started < 10:
+            pool.forward()
+            answered += 1
+    assert answered > 1
+    pool.check_gone()
+    pool.remember()
+
+
+@pytest.mark.slow
 def test_a_cancel_returns_although_the_supervisor_is_stopped_and_the_next_prompt_finds_a_fresh_pool(
     faulty_pool, impatient
 ):
@@ -108,6 +129,7 @@ def test_a_cancel_returns_although_the_supervisor_is_stopped_and_the_next_prompt
     pool.remember()
 
 
+@pytest.mark.slow
 def test_a_cancel_returns_although_a_rank_hangs_and_the_next_prompt_pays_for_nothing_it_did(faulty_pool, monkeypatch):
     monkeypatch.setattr(running, "ABANDONED_SECONDS", 2.0)
     pool = faulty_pool(1)
@@ -125,6 +147,7 @@ def test_a_cancel_returns_although_a_rank_hangs_and_the_next_prompt_pays_for_not
     pool.remember()
 
 
+@pytest.mark.slow
 def test_a_job_that_outlives_its_cancel_keeps_its_pool_when_it_ends(faulty_pool, monkeypatch):
     monkeypatch.setattr(running, "CANCEL_SECONDS", 0.1)
     pool = faulty_pool(1)
@@ -139,10 +162,10 @@ SCRIPT = """
 import signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is started with it ignored
 from tests.workers.conftest import FaultyPool
-from workers import pools
+from workers.client import pools
 from workers.launch import PoolSpec
-from workers.pools import _pools
-from workers.client import PoolClient
+from workers.client.pools import _pools
+from workers.client.client import PoolClient
 
 client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.faulty_rank")
 _pools._clients.append(client)
@@ -167,6 +190,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow_but_for("running")
 @pytest.mark.parametrize("state", ["starting", "idle", "loading", "running"])
 def test_ctrl_c_ends_the_client_and_its_pool_in_every_state(tmp_path, state):
     environment = {**os.environ, "PARALLEL_DIT_LOGS": str(tmp_path)}

@@ -14,7 +14,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from tests.tiny_flux import tiny_config, write_original
-from workers.client import Branch, Cancelled, ModelRequest, PoolClient, SampleRequest
+from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient, SampleRequest
 from workers.launch import PoolSpec
 
 REQUESTS = 500
@@ -58,6 +58,7 @@ def request(number: int, model: ModelRequest, client: PoolClient) -> None:
         assert client.forward(model, x, torch.tensor([0.5]), text).shape == x.shape
 
 
+@pytest.mark.slow
 def test_the_pool_does_not_grow(tmp_path, monkeypatch):
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
     path = write_original(tmp_path / "tiny.safetensors", tiny_config(num_layers=1, num_single_layers=1))

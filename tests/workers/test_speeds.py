@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from parallel_runtime import measured
-from parallel_runtime.pipeline.requests import Load
-from parallel_runtime.planning.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, LinkFacts
+from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, LinkFacts
+from parallel_runtime.requests.requests import Load
 from workers.gpus import find_machine, remember
 from workers.launch import PoolSpec, state_directory
 from workers.speeds import GpuId, guess_link, recall, remember_facts, with_check

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.stall import TICK_SECONDS, Stall, StallWatch
+from workers.supervisor.stall import TICK_SECONDS, Stall, StallWatch
 
 
 def tick_until(watch: StallWatch, start: float, end: float) -> Stall | None:

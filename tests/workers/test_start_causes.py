@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from parallel_runtime.errors import ConfigurationError, PoolError
-from workers import leftovers, pool
-from workers.client import PoolClient
+from workers import leftovers
+from workers.client import running_pool as pool
+from workers.client.client import PoolClient
 from workers.launch import PoolSpec, state_directory
 from workers.pool_log import begin_log, last_line
 from workers.settings import read_seconds
@@ -142,6 +143,7 @@ def test_a_user_without_a_home_is_a_typed_error(monkeypatch):
         state_directory()
 
 
+@pytest.mark.slow
 def test_a_pool_starts_below_a_folder_with_a_long_path(faulty_pool, monkeypatch, tmp_path):
     long = tmp_path / ("x" * 120)
     long.mkdir()

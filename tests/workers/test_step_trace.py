@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from workers.step_trace import EVERY, PARTS, StepTrace
+from workers.client.step_trace import EVERY, PARTS, StepTrace
 
 
 def test_medians_of_every_part_are_told_after_some_steps():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from dataclasses import replace
@@ -12,18 +13,23 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import PoolError, RequestError, SegmentError
-from parallel_runtime.pipeline.requests import Finished, Forward, Load, Release, Sample, Step
+from parallel_runtime.errors import NotLoadedError, PoolError, RequestError, SegmentError
+from parallel_runtime.requests.requests import Finished, Forward, Load, Release, Sample, Step
 from tests.tiny_flux import write_original
-from workers.client import Branch, ModelRequest, PoolClient, SampleRequest
-from workers.frames import Frame
-from workers.job import ActiveJob
+from workers.client.client import Branch, ModelRequest, PoolClient, SampleRequest, never
+from workers.client.prepared_calls import PreparedCalls
+from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
-from workers.pool import RunningPool
-from workers.prepared_calls import PreparedCalls
-from workers.protocol import Done, Ready
-from workers.shared_memory import Segment
-from workers.transport import Parcel, Transport
+from workers.supervisor.job import ActiveJob
+from workers.supervisor.jobs import Jobs
+from workers.wire.frames import Frame
+from workers.wire.protocol import Cancel, Done, ErrorInfo, Failed, Job, Ready
+from workers.wire.shared_memory import Segment
+from workers.wire.transport import Parcel, Transport
+
+from .conftest import alive
+
+NOTICE_SECONDS = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +106,31 @@ def test_whatever_changes_the_model_or_ends_in_an_error_is_followed_by_a_prepare
     assert asked == [Sample, Step, Load, Forward, Release, Load, Forward, Forward, Forward]
 
 
+def test_a_step_that_the_ranks_do_not_keep_is_refused_by_all_of_them_and_prepared_instead(
+    client, path, asked, monkeypatch
+):
+    def step() -> torch.Tensor:
+        return client.forward(model(path), latent(0), torch.tensor([0.5]), given())
+
+    first = step()
+    pids = client.status().pids
+    asked.clear()
+    with monkeypatch.context() as wrong:  # the client is wrong about what they keep, once
+        found = iter([10_000])
+        wrong.setattr(PreparedCalls, "find", lambda self, kind: next(found, 0))
+        assert torch.equal(step(), first)
+    assert asked == [Step, Load, Forward]
+    number = next(reversed(client._prepared._kept.values()))
+    tensors = {"x": latent(0), "timestep": torch.tensor([0.5])}
+    with pytest.raises(Exception, match="cannot carry unknown"):
+        client.forward(model(path), latent(0), torch.tensor([0.5]), {**given(), "unknown": torch.zeros(1)})
+    # A rank may have lost it when the request failed there, so all have.
+    with pytest.raises(NotLoadedError, match=f"keeps no call of number {number}"):
+        client._submit(Step(number), tensors, lambda *_: None, lambda: None, never)
+    assert torch.equal(step(), first)
+    assert client.status().pids == pids
+
+
 @pytest.mark.parametrize("texts", [(5, 5), (5, 3)])
 def test_two_prompts_in_turn_are_steps_too_and_never_mistaken_for_each_other(client, path, asked, texts):
     prompts = [given(10 + number, text) for number, text in enumerate(texts)]
@@ -138,6 +169,7 @@ def put_elsewhere(self: Transport, *given: Any, put: Any = Transport.put) -> Par
     return replace(parcel, segment="/proc/1/fd/99999") if parcel.segment else parcel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "name", "broken"),
     [(Segment, "create", no_memory), (Transport, "put", put_elsewhere)],  # the second: ranks may not open the client's
@@ -151,6 +183,7 @@ def test_without_shared_memory_the_socket_carries_the_same(client, path, monkeyp
     assert all(torch.equal(output, expected) for output in outputs)
 
 
+@pytest.mark.slow
 def test_more_kinds_than_are_kept_are_forgotten_by_the_ranks_too(client, path, asked):
     heights = range(10, 10 + 20)
     for _ in range(2):
@@ -176,18 +209,100 @@ def test_numbers_of_forgotten_calls_are_told_once_and_never_used_again():
     assert calls.next_number() not in numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("number", "says"), [(1, "planted fault"), (2, "ended in the middle of a job")])
 def test_a_fault_in_a_step_costs_the_pool_and_the_next_call_works(faulty_pool, rank, number, says):
     pool = faulty_pool()
-    assert torch.equal(pool.forward(), torch.tensor([[0.0, 0.0, 5.0, 6.0]]))
+    for _ in range(3):
+        assert torch.equal(pool.forward(), torch.tensor([[0.0, 0.0, 5.0, 6.0]]))
     faults = (-number, 0) if rank == 0 else (0, -number)
+    started = time.monotonic()
     with pytest.raises(PoolError, match=rf"Rank {rank}.*{says}"):
         pool.forward(faults)
+    assert time.monotonic() - started < NOTICE_SECONDS
     assert torch.equal(pool.forward(), torch.tensor([[0.0, 0.0, 5.0, 6.0]]))
     pool.remember()
 
 
+@pytest.mark.slow
+def test_an_answer_is_taken_before_the_supervisor_passes_it_on(faulty_pool):
+    pool = faulty_pool()
+    for _ in range(3):
+        pool.forward()
+    supervisor = psutil.Process(pool.pool._supervisor.pid)
+    stop = threading.Timer(0.4, supervisor.suspend)  # the ranks have the step by then, and pause for a second
+    stop.start()
+    started = time.monotonic()
+    try:
+        assert torch.equal(pool.forward((-4, 0)), torch.tensor([[-4.0, 0.0, 5.0, 6.0]]))
+        assert time.monotonic() - started < 2
+        assert supervisor.status() == psutil.STATUS_STOPPED
+    finally:
+        stop.join()
+        supervisor.resume()
+    for _ in range(3):  # what the supervisor says late is of a call that has its answer
+        assert torch.equal(pool.forward(), torch.tensor([[0.0, 0.0, 5.0, 6.0]]))
+    pool.check_works()
+    assert all(alive(process) for process in pool.processes)
+
+
+@pytest.mark.slow
+def test_steps_go_on_while_the_supervisor_is_held_up(faulty_pool, monkeypatch):
+    monkeypatch.setenv("FAULTY_LISTEN_SECONDS", "20 20")
+    pool = faulty_pool()
+    for _ in range(3):
+        pool.forward()
+    supervisor = psutil.Process(pool.pool._supervisor.pid)
+    supervisor.suspend()
+    try:
+        for step in range(1, 21):
+            assert torch.equal(pool.forward((step, 0)), torch.tensor([[step, 0.0, 5.0, 6.0]]))
+        assert supervisor.status() == psutil.STATUS_STOPPED
+    finally:
+        supervisor.resume()
+    pool.check_works()  # it counts all of them when it comes to it
+    with pytest.raises(PoolError, match="planted fault"):
+        pool.forward((0, -1))
+    pool.check_gone()
+
+
+@pytest.mark.slow
+def test_ranks_that_hear_of_steps_on_different_ways_stay_together(faulty_pool, monkeypatch):
+    monkeypatch.setenv("FAULTY_LISTEN_SECONDS", "20 0 0.001")
+    pool = faulty_pool(3)
+    pool.forward()
+    supervisor = psutil.Process(pool.pool._supervisor.pid)
+    done = threading.Event()
+
+    def hold_up() -> None:
+        while not done.wait(0.03):
+            supervisor.suspend()
+            time.sleep(0.02)
+            supervisor.resume()
+
+    thread = threading.Thread(target=hold_up)
+    thread.start()
+    try:
+        for step in range(1, 101):
+            assert torch.equal(pool.forward((step, 0)), torch.tensor([[step, 0.0, 5.0, 6.0]]))
+            if step % 10 == 0:
+                pool.check_works()
+    finally:
+        done.set()
+        thread.join()
+    assert all(alive(process) for process in pool.processes)
+
+
+def test_without_a_bell_the_supervisor_brings_the_same_answers(client, path, asked, monkeypatch):
+    expected = [client.forward(model(path), latent(step), torch.tensor([0.5]), given()) for step in range(3)]
+    monkeypatch.setattr(Transport, "look", lambda self, number: None)
+    outputs = [client.forward(model(path), latent(step), torch.tensor([0.5]), given()) for step in range(3)]
+    assert asked[-3:] == [Step] * 3
+    assert all(torch.equal(output, one) for output, one in zip(outputs, expected, strict=True))
+
+
+@pytest.mark.slow
 def test_a_step_that_hangs_is_found(faulty_pool, monkeypatch):
     monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "3")
     pool = faulty_pool()
@@ -219,6 +334,67 @@ def test_the_answer_goes_out_when_rank_0_has_it_and_the_next_job_waits_for_the_o
     assert patient.answerable
 
 
+class Ends:
+    """What `Jobs` talks to: keeps what it is told."""
+
+    size = 2  # ranks
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    async def hand_out(self, frame: Frame) -> None:
+        self.told.append(frame.message)
+
+    forward = hand_out
+
+    async def tell(self, message: Any) -> None:
+        self.told.append(message)
+
+    send = tell
+
+
+def test_the_supervisor_takes_answers_to_steps_that_it_has_not_handed_out_yet_and_hands_them_out_all_the_same():
+    ranks, client = Ends(), Ends()
+    jobs = Jobs(ranks, client, None, lambda failed: pytest.fail(str(failed)))  # type: ignore[arg-type]
+    steps = [Frame(Job(number, Step(1)), b"", None) for number in (1, 2)]
+    done = [[Frame(Done(number, rank, Finished()), b"", None) for rank in range(2)] for number in (1, 2)]
+
+    async def work() -> None:
+        await jobs.open()
+        await jobs.add(steps[0])
+        await jobs.answer(done[0][0])
+        await jobs.answer(done[1][0])  # rank 0 is a step ahead of rank 1, and of what the supervisor knows
+        await jobs.add(steps[1])
+        await jobs.cancel(Cancel(2))
+        assert [message.number for message in ranks.told] == [1]
+        assert [message.number for message in client.told] == [1]
+        await jobs.answer(done[0][1])
+        assert ranks.told == [frame.message for frame in steps]
+        assert client.told == [done[0][0].message, done[1][0].message]
+        assert jobs.numbers == [2]
+        await jobs.answer(done[1][1])
+        assert jobs.numbers == []
+
+    asyncio.run(work())
+
+
+def test_a_step_ends_without_harm_only_if_every_rank_refused_it():
+    def failed(rank: int, unbegun: bool = True) -> Frame:
+        return Frame(Failed(1, rank, ErrorInfo("NotLoadedError", "", ""), unbegun=unbegun), b"", None)
+
+    for frames, unbegun, broken in (
+        ([failed(0)], False, False),
+        ([failed(0), failed(1)], True, False),
+        ([failed(0), failed(1, False)], False, True),
+        ([failed(0), Frame(Done(1, 1, Finished()), b"", None)], False, True),
+    ):
+        job = ActiveJob(1, 2, "running", prompt=True)
+        for frame in frames:
+            job.answer(frame)
+        assert (job.unbegun, job.broken) == (unbegun, broken)
+
+
+@pytest.mark.slow
 def test_thousands_of_steps_leave_nothing_behind(faulty_pool):
     pool = faulty_pool()
     for _ in range(50):

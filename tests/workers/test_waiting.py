@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from workers.client import Cancelled
+from workers.client.client import Cancelled
 
 
 def test_a_request_that_waits_for_its_turn_hears_a_cancel_and_the_one_before_it_goes_on(faulty_pool):

@@ -1,0 +1,146 @@
+"""Regional torch.compile: a transformer's repeated blocks, one graph for all of a kind, and what it is told.
+
+A graph must not depend on what was compiled before it, or by coincidence on sizes that are equal: another process
+compiles it ahead (compile_ahead.py), and ours finds it on disk only if both ask for the same. So the number of
+tokens is left open from the start, and PyTorch is kept from finding open sizes by itself.
+
+Private parts of torch are imported where blocks are compiled, and nowhere else; one that this torch lacks costs what
+it is for, and a line in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..attention.varying import leave_open
+from ..switches import is_on
+
+log = logging.getLogger(__name__)
+
+_Setting = Callable[[], contextlib.AbstractContextManager[Any]]
+
+_RECOMPILES = 64
+"""Graphs per kind of block: batches, meshes and uneven shares each may need one. PyTorch's 8 is soon used up, and with
+fullgraph the ninth is an error."""
+
+
+class CompiledBlocks:
+    """Blocks that are compiled where they lie; each when it first runs.
+
+    Args:
+        together: see `Rewrites`.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], together: bool):
+        self._blocks = blocks
+        self._options = _rewrites(together) if is_on("rewrites") else {}
+        # The options of a block come too late for a pass as early as ours in torch 2.6, so they hold all around.
+        self._settings = _usable(
+            {
+                "a limit of graphs": _graph_limits,
+                "open sizes": _unequal_sizes,
+                "rewrites": lambda: _inductor_options(self._options),
+                "norms in one pass": _rows_at_once,
+            }
+        )
+        self._calls: list[Any] = []
+        for block in blocks:
+            block.compile(fullgraph=True, options=self._options or None)
+            call: Any = block._compiled_call_impl
+            self._calls.append(None if call is None else _with_open_sizes(call))  # None: torch.compile is switched off
+        self.use(True)
+
+    def use(self, compiled: bool) -> None:
+        """Run what is compiled, or the blocks as they are, from the next forward on."""
+        for block, call in zip(self._blocks, self._calls, strict=True):
+            block._compiled_call_impl = call if compiled else None  # what Module.compile sets
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """What must hold around every forward, as any may be the first of its kind."""
+        with contextlib.ExitStack() as held:
+            for setting in self._settings:
+                held.enter_context(setting())
+            yield
+
+    def undo(self) -> None:
+        """Leave the blocks as they were."""
+        self.use(False)
+
+
+def _rewrites(together: bool) -> dict[str, Any]:
+    """Options by which torch.compile applies our rewrites, none where this torch has no place for them."""
+    try:
+        from .rewrites import Rewrites
+    except (ImportError, AttributeError) as error:
+        log.warning("Blocks are compiled without our rewrites: %s: %s", type(error).__name__, error)
+        return {}
+    return {"pre_grad_custom_pass": Rewrites(together)}
+
+
+def _usable(settings: Mapping[str, _Setting]) -> list[_Setting]:
+    """Those that this torch knows, by trying each."""
+    usable = []
+    for name, setting in settings.items():
+        try:
+            with setting():
+                usable.append(setting)
+        except (ImportError, AttributeError) as error:
+            log.warning("Blocks are compiled without %s: %s: %s", name, type(error).__name__, error)
+    return usable
+
+
+def _graph_limits() -> contextlib.AbstractContextManager[Any]:
+    import torch._dynamo
+
+    dynamo = torch._dynamo.config
+    limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # torch 2.6
+    return dynamo.patch({limit: _RECOMPILES, "automatic_dynamic_shapes": False})
+
+
+def _unequal_sizes() -> contextlib.AbstractContextManager[Any]:
+    """Sizes that happen to be equal stay two."""
+    import torch.fx.experimental._config as symbolic_shapes
+
+    return symbolic_shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+
+
+def _inductor_options(options: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    import torch._inductor.config
+
+    return torch._inductor.config.patch(options)
+
+
+def _rows_at_once() -> contextlib.AbstractContextManager[Any]:
+    from torch._inductor.virtualized import V
+
+    from .reductions import RowsAtOnce
+
+    return V.set_choices_handler(RowsAtOnce())
+
+
+def _with_open_sizes(call: Any) -> Callable[..., Any]:
+    """Leave the number of tokens open in every tensor that a block gets."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        for argument in (*args, *kwargs.values()):
+            _leave_tokens_open(argument)
+        return call(*args, **kwargs)
+
+    return called
+
+
+def _leave_tokens_open(argument: Any) -> None:
+    """(batch, tokens, ...), and (tokens, head dim) of a rotary embedding; of a modulation the batch."""
+    if isinstance(argument, torch.Tensor):
+        if argument.dim() > 1:
+            leave_open(argument, 1 if argument.dim() > 2 else 0)
+    elif isinstance(argument, list | tuple):
+        for part in argument:
+            _leave_tokens_open(part)

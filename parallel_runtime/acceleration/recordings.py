@@ -1,0 +1,322 @@
+"""CUDA graphs of whole forwards: what a forward launches is recorded once and replayed as one launch.
+
+On several GPUs a step is so short that Python cannot launch its kernels fast enough (docs/performance.md has the
+numbers). A forward is recorded once per kind of call: shapes, dtypes, other arguments and mesh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..mesh.agreement import NONE, all_agree
+from ..mesh.mesh import Mesh
+from .pulse import Pulse
+
+log = logging.getLogger(__name__)
+
+WARM_RUNS = 2
+"""Plain runs of a kind of call before it is recorded: the first compiles, and a call that never comes back is never
+recorded."""
+KEPT = 4
+"""Recorded kinds, unless said otherwise: two CFG branches with texts of unlike lengths, and as many for a second size
+of picture."""
+_FREE_FRACTION = 8
+"""Recordings keep their memory. Where less than this part of the GPU is free, a new kind of call lets them go."""
+
+_FIRST_MARKS = 2
+"""The first graph ends at this mark of the pulse: with four of FLUX.1's 57 blocks, which take a GPU longer
+than the host takes to launch the rest."""
+
+Forward = Callable[..., Any]
+Replay = Callable[[list[torch.Tensor]], Any]
+"""New values of the tensors among the arguments -> output, the caller's own."""
+Record = Callable[["RecordedForward", Callable[[list[torch.Tensor]], Any], list[torch.Tensor]], Replay]
+"""(owner, call, its tensors) -> replay; see `record_cuda_graph`."""
+
+
+@dataclass
+class _Kind:
+    """A kind of call: how often it was run, whether the ranks have recorded it, and this rank's recording if it still
+    has it. `mesh` is held so that its id stays taken."""
+
+    mesh: Mesh
+    runs: int = 0
+    recorded: bool = False
+    replay: Replay | None = None
+
+
+@dataclass
+class _Recordings:
+    """What the calls over one sequence group have left here. Its ranks have the same under the same number."""
+
+    history: int = NONE
+    enabled: bool = True
+    kinds: OrderedDict[Hashable, _Kind] = field(default_factory=OrderedDict)
+
+    def lose(self) -> None:
+        """Let the recordings of this rank go, but not what the ranks know alike."""
+        self.history = NONE
+        for kind in self.kinds.values():
+            kind.replay = None
+
+
+class RecordedForward:
+    """Runs a forward, recording it where it repeats.
+
+    The ranks of a sequence group call it alike, so they record and replay alike: a rank that failed to record would
+    part ways with the others, so they agree after each attempt, and one failure ends the recording for all. What is
+    decided depends on nothing but calls over that group: recordings over others are kept apart, as their ranks know
+    nothing of these. A rank may lose its own recordings at any time (`lose`): it runs plainly what the others replay,
+    which makes the same collective calls, and they learn of it by the history (agreement.py).
+    Weights may change in place; where a parameter gets other storage, call `clear`.
+
+    Args:
+        forward: gets the arguments, must read nothing else that changes from call to call.
+        made_outside: tensors that the forward just read and did not make, beside arguments and weights; a recording
+            keeps them alive.
+        record: how to record; CUDA graphs unless a test says otherwise.
+        kept: recorded kinds of each group.
+        pulse: that the forward marks between its blocks, if it does; see `record_cuda_graph`.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        made_outside: Callable[[], Any] = lambda: None,
+        record: Record | None = None,
+        kept: int = KEPT,
+        pulse: Pulse | None = None,
+    ):
+        self.pulse = pulse
+        self.stream: Any = None
+        self._kept = kept
+        self._forward = forward
+        self.made_outside = made_outside
+        self._record = record or record_cuda_graph
+        self._over: dict[tuple[int, ...], _Recordings] = {}
+        self.pool: Any = None
+        self.captures: weakref.WeakSet[_Capture] = weakref.WeakSet()  # that somebody can still replay
+
+    def clear(self) -> None:
+        """Forget all, where the next call comes only after all ranks have agreed anew (`go_on`)."""
+        self._over.clear()
+
+    def lose(self) -> None:
+        """Let all recordings and their memory go, on this rank alone."""
+        for recordings in self._over.values():
+            recordings.lose()
+
+    def begin_anew(self, mesh: Mesh) -> None:
+        """Let all recordings go at a point of the run that all ranks of the mesh's sequence group come to alike."""
+        own = self._recordings(mesh)
+        self.lose()
+        self._over[mesh.sequence_ranks] = _Recordings(own.history, own.enabled)
+
+    def history(self, ranks: tuple[int, ...]) -> int:
+        """The number of what is recorded over a sequence group of these ranks."""
+        return self._over[ranks].history if ranks in self._over else NONE
+
+    def go_on(self, ranks: tuple[int, ...], history: int) -> bool:
+        """Go on with what is recorded under this number, which all ranks of the group agreed on; else begin anew.
+
+        Returns:
+            Whether it is here.
+        """
+        if self.history(ranks) == history:
+            return True
+        self._over[ranks] = _Recordings(history)
+        return False
+
+    def leave(self, mesh: Mesh) -> None:
+        """Let go of what was recorded over a mesh whose groups will be gone. Every rank of the mesh does it."""
+        kinds = self._recordings(mesh).kinds
+        for key in [key for key, kind in kinds.items() if kind.mesh is mesh]:
+            del kinds[key]
+
+    def leave_world(self) -> None:
+        """Let go of what was recorded for several ranks, and of what is known of them. All ranks of the world do it."""
+        self._over = {ranks: recordings for ranks, recordings in self._over.items() if len(ranks) == 1}
+        for recordings in self._over.values():
+            for key in [key for key, kind in recordings.kinds.items() if kind.mesh.plan.world_size > 1]:
+                del recordings.kinds[key]
+
+    def _recordings(self, mesh: Mesh) -> _Recordings:
+        return self._over.setdefault(mesh.sequence_ranks, _Recordings())
+
+    def __call__(self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool = False) -> Any:
+        """Run the forward on `mesh`. Collective over its sequence group.
+
+        Args:
+            compiled: how the forward runs this kind of call; alike on all ranks. One that ran as it is, and runs
+                compiled from now on, is a new kind, and its old recording goes. Other kinds keep theirs.
+        """
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        recordings = self._recordings(mesh)
+        key = _key(mesh, leaves, structure, compiled) if recordings.enabled else None
+        if key is None:
+            return self._forward(*args, **kwargs)
+        if compiled:
+            recordings.kinds.pop(_key(mesh, leaves, structure, False), None)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        kind = self._kind(key, mesh, tensors[0].device)
+        if kind.replay is not None:
+            return kind.replay(tensors)
+        # What this rank lost it may only record again when the others do; a rank that is alone may at once.
+        replayed_elsewhere = kind.recorded and mesh.sequence is not None
+        kind.runs += 1
+        if replayed_elsewhere or kind.runs <= WARM_RUNS:
+            return self._forward(*args, **kwargs)
+
+        def call(given: list[torch.Tensor]) -> Any:
+            remaining = iter(given)
+            filled = [next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            given_args, given_kwargs = pytree.tree_unflatten(filled, structure)
+            return self._forward(*given_args, **given_kwargs)
+
+        return self._recorded(kind, call, tensors)
+
+    def _kind(self, key: Hashable, mesh: Mesh, device: torch.device) -> _Kind:
+        own = self._recordings(mesh)
+        if key not in own.kinds:
+            has_room = _has_room()
+            if not has_room:
+                for recordings in self._over.values():
+                    if recordings is not own:
+                        recordings.lose()
+            # Every rank of the group comes here at the same call, as their kinds are the same.
+            if any(kind.recorded for kind in own.kinds.values()) and not all_agree(has_room, mesh.sequence, device):
+                self.begin_anew(mesh)
+                own = self._recordings(mesh)
+            own.kinds[key] = _Kind(mesh)
+            while len(own.kinds) > self._kept:
+                own.kinds.popitem(last=False)
+        own.kinds.move_to_end(key)
+        return own.kinds[key]
+
+    def _recorded(self, kind: _Kind, call: Callable[[list[torch.Tensor]], Any], tensors: list[torch.Tensor]) -> Any:
+        replay, output, reason = None, None, ""
+        static = [tensor.clone() for tensor in tensors]
+        output = call(static)  # this call's result, and the last warm-up: on the very tensors that are recorded
+        try:
+            replay = self._record(self, call, static)
+        except Exception as error:  # noqa: BLE001 - forwards run as well without one, whatever torch or CUDA raises
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if all_agree(replay is not None, kind.mesh.sequence, tensors[0].device):
+            kind.replay, kind.recorded = replay, True
+        else:
+            self._recordings(kind.mesh).enabled = False
+            self.begin_anew(kind.mesh)
+            log.warning("Forwards are launched kernel by kernel, as recording one failed: %s", reason or "another rank")
+        return output
+
+
+def record_cuda_graph(
+    owner: RecordedForward, call: Callable[[list[torch.Tensor]], Any], static: list[torch.Tensor]
+) -> Replay:
+    """Record `call(static)` as CUDA graphs: its first blocks as one, the others as a second.
+
+    To launch a graph of all blocks takes the host a millisecond and more, and the GPU begins when that is over. So it
+    begins with a short one, and computes that while the host launches the long one.
+
+    Raises:
+        RuntimeError: the forward does something that cannot be recorded, or memory ran out.
+    """
+    if not owner.captures:
+        # One pool and one stream for all recordings: they never run at the same time and keep nothing between two
+        # replays, and memory is given out again on the stream alone that it was taken on. A pool is gone with the last
+        # recording in it.
+        owner.pool, owner.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    capture = _Capture(owner.pool)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    owner.stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(owner.stream), _listening(owner.pulse, capture.between_blocks):
+        capture.begin()
+        try:
+            output = call(static)
+        finally:
+            capture.end()
+    torch.cuda.current_stream().wait_stream(owner.stream)
+    owner.captures.add(capture)
+
+    outside = owner.made_outside()
+
+    def replay(tensors: list[torch.Tensor], outside: Any = outside) -> Any:
+        for old, new in zip(static, tensors, strict=True):
+            old.copy_(new)
+        for graph in capture.graphs:
+            graph.replay()
+        return pytree.tree_map_only(torch.Tensor, torch.clone, output)
+
+    return replay
+
+
+class _Capture:
+    """The graphs of one forward while they are recorded, one behind the other."""
+
+    def __init__(self, pool: Any):
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self._pool = pool
+        self._passed = 0
+
+    def begin(self) -> None:
+        """What is launched from now on goes into another graph."""
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: NCCL's watchdog thread asks CUDA for the state of earlier collectives meanwhile.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self.graphs.append(graph)
+
+    def end(self) -> None:
+        """The last graph is whole."""
+        self.graphs[-1].capture_end()
+
+    def between_blocks(self) -> None:
+        """The forward is between two blocks, as it is now and then."""
+        self._passed += 1
+        if self._passed == _FIRST_MARKS:
+            self.end()
+            self.begin()
+
+
+@contextlib.contextmanager
+def _listening(pulse: Pulse | None, listener: Callable[[], None]) -> Iterator[None]:
+    """Inside, the pulse's marks are told of."""
+    if pulse is None:
+        yield
+        return
+    before, pulse.on_mark = pulse.on_mark, listener
+    try:
+        yield
+    finally:
+        pulse.on_mark = before
+
+
+def _key(mesh: Mesh, leaves: list[Any], structure: Any, compiled: bool) -> Hashable | None:
+    """What two calls have in common that can use one recording; None for arguments that cannot be compared."""
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return None
+    parts: list[Hashable] = [id(mesh), compiled, str(structure)]
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            parts.append((tuple(leaf.shape), leaf.dtype, leaf.device))
+        elif leaf is None or isinstance(leaf, bool | int | float | str):
+            parts.append((type(leaf), leaf))
+        else:
+            return None
+    return tuple(parts)
+
+
+def _has_room() -> bool:
+    if not torch.cuda.is_available():
+        return True
+    free, total = torch.cuda.mem_get_info()
+    return free * _FREE_FRACTION > total

@@ -1,0 +1,1 @@
+"""A loop over branches: predictions, checks, progress."""

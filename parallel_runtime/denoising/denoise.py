@@ -1,0 +1,136 @@
+"""The denoising loop of one `Sample` request, run alike on every rank of the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..errors import RequestError
+from ..networks.lead import of_first_rank
+from ..requests.conditioning import Conditioning
+from ..requests.control import Cancelled, Control
+from ..requests.requests import Sample
+from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
+from ..sampling.noise import NoiseSource
+from ..sampling.prediction import find_prediction
+from ..sampling.samplers import StepState, find_sampler
+from .checks import FIXED_CHANNELS, INPAINT, check_units
+from .predict import Call, Predictor
+
+
+class Denoising:
+    """A loop that is ready to run.
+
+    Args:
+        request: what was asked for.
+        dtype: the transformer's; the latent itself stays float32, as in ComfyUI.
+        unlike: the ranks' devices are of several kinds. The same on all ranks: it leads to collectives.
+
+    Raises:
+        RequestError: a sampler or prediction that the pool does not have, or branches that guidance cannot combine.
+    """
+
+    def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
+        self.request = request
+        self.dtype = dtype
+        self.unlike = unlike
+        self.sampler = find_sampler(request.sampler)
+        self.prediction = find_prediction(request.prediction)
+        if [branch.index for branch in request.branches] not in ([0], [0, 1]):
+            raise RequestError(
+                "Sampling in the pool takes a positive and at most one negative conditioning.",
+                "Use KSampler for this graph.",
+            )
+        check_guidance(len(request.branches), request.cfg)
+
+    def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Refuse what would only fail in the loop. Runs on meta tensors; `device` is where the loop will run.
+
+        Raises:
+            RequestError: see `check_units` and `NoiseSource`.
+        """
+        check_units(self.request, tensors)
+        self.noise(torch.empty(0, device=device))
+
+    def run(
+        self,
+        predictor: Predictor,
+        branches: Sequence[Conditioning],
+        tensors: Mapping[str, torch.Tensor],
+        control: Control,
+    ) -> torch.Tensor:
+        """Return the finished latent (B, C, ...) float32, on the scale of the model.
+
+        Every rank holds the whole latent and takes every step itself, from predictions that are the same bytes on
+        all ranks: so the latents stay equal without being exchanged. Unlike devices draw other noise, and may round
+        otherwise: there the transformer sees the first rank's latent at every evaluation, and the first rank's is
+        what counts at the end. What the others make of theirs goes nowhere.
+
+        Raises:
+            Cancelled: on all ranks before the same step.
+        """
+        sigmas = tensors["sigmas"]
+        total = len(sigmas) - 1
+
+        def predict(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
+            if self.unlike:
+                x = of_first_rank(x, predictor.mesh)
+            inputs = self.model_inputs(x, tensors)
+            calls = [Call(seen, timestep, branch) for seen, branch in zip(inputs, branches, strict=True)]
+            return [output.float() for output in predictor(calls)]
+
+        def on_step(state: StepState) -> None:
+            control.progress(state.index, total, state.denoised if self.request.preview else None)
+            if control.all_stop():
+                raise Cancelled
+
+        x = tensors["x"]
+        return self.sampler(
+            self.denoiser(predict, tensors),
+            x,
+            sigmas,
+            noise=self.noise(x),
+            on_step=on_step,
+            prediction=self.prediction,
+        )
+
+    def model_inputs(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """One input of the transformer per CFG branch, in its dtype: x, and the branch's fixed channels after it."""
+        seen = x.to(self.dtype)
+        fixed = FIXED_CHANNELS.read(self.request, tensors)
+        if not fixed:
+            return [seen] * len(self.request.branches)
+        return [torch.cat([seen, channels.to(seen)], dim=1) for (channels,) in fixed]
+
+    def denoiser(self, predict: Predict, tensors: Mapping[str, torch.Tensor]) -> Denoiser:
+        """What the sampler's evaluations go through."""
+        inpaint = next((Inpaint(*read) for read in INPAINT.read(self.request, tensors)), None)
+        return Denoiser(predict, self.prediction, tensors["timesteps"], self.request.cfg, inpaint)
+
+    def require_noise_of_first_rank(self) -> None:
+        """Refuse noise that stages would draw on another GPU than the first, where GPUs are unlike. For PREPARE.
+
+        Raises:
+            RequestError: the last stage, which takes the steps, would draw other noise than ComfyUI.
+        """
+        if self.unlike and self.sampler.adds_noise and self.request.noise_device != "cpu":
+            raise RequestError(
+                f"Sampler {self.sampler.name!r} adds noise, and stages on GPUs of several models would draw another "
+                "than ComfyUI does.",
+                "Use KSampler, a sampler that adds no noise, or set stages to 1.",
+            )
+
+    def sit_out(self, steps: int, control: Control) -> None:
+        """What a rank outside the mesh does meanwhile: it joins the collectives that all ranks of the pool share."""
+        for _ in range(steps):
+            if control.all_stop():
+                raise Cancelled
+
+    def noise(self, x: torch.Tensor) -> NoiseSource | None:
+        """Where the sampler gets the noise that it adds, if it adds any; for the whole latent x."""
+        if not self.sampler.adds_noise:
+            return None
+        # Drawn on the rank's own GPU where that is of the wanted type, so that no rank reaches for GPU 0.
+        same = x.device.type == self.request.noise_device
+        return NoiseSource(self.request.seed, x.device if same else self.request.noise_device)

@@ -1,0 +1,1 @@
+"""Prepares and runs requests: models by name, weights, memory, meshes."""

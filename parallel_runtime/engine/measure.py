@@ -1,0 +1,119 @@
+"""Measuring what plans reckon with: the GPU's sustained rates and the links. Collective; the same on every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from ..attention.choice import resolve_kernel
+from ..attention.kernels import KERNELS
+from ..requests.facts import NVLINK, LinkFacts, MachineFacts
+
+_WARM_SECONDS = 0.25
+"""A GPU at its power limit slows down within a tenth of a second; a step lasts longer than that."""
+_TIMED_SECONDS = 0.1
+_SHAPE = (4096, 3072, 12288, 24)
+"""Tokens, width, width of the MLP, heads: FLUX.1's."""
+_NEEDED_BYTES = 2**30
+_EXCHANGED = 8_000_000
+"""Numbers of a timed exchange, 32 MB in float32: about what a FLUX.1 block of 1024 × 1024 sends."""
+
+
+def measure_machine(assumed: MachineFacts, device: torch.device, world_size: int) -> MachineFacts:
+    """Measure every rank's GPU and the links between them; about a second. Collective over the default group.
+
+    The slowest rank's numbers count. Nothing is measured on the CPU, nor where a GPU has less than 1 GiB left.
+
+    Returns:
+        The same facts on every rank: each gets all ranks' numbers by one all-gather before it chooses among them.
+    """
+    if device.type != "cuda" or not assumed.on_gpu:
+        return assumed
+    if min(_gather([float(torch.cuda.mem_get_info(device)[0])], world_size))[0] < _NEEDED_BYTES:
+        return assumed
+    rates = [min(numbers) for numbers in zip(*_gather(_gpu_rates(device), world_size), strict=True)]
+    facts = replace(assumed, matmul=rates[0], attention=rates[1], memory_rate=rates[2], measured=True)
+    if world_size > 1 and facts.network is not None:
+        facts = replace(facts, network=measure_link(device, world_size, facts.network))
+    elif world_size > 1:
+        facts = replace(facts, link=measure_link(device, world_size, facts.link))
+    torch.cuda.empty_cache()
+    return facts
+
+
+def measure_link(device: torch.device, world_size: int, assumed: LinkFacts) -> LinkFacts:
+    """Time an all-to-all, a tiny one, and a step of a ring over all ranks. Collective over the default group."""
+    count = _EXCHANGED // world_size * world_size
+    sent, received = torch.zeros(2, count, device=device).unbind(0)
+    tiny, tiny_received = torch.zeros(2, world_size, device=device).unbind(0)
+    exchange = _seconds(lambda: dist.all_to_all_single(received, sent), device)
+    latency = _seconds(lambda: dist.all_to_all_single(tiny_received, tiny), device)
+    rank = dist.get_rank()
+
+    def pass_on() -> None:
+        there = dist.P2POp(dist.isend, sent, (rank + 1) % world_size)
+        back = dist.P2POp(dist.irecv, received, (rank - 1) % world_size)
+        for work in dist.batch_isend_irecv([there, back]):
+            work.wait()
+
+    seconds = [exchange, latency, _seconds(pass_on, device)]
+    exchange, latency, passed = (max(numbers) for numbers in zip(*_gather(seconds, world_size), strict=True))
+    if assumed.name == NVLINK.name:
+        # Ulysses writes to its peers' memory there (acceleration/peer_exchange.py) instead of waiting for NCCL.
+        latency = min(latency, NVLINK.latency)
+    outside = sent.nbytes * (world_size - 1) / world_size
+    return LinkFacts(assumed.name, outside / exchange / 1e9, latency, sent.nbytes / passed / 1e9, measured=True)
+
+
+def _gpu_rates(device: torch.device) -> list[float]:
+    """TFLOP/s of a product and of attention in FLUX.1's shapes, GB/s of an elementwise kernel."""
+    dtype = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    tokens, width, hidden, heads = _SHAPE
+    x = torch.randn(tokens, width, device=device, dtype=dtype)
+    weight = torch.randn(hidden, width, device=device, dtype=dtype)
+    product = 2 * tokens * width * hidden / _sustained(lambda: F.linear(x, weight), device)
+    query = x.view(1, tokens, heads, -1)
+    kernel = KERNELS[resolve_kernel("auto", device, dtype, query.shape[-1])]
+    attention = 4 * tokens**2 * width / _sustained(lambda: kernel.attend(query, query, query, None, None), device)
+    large = torch.zeros(64 * 2**20, device=device, dtype=dtype)
+    elementwise = 2 * large.nbytes / _sustained(lambda: large.add_(1), device)
+    return [product / 1e12, attention / 1e12, elementwise / 1e9]
+
+
+def _sustained(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, after the GPU has been busy with it for a while."""
+    once = _timed(work, 3, device)
+    _timed(work, max(1, int(_WARM_SECONDS / once)), device)
+    return _timed(work, max(1, int(_TIMED_SECONDS / once)), device)
+
+
+def _seconds(collective: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one of many collectives; equally many on every rank."""
+    _timed(collective, 5, device)
+    return _timed(collective, 20, device)
+
+
+def _timed(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else torch.cpu.synchronize
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    synchronize(device)
+    return (time.perf_counter() - start) / repeats
+
+
+def _gather(numbers: list[float], world_size: int) -> list[list[float]]:
+    """Every rank's numbers, in rank order."""
+    own = torch.tensor(numbers, dtype=torch.float64)
+    if world_size == 1:
+        return [numbers]
+    # On the CPU, over gloo: a rank whose GPU is short of memory can still take part.
+    everyone = [torch.empty_like(own) for _ in range(world_size)]
+    dist.all_gather(everyone, own)
+    return [part.tolist() for part in everyone]

@@ -1,0 +1,61 @@
+"""Refuses a request that this rank certainly has no memory for, before any rank computes."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import memory
+from ..mesh.mesh import Layout
+from ..requests.facts import GIB, RequestFacts
+from .resident import Resident
+
+_CERTAIN_ACTIVATIONS = 6
+"""Activations of a token that are alive at once whatever is fused: a block's input, its norm, queries, keys, values
+and what attention makes of them. FLUX.1 on H200s was measured to need 9.6 at 2048 × 2048 and 12 at 1024 × 1024."""
+
+_LIKELY = 2
+"""Times that much is made free where it only costs that other models leave the device."""
+_UNKNOWN = 4 * GIB
+"""Made free for activations that are not estimated."""
+
+
+def require_room(
+    resident: Resident, layout: Layout, request: RequestFacts, items: int, kept: int, device: torch.device, rank: int
+) -> None:
+    """Refuse a request whose keys, values and least activations are more than is free. May refuse on one rank alone.
+    Other models leave the device before, where it may need their room.
+
+    What is estimated to be short but might do is not refused: `explain` warns of it.
+
+    Args:
+        items: of the latent, without CFG branches: forwards are of no fewer, where the rank has them.
+        kept: bytes of keys and values that PipeFusion will keep.
+
+    Raises:
+        OutOfMemoryError: with the sizes and what to change.
+    """
+    if not resident.facts.splits_sequence:
+        if resident.held is not None:
+            resident.held.prepare_run(_UNKNOWN)
+        return  # a U-Net: tokens and width differ from level to level
+    tokens = request.tokens + request.text_tokens
+    share = layout.speeds[layout.sequence_index] / sum(layout.speeds) if layout.speeds else 1 / layout.plan.sequence
+    rows = min(items, request.batch // layout.plan.batch)
+    width = resident.facts.width * resident.facts.bytes_per_parameter
+    activations = int(_CERTAIN_ACTIVATIONS * rows * tokens * share * width)
+    if resident.held is not None:
+        resident.held.prepare_run(kept + _LIKELY * activations)
+    what = f"A picture of {tokens} tokens" if request.batch == 1 else f"A batch of {request.batch} × {tokens} tokens"
+    parts = [f"activations of at least {activations / GIB:.1f} GiB"]
+    if kept:
+        parts.insert(0, f"PipeFusion's keys and values of {kept / GIB:.1f} GiB")
+    degrees = "ulysses or stages" if kept else "ulysses"
+    memory.require(
+        kept + activations,
+        device,
+        rank,
+        f"{what}, with {' and '.join(parts)},",
+        (f"Use a smaller picture or batch, set {degrees} to more GPUs, or free memory on that device.",),
+        given_back=resident.kept_bytes(),
+        reserve=0,  # it was held back when the weights were loaded
+    )

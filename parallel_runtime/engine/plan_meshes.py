@@ -1,0 +1,125 @@
+"""Where a rank stands in each plan, and the groups and links that it has joined for it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch.distributed as dist
+
+from ..config import ParallelPlan
+from ..mesh.groups import GroupKey, GroupMemory, Groups
+from ..mesh.links import Links, build_links, link_groups
+from ..mesh.mesh import Layout, Mesh, build_mesh, lay_out_plan, mesh_groups, single_rank_mesh
+from ..planning.cut import stage_speeds
+
+KEPT = 16
+"""Plans whose groups are kept, the last ones that were asked for: the same on every rank, as each counts all requests.
+Another one costs a first step its communicators."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in a plan, before any rank has joined a group: what can be known in PREPARE.
+
+    Args:
+        stage_speeds: of all stages, by which they share out the blocks; None where they are alike. The same on every
+            rank, or stages would compute a block twice or never.
+        mirrored: stages are also linked to their mirror image, as skip connections join them.
+    """
+
+    layout: Layout
+    stage_speeds: tuple[float, ...] | None = None
+    mirrored: bool = False
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a rank talks over in a plan.
+
+    Args:
+        links: to other stages where there are several.
+    """
+
+    mesh: Mesh
+    links: Links | None = None
+
+
+@dataclass
+class Meshes:
+    """Places, meshes and links by plan.
+
+    Args:
+        rank, world_size: of this rank.
+        speeds: of all ranks, None where they are alike; the same on every rank.
+        leave: lets go of what was recorded over a mesh, before its groups are destroyed.
+        share: see Groups.
+    """
+
+    rank: int
+    world_size: int
+    speeds: Sequence[float] | None = None
+    leave: Callable[[Mesh], None] = lambda mesh: None
+    share: Callable[[dist.ProcessGroup], GroupMemory] | None = None
+    _groups: Groups = field(init=False)
+    _joined: OrderedDict[tuple[ParallelPlan, bool], Joined | None] = field(default_factory=OrderedDict)
+    # One mesh for good, which outlives every world: what the first rank recorded by itself is kept by it.
+    _alone: Joined = field(default_factory=lambda: Joined(single_rank_mesh()))
+
+    def __post_init__(self) -> None:
+        self._groups = Groups(self.rank, self.world_size, self.share)
+
+    def place(self, plan: ParallelPlan, mirrored: bool = False) -> Place | None:
+        """This rank's place in a plan, None where it takes no part. Pure.
+
+        Args:
+            mirrored: with links between stages that skip connections join.
+        """
+        layout = lay_out_plan(plan, self.rank, self.world_size, self._token_speeds(plan))
+        return None if layout is None else Place(layout, stage_speeds(plan, self.speeds), mirrored)
+
+    def join(self, plan: ParallelPlan, mirrored: bool = False) -> Joined | None:
+        """The groups of a plan, None where this rank takes no part.
+
+        Collective over the world where they are new: every rank joins the same plans in the same order, which only
+        RUN can promise.
+        """
+        if plan.world_size == 1:
+            return self._alone if self.rank == 0 else None
+        # How often the latent is cut changes no group.
+        key = (replace(plan, patches=1, warmup_steps=0), mirrored)
+        if key not in self._joined:
+            self._joined[key] = self._join(*key)
+        self._joined.move_to_end(key)
+        if len(self._joined) > KEPT:
+            self._leave_oldest()
+        return self._joined[key]
+
+    def enter_world(self, world_size: int, speeds: Sequence[float] | None) -> None:
+        """Join groups of another world from now on; nobody may hold one of the last."""
+        self._joined.clear()
+        self.world_size, self.speeds = world_size, speeds
+        self._groups = Groups(self.rank, world_size, self.share)
+
+    def free_memory(self) -> None:
+        """Let the memory go that the ranks of groups share; every rank of the pool does so in the same request."""
+        self._groups.free_memory()
+
+    def _leave_oldest(self) -> None:
+        _, oldest = self._joined.popitem(last=False)
+        if oldest is not None:
+            self.leave(oldest.mesh)
+        used: set[GroupKey] = set()
+        for plan, mirrored in self._joined:
+            used |= {*mesh_groups(plan), *link_groups(plan, mirrored)}
+        self._groups.keep(used)
+
+    def _join(self, plan: ParallelPlan, mirrored: bool) -> Joined | None:
+        mesh = build_mesh(plan, self.rank, self.world_size, self._token_speeds(plan), self._groups)
+        links = build_links(plan, self.rank, mirrored, self._groups)
+        return Joined(mesh, links) if mesh is not None else None
+
+    def _token_speeds(self, plan: ParallelPlan) -> Sequence[float] | None:
+        # The ranks of a stage deal their tokens patch by patch, in equal bands; stages have blocks by their speed.
+        return self.speeds if plan.pipe == 1 else None

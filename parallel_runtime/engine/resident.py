@@ -1,0 +1,146 @@
+"""A model that requests can name: its facts, its configuration, and what this rank has of its modules and weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..config import ParallelConfig, ParallelPlan
+from ..loading.checkpoint import Checkpoint, open_checkpoint
+from ..loading.reading import OnBytes
+from ..mesh.agreement import offer_nothing
+from ..mesh.mesh import Mesh
+from ..networks.diffusers.spec import ModelSpec
+from ..networks.parallel_transformer import ParallelTransformer
+from ..pipefusion.stage import Stage
+from ..planning.cut import deal_blocks
+from ..planning.describe import describe_model, parameter_shapes
+from ..requests.facts import ModelFacts
+from ..requests.requests import Load
+from .plan_meshes import Place
+from .structure import Structure
+from .weight_store import Held
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint before its weights are read.
+
+    Args:
+        facts: what plans are made from.
+    """
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    facts: ModelFacts
+
+    @classmethod
+    def open(cls, request: Load) -> Opened:
+        """Examine a file.
+
+        Raises:
+            CheckpointError, UnsupportedModelError: see `open_checkpoint`.
+        """
+        checkpoint = open_checkpoint(request.path)
+        dtype = getattr(torch, request.dtype)
+        shapes = parameter_shapes(checkpoint)
+        return cls(checkpoint, dtype, describe_model(checkpoint.spec, checkpoint.config, shapes, dtype.itemsize))
+
+
+@dataclass
+class Resident:
+    """A model as a client asked for it.
+
+    Args:
+        key: the client's name for it.
+        facts: what plans are made from.
+        loaded: the plan whose stages share out the weights; of one stage where every rank holds all.
+        structure: its modules, shared with residents that are wrapped alike; None on a rank that the configuration
+            does not use.
+        held: its weights, shared with residents of the same weights; None as `structure`.
+    """
+
+    key: str
+    spec: ModelSpec
+    model_config: dict[str, Any]
+    config: ParallelConfig
+    ranks: int
+    dtype: torch.dtype
+    facts: ModelFacts
+    loaded: ParallelPlan
+    structure: Structure | None
+    held: Held | None = None
+
+    @property
+    def transformer(self) -> ParallelTransformer | Stage | None:
+        """As it is wrapped for the last request; None on a rank that the configuration does not use."""
+        return None if self.structure is None else self.structure.transformer
+
+    @property
+    def parameters(self) -> int:
+        """Parameters that this rank has of it."""
+        return 0 if self.structure is None else self.structure.parameters
+
+    @property
+    def size(self) -> int:
+        """Bytes of weights that this rank has of it when they are on its device."""
+        return 0 if self.held is None else self.held.weights.size
+
+    @property
+    def dropped(self) -> bool:
+        """Whether bringing the weights back would mean to read files."""
+        return self.held is not None and not self.held.weights.here
+
+    def activate(self, on_bytes: OnBytes = lambda done, total: None) -> None:
+        """Have the weights on the device; costs nothing where they are. Every use begins with it.
+
+        Raises:
+            As `Held.activate`.
+        """
+        if self.held is not None:
+            self.held.activate(on_bytes)
+
+    def whole(self) -> ParallelTransformer:
+        """The transformer with all its blocks, to be run over any mesh without stages."""
+        assert self.structure is not None
+        return self.structure.whole()
+
+    def offers(self, place: Place) -> dict[str, int]:
+        """What this rank has recorded for a request at such a place; the ranks must agree before they use it."""
+        current, stages = self.transformer, place.layout.plan.pipe > 1
+        owned = self.owned(place) if stages else None
+        if current is not None and getattr(current, "owned", None) == owned:
+            return current.offers(place.layout)
+        return offer_nothing(place.layout.sequence_ranks)  # it will be wrapped anew
+
+    def owned(self, place: Place) -> tuple[int, int]:
+        """(start, stop) of this rank's blocks at such a place."""
+        if self.loaded.pipe > 1:
+            assert isinstance(self.transformer, Stage)
+            return self.transformer.owned
+        return owned_blocks(self.facts, place)
+
+    @property
+    def staged(self) -> Stage:
+        """The stage of the last call of `stage`."""
+        assert isinstance(self.transformer, Stage)
+        return self.transformer
+
+    def stage(self, place: Place, mesh: Mesh) -> Stage:
+        """This rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""
+        assert self.structure is not None
+        return self.structure.stage(self.owned(place), mesh)
+
+    def kept_bytes(self) -> int:
+        """Bytes of keys and values that are here from the last run; the next one uses them or lets them go."""
+        return 0 if self.structure is None else self.structure.kept_bytes()
+
+
+def owned_blocks(facts: ModelFacts, place: Place, most: float = math.inf) -> tuple[int, int]:
+    """This rank's blocks by the deal that plans reckon with."""
+    plan = place.layout.plan
+    deal = deal_blocks(facts.block_sizes, plan.pipe, most, facts.mirrored, place.stage_speeds)
+    return deal[place.layout.coordinate["pipe"]]

@@ -1,0 +1,64 @@
+"""A model's modules as one set of options wraps them. What is compiled and recorded lives here; the weights do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..mesh.mesh import Mesh, single_rank_mesh
+from ..networks.absent_blocks import keep_blocks
+from ..networks.diffusers.spec import ModelSpec
+from ..networks.parallel_transformer import ParallelTransformer, parallelize
+from ..pipefusion.stage import Stage
+
+
+@dataclass
+class Structure:
+    """The wrapped modules; they are wrapped anew where a request's stages ask for it.
+
+    Args:
+        attention, compile, ahead: as for `parallelize`. Stages compile at once.
+        transformer: wrapped for the last request.
+    """
+
+    spec: ModelSpec
+    attention: str
+    compile: bool
+    ahead: bool
+    transformer: ParallelTransformer | Stage
+
+    @classmethod
+    def wrap(cls, module: torch.nn.Module, spec: ModelSpec, attention: str, compile: bool, ahead: bool) -> Structure:
+        """Wrap a transformer that has all its blocks."""
+        return cls(spec, attention, compile, ahead, _wrap(module, spec, attention, compile, ahead))
+
+    @property
+    def parameters(self) -> int:
+        """Parameters that this rank has of the model."""
+        return sum(parameter.numel() for parameter in self.transformer.parameters())
+
+    def whole(self) -> ParallelTransformer:
+        """The transformer with all its blocks, to be run over any mesh without stages."""
+        if isinstance(self.transformer, Stage):
+            self.transformer = _wrap(self.transformer.unwrap(), self.spec, self.attention, self.compile, self.ahead)
+        return self.transformer
+
+    def stage(self, owned: tuple[int, int], mesh: Mesh) -> Stage:
+        """The stage with these blocks. Others, where the rank has them, are put aside."""
+        if isinstance(self.transformer, Stage) and self.transformer.owned != owned:
+            self.whole()  # the last plan had other stages
+        if isinstance(self.transformer, ParallelTransformer):
+            module = self.transformer.unwrap()
+            relay = keep_blocks(module, self.spec, owned)
+            self.transformer = Stage(module, self.spec, relay, mesh, self.attention, self.compile)
+        self.transformer.set_mesh(mesh)
+        return self.transformer
+
+    def kept_bytes(self) -> int:
+        """Bytes of keys and values that are here from the last run; the next one uses them or lets them go."""
+        return sum(each.nbytes for each in self.transformer.keys.buffers) if isinstance(self.transformer, Stage) else 0
+
+
+def _wrap(module: torch.nn.Module, spec: ModelSpec, attention: str, compile: bool, ahead: bool) -> ParallelTransformer:
+    return parallelize(module, spec, single_rank_mesh(), attention=attention, compile=compile, ahead=ahead)

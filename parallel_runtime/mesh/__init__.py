@@ -1,0 +1,1 @@
+"""Ranks, axes, process groups, and how ranks agree."""

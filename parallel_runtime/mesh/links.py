@@ -1,0 +1,143 @@
+"""Links between neighbouring stages, one communicator per direction.
+
+One communicator for both directions would let the two stages of a pipeline of two wait for each other: both send
+before they receive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ..config import AXES, ParallelPlan
+from .groups import GroupKey, Groups
+
+_LINK, _MIRROR = "link", "mirror"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction between two ranks.
+
+    Args:
+        group: of the two.
+        peer: the other one's global rank.
+    """
+
+    group: dist.ProcessGroup
+    peer: int
+
+
+@dataclass(frozen=True)
+class Links:
+    """A rank's two neighbours on the ring of stages: the last stage's next is the first.
+
+    `mirror` is the stage as far from the other end, where skip connections lead from the first half to the second.
+    """
+
+    previous: Link
+    following: Link
+    mirror: Link | None = None
+
+
+def link_groups(plan: ParallelPlan, mirrored: bool = False) -> list[GroupKey]:
+    """The groups that `build_links` joins, each of (source, target), in its order."""
+    if plan.pipe == 1:
+        return []
+    ranks = torch.arange(plan.world_size).reshape(plan.shape).movedim(AXES.index("pipe"), -1)
+    keys: list[GroupKey] = []
+    for pipeline in ranks.reshape(-1, plan.pipe).tolist():
+        for stage, source in enumerate(pipeline):
+            keys.append(((source, pipeline[(stage + 1) % plan.pipe]), _LINK))
+        for source, target in zip(pipeline[: plan.pipe // 2], pipeline[::-1], strict=False) if mirrored else ():
+            keys.append(((source, target), _MIRROR))
+    return keys
+
+
+def build_links(plan: ParallelPlan, rank: int, mirrored: bool = False, groups: Groups | None = None) -> Links | None:
+    """Make the communicators of a plan's pipelines.
+
+    Collective over the world, like `mesh.build_mesh`: every rank calls it, with the same plan, in the same order.
+
+    Args:
+        groups: those of earlier plans, which this one shares.
+
+    Returns:
+        This rank's links; None where there is one stage, or the rank takes no part.
+    """
+    groups = groups or Groups(rank, plan.world_size)
+    links: dict[tuple[str, str], Link] = {}
+    for key in link_groups(plan, mirrored):
+        group, ((source, target), purpose) = groups.join(key), key
+        if group is not None and rank == source:
+            links[purpose, "out"] = Link(group, target)
+        elif group is not None:
+            links[purpose, "in"] = Link(group, source)
+    if (_LINK, "in") not in links:
+        return None
+    mirror = links.get((_MIRROR, "out"), links.get((_MIRROR, "in")))
+    return Links(links[_LINK, "in"], links[_LINK, "out"], mirror)
+
+
+class Outbox:
+    """Sends without waiting. A tensor stays alive until it has gone."""
+
+    def __init__(self, link: Link):
+        self._link = link
+        self._going: deque[tuple[dist.Work, torch.Tensor]] = deque()
+
+    def send(self, message: torch.Tensor) -> None:
+        """Send a contiguous 1-D tensor. An empty one is not sent, and not waited for."""
+        while self._going and self._going[0][0].is_completed():
+            self._going.popleft()
+        if message.numel():
+            work = dist.isend(message, dst=self._link.peer, group=self._link.group)
+            self._going.append((_work(work), message))
+
+    def flush(self) -> None:
+        """Wait until all has gone."""
+        while self._going:
+            self._going.popleft()[0].wait()
+
+
+class Inbox:
+    """Receives in the order in which `expect` was called; what is expected may arrive while the rank computes."""
+
+    def __init__(self, link: Link, device: torch.device):
+        self._link = link
+        self._device = device
+        self._coming: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
+
+    def expect(self, numel: int, dtype: torch.dtype) -> None:
+        """Post a receive of a 1-D tensor."""
+        message = torch.empty(numel, dtype=dtype, device=self._device)
+        work = dist.irecv(message, src=self._link.peer, group=self._link.group) if numel else None
+        self._coming.append((_work(work) if work else None, message))
+
+    def take(self) -> torch.Tensor:
+        """Wait for the oldest expected message (on a GPU its stream waits) and return it."""
+        work, message = self._coming.popleft()
+        if work is not None:
+            work.wait()
+        return message
+
+
+def _work(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "a rank outside of its own link"
+    return work
+
+
+def pack(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """One message of several tensors of one dtype."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+
+def unpack(message: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """The tensors of a message, views of it."""
+    sizes = [torch.Size(shape).numel() for shape in shapes.values()]
+    parts = message.split(sizes)
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -1,0 +1,169 @@
+"""The mesh of one plan: which rank works on which part, and the process groups its collectives run over.
+
+A *part* of the work is addressed by one coordinate per mesh axis (data, cfg, pipe, ring, ulysses), ulysses innermost.
+Two pairs of axes act as one: ring × ulysses split the token sequence, data × cfg split the batch.
+
+A *layout* is all of that but the groups. It is pure, so a rank that only prepares a request has one; joining the
+groups is collective, so it waits until all ranks run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import torch
+import torch.distributed as dist
+
+from ..config import AXES, ParallelPlan
+from ..errors import ConfigurationError
+from .groups import GroupKey, GroupMemory, Groups
+
+_GROUPED = {"ulysses": ("ulysses",), "ring": ("ring",), "sequence": ("ring", "ulysses"), "batch": ("data", "cfg")}
+"""Groups of a mesh, each with the axes that it joins."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One rank's part in the plan.
+
+    Args:
+        plan: degrees of every axis.
+        rank: global rank of this process.
+        coordinate: this rank's index on each axis of AXES.
+        speeds: of the ranks of its sequence group, in the order of `sequence_index`, where they are unlike: they then
+            hold tokens in that proportion. The same numbers on all of them.
+    """
+
+    plan: ParallelPlan
+    rank: int
+    coordinate: Mapping[str, int]
+    speeds: tuple[float, ...] | None = None
+
+    @property
+    def sequence_index(self) -> int:
+        """Which share of the tokens is this rank's, below plan.sequence."""
+        return self.coordinate["ring"] * self.plan.ulysses + self.coordinate["ulysses"]
+
+    @property
+    def batch_index(self) -> int:
+        """Which share of the batch is this rank's, below plan.batch."""
+        return self.coordinate["data"] * self.plan.cfg + self.coordinate["cfg"]
+
+    @property
+    def sequence_ranks(self) -> tuple[int, ...]:
+        """Global ranks that share this rank's sequence, itself among them; neighbours."""
+        first = self.rank - self.sequence_index
+        return tuple(range(first, first + self.plan.sequence))
+
+
+@dataclass(frozen=True)
+class Mesh(Layout):
+    """A layout, with the groups that the rank talks over; a group of one rank is None.
+
+    Args:
+        ulysses, ring: groups along that axis.
+        sequence: group over which the token sequence is split, ring × ulysses; index is u + U·r.
+        batch: group over which the batch is split, data × cfg; index is c + C·d.
+        peers: memory that the ranks of `sequence` share.
+    """
+
+    ulysses: dist.ProcessGroup | None = field(default=None, repr=False)
+    ring: dist.ProcessGroup | None = field(default=None, repr=False)
+    sequence: dist.ProcessGroup | None = field(default=None, repr=False)
+    batch: dist.ProcessGroup | None = field(default=None, repr=False)
+    peers: GroupMemory | None = field(default=None, repr=False)
+
+
+def single_rank_mesh() -> Mesh:
+    """Return the mesh of one rank; needs no torch.distributed."""
+    return Mesh(ParallelPlan(), rank=0, coordinate=_coordinate(ParallelPlan(), 0))
+
+
+def lay_out_plan(
+    plan: ParallelPlan, rank: int, world_size: int, speeds: Sequence[float] | None = None
+) -> Layout | None:
+    """Return a rank's part in a plan, None where it takes none. Pure.
+
+    Args:
+        speeds: of every rank of the world, see speed.py; None when they are alike.
+
+    Raises:
+        ConfigurationError: the plan needs more ranks than there are, on every rank alike.
+    """
+    if plan.world_size > world_size:
+        raise ConfigurationError(
+            f"The plan ({plan}) needs {plan.world_size} ranks, and {world_size} are running.",
+            "Lower a degree, set it to auto, or add devices.",
+        )
+    if rank >= plan.world_size:
+        return None
+    layout = Layout(plan, rank, _coordinate(plan, rank))
+    if speeds is None:
+        return layout
+    own = tuple(speeds[other] for other in layout.sequence_ranks)
+    return replace(layout, speeds=own if len(set(own)) > 1 else None)
+
+
+def build_mesh(
+    plan: ParallelPlan, rank: int, world_size: int, speeds: Sequence[float] | None = None, groups: Groups | None = None
+) -> Mesh | None:
+    """Build the mesh of `plan` over the first plan.world_size ranks of the world.
+
+    Collective: every rank of the world calls it, also those that take no part, with the same plan and in the same
+    order. Recordings are kept by mesh, so keep one per plan instead of building one per request.
+
+    Args:
+        plan: the same on every rank.
+        rank, world_size: of the default process group; not needed to exist when the plan has one rank.
+        speeds: see `lay_out_plan`.
+        groups: those of earlier meshes, which this one shares.
+
+    Returns:
+        This rank's mesh, or None where the rank takes no part.
+
+    Raises:
+        ConfigurationError: see `lay_out_plan`.
+    """
+    layout = lay_out_plan(plan, rank, world_size, speeds)
+    groups = groups or Groups(rank, world_size)
+    own: dict[str, dist.ProcessGroup | None] = {}
+    for name, axes in _GROUPED.items():
+        for key in _rows(plan, axes):
+            group = groups.join(key)
+            if rank in key[0]:
+                own[name] = group
+    if layout is None:
+        return None
+    peers = groups.memory((layout.sequence_ranks, "")) if plan.sequence > 1 else None
+    return Mesh(
+        layout.plan,
+        layout.rank,
+        layout.coordinate,
+        layout.speeds,
+        ulysses=own.get("ulysses"),
+        ring=own.get("ring"),
+        sequence=own.get("sequence"),
+        batch=own.get("batch"),
+        peers=peers,
+    )
+
+
+def mesh_groups(plan: ParallelPlan) -> set[GroupKey]:
+    """The groups that a plan's mesh has on all of its ranks."""
+    return {key for axes in _GROUPED.values() for key in _rows(plan, axes)}
+
+
+def _rows(plan: ParallelPlan, axes: tuple[str, ...]) -> list[GroupKey]:
+    """The sets of ranks that differ in these axes only; none where that is one rank each."""
+    array = torch.arange(plan.world_size).reshape(plan.shape)
+    rows = array.movedim([AXES.index(axis) for axis in axes], list(range(-len(axes), 0))).flatten(-len(axes))
+    return [(tuple(row), "") for row in rows.reshape(-1, rows.shape[-1]).tolist()] if rows.shape[-1] > 1 else []
+
+
+def _coordinate(plan: ParallelPlan, rank: int) -> Mapping[str, int]:
+    coordinate = {}
+    for axis, degree in zip(reversed(AXES), reversed(plan.shape), strict=True):
+        rank, coordinate[axis] = divmod(rank, degree)
+    return MappingProxyType({axis: coordinate[axis] for axis in AXES})

@@ -1,0 +1,68 @@
+"""How fast the ranks' devices are beside each other, so that unlike GPUs get unlike shares of the tokens."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+import torch.distributed as dist
+
+from ..device_kind import device_kind
+
+_SIZE = 4096
+"""Rows and columns of the matrices whose product is timed: what a block's linear layers are made of."""
+_WARM_CALLS, _TIMED_CALLS = 3, 10
+_STEP = 0.05
+"""Speeds are told in steps of this part of the fastest. Finer than that is noise, and another split of the tokens is
+another set of shapes for compiled graphs."""
+
+
+def measure_speeds(device: torch.device, world_size: int, dtype: torch.dtype = torch.bfloat16) -> list[float] | None:
+    """Return the speed of every rank, the fastest 1.0, or None where the devices are of one kind.
+
+    Collective over the default group, on CPU tensors. Devices of one name are equal by definition, so that nothing is
+    measured on them; where names differ, every rank is measured. All ranks get the same numbers.
+
+    Args:
+        dtype: of the models; in which one GPU is ahead of another depends on it.
+    """
+    if not devices_unlike(device, world_size):
+        return None
+    return relative_speeds(gather_from_ranks(_products_per_second(device, dtype), world_size))
+
+
+def devices_unlike(device: torch.device, world_size: int) -> bool:
+    """Whether the ranks' devices are of several kinds, so that they may round and draw noise otherwise.
+
+    Collective over the default group, on CPU tensors; the same answer on all ranks.
+    """
+    if world_size == 1 or device.type != "cuda":
+        return False
+    return len(set(gather_from_ranks(float(zlib.crc32(device_kind(device).encode())), world_size))) > 1
+
+
+def relative_speeds(measured: list[float]) -> list[float] | None:
+    """Return speeds in steps of the fastest, at least one step; None where they are equal."""
+    fastest = max(measured)
+    speeds = [max(1, round(speed / fastest / _STEP)) * _STEP for speed in measured]
+    return speeds if len(set(speeds)) > 1 else None
+
+
+def gather_from_ranks(value: float, world_size: int) -> list[float]:
+    """Return the value of every rank. Collective over the default group."""
+    # On the CPU, over gloo: NCCL would set up its channels for these few bytes.
+    values = [torch.zeros(1, dtype=torch.float64) for _ in range(world_size)]
+    dist.all_gather(values, torch.tensor([value], dtype=torch.float64))
+    return [float(value) for value in values]
+
+
+def _products_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    one, other = torch.randn(2, _SIZE, _SIZE, device=device, dtype=dtype).unbind(0)
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for call in range(_WARM_CALLS + _TIMED_CALLS):
+        if call == _WARM_CALLS:
+            start.record()
+        one @ other
+    stop.record()
+    torch.cuda.synchronize(device)
+    return 1000 * _TIMED_CALLS / start.elapsed_time(stop)

@@ -1,0 +1,33 @@
+"""The batch split: rows of a ready batch (CFG branches, images) dealt over data × cfg, gathered after the forward.
+
+All ranks of a sequence group have the same share, so they agree on whether there is anything to compute. A rank
+without rows skips the forward, and still joins the gather.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+
+from ..mesh.mesh import Layout, Mesh
+from .shares import gather_shares, split_sizes
+
+
+def share_of_batch(batch: int, mesh: Layout) -> tuple[int, int]:
+    """Return this rank's rows (start, stop) out of `batch`; start == stop where there are fewer rows than ways."""
+    bounds = (0, *accumulate(split_sizes(batch, mesh.plan.batch)))
+    return bounds[mesh.batch_index], bounds[mesh.batch_index + 1]
+
+
+def gather_batch(rows: torch.Tensor, batch: int, mesh: Mesh) -> torch.Tensor:
+    """Return all rows on every rank. Collective over `mesh.batch`, which every rank of it must join.
+
+    Args:
+        rows: this rank's share on dim 0, (0, ...) where it has none; the other dims and the dtype are the same on
+            all ranks.
+        batch: rows of the whole call.
+    """
+    if mesh.batch is None:
+        return rows
+    return gather_shares(rows, 0, batch, mesh.batch, mesh.plan.batch)

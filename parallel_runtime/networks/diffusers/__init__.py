@@ -1,0 +1,1 @@
+"""Families of diffusers' transformers: a file as data, and an adapter from ComfyUI's call."""

@@ -1,0 +1,116 @@
+"""ComfyUI's call of a network, and what the adapters check of it. Shapes only, so that it runs on meta too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import RequestError
+
+FRAMES = "frames, "
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `diffusion_model(x, timestep, context, **extras)`.
+
+    Args:
+        title: how artists call the family.
+        x: (B, C, H, W) or (B, C, frames, H, W) in the model's dtype.
+        timestep: (1 or B,) float32, handed on as it is.
+        context: (1 or B, tokens, width).
+        config: the diffusers config.
+        extras: the other arguments; those that are None count as left out.
+    """
+
+    title: str
+    x: torch.Tensor
+    timestep: torch.Tensor
+    context: torch.Tensor
+    config: Mapping[str, Any]
+    extras: Mapping[str, Any]
+
+    @property
+    def batch(self) -> int:
+        """Batch items."""
+        return self.x.shape[0]
+
+    def check(self, known: Iterable[str], dims: int = 4) -> None:
+        """Refuse wrong dimensions, unequal batches, unknown arguments; `known` are those that it may hold.
+
+        Raises:
+            RequestError: with what was given.
+        """
+        if self.x.ndim != dims or self.context.ndim != 3 or self.context.shape[0] not in (1, self.batch):
+            frames = FRAMES if dims == 5 else ""
+            raise RequestError(
+                f"{self.title} takes a latent (batch, channels, {frames}height, width) and text (batch, tokens, width),"
+                f" and got {tuple(self.x.shape)} and {tuple(self.context.shape)}.",
+                f"Use a latent and a prompt made for {self.title}.",
+            )
+        given = {name for name, value in self.extras.items() if value is not None}
+        if unknown := sorted(given.difference(known)):
+            raise RequestError(
+                f"{self.title} in the pool does not take {', '.join(unknown)}.", "Remove the node that adds it."
+            )
+
+    def check_channels(self) -> None:
+        """Refuse a latent of another model, where `ModelSpec.check_widths` does not see it.
+
+        Raises:
+            RequestError: with both numbers.
+        """
+        wanted, got = self.config["in_channels"], self.x.shape[1]
+        if got != wanted:
+            raise RequestError(
+                f"This {self.title} checkpoint takes {wanted} latent channels, and got {got} channels: "
+                f"{tuple(self.x.shape)}.",
+                "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint.",
+            )
+
+    def per_item(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """One value per batch item, as (B,).
+
+        Raises:
+            RequestError: another number of values.
+        """
+        flat = value.reshape(-1)
+        if flat.shape[0] not in (1, self.batch):
+            raise RequestError(
+                f"{self.title} got {flat.shape[0]} values of {name} for a batch of {self.batch}.",
+                "Check the nodes that change the conditioning.",
+            )
+        return flat.expand(self.batch)
+
+    def rows(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """One row for every batch item, (1 or B, ...) -> (B, ...), contiguous.
+
+        Raises:
+            RequestError: another number of rows.
+        """
+        if value.ndim == 0 or value.shape[0] not in (1, self.batch):
+            raise RequestError(
+                f"{self.title} got {name} of shape {tuple(value.shape)} for a batch of {self.batch}.",
+                "Check the nodes that change the conditioning.",
+            )
+        return value.expand(self.batch, *value.shape[1:]).contiguous()
+
+    def pooled_text(self) -> torch.Tensor | None:
+        """`y` (1 or B, width) for every batch item, in x's dtype; None where there is none.
+
+        Raises:
+            RequestError: other dimensions.
+        """
+        y = self.extras.get("y")
+        if y is None:
+            return None
+        if not isinstance(y, torch.Tensor) or y.ndim != 2 or y.shape[0] not in (1, self.batch):
+            got = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__
+            raise RequestError(
+                f"{self.title} takes a pooled text for each of {self.batch} pictures, and got {got}.",
+                f"Encode the prompt with the text encoders of {self.title}.",
+            )
+        return y.to(self.x).expand(self.batch, -1)

@@ -1,0 +1,107 @@
+"""FLUX.1 (dev, schnell, Kontext, Fill, Canny, Depth): diffusers' FluxTransformer2DModel as data."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .call import Call
+from .key_rules import KeyRules
+from .recognition import Recognition
+from .spec import ModelSpec, StageSpec
+from .token_adapter import TokenAdapter
+from .token_layout import TokenLayout
+
+# ComfyUI saves its norms under the module's own parameter name.
+KEY_SUFFIXES = {".query_norm.weight": ".query_norm.scale", ".key_norm.weight": ".key_norm.scale"}
+
+
+def _pooled(call: Call) -> torch.Tensor:
+    """Zeros without a pooled text; wider ones are cut, as ComfyUI does."""
+    width, y = call.config["pooled_projection_dim"], call.pooled_text()
+    return call.x.new_zeros(call.batch, width) if y is None else y[:, :width]
+
+
+def _guidance(call: Call) -> torch.Tensor | None:
+    """ComfyUI fills in 3.5 itself, so None means that a node took guidance away; NaN tells `prepare` so."""
+    if not call.config["guidance_embeds"]:
+        return None
+    guidance = call.extras.get("guidance")
+    if guidance is None:
+        return torch.full((call.batch,), math.nan, device=call.x.device, dtype=torch.float32)
+    return call.per_item("guidance", guidance.to(call.x.device))
+
+
+def _drop_absent_guidance(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor):
+    """Zero the guidance embedding of batch items whose guidance is NaN, the adapter's mark for "no guidance"."""
+    absent = inputs[0].isnan().any(dim=-1, keepdim=True)
+    return torch.where(absent, torch.zeros_like(output), output)
+
+
+def prepare(transformer: torch.nn.Module) -> None:
+    """Let a guidance-distilled transformer run without guidance, as ComfyUI's FluxDisableGuidance node asks."""
+    embedder = getattr(transformer.get_submodule("time_text_embed"), "guidance_embedder", None)
+    if embedder is not None:
+        embedder.register_forward_hook(_drop_absent_guidance)
+
+
+FLUX = ModelSpec(
+    name="flux",
+    title="FLUX.1",
+    transformer_class="FluxTransformer2DModel",
+    block_lists=("transformer_blocks", "single_transformer_blocks"),
+    self_attention=("transformer_blocks.*.attn", "single_transformer_blocks.*.attn"),
+    sequence_inputs={"": {"hidden_states": 1, "encoder_hidden_states": 1, "img_ids": 0, "txt_ids": 0}},
+    modulations={
+        "time_text_embed": (
+            "transformer_blocks.*.norm1.linear",
+            "transformer_blocks.*.norm1_context.linear",
+            "single_transformer_blocks.*.norm.linear",
+        )
+    },
+    timestep_embedder="time_text_embed",
+    timestep_scale=1000.0,
+    keys=KeyRules.read("flux"),
+    key_suffixes=KEY_SUFFIXES,
+    recognise=Recognition(
+        shapes={
+            "x_embedder.weight": ("_width", "in_channels"),
+            "context_embedder.weight": ("", "joint_attention_dim"),
+            # Relatives without a pooled text (LongCat, Ovis) lack this one.
+            "time_text_embed.text_embedder.linear_1.weight": ("", "pooled_projection_dim"),
+            "proj_out.weight": ("out_channels", ""),
+            "transformer_blocks.0.attn.norm_q.weight": ("attention_head_dim",),
+            "single_transformer_blocks.0.proj_mlp.weight": None,
+        },
+        blocks={"num_layers": "transformer_blocks", "num_single_layers": "single_transformer_blocks"},
+        present={"guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight"},
+        # How the rotary dims of a head divide over (index, row, column). No tensor's shape tells, so only the
+        # published head dim is taken; ComfyUI does the same.
+        published={"attention_head_dim": 128},
+        settings={"patch_size": 1, "axes_dims_rope": (16, 56, 56)},
+        lookalikes=(
+            "distilled_guidance_layer.",  # Chroma
+            "double_stream_modulation_img.",  # FLUX.2
+            "individual_token_refiner.",  # HunyuanVideo
+            "txt_norm.",  # Ovis
+            "img_mlp.gate_proj.",  # Ovis
+            "controlnet_",  # ControlNets in the same key style
+            "pos_embed_input.",
+        ),
+    ),
+    adapter=TokenAdapter(
+        "FLUX.1",
+        extras=frozenset({"y", "guidance", "ref_latents", "ref_latents_method"}),
+        layout=TokenLayout(patch=2, axes=3, index_step=1, reference_method="offset"),
+        arguments={"pooled_projections": _pooled, "guidance": _guidance},
+    ),
+    parallel_blocks=("single_transformer_blocks",),
+    stages=StageSpec(("encoder_hidden_states", "hidden_states"), text=("encoder_hidden_states", "txt_ids")),
+    prepare=prepare,
+    widths={
+        "hidden_states": "in_channels",
+        "encoder_hidden_states": "joint_attention_dim",
+        "pooled_projections": "pooled_projection_dim",
+    },
+)

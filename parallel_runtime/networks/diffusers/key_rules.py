@@ -1,0 +1,120 @@
+"""The authors' names of a family's tensors, and diffusers' names of the same, told as data in keys/*.json.
+
+A pattern is a key in which `*` stands for a block's number ("double_blocks.*.img_mlp.0.weight"), or `last` for that of
+the last block of the list, whose rule then goes before the `*` one. docs/derive_key_rules.py makes the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from .headers import count_blocks
+from .spec import TensorInfo, WeightRule
+
+_FOLDER = Path(__file__).with_name("keys")
+
+
+@dataclass(frozen=True)
+class KeyRules:
+    """One family's.
+
+    Args:
+        parts: source pattern -> its targets in the order of their rows, each with its share of them.
+        swapped: target patterns whose halves of dim 0 change places (scale and shift of a modulation).
+    """
+
+    parts: Mapping[str, Mapping[str, int]]
+    swapped: frozenset[str]
+
+    @classmethod
+    def read(cls, family: str) -> KeyRules:
+        """What keys/`family`.json says."""
+        data = json.loads((_FOLDER / f"{family}.json").read_text(encoding="utf-8"))
+        alone = {**data["whole"], **data["by_hand"], **data["swapped"]}
+        whole = {source: {target: 1} for source, target in alone.items()}
+        return cls({**whole, **data["fused"]}, frozenset(data["swapped"].values()))
+
+    def to_diffusers(self, header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """An original-layout header in diffusers' names.
+
+        Keys without a rule stay, so that additions of relatives are seen; those that add something to a layer that has
+        a rule (the scale of a quantised weight) do not, nor does what has diffusers' names already.
+        """
+        renamed: dict[str, TensorInfo] = {}
+        last = _last_numbers(self._lists_with_a_last, header)
+        for key, info in header.items():
+            pattern, number = _find(key, self.parts, last)
+            if pattern:
+                targets = self.parts[pattern]
+                for target, share in targets.items():
+                    rows = [length * share // sum(targets.values()) for length in info.shape[:1]]
+                    renamed[_fill(target, number)] = replace(info, shape=(*rows, *info.shape[1:]))
+            elif not _find(_layer(key), self._source_layers, {})[0] and not self.knows(key):
+                renamed[key] = info
+        return renamed
+
+    def weight_rules(self, shapes: Mapping[str, Sequence[int]]) -> Iterator[WeightRule]:
+        """The rule of each parameter, by diffusers' names and shapes; none for names that are not known."""
+        last = _last_numbers(self._lists_with_a_last, shapes)
+        for name, shape in shapes.items():
+            pattern, number = _find(name, self._sources, last)
+            if not pattern:
+                continue
+            source = self._sources[pattern]
+            targets, rows = self.parts[source], None
+            if len(targets) > 1 and shape:
+                shares = list(targets.values())[: list(targets).index(pattern)]
+                rows = (shape[0] * sum(shares) // targets[pattern], shape[0])
+            yield WeightRule(name, _fill(source, number), rows, pattern in self.swapped)
+
+    def knows(self, name: str) -> bool:
+        """Whether this is, in diffusers' names, a layer's parameter or an addition to it."""
+        return any(_find(key, table, {})[0] for key, table in ((name, self._sources), (_layer(name), self._layers)))
+
+    @cached_property
+    def _sources(self) -> dict[str, str]:
+        return {target: source for source, targets in self.parts.items() for target in targets}
+
+    @cached_property
+    def _lists_with_a_last(self) -> set[str]:
+        """Block lists, by either's names, whose last block has a rule of its own."""
+        return {pattern.split(".")[0] for pattern in (*self.parts, *self._sources) if ".last." in pattern}
+
+    @cached_property
+    def _layers(self) -> set[str]:
+        return {_layer(target) for target in self._sources}
+
+    @cached_property
+    def _source_layers(self) -> set[str]:
+        return {_layer(source) for source in self.parts}
+
+
+def _layer(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _last_numbers(lists: Iterable[str], keys: Iterable[str]) -> dict[str, str]:
+    """{block list: number of its last block}."""
+    return {blocks: str(count_blocks(keys, f"{blocks}.") - 1) for blocks in lists}
+
+
+def _find(key: str, patterns: Container[str], last: Mapping[str, str]) -> tuple[str, str]:
+    """The pattern of a key and its block's number; "" where there is none."""
+    blocks, _, rest = key.partition(".")
+    number, _, rest = rest.partition(".")
+    if rest and number.isascii() and number.isdigit():
+        if number == last.get(blocks) and (pattern := f"{blocks}.last.{rest}") in patterns:
+            return pattern, number
+        if (pattern := f"{blocks}.*.{rest}") in patterns:
+            return pattern, number
+    return (key if key in patterns else ""), ""
+
+
+def _fill(pattern: str, number: str) -> str:
+    for mark in (".*.", ".last."):
+        pattern = pattern.replace(mark, f".{number}.", 1)
+    return pattern

@@ -1,0 +1,120 @@
+"""PixArt-α and PixArt-Σ: diffusers' PixArtTransformer2DModel as data.
+
+diffusers has no converter for the authors' files: the key rules are written by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ...errors import RequestError
+from .call import Call
+from .key_rules import KeyRules
+from .recognition import Config, Header, Recognition, Sizes
+from .spec import ModelSpec, StageSpec
+from .whole_latent_adapter import WholeLatentAdapter
+
+_PATCH = 2
+_PIXELS = 8  # of the picture along one side of a latent pixel
+_BASE = 64  # side in latent pixels of the 512² pictures that positions are measured by
+_FORMER = ("double_self_attention", "num_vector_embeds", "only_cross_attention", "use_linear_projection")
+"""What a config.json still says that was written for the class that PixArt once shared with others."""
+
+
+def _check(call: Call) -> None:
+    call.check_channels()
+    if any(side % _PATCH for side in call.x.shape[-2:]):
+        raise RequestError(
+            f"PixArt takes latents of even height and width, and got {call.x.shape[-2]} x {call.x.shape[-1]}.",
+            f"Choose a picture size that {_PATCH * _PIXELS} divides.",
+        )
+
+
+def _micro_conditions(call: Call) -> dict[str, torch.Tensor] | None:
+    """Size (height, width) in pixels and height over width, of the latent unless given; for PixArt-α (as SDXL's)."""
+    if not call.config["use_additional_conditions"]:
+        return None
+    x, size, ratio = call.x, call.extras.get("c_size"), call.extras.get("c_ar")
+    if size is None:
+        # Filled on the GPU: numbers that come from the CPU would wait for it, at every step.
+        size = torch.cat([x.new_full((1, 1), side * _PIXELS) for side in x.shape[-2:]], dim=1)
+    if ratio is None:
+        ratio = x.new_full((1, 1), x.shape[-2] / x.shape[-1])
+    return {"resolution": call.rows("c_size", size), "aspect_ratio": call.rows("c_ar", ratio)}
+
+
+def _further(sizes: Sizes, header: Header) -> Config | None:
+    # A file that carries the positions it was trained with (`pos_embed`) fixes `interpolation_scale` by their number;
+    # in others it is None and follows from the latent (`prepare`). ComfyUI does the same.
+    if sizes["_output"] != 2 * sizes["in_channels"] * _PATCH**2:
+        return None  # relatives that share the names (Sana, Allegro) learned no variance
+    found = {"out_channels": 2 * sizes["in_channels"], "cross_attention_dim": sizes["_width"]}
+    positions = header["pos_embed"].shape if "pos_embed" in header else ()
+    if len(positions) == 3:
+        found["sample_size"] = math.isqrt(positions[1]) * _PATCH
+        found["interpolation_scale"] = max(found["sample_size"] // _BASE, 1)
+    return found
+
+
+def prepare(transformer: torch.nn.Module) -> None:
+    """Let positions scale with the latent, as ComfyUI's forward does; diffusers scales by the config alone."""
+    embedding: Any = transformer.get_submodule("pos_embed")
+    config: Any = transformer.config
+    fixed = config.interpolation_scale
+
+    def scale_positions(module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        height, width = inputs[0].shape[-2:]
+        # Of a picture smaller than the smallest that PixArt was trained on, ComfyUI would divide by zero.
+        times = max(round((height + width) // 2 / _BASE), 1)
+        module.base_size = times * _BASE // _PATCH
+        module.interpolation_scale = fixed or times
+
+    embedding.height = embedding.width = None  # the positions that diffusers made beforehand fit no latent
+    embedding.register_forward_pre_hook(scale_positions)
+
+
+PIXART = ModelSpec(
+    name="pixart",
+    title="PixArt",
+    transformer_class="PixArtTransformer2DModel",
+    self_attention=("transformer_blocks.*.attn1",),
+    sequence_splits={"pos_embed": 1},
+    attended=("pos_embed",),
+    timestep_embedder="adaln_single",
+    keys=KeyRules.read("pixart"),
+    recognise=Recognition(
+        shapes={
+            "pos_embed.proj.weight": ("_width", "in_channels", _PATCH, _PATCH),
+            "caption_projection.linear_1.weight": ("", "caption_channels"),
+            "proj_out.weight": ("_output", "_width"),
+            "scale_shift_table": (2, "_width"),
+            "adaln_single.linear.weight": None,
+            "transformer_blocks.0.attn1.to_q.bias": None,
+            "transformer_blocks.0.ff.net.0.proj.weight": None,
+        },
+        blocks={"num_layers": "transformer_blocks"},
+        present={"use_additional_conditions": "adaln_single.emb.aspect_ratio_embedder.linear_1.weight"},
+        # No tensor's shape tells the head dim: all published models have it, and ComfyUI knows no other.
+        published={"attention_head_dim": 72},
+        settings={"patch_size": _PATCH, "sample_size": 2 * _BASE, "interpolation_scale": None},
+        # Compressed keys and values, or normalised queries, of PixArt-Σ, which diffusers does not compute; Latte.
+        lookalikes=(".attn.sr.", ".attn.q_norm.", "temporal_transformer_blocks.", "controlnet_"),
+        # ComfyUI, which reads no config.json, scales by the latent: the same weights shall give the same picture.
+        unwritten=("interpolation_scale", *_FORMER),
+        further=_further,
+    ),
+    adapter=WholeLatentAdapter(
+        "PixArt",
+        extras=frozenset({"c_size", "c_ar"}),
+        arguments={"added_cond_kwargs": _micro_conditions},
+        check=_check,
+        learned_sigma=True,
+    ),
+    stages=StageSpec(("hidden_states",)),
+    former_classes=("Transformer2DModel",),
+    prepare=prepare,
+    widths={"encoder_hidden_states": "caption_channels"},
+)

@@ -1,0 +1,44 @@
+"""The transformer families that the engine can run."""
+
+from __future__ import annotations
+
+from ...errors import UnsupportedModelError
+from .flux import FLUX
+from .flux2 import FLUX2
+from .hunyuan_dit import HUNYUAN_DIT
+from .pixart import PIXART
+from .sd3 import SD3
+from .sdxl import SDXL
+from .spec import ModelSpec
+from .wan import WAN
+
+MODELS: tuple[ModelSpec, ...] = (FLUX, FLUX2, SD3, WAN, HUNYUAN_DIT, PIXART, SDXL)
+
+
+def supported() -> str:
+    """One clause that lists every supported family, for error messages."""
+    return "Supported are " + ", ".join(f"{spec.title} ({spec.transformer_class})" for spec in MODELS) + "."
+
+
+def find_by_name(name: str) -> ModelSpec:
+    """Return the family whose registry key is `name`.
+
+    Raises:
+        UnsupportedModelError: there is none.
+    """
+    for spec in MODELS:
+        if spec.name == name:
+            return spec
+    raise UnsupportedModelError(f"No model family is called {name!r}.", supported())
+
+
+def find_by_transformer_class(name: str) -> ModelSpec:
+    """Return the family whose diffusers transformer class is `name`.
+
+    Raises:
+        UnsupportedModelError: there is none.
+    """
+    for spec in MODELS:
+        if spec.transformer_class == name:
+            return spec
+    raise UnsupportedModelError(f"The diffusers class {name} is not supported.", supported())

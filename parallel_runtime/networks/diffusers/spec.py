@@ -1,0 +1,220 @@
+"""What a model file declares. A model is data (a `ModelSpec`) plus one adapter; no forward is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ...errors import RequestError, UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One entry of a safetensors header: shape, dtype name as safetensors spells it ("BF16", "F32", ...)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class WeightRule:
+    """One diffusers parameter out of one tensor of the original file.
+
+    Args:
+        target: parameter name in the diffusers transformer.
+        source: key in the original layout (without a prefix such as `model.diffusion_model.`).
+        rows: (start, length) on dim 0 of the source, for fused projections; None takes all of it.
+        swap_halves: the two halves of dim 0 change places (scale and shift of the final modulation).
+    """
+
+    target: str
+    source: str
+    rows: tuple[int, int] | None = None
+    swap_halves: bool = False
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """What PipeFusion needs to know to cut a model into stages.
+
+    Args:
+        streams: block arguments that carry tokens, in the order in which a block returns them.
+        image: the stream of the image tokens.
+        text: split inputs of the model that hold text, by argument name; () where no text runs through the blocks.
+        text_first: in joint attention, whether a rank's text tokens stand before its image tokens.
+        patch_size: latent pixels along one side of a token.
+        joined: block lists in which text and image tokens are one stream, the image's, text first.
+        skips: blocks of the second half of the only block list take the output of their mirror image in the first.
+    """
+
+    streams: tuple[str, ...]
+    image: str = "hidden_states"
+    text: tuple[str, ...] = ()
+    text_first: bool = True
+    patch_size: int = 2
+    joined: tuple[str, ...] = ()
+    skips: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """What not every checkpoint of a family has.
+
+    Args:
+        title: as errors call it.
+        key: of the diffusers config; None there, or not there, says that the part is missing.
+    """
+
+    title: str
+    key: str
+
+
+class Adapter(Protocol):
+    """Pure pair between ComfyUI's `diffusion_model(x, timestep, context, **extras)` and the diffusers forward."""
+
+    @property
+    def extras(self) -> frozenset[str]:
+        """Names of the keyword arguments, beside x, timestep and context, that the adapter can carry."""
+        ...
+
+    def to_transformer(
+        self, x: torch.Tensor, timestep: torch.Tensor, context: torch.Tensor, config: Mapping[str, Any], **extras: Any
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of the diffusers transformer's forward."""
+        ...
+
+    def from_transformer(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return the prediction in ComfyUI's layout, the shape of the latent part of `x`."""
+        ...
+
+    def output_shape(self, x_shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
+        """Shape that `from_transformer` gives for an x of that shape."""
+        ...
+
+    def sequence_length(self, x_shape: tuple[int, ...], context_shape: tuple[int, ...]) -> int:
+        """Tokens of one forward (image and text), for planning; no tensors needed."""
+        ...
+
+
+class Keys(Protocol):
+    """Diffusers' names of a family's tensors, and its authors'. See `KeyRules`, which reads them from a file."""
+
+    def to_diffusers(self, header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """An original-layout header in diffusers' names; what has no rule keeps its own."""
+        ...
+
+    def weight_rules(self, shapes: Mapping[str, Sequence[int]]) -> Iterator[WeightRule]:
+        """The rule of each parameter, by diffusers' names and shapes; none for names that are not known."""
+        ...
+
+
+Recognise = Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], dict[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A transformer family as data.
+
+    Args:
+        name: registry key, the diffusers file name without `transformer_` ("flux").
+        title: how artists call it ("FLUX.1").
+        transformer_class: class name in diffusers.
+        block_lists: attribute paths, or glob patterns of such, of the block lists in forward order.
+        self_attention: glob patterns of the modules whose attention runs over the split sequence; () where none is
+            split, as in U-Nets: ranks then share out the batch alone.
+        sequence_inputs: module path ("" is the transformer) -> {argument name: dim that is split}.
+        sequence_splits: module path -> dim of its output that is split, for embeddings that must see the whole
+            latent; rotary embeddings, whose output may be a tuple, are among them.
+        sequence_outputs: module path -> dim of its output that is gathered.
+        attended: split arguments, or paths of `sequence_splits`, whose tokens together are what `self_attention`
+            attends over; the gathered output holds the tokens of the first.
+        attended_by: pattern of `self_attention` -> those of `attended` that these modules attend over, where it is not
+            all of them.
+        modulations: module -> glob patterns of the linear layers that get SiLU of its output, one row per picture, and
+            nothing else: ranks that split the tokens share out these layers.
+        timestep_embedder: module whose first positional argument is the scaled timestep.
+        timestep_scale: what the transformer's forward multiplies the timestep by before that module.
+        keys: diffusers' names and the authors' of the same tensors.
+        recognise: header in diffusers' names, and what a config.json beside it says -> full diffusers config, or None
+            when it is another family.
+        heads: diffusers config -> number of attention heads.
+        adapter: see `Adapter`.
+        key_suffixes: original-layout key ending -> the ending that `keys` knows, for files that spell some keys another
+            way.
+        stages: how the model is cut for PipeFusion; None where it cannot be.
+        parallel_blocks: those of `block_lists` whose blocks attend and feed forward from one input.
+        shares_class: unlike models have the same diffusers class, so that the shapes must say which one it is.
+        former_classes: what a config.json may call the class that was written before diffusers gave the family its own.
+        needs: extra of the adapter -> the part without which it would be left unused, and is refused instead.
+        prepare: called once on a freshly loaded transformer, for what ComfyUI's forward does and diffusers' does not.
+    """
+
+    name: str
+    title: str
+    transformer_class: str
+    self_attention: tuple[str, ...]
+    timestep_embedder: str
+    keys: Keys
+    recognise: Recognise
+    adapter: Adapter
+    block_lists: tuple[str, ...] = ("transformer_blocks",)
+    sequence_inputs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    sequence_outputs: Mapping[str, int] = field(default_factory=lambda: {"proj_out": 1})
+    timestep_scale: float = 1.0
+    heads: Callable[[Mapping[str, Any]], int] = lambda config: config["num_attention_heads"]
+    key_suffixes: Mapping[str, str] = field(default_factory=dict)
+    stages: StageSpec | None = None
+    prepare: Callable[[torch.nn.Module], None] | None = None
+    former_classes: tuple[str, ...] = ()
+    shares_class: bool = False
+    dtypes: tuple[str, ...] = field(default=("bfloat16", "float16", "float32"))
+    sequence_splits: Mapping[str, int] = field(default_factory=dict)
+    attended: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
+    attended_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    modulations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    widths: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, Part] = field(default_factory=dict)
+    parallel_blocks: tuple[str, ...] = ()
+
+    def detect(self, header: Mapping[str, TensorInfo]) -> dict[str, Any] | None:
+        """Diffusers' config of a file with the authors' names, or None when it is another family."""
+        return self.recognise(self.keys.to_diffusers(header), {})
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Ranks can share out the tokens of a picture."""
+        return bool(self.self_attention)
+
+    def check_modules(self, paths: Container[str]) -> None:
+        """Refuse a transformer that lacks a module which this data names.
+
+        Args:
+            paths: of all its modules, as `named_modules` spells them.
+
+        Raises:
+            UnsupportedModelError: with the missing ones.
+        """
+        borders = (*self.sequence_inputs, *self.sequence_splits, *self.sequence_outputs)
+        named = dict.fromkeys((*borders, *self.modulations, self.timestep_embedder))
+        if missing := [path for path in named if path not in paths]:
+            raise UnsupportedModelError(
+                f"This {self.transformer_class} has no module called {', '.join(missing)}.",
+                "Install the diffusers version that this pack asks for.",
+            )
+
+    def check_widths(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Refuse inputs of another model, such as the conditioning of another family's text encoder.
+
+        Raises:
+            RequestError: an argument whose last dim differs from what the checkpoint takes.
+        """
+        for name, key in self.widths.items():
+            value = arguments.get(name)
+            if isinstance(value, torch.Tensor) and value.shape[-1] != config[key]:
+                raise RequestError(
+                    f"{self.title} takes {name} of width {config[key]} in this checkpoint, but got {value.shape[-1]}.",
+                    "Connect the text encoder and the latent that belong to this model.",
+                )

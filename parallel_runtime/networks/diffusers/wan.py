@@ -1,0 +1,120 @@
+"""Wan 2.1, and the checkpoints of 2.2 of the same architecture: diffusers' WanTransformer3DModel as data."""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import RequestError
+from .call import Call
+from .key_rules import KeyRules
+from .recognition import Config, Header, Recognition, Sizes
+from .sides import tokens_along
+from .spec import ModelSpec, Part, StageSpec
+from .whole_latent_adapter import WholeLatentAdapter
+
+PATCH_SIZE = (1, 2, 2)
+_LONGEST_SIDE = 1024  # tokens along one side that diffusers' rotary embedding holds
+_TEXT_TOKENS = 512  # of text behind an image embedding: diffusers tells the two apart by this number
+_KEYS = KeyRules.read("wan")
+
+
+def _check(call: Call) -> None:
+    call.check_channels()
+    frames, height, width = call.x.shape[2:]
+    if max(frames, tokens_along(height, 2), tokens_along(width, 2)) > _LONGEST_SIDE:
+        raise RequestError(
+            f"A video latent of {(frames, height, width)} (frames, height, width) is beyond Wan's positions, of which "
+            f"each side has {_LONGEST_SIDE}.",
+            "Use a shorter or smaller video.",
+        )
+    if call.timestep.ndim != 1:
+        raise RequestError(
+            "Wan in the pool takes one timestep per video, and got one per frame (Wan 2.2 5B from an image).",
+            "Load the model with Load Diffusion Model.",
+        )
+
+
+def _image(call: Call) -> torch.Tensor | None:
+    """CLIP's view of the start image, and of the end image where the checkpoint has positions for two."""
+    if call.config.get("image_dim") is None:
+        return None
+    clip, both = call.extras.get("clip_fea"), call.config.get("pos_embed_seq_len")
+    if clip is not None and call.context.shape[1] != _TEXT_TOKENS:
+        raise RequestError(
+            f"Wan image-to-video in the pool takes prompts of {_TEXT_TOKENS} tokens, and got {call.context.shape[1]}.",
+            "Shorten the prompt, or load the model with Load Diffusion Model.",
+        )
+    shape = () if clip is None else tuple(clip.shape)
+    if clip is None or len(shape) != 3 or shape[0] not in (1, call.batch) or shape[1] != (both or shape[1]):
+        wanted = "a start image" if both is None else "a start and an end image"
+        raise RequestError(
+            f"This Wan checkpoint takes CLIP vision's view of {wanted}, and got {shape or 'none'}.",
+            "Connect clip_vision_output, as the checkpoint was made for, to the node that makes the conditioning.",
+        )
+    clip = clip.to(call.x).expand(call.batch, -1, -1)
+    # diffusers puts the two images side by side itself, out of a batch twice as large.
+    return clip if both is None else clip.reshape(2 * call.batch, both // 2, -1)
+
+
+def _further(sizes: Sizes, header: Header) -> Config:
+    image = {"added_kv_proj_dim": sizes["_width"]} if "image_dim" in sizes else {}
+    return {"out_channels": sizes["_output"] // 4, **image}
+
+
+def prepare(transformer: torch.nn.Module) -> None:
+    """Give the embeddings outputs whose tokens can be split at the modules' borders; values do not change.
+
+    (B, width, F, H, W) -> (B, width, tokens), which diffusers would do next; (1, tokens, 1, head dim) of the rotary
+    embedding -> (B, tokens, 1, head dim), a view: the first output that is split tells the batch.
+    """
+    transformer.get_submodule("patch_embedding").register_forward_hook(lambda _, inputs, output: output.flatten(2))
+    transformer.get_submodule("rope").register_forward_hook(
+        lambda _, inputs, output: tuple(part.expand(inputs[0].shape[0], -1, -1, -1) for part in output)
+    )
+
+
+WAN = ModelSpec(
+    name="wan",
+    title="Wan",
+    transformer_class="WanTransformer3DModel",
+    block_lists=("blocks",),
+    self_attention=("blocks.*.attn1",),
+    # Where the rotary embedding is split the tokens are counted, because it comes first.
+    sequence_splits={"rope": 1, "patch_embedding": 2},
+    attended=("rope",),
+    timestep_embedder="condition_embedder",
+    keys=_KEYS,
+    recognise=Recognition(
+        shapes={
+            "patch_embedding.weight": ("_width", "in_channels", *PATCH_SIZE),
+            "proj_out.weight": ("_output", ""),
+            "condition_embedder.text_embedder.linear_1.weight": ("", "text_dim"),
+            "condition_embedder.time_embedder.linear_1.weight": ("", "freq_dim"),
+            "blocks.0.ffn.net.0.proj.weight": ("ffn_dim", ""),
+            "blocks.0.scale_shift_table": ("", "", ""),
+        },
+        optional={
+            "condition_embedder.image_embedder.norm1.weight": ("image_dim",),
+            "condition_embedder.image_embedder.pos_embed": ("", "pos_embed_seq_len", ""),
+        },
+        blocks={"num_layers": "blocks"},
+        # No tensor's shape tells the head dim: norms run over all heads. Every published Wan has this one.
+        published={"attention_head_dim": 128},
+        settings={
+            "patch_size": PATCH_SIZE,
+            "cross_attn_norm": True,
+            "qk_norm": "rms_norm_across_heads",
+            "eps": 1e-6,
+            **dict.fromkeys(("image_dim", "added_kv_proj_dim", "pos_embed_seq_len")),
+        },
+        known=_KEYS.knows,  # VACE, Animate, S2V, camera control add modules to the same names
+        further=_further,
+    ),
+    adapter=WholeLatentAdapter(
+        "Wan", frozenset({"clip_fea"}), {"encoder_hidden_states_image": _image}, _check, frames=True
+    ),
+    stages=StageSpec(("hidden_states",)),
+    prepare=prepare,
+    widths={"encoder_hidden_states": "text_dim", "encoder_hidden_states_image": "image_dim"},
+    needs={"clip_fea": Part("image embedder", "image_dim")},
+)

@@ -1,0 +1,76 @@
+"""Base of the adapters whose transformer takes and gives latents, and cuts them into tokens itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .call import Call
+from .sides import pad_sides, tokens_along
+
+
+@dataclass(frozen=True)
+class WholeLatentAdapter:
+    """See `Adapter`. Latents are (B, C, [frames,] H, W) in the latent scale that ComfyUI's class of the model has.
+
+    Args:
+        title: how artists call the family.
+        extras: see `Adapter`.
+        arguments: diffusers' argument -> how it is made of the call; None leaves it out.
+        check: refuses, before anything is made, what else this family does not take.
+        latent: diffusers' argument that x is.
+        patch: latent pixels along one side of a token; x is padded to it and cut back.
+        frames: latents are videos.
+        text_attends: text tokens are among those of self-attention; elsewhere they stay in the cross-attention.
+        learned_sigma: behind the prediction come as many channels about its variance (Nichol and Dhariwal, arXiv
+            2102.09672), which ComfyUI leaves unused.
+        tokens_every: latent pixels along one side of a token of most blocks, where that is not `patch`.
+    """
+
+    title: str
+    extras: frozenset[str]
+    arguments: Mapping[str, Callable[[Call], Any]] = field(default_factory=dict)
+    check: Callable[[Call], None] = Call.check_channels
+    latent: str = "hidden_states"
+    patch: int = 2
+    frames: bool = False
+    text_attends: bool = False
+    learned_sigma: bool = False
+    tokens_every: int | None = None
+
+    def to_transformer(
+        self, x: torch.Tensor, timestep: torch.Tensor, context: torch.Tensor, config: Mapping[str, Any], **extras: Any
+    ) -> dict[str, Any]:
+        """Arguments of the transformer's forward; see `Call` for what comes in.
+
+        Raises:
+            RequestError: shapes that do not fit the model, an extra that is missing or not carried.
+        """
+        call = Call(self.title, x, timestep, context, config, extras)
+        call.check(self.extras, dims=5 if self.frames else 4)
+        self.check(call)
+        made = {name: make(call) for name, make in self.arguments.items()}
+        return {
+            self.latent: pad_sides(x, self.patch),
+            "timestep": call.per_item("timestep", timestep),
+            "encoder_hidden_states": context.expand(x.shape[0], -1, -1),
+            **{name: value for name, value in made.items() if value is not None},
+        }
+
+    def from_transformer(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The padded latent -> the height and width of x, and the prediction alone."""
+        channels = x.shape[1] if self.learned_sigma else output.shape[1]
+        return output[:, :channels, ..., : x.shape[-2], : x.shape[-1]]
+
+    def output_shape(self, x_shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
+        """That of x, without the channels that a start image or a mask append."""
+        return x_shape if self.learned_sigma else (x_shape[0], config["out_channels"], *x_shape[2:])
+
+    def sequence_length(self, x_shape: tuple[int, ...], context_shape: tuple[int, ...]) -> int:
+        """Tokens of self-attention in one forward."""
+        sides = (tokens_along(side, self.tokens_every or self.patch) for side in x_shape[-2:])
+        return math.prod(x_shape[2:-2]) * math.prod(sides) + (context_shape[1] if self.text_attends else 0)

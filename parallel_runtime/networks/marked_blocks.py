@@ -1,0 +1,45 @@
+"""Blocks that mark a device's way through a forward (acceleration/pulse.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from ..acceleration.pulse import Pulse
+from .diffusers.spec import ModelSpec
+from .module_paths import find_modules
+
+MARKS = 16
+"""Of one forward, about: each costs a GPU a few microseconds. A forward of ten minutes shows itself every 40 s."""
+
+
+class _Marked(nn.ModuleList):
+    """A list of blocks whose loop marks each `_stride`-th. The loop is the forward's own, which is never compiled as a
+    whole: so compiled blocks, and others that take their place later, are counted as well."""
+
+    _pulse: Pulse
+    _stride: int
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        for number, block in enumerate(super().__iter__()):
+            yield block
+            if number % self._stride == 0:
+                self._pulse.mark()
+
+
+def mark_blocks(transformer: nn.Module, spec: ModelSpec, pulse: Pulse) -> None:
+    """Let every forward mark its way through the blocks. Their lists stay the modules that they are."""
+    found = find_modules(transformer, spec.block_lists).values()
+    block_lists = [blocks for blocks in found if isinstance(blocks, nn.ModuleList)]
+    total = sum(len(blocks) for blocks in block_lists)
+    for blocks in block_lists:
+        blocks.__class__ = _Marked
+        assert isinstance(blocks, _Marked)
+        blocks._pulse, blocks._stride = pulse, max(1, total // MARKS)
+
+
+def pulse_of(transformer: nn.Module, spec: ModelSpec) -> Pulse | None:
+    """The pulse that a transformer's blocks mark, if they mark one."""
+    found = find_modules(transformer, spec.block_lists).values()
+    return next((blocks._pulse for blocks in found if isinstance(blocks, _Marked)), None)

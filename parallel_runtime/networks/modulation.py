@@ -1,0 +1,140 @@
+"""Modulation in shares: each rank of a sequence group computes some of a transformer's modulation layers.
+
+In the blocks of FLUX.1 and SD3 a linear layer makes shifts, scales and gates (adaLN-Zero, Peebles & Xie 2023, "Scalable
+Diffusion Models with Transformers") of one embedding per picture. A split of the tokens does not shorten that: every
+rank would read all of these layers' weights, 6.5 GB in FLUX.1, to multiply one row. So each layer is computed by one
+rank, all of them as soon as the embedding is there, and one all-gather brings the outputs, 2 MB, to all ranks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from ..errors import UnsupportedModelError
+from ..mesh.mesh import Mesh
+from .diffusers.spec import ModelSpec
+from .module_paths import find_modules
+
+
+class ReadyLinear(nn.Linear):
+    """A linear layer whose output in this forward is there before it is called: `ready`, (batch, outputs).
+
+    A layer becomes one by its class alone: weights and their names stay. torch.compile takes `ready` as an input of
+    the block's graph, so that blocks share one. Only a class from outside of torch may have such inputs of dynamic
+    sizes.
+    """
+
+    ready: torch.Tensor
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return what is ready."""
+        return self.ready
+
+
+class SharedModulation:
+    """The modulation layers that one module's output goes to, computed in shares; a forward hook of that module.
+
+    Until `set_mesh`, and where the sequence group is one rank, the layers are left as they are.
+
+    Args:
+        linears: they get SiLU of the module's output, (batch, width), and nothing else; in the same order on all ranks.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear]):
+        self._linears = linears
+        self._mesh: Mesh | None = None
+        self._group: dist.ProcessGroup | None = None
+
+    def set_mesh(self, mesh: Mesh) -> None:
+        """Share out over another mesh's sequence group from the next forward on. Nothing is done for the same mesh."""
+        if mesh is self._mesh:
+            return
+        self._mesh = mesh
+        self._group, self._index = mesh.sequence, mesh.sequence_index
+        # Of the plan and the shapes alone, so that the ranks of the group agree without asking.
+        self._dealt = deal([linear.weight.numel() for linear in self._linears], mesh.plan.sequence)
+        self._longest = max(sum(self._linears[index].out_features for index in own) for own in self._dealt)
+        self._become(nn.Linear if self._group is None else ReadyLinear)
+
+    def hook(self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Compute this rank's layers and make the outputs of all ready. Collective over the sequence group.
+
+        Every forward comes here once on every rank of the group, and in each of them with the same batch: ranks that
+        left it out, or had other layers, would part ways with the others.
+        """
+        if self._group is None:
+            return
+        given, batch = F.silu(output), output.shape[0]
+        own = [self._linears[index] for index in self._dealt[self._index]]
+        outputs = [F.linear(given, linear.weight, linear.bias).flatten() for linear in own]
+        if missing := self._longest - sum(linear.out_features for linear in own):
+            outputs.append(given.new_zeros(batch * missing))  # the collective wants equal shares
+        collectives = torch.ops._c10d_functional  # what works inside of a CUDA graph
+        gathered = collectives.all_gather_into_tensor(torch.cat(outputs), len(self._dealt), self._group.group_name)
+        self._hand_out(collectives.wait_tensor(gathered).unflatten(0, (len(self._dealt), -1)), batch)
+
+    def _hand_out(self, shares: torch.Tensor, batch: int) -> None:
+        """(ranks, outputs of the longest share · batch): the outputs of a rank's layers, one layer after the other."""
+        for own, share in zip(self._dealt, shares, strict=True):
+            start = 0
+            for linear in (self._linears[index] for index in own):
+                size = batch * linear.out_features
+                # Contiguous, wherever it lies: for other strides torch.compile would make another graph.
+                linear.ready = share[start : start + size].view(batch, linear.out_features)
+                start += size
+
+    def forget(self) -> None:
+        """Let go of the outputs of the last forward."""
+        for linear in self._linears:
+            linear.__dict__.pop("ready", None)
+
+    def _become(self, kind: type[nn.Linear]) -> None:
+        self.forget()
+        for linear in self._linears:
+            linear.__class__ = kind
+
+    def undo(self) -> None:
+        """Leave the layers as they were."""
+        self._mesh = self._group = None
+        self._become(nn.Linear)
+
+
+def deal(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Deal things of these sizes to ranks: the largest first, each to the rank that has least (Graham 1969).
+
+    Returns:
+        Indices into `sizes` for each rank, none where there are too few.
+    """
+    loads = [(0, rank) for rank in range(ranks)]
+    dealt: list[list[int]] = [[] for _ in loads]
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        load, rank = loads[0]
+        dealt[rank].append(index)
+        heapq.heapreplace(loads, (load + sizes[index], rank))
+    return dealt
+
+
+def find_modulations(transformer: nn.Module, spec: ModelSpec) -> dict[str, SharedModulation]:
+    """Return the modulations of a transformer, nothing of it changed, by the path of the module to hook them to.
+
+    Raises:
+        UnsupportedModelError: no layer has one of the names, or one is no plain linear layer.
+    """
+    found = {}
+    for embedder, patterns in spec.modulations.items():
+        modules = find_modules(transformer, patterns)
+        linears = [module for module in modules.values() if type(module) is nn.Linear]
+        if not modules or len(linears) < len(modules):
+            raise UnsupportedModelError(
+                f"This {spec.transformer_class} has no linear layers called {', '.join(patterns)}.",
+                "Install the diffusers version that this pack asks for.",
+            )
+        found[embedder] = SharedModulation(linears)
+    return found

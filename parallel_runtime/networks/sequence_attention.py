@@ -1,0 +1,130 @@
+"""Attention where the tokens are split over ranks: the way it goes, and where earlier keys come in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ..acceleration.peer_exchange import peer_attention
+from ..attention.kernels import AttentionKernel
+from ..attention.ring import RingAttention
+from ..attention.ulysses import ulysses_attention
+from ..attention.yunchang_exchange import chosen_exchange, exchange_and_attend
+from ..errors import UnsupportedModelError
+from .sequence import SequenceSplit
+
+
+class KeptKeys(Protocol):
+    """Keys and values of earlier forwards, which attention is to go over as well (pipefusion.stale)."""
+
+    @property
+    def slot_lengths(self) -> tuple[int, ...]:
+        """Keys that each rank of the ring holds, fresh and old."""
+        ...
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        """Put the keys and values to the others, and attend to all of them."""
+        ...
+
+
+class SequenceAttention:
+    """Attention over the tokens of all ranks; what the processors are rebound to.
+
+    Args:
+        kept: stands between the exchange of heads and the kernel, in a stage of a pipeline.
+    """
+
+    def __init__(self, kernel: AttentionKernel, split: SequenceSplit, kept: KeptKeys | None = None):
+        self._kernel = kernel
+        self._split = split
+        self._kept = kept
+        self._exchange = chosen_exchange()
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float | None,
+    ) -> torch.Tensor:
+        split = self._split
+        if split.degree == 1:
+            return (self._kept or self._kernel.attend)(query, key, value, mask, scale)
+        if query.shape[:3] != key.shape[:3]:
+            raise UnsupportedModelError(
+                "The model attends to other tokens than its own, where the sequence is split.",
+                "Set ulysses and ring to 1; the batch can still be split.",
+            )
+        if mask is not None:
+            mask = _mask_of_keys(mask, key)
+        elif split.buffers is not None and split.peers is not None and split.peers.fits(query):
+            return peer_attention(
+                query,
+                key,
+                value,
+                kernel=split.peers.kernel,
+                degree=split.degree,
+                buffers=split.buffers,
+                scale=scale,
+            )
+        if split.ulysses_group is None:
+            return (self._kept or self.attend_slots)(query, key, value, mask, scale)
+        if self._exchange is not None and mask is None and split.layout is None and not query.shape[2] % split.ulysses:
+            return exchange_and_attend(
+                query,
+                key,
+                value,
+                exchange=self._exchange,
+                kernel=self._kept or self.attend_slots,
+                group=split.ulysses_group,
+                scale=scale,
+            )
+        return ulysses_attention(
+            query,
+            key,
+            value,
+            kernel=self._kept or self.attend_slots,
+            group=split.ulysses_group,
+            degree=split.ulysses,
+            layout=split.layout,
+            mask=mask,
+            scale=scale,
+        )
+
+    def attend_slots(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Attend with the tokens of this rank's Ulysses group, for its own heads, to the tokens of all groups."""
+        split = self._split
+        if split.ring_group is None:
+            return self._kernel.attend(query, key, value, mask, scale)
+        assert self._kernel.attend_with_lse is not None
+        layout = split.ring_layout if self._kept is None else split.lay_out_ring(self._kept.slot_lengths, key.device)
+        ring = RingAttention(self._kernel.attend_with_lse, split.ring_group, split.ring, split.ring_index, layout)
+        return ring(query, key, value, mask, scale)
+
+
+def _mask_of_keys(mask: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return the mask of this rank's own keys as (batch or 1, 1, 1, local tokens), which other ranks can use."""
+    whole = mask[(None,) * (4 - mask.dim())]
+    if whole.shape[1:3] != (1, 1) or whole.shape[0] not in (1, key.shape[0]) or whole.shape[3] != key.shape[1]:
+        raise UnsupportedModelError(
+            f"The model attends with a mask of shape {tuple(mask.shape)} where the sequence is split, which is not a "
+            f"mask of the {key.shape[1]} keys of this rank alone.",
+            "Set ulysses and ring to 1; the batch can still be split.",
+        )
+    return whole

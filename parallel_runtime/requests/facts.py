@@ -1,0 +1,207 @@
+"""The facts a plan is made of. Plain numbers, equal on every rank: a plan that ranks disagree on is a deadlock.
+
+What is measured (`MachineFacts`) is therefore never measured rank by rank and used at once: it comes with the Load
+request, or out of a collective that gives every rank the same numbers. Free of torch, for the doctor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A transformer as the cost model sees it.
+
+    Args:
+        title: how artists call the family.
+        heads: attention heads.
+        width: of a token inside of the blocks.
+        parameters: all of them.
+        block_sizes: parameters of every block, in forward order; blocks are what stages share out.
+        attentions: of every block, how many layers of self-attention go over text and image tokens together (or over
+            image tokens where text has no part in it), and how many over image tokens alone beside such.
+        image_parameters, text_parameters: weights that every image token, every text token is multiplied with.
+        bytes_per_parameter: 2 for bfloat16.
+        has_stages: PipeFusion can cut it.
+        splits_sequence: ranks can share out the tokens of a picture; not so in a U-Net.
+        mirrored: its second half takes outputs of the first (HunyuanDiT), so that stages must be even in number.
+        shared_parameters: weights in the blocks that meet one row per picture and that the ranks of a sequence group
+            multiply in shares (networks/modulation.py).
+        parallel_blocks: blocks that attend and feed forward from one input (FLUX.1's single blocks); compiled, their
+            exchange over peer memory runs beside matrix products (acceleration/peer_exchange.py).
+    """
+
+    title: str
+    heads: int
+    width: int
+    parameters: int
+    block_sizes: tuple[int, ...]
+    attentions: tuple[tuple[int, int], ...]
+    image_parameters: int
+    text_parameters: int
+    bytes_per_parameter: int = 2
+    has_stages: bool = False
+    splits_sequence: bool = True
+    mirrored: bool = False
+    shared_parameters: int = 0
+    parallel_blocks: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """Of all block lists together."""
+        return len(self.block_sizes)
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters inside of the blocks."""
+        return sum(self.block_sizes)
+
+
+@dataclass(frozen=True)
+class RequestFacts:
+    """What one request computes.
+
+    Args:
+        tokens: of the image or video, per batch row.
+        text_tokens: that run through the blocks with them; 0 where text enters by cross-attention only.
+        batch: rows, CFG branches times pictures.
+        rows: token rows of the latent, frames × height, between which PipeFusion cuts it into patches; 1 where it
+            cannot be cut, 0: not known.
+        steps: of the run, over which the warm-up of PipeFusion is spread.
+        in_pool: the whole loop runs in the pool (Parallel Sampler). KSampler asks step by step, and stages then wait
+            for one another.
+    """
+
+    tokens: int
+    text_tokens: int = 0
+    batch: int = 1
+    rows: int = 0
+    steps: int = 28
+    in_pool: bool = True
+
+    def most_patches(self, degree: int) -> int:
+        """Patches of whole token rows of which every one has a token for each of `degree` ranks; 0: not even one."""
+        rows = self.rows or self.tokens
+        columns = max(1, self.tokens // rows)
+        return rows // -(-degree // columns)
+
+
+@dataclass(frozen=True)
+class LinkFacts:
+    """How ranks reach one another.
+
+    Args:
+        name: for people, "NVLink".
+        all_to_all: 10^9 bytes per second that a rank sends in an all-to-all, as the doctor measures it.
+        latency: seconds of one small exchange.
+        peer: 10^9 bytes per second from one rank to the next, point to point.
+        measured: on this machine; else a constant of the kind of link.
+    """
+
+    name: str
+    all_to_all: float
+    latency: float
+    peer: float
+    measured: bool = False
+
+    @property
+    def peer_access(self) -> bool:
+        """GPUs that it connects write to each other's memory, so that Ulysses needs no NCCL."""
+        return self.name in (NVLINK.name, PCIE.name)
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """What the ranks run on; the slowest rank's numbers.
+
+    Args:
+        name: of the GPU.
+        matmul, attention: 10^12 floating point operations per second in 16 bit, sustained.
+        memory_rate: 10^9 bytes per second of device memory.
+        memory_bytes: that one rank may use; 0: not known.
+        link: between ranks of one host.
+        network: between hosts.
+        ranks_per_host: 0: all on one.
+        measured: on this machine; else a constant of the GPU's name.
+        speeds: of every rank beside the fastest (speed.py), () where they are alike. Ranks measure them when they
+            start, so they are never kept.
+    """
+
+    name: str
+    matmul: float
+    attention: float
+    memory_rate: float
+    memory_bytes: int
+    link: LinkFacts
+    network: LinkFacts | None = None
+    ranks_per_host: int = 0
+    measured: bool = False
+    speeds: tuple[float, ...] = ()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Predictions mean something on GPUs only."""
+        return self.name != CPU.name
+
+    def link_over(self, stride: int, degree: int) -> LinkFacts:
+        """The slowest link in a group of `degree` ranks that are `stride` apart."""
+        inside = not self.ranks_per_host or self.ranks_per_host % (stride * degree) == 0
+        return self.link if inside or self.network is None else self.network
+
+
+NVLINK = LinkFacts("NVLink", 290.0, 8e-6, 300.0)
+PCIE = LinkFacts("PCIe", 20.0, 15e-6, 22.0)
+HOST_MEMORY = LinkFacts("host memory (no P2P)", 30.0, 25e-6, 20.0)
+ETHERNET = LinkFacts("network", 1.1, 100e-6, 1.1)
+SLOW_GB_PER_SECOND = 60.0
+"""Below it a link counts as slow: everything but NVLink."""
+
+CPU = MachineFacts("CPU", 0.05, 0.03, 1e6, 0, LinkFacts("host memory", 1e6, 0.0, 1e6))
+"""CPU ranks are there to try a split out, and share their cores: exchange and memory cost nothing, so that `auto`
+splits there whatever it can split."""
+
+_GPUS = (
+    # Part of the name; sustained TFLOP/s in matrix products and attention, GB/s of memory. H200: measured
+    # (docs/performance.md). The others: data sheets, scaled by what the H200 sustains of its own.
+    ("B200", 1500.0, 1100.0, 7000.0),
+    ("H200", 685.0, 575.0, 4200.0),
+    ("H100", 640.0, 540.0, 2900.0),
+    ("A100", 230.0, 170.0, 1600.0),
+    ("L40", 160.0, 120.0, 750.0),
+    ("RTX PRO 6000", 380.0, 270.0, 1500.0),
+    ("5090", 190.0, 150.0, 1500.0),
+    ("4090", 150.0, 120.0, 850.0),
+    ("3090", 60.0, 50.0, 800.0),
+)
+_OTHER_GPU = ("", 100.0, 75.0, 700.0)
+
+
+def known_gpu(name: str, memory_bytes: int, link: LinkFacts) -> MachineFacts:
+    """Return the constants of a GPU by its name, for as long as nothing is measured."""
+    known = (row for row in _GPUS if row[0] in name)
+    _, matmul, attention, memory_rate = next(known, _OTHER_GPU)
+    return MachineFacts(name, matmul, attention, memory_rate, memory_bytes, link)
+
+
+FLUX_DEV = ModelFacts(
+    title="FLUX.1",
+    heads=24,
+    width=3072,
+    parameters=11_901_408_320,
+    block_sizes=(339_831_296,) * 19 + (141_591_808,) * 38,
+    attentions=((1, 0),) * 57,
+    image_parameters=6_455_033_856,
+    text_parameters=6_455_033_856,
+    has_stages=True,
+    shared_parameters=3_227_516_928,
+    parallel_blocks=38,
+)
+"""FLUX.1-dev, for what is said before a model is loaded; a test compares it with the diffusers class."""
+
+
+def flux_request(size: int, batch: int = 1) -> RequestFacts:
+    """FLUX.1 at size × size pixels with 512 text tokens."""
+    return RequestFacts((size // 16) ** 2, 512, batch, rows=size // 16)

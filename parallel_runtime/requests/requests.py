@@ -1,0 +1,190 @@
+"""What can be asked of the engine. Plain typed data: tensors travel beside it, by name."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .facts import MachineFacts
+
+Scalar = bool | int | float | str | None
+
+
+class ConditioningRef(msgspec.Struct, frozen=True):
+    """Arguments of the transformer's call that stay the same over a sampling run: context and extras.
+
+    Sent once; later requests name it by `id` alone (`new` is false). Tensors of a new one travel under
+    `tensor_name(id, key)`, or `tensor_name(id, key, i)` for the i-th of a list.
+
+    Args:
+        id: chosen by the client, unique in the life of a pool.
+        new: the tensors come with this request.
+        tensors: argument names whose value is a tensor.
+        lists: argument name -> number of tensors in its list.
+        constants: arguments that are plain values.
+        index: CFG branch, 0 positive and 1 negative (ComfyUI's cond_or_uncond).
+    """
+
+    id: int
+    new: bool = False
+    tensors: tuple[str, ...] = ()
+    lists: dict[str, int] = {}
+    constants: dict[str, Scalar] = {}
+    index: int = 0
+
+
+def tensor_name(conditioning: int, key: str, position: int | None = None) -> str:
+    """Name under which a conditioning tensor travels."""
+    return f"c{conditioning}.{key}" if position is None else f"c{conditioning}.{key}.{position}"
+
+
+def concat_name(branch: int) -> str:
+    """Name under which the fixed channels of a CFG branch travel."""
+    return f"concat.{branch}"
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Make a model resident.
+
+    Args:
+        model: the client's name for this model with this dtype and configuration.
+        path: file or diffusers folder.
+        dtype: a torch dtype's name.
+        config: `ParallelConfig.to_mapping()`.
+        ranks: how many of the pool's ranks, from rank 0, the configuration may use.
+        machine: what plans reckon with; None: exchange costs nothing, as between ranks on the CPU.
+    """
+
+    model: str
+    path: str
+    dtype: str
+    config: dict[str, Scalar]
+    ranks: int
+    machine: MachineFacts | None = None
+
+
+class Forward(msgspec.Struct, frozen=True, tag=True):
+    """One call of the transformer, batched as ComfyUI batched it.
+
+    Tensors: `x` (B, C, ...) in the model's dtype, `timestep` (B,) float32, and a new conditioning's own.
+
+    Args:
+        dropped: conditionings that are forgotten first.
+        kind: under which the call is kept, prepared, so that a `Step` can repeat it; 0: it is not kept.
+        dropped_kinds: prepared calls that are forgotten first.
+    """
+
+    model: str
+    conditioning: ConditioningRef
+    dropped: tuple[int, ...] = ()
+    kind: int = 0
+    dropped_kinds: tuple[int, ...] = ()
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """A call of a kind that was prepared by an earlier `Forward`: the same but for the values of x and timestep.
+
+    Tensors: `x` and `timestep`, of the shapes and dtypes of that `Forward`. Nothing about it can fail for a reason of
+    the request, so it has no PREPARE. The client names only kinds that all ranks keep.
+    """
+
+    kind: int
+
+
+class Sample(msgspec.Struct, frozen=True, tag=True):
+    """A whole denoising loop.
+
+    Tensors: `x` (B, C, ...) float32, the noised start latent; `sigmas` (steps + 1,) float32, and as long `timesteps`,
+    what the transformer is told at each; with `inpaint` also `mask`, `latent_image`, `noise`, shaped like `x`; with
+    `concat` also one `concat_name(index)` per branch, channels that are appended to its x at every step; and the new
+    conditionings' own. `prediction` names what the transformer's output means (sampling.prediction).
+    """
+
+    model: str
+    sampler: str
+    branches: tuple[ConditioningRef, ...]
+    cfg: float
+    seed: int
+    noise_device: str
+    inpaint: bool = False
+    preview: bool = False
+    dropped: tuple[int, ...] = ()
+    prediction: str = "flow"
+    concat: bool = False
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Free a resident model's memory; the processes stay. An unknown model is no error."""
+
+    model: str
+
+
+class Grow(msgspec.Struct, frozen=True, tag=True):
+    """Go on with more ranks: leave the world of ranks, and meet in a larger one that begins with the same.
+
+    Models, weights, and what one rank recorded or compiled by itself stay. What is of several ranks begins anew, so
+    conditionings, prepared calls and names of models are forgotten on all of them.
+
+    Args:
+        devices: of all ranks, those that are here already first.
+    """
+
+    devices: tuple[int, ...]
+
+
+Request = Load | Forward | Step | Sample | Release | Grow
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `Load`.
+
+    Args:
+        spec: registry name of the family.
+        parameters: number of parameters of the whole model.
+        bytes_per_rank: parameter bytes that one rank holds.
+        reused: it was resident already.
+        explanation: the plan for a single picture, in words.
+        machine: what plans now reckon with, measured by the ranks where the request did not know.
+        stages: that the weights are split into; a `Forward` runs through them one after the other.
+        held: see `Finished`.
+    """
+
+    spec: str
+    parameters: int
+    bytes_per_rank: int
+    reused: bool
+    explanation: str
+    machine: MachineFacts | None = None
+    stages: int = 1
+    held: dict[str, int] | None = None
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """Answer to the other requests.
+
+    Args:
+        plan: the plan that ran it, one sentence.
+        bytes_freed: over one rank, for `Release`.
+        milliseconds: wall time inside the rank.
+        held: bytes of weights on this rank's device by model, models of the same weights having them in common; None
+            for as before.
+    """
+
+    plan: str = ""
+    bytes_freed: int = 0
+    milliseconds: float = 0.0
+    held: dict[str, int] | None = None
+
+
+class Grown(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `Grow`.
+
+    Args:
+        devices: of all ranks.
+        held: see `Finished`.
+    """
+
+    devices: tuple[int, ...]
+    held: dict[str, int] | None = None
+
+
+Answer = Loaded | Finished | Grown

@@ -1,0 +1,101 @@
+"""Conditionings that are put together in kept memory are what ComfyUI's own would be, call after call."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.comfyui_checkout import HOW, find_comfyui
+
+COMFYUI = find_comfyui()
+if COMFYUI is None:
+    pytest.skip(HOW, allow_module_level=True)
+pytestmark = pytest.mark.host
+
+
+@pytest.fixture(scope="module")
+def conds():
+    """ComfyUI's conditioning classes, and ours."""
+    sys.path.append(str(COMFYUI))
+    try:
+        import_module("comfy.cli_args").args.cpu = True
+        theirs, cat = import_module("comfy.conds"), import_module("comfy.samplers").cond_cat
+        ours = import_module("nodes.kept_conds")
+    finally:
+        sys.path.remove(str(COMFYUI))
+    return SimpleNamespace(theirs=theirs, cat=cat, ours=ours)
+
+
+def model_of(conds, wrappers=()):
+    """A model whose conditionings are of every kind that is kept, and one that is not."""
+
+    def extra_conds(**arguments):
+        texts = arguments["texts"]
+        return {
+            "c_crossattn": conds.theirs.CONDCrossAttn(texts),
+            "y": conds.theirs.CONDRegular(texts[:, 0] + 1),
+            "c_concat": conds.theirs.CONDNoiseShape(arguments["image"]),
+            "guidance": conds.theirs.CONDConstant(3.5),
+        }
+
+    patcher = SimpleNamespace(model_options={"transformer_options": {}}, wrappers={"apply_model": list(wrappers)})
+    return SimpleNamespace(extra_conds=extra_conds, current_patcher=patcher)
+
+
+def batch(model, lengths, seed, area=None):
+    """Conditionings of one prompt for each length, processed as before a call."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for length in lengths:
+        texts, image = torch.randn(1, length, 6, generator=generator), torch.randn(1, 2, 8, 8, generator=generator)
+        made.append(model(texts=texts, image=image))
+    return made
+
+
+def together(conds, prompts, size, area=None):
+    processed = [{name: c.process_cond(batch_size=size, area=area) for name, c in prompt.items()} for prompt in prompts]
+    return conds.cat(processed)
+
+
+@pytest.mark.parametrize("lengths", [(5,), (5, 5), (4, 8)], ids=["one", "two", "unlike"])
+@pytest.mark.parametrize("area", [None, (4, 4, 2, 2)], ids=["whole", "area"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_as_comfyui_s_own(conds, lengths, area, size):
+    model = model_of(conds)
+    theirs = batch(model.extra_conds, lengths, 1)
+    ours = batch(conds.ours.keeping(model, torch.float32), lengths, 1)
+    wanted = together(conds, theirs, size, area)
+    for _ in range(3):
+        found = together(conds, ours, size, area)
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert torch.equal(found[name], value) if torch.is_tensor(value) else found[name] == value
+        found["c_crossattn"].mul_(2)  # what a wrapper does to the text of one call is gone in the next
+
+
+def test_memory_is_kept_and_not_taken_from_who_holds_it(conds):
+    model = model_of(conds)
+    prompts = batch(conds.ours.keeping(model, torch.float32), (5, 5), 2)
+    first = together(conds, prompts, 1)["c_crossattn"]
+    place, copy = first.data_ptr(), first.clone()
+    second = together(conds, prompts, 1)["c_crossattn"]
+    assert second.data_ptr() != place
+    assert torch.equal(first, copy)
+    place = second.data_ptr()
+    del second
+    assert together(conds, prompts, 1)["c_crossattn"].data_ptr() == place
+
+
+def test_text_is_cast_once_but_not_before_a_wrapper(conds):
+    model = model_of(conds)
+    assert batch(conds.ours.keeping(model, torch.bfloat16), (5,), 3)[0]["c_crossattn"].cond.dtype == torch.bfloat16
+    assert batch(conds.ours.keeping(model, torch.bfloat16), (5,), 3)[0]["y"].cond.dtype == torch.float32
+    for options in ({"model_function_wrapper": print}, {"transformer_options": {"wrappers": {"x": {"y": [print]}}}}):
+        model.current_patcher.model_options = options
+        assert batch(conds.ours.keeping(model, torch.bfloat16), (5,), 3)[0]["c_crossattn"].cond.dtype == torch.float32
+    wrapped = model_of(conds, wrappers=(print,))
+    assert batch(conds.ours.keeping(wrapped, torch.bfloat16), (5,), 3)[0]["c_crossattn"].cond.dtype == torch.float32

@@ -1,0 +1,165 @@
+"""Every family on P ranks against the same diffusers transformer, unwrapped, in one process and float32."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.errors import UnsupportedModelError
+from parallel_runtime.mesh.links import build_links
+from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.networks.absent_blocks import keep_blocks, share_blocks
+from parallel_runtime.networks.parallel_transformer import parallelize
+from parallel_runtime.pipefusion.denoise import forward_once
+from parallel_runtime.pipefusion.runner import StageRunner
+from parallel_runtime.pipefusion.stage import Stage
+from parallel_runtime.requests.conditioning import Conditioning
+from tests.families import FAMILIES, build, run
+from tests.parallel_runtime.model_forward import relative_error
+from tests.ranks import run_ranks
+
+PLANS = [{"ulysses": 2}, {"ulysses": 3}, {"ulysses": 4}, {"ring": 2, "ulysses": 2}]
+COMPILED = ["SD3.5 medium", "HunyuanDiT 1.2"]
+"""A second attention in a block; long skips. FLUX.1 and Wan are in test_parallel_forward.py, test_wan_forward.py."""
+IN_STAGES = ["PixArt-α", "HunyuanDiT 1.2"]
+
+
+def run_plans(rank: int, world_size: int) -> dict[str, Any]:
+    """Run by `run_ranks`: every call of every family on every plan."""
+    outputs: dict[str, Any] = {}
+    meshes = [build_mesh(ParallelPlan(**plan), rank, world_size) for plan in PLANS]
+    for name, family in FAMILIES.items():
+        transformer = parallelize(build(family), family.model, single_rank_mesh())
+        for number, mesh in enumerate(meshes):
+            if mesh is None:
+                continue
+            transformer.set_mesh(mesh)
+            for place, call in enumerate(family.calls):
+                outputs[f"{name} {number} {place}"] = run(transformer, family, call)
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def outputs() -> list[dict[str, Any]]:
+    """What each of four ranks has of `run_plans`."""
+    return run_ranks(4, f"{__name__}:run_plans", timeout=250)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_any_plan_gives_the_one_process_result_on_every_rank(outputs, name):
+    family = FAMILIES[name]
+    transformer = build(family)
+    for place, call in enumerate(family.calls):
+        expected = run(transformer, family, call)
+        assert expected.std() > 0.1
+        for number, plan in enumerate(PLANS):
+            ranks = ParallelPlan(**plan).world_size
+            own = [result.get(f"{name} {number} {place}") for result in outputs]
+            assert all(output is None for output in own[ranks:])
+            assert relative_error(own[0], expected) < 1e-5, (plan, place)
+            assert all(torch.equal(output, own[0]) for output in own[1:ranks]), (plan, place)
+
+
+def run_compiled(rank: int, world_size: int, name: str) -> dict[str, Any]:
+    """Run by `run_ranks`: compiled blocks, on a call that does not divide."""
+    from torch._dynamo.utils import counters
+
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
+    assert mesh is not None
+    family = FAMILIES[name]
+    transformer = parallelize(build(family), family.model, mesh, compile=True)
+    output = run(transformer, family, family.calls[1])
+    return {"output": output, "breaks": sum(counters["graph_break"].values())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_blocks_without_graph_breaks_give_the_same_result(name):
+    family = FAMILIES[name]
+    expected = run(build(family), family, family.calls[1])
+    for result in run_ranks(2, f"{__name__}:run_compiled", {"name": name}, timeout=280):
+        assert relative_error(result["output"], expected) < 1e-5
+        assert result["breaks"] == 0
+
+
+def run_too_small(rank: int, world_size: int) -> dict[str, Any]:
+    """Run by `run_ranks`: what each family says of a single token; with other ranks than it needs, in turn."""
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
+    refused = {}
+    for name, family in FAMILIES.items():
+        if family.too_small is not None:
+            transformer = parallelize(build(family), family.model, mesh)
+            with pytest.raises(UnsupportedModelError) as error:
+                run(transformer, family, family.too_small)
+            refused[name] = str(error.value)
+    return refused
+
+
+def test_a_picture_of_fewer_tokens_than_ranks_is_refused_on_all_ranks_where_it_cannot_stay_whole():
+    first, second = run_ranks(2, f"{__name__}:run_too_small")
+    assert first == second
+    assert set(first) == {"SD3.5 medium", "HunyuanDiT 1.2"}
+    assert all("1 tokens cannot be split over 2 ranks" in words for words in first.values())
+
+
+def test_what_is_too_small_is_refused_before_any_exchange():
+    family = FAMILIES["SD3.5 medium"]
+    assert family.too_small is not None
+    mesh = Mesh(ParallelPlan(ulysses=2), 0, single_rank_mesh().coordinate)  # whose groups are not there
+    with pytest.raises(UnsupportedModelError, match="1 tokens cannot be split over 2 ranks"):
+        run(parallelize(build(family), family.model, mesh), family, family.too_small)
+
+
+@torch.no_grad()
+def run_stages(rank: int, world_size: int) -> dict[str, Any]:
+    """Run by `run_ranks`: one exact call of every model in stages, each with its own blocks only."""
+    plan = ParallelPlan(pipe=world_size)
+    mesh = build_mesh(plan, rank, world_size)
+    assert mesh is not None
+    outputs: dict[str, Any] = {}
+    for name in IN_STAGES:
+        family, spec = FAMILIES[name], FAMILIES[name].model
+        links = build_links(plan, rank, mirrored=spec.stages is not None and spec.stages.skips)
+        assert links is not None
+        transformer = build(family)
+        relay = keep_blocks(transformer, spec, share_blocks(transformer, spec, world_size)[rank])
+        stage = Stage(transformer, spec, relay, mesh, attention="auto", compile=False)
+        for number, call in enumerate(family.calls):
+            given = dict(call)
+            x, timestep = given.pop("x"), given.pop("timestep")
+            result = forward_once(StageRunner(stage, links, [Conditioning(given)], x, 1, keep=False), x, timestep)
+            if result is not None:
+                outputs[f"{name} {number}"] = result
+    return outputs
+
+
+def test_two_stages_give_the_one_process_result():
+    first, last = run_ranks(2, f"{__name__}:run_stages")
+    assert last == {}
+    for name in IN_STAGES:
+        family = FAMILIES[name]
+        transformer = build(family)
+        for number, call in enumerate(family.calls):
+            assert relative_error(first[f"{name} {number}"], run(transformer, family, call)) < 1e-5, (name, number)
+
+
+def test_the_timestep_of_flux_2_stays_exact_in_bfloat16():
+    family = FAMILIES["FLUX.2"]
+    transformer, reference = build(family).bfloat16(), build(family)
+    reference.load_state_dict(transformer.state_dict())  # the same weights, rounded alike
+    # Between two bfloat16 numbers, where rounding moves the scaled timestep by several units. The other values are
+    # ones that bfloat16 has; of a guidance of 3.5, ComfyUI and diffusers both make 3.504 there.
+    given = {name: tensor.bfloat16() for name, tensor in family.calls[1].items()}
+    given |= {"timestep": torch.tensor([0.9046, 0.6039]), "guidance": torch.tensor([3.5])}
+    exact = {name: tensor.float() for name, tensor in given.items()} | {"guidance": torch.tensor([3.504])}
+    expected = run(reference, family, exact)
+    rounded = run(transformer, family, given)
+    output = run(parallelize(transformer, family.model, single_rank_mesh()), family, given)
+    assert output.dtype == torch.bfloat16
+    assert relative_error(output, expected) < 0.02
+    assert relative_error(rounded, expected) > 5 * relative_error(output, expected)

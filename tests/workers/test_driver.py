@@ -1,0 +1,156 @@
+"""What the driver says, through NVML: with GPUs of every kind of link, with answers missing, and without a driver."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from workers.doctor.driver import describe_link, find_links, find_trouble, list_gpus, memory_by_process
+
+SWITCH = "switch"
+
+
+@dataclass(frozen=True)
+class Driver:
+    """GPUs by number, in NVML's words. `nvlinks`: GPU -> where each of its links goes; `ancestors`: pair -> level."""
+
+    gpus: int
+    nvlinks: dict[int, list[Any]]
+    ancestors: dict[tuple[int, int], int]
+    p2p_told: bool = True
+    memory_v2: bool = True
+    switches_seen: bool = True
+
+
+def not_supported(*_: Any, **__: Any) -> None:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """Puts a driver under pynvml's own functions; returns the list of opened and shut."""
+
+    def put(driver: Driver) -> list[str]:
+        def p2p(first: int, second: int, capability: int) -> int:
+            assert capability == pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+            if not driver.p2p_told:
+                not_supported()
+            reached = set(driver.nvlinks.get(first, ())) & {second, SWITCH}
+            return pynvml.NVML_P2P_STATUS_OK if reached else pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
+
+        def state(gpu: int, link: int) -> int:
+            if link >= len(driver.nvlinks.get(gpu, ())):
+                not_supported()
+            return pynvml.NVML_FEATURE_ENABLED if driver.nvlinks[gpu][link] is not None else 0
+
+        def remote(gpu: int, link: int) -> SimpleNamespace:
+            if not driver.switches_seen and driver.nvlinks[gpu][link] == SWITCH:
+                not_supported()
+            return SimpleNamespace(busId=f"bus {driver.nvlinks[gpu][link]}")
+
+        def memory(gpu: int, version: int | None = None) -> SimpleNamespace:
+            if version is not None and not driver.memory_v2:
+                not_supported()
+            return SimpleNamespace(total=100, used=10 * gpu + (version is None))
+
+        opened: list[str] = []
+        answers = {
+            "nvmlInit": lambda: opened.append("init"),
+            "nvmlShutdown": lambda: opened.append("shut down"),
+            "nvmlSystemGetDriverVersion": lambda: "570.86.15",
+            "nvmlDeviceGetCount": lambda: driver.gpus,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpu}a-b",
+            "nvmlDeviceGetName": lambda gpu: "NVIDIA X",
+            "nvmlDeviceGetMemoryInfo": memory,
+            "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(busId=f"bus {gpu}"),
+            "nvmlDeviceGetP2PStatus": p2p,
+            "nvmlDeviceGetNvLinkState": state,
+            "nvmlDeviceGetNvLinkRemotePciInfo": remote,
+            "nvmlDeviceGetTopologyCommonAncestor": lambda a, b: driver.ancestors[min(a, b), max(a, b)],
+            "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [
+                SimpleNamespace(pid=7, usedGpuMemory=5),
+                SimpleNamespace(pid=8 + gpu, usedGpuMemory=None),
+            ],
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(pynvml, name, answer)
+        return opened
+
+    return put
+
+
+PCIE = {(0, 1): pynvml.NVML_TOPOLOGY_SINGLE, (0, 2): pynvml.NVML_TOPOLOGY_SYSTEM, (1, 2): pynvml.NVML_TOPOLOGY_NODE}
+
+
+def test_gpus_come_with_uuid_and_memory_and_the_driver_is_shut_again(nvml):
+    opened = nvml(Driver(2, {}, {}))
+    gpus = list_gpus()
+    assert [(gpu.index, gpu.uuid, gpu.memory_used, gpu.driver) for gpu in gpus] == [
+        (0, "0a-b", 0, "570.86.15"),
+        (1, "1a-b", 10, "570.86.15"),
+    ]
+    assert opened == ["init", "shut down"]
+    assert memory_by_process() == {7: 10, 8: 0, 9: 0}
+
+
+def test_an_older_driver_tells_the_memory_its_own_way(nvml):
+    nvml(Driver(2, {}, {}, memory_v2=False))
+    assert [gpu.memory_used for gpu in list_gpus()] == [1, 11]
+
+
+def test_gpus_on_pcie_have_the_names_of_nvidia_smi(nvml):
+    nvml(Driver(3, {}, PCIE))
+    links = find_links()
+    assert {pair: kind for pair, kind in links.items() if pair[0] < pair[1]} == {
+        (0, 1): "PIX",
+        (0, 2): "SYS",
+        (1, 2): "NODE",
+    }
+    assert all(links[b, a] == kind for (a, b), kind in links.items())
+    assert describe_link("SYS") == "PCIe, from one CPU socket to another"
+
+
+def test_nvlinks_are_counted_straight_to_the_other_gpu(nvml):
+    nvml(Driver(3, {0: [1, 1, 2, None], 1: [0, 0], 2: [0]}, PCIE))
+    links = find_links()
+    assert (links[0, 1], links[1, 0], links[0, 2], links[2, 0]) == ("NV2", "NV2", "NV1", "NV1")
+    assert links[1, 2] == "NODE"
+    assert describe_link(links[0, 1]) == "NVLink (2 links)"
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("seen", [True, False])
+def test_nvlinks_through_switches_are_all_of_a_gpus_also_where_a_virtual_machine_hides_the_switches(nvml, told, seen):
+    nvml(Driver(2, {gpu: [SWITCH] * 18 for gpu in range(2)}, PCIE, p2p_told=told, switches_seen=seen))
+    assert find_links() == {(0, 1): "NV18", (1, 0): "NV18"}
+
+
+def test_a_pair_that_the_driver_knows_no_way_between_is_left_out(nvml, monkeypatch):
+    nvml(Driver(2, {}, PCIE))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTopologyCommonAncestor", not_supported)
+    assert find_links() == {}
+
+
+def test_without_a_driver_or_without_the_package_there_is_nothing_and_no_trouble(monkeypatch):
+    def no_library() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_library)
+    assert (list_gpus(), find_links(), memory_by_process(), find_trouble()) == ((), {}, {}, None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert (list_gpus(), find_links(), memory_by_process(), find_trouble()) == ((), {}, {}, None)
+
+
+def test_a_driver_that_cannot_do_its_work_is_quoted(monkeypatch):
+    def mismatch() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", mismatch)
+    assert list_gpus() == ()
+    assert "mismatch" in (find_trouble() or "").lower()

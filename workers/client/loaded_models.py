@@ -1,0 +1,53 @@
+"""What a pool holds, as its client knows it: which models it can name, and the bytes that they take now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from parallel_runtime.requests.requests import Answer
+
+
+class LoadedModels:
+    """The one truth about a pool's memory on this side of the wire; every answer of the pool brings it up to date.
+
+    A model whose name the ranks know may have left their devices, for another one or for ComfyUI. It comes back by
+    itself when it is used.
+    """
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._bytes: Mapping[str, int] | None = None  # not told yet
+
+    def knows(self, name: str) -> bool:
+        """Whether the ranks know the model, as far as was heard: they forget those that were not used for long."""
+        return name in self._names
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of its weights on one rank's device; models of the same weights have them in common."""
+        return (self._bytes or {}).get(name, 0)
+
+    def has_left(self, name: str) -> bool:
+        """Whether its weights are known not to be on the devices."""
+        return self._bytes is not None and name not in self._bytes
+
+    def add(self, name: str) -> None:
+        """The ranks have loaded it."""
+        self._names.add(name)
+
+    def discard(self, name: str) -> None:
+        """The ranks have to be asked to load it before it is used again."""
+        self._names.discard(name)
+
+    def note(self, answer: Answer) -> None:
+        """Take in what a rank says it holds."""
+        if answer.held is not None:
+            self._bytes = answer.held
+
+    def doubt(self) -> None:
+        """A rank ran out of memory, and has let everything go: count on nothing."""
+        self._bytes = {}
+
+    def clear(self) -> None:
+        """The pool is gone."""
+        self._names.clear()
+        self._bytes = None

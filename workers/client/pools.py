@@ -1,0 +1,74 @@
+"""The pools of this process, by their devices."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+import torch
+
+from parallel_runtime.config import ParallelConfig
+
+from ..hosts.network import read_network
+from ..launch import PoolSpec, resolve_devices
+from .client import PoolClient
+
+EXIT_SECONDS = 5.0
+
+
+class _Pools:
+    """The process's pools. A GPU belongs to one pool. One whose ranks are the first of those that are wanted takes in
+    the others; one of which another pool needs GPUs otherwise is closed."""
+
+    def __init__(self) -> None:
+        self._clients: list[PoolClient] = []
+        self._lock = threading.Lock()
+
+    def get(self, spec: PoolSpec) -> PoolClient:
+        with self._lock:
+            for client in self._clients:
+                # A configuration that wants the first ranks of a larger pool takes part of it: nothing restarts.
+                if client.spec.holds(spec):
+                    return client
+            growing = next((client for client in self._clients if client.grows_to(spec)), None)
+            for client in [c for c in self._clients if c is not growing and c.spec.overlaps(spec)]:
+                client.close()
+                self._clients.remove(client)
+            if growing is not None:
+                growing.spec = spec
+                return growing
+            client = PoolClient(spec)
+            self._clients.append(client)
+            return client
+
+    def end(self) -> None:
+        """At the end of the process, when another thread may be in the middle of anything: no lock is taken."""
+        for client in list(self._clients):
+            client.end(EXIT_SECONDS)
+
+    def close(self) -> None:
+        with self._lock:
+            for client in self._clients:
+                client.close()
+            self._clients.clear()
+
+
+_pools = _Pools()  # processes are a resource of this process, so they are kept per process
+atexit.register(_pools.end)
+
+
+def get_pool(config: ParallelConfig) -> PoolClient:
+    """The pool for a configuration's devices; not started yet.
+
+    Raises:
+        ConfigurationError: devices that do not exist, or too few for the degrees.
+    """
+    if config.hosts > 1:
+        read_network(os.environ)  # a missing setting is an error of the configuration, not of a pool that started
+    return _pools.get(resolve_devices(config, torch.cuda.device_count))
+
+
+def close_pools() -> None:
+    """End every pool of this process."""
+    _pools.close()

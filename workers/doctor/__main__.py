@@ -1,0 +1,7 @@
+"""`python -m workers.doctor`."""
+
+import sys
+
+from .doctor import main
+
+sys.exit(main())

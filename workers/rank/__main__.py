@@ -1,0 +1,5 @@
+"""`python -m workers.rank`."""
+
+from .rank import main
+
+main()

@@ -1,0 +1,1 @@
+"""The process between ComfyUI and the ranks."""

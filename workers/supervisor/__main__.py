@@ -1,0 +1,5 @@
+"""`python -m workers.supervisor`."""
+
+from .supervisor import main
+
+main()

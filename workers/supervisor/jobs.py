@@ -1,0 +1,170 @@
+"""The jobs of a pool: those that wait, and the one that the ranks are busy with."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from parallel_runtime.requests.requests import Grow, Request, Step
+
+from ..pool_log import PoolLog
+from ..wire.endpoint import Peer
+from ..wire.frames import Frame
+from ..wire.protocol import Abandon, Cancel, Compiling, Done, ErrorInfo, Failed, Job, Loading, Progress, Ready, Run
+from .job import ActiveJob
+from .members import Members
+from .stall import StallWatch
+
+
+class Jobs:
+    """Hands one job after the other to the ranks, brings their answers together, and answers the client.
+
+    Args:
+        on_failure: called with what a rank reports when it fails while all ranks run, which costs the pool.
+    """
+
+    def __init__(self, members: Members, client: Peer, log: PoolLog, on_failure: Callable[[Failed], None]):
+        self.active: ActiveJob | None = None
+        self.stall = StallWatch()
+        self._members = members
+        self._client = client
+        self._log = log
+        self._on_failure = on_failure
+        self._waiting: deque[Frame] = deque()
+        self._open = False
+        self._size_before = members.size  # the active job
+        self._begun = 0  # the last job that was handed out
+        self._early: list[Frame] = []
+        """Answers to jobs that are not handed out yet: the ranks heard of a step by the client's bell."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the active job and of those that wait, in their order."""
+        waiting = [frame.message.number for frame in self._waiting if isinstance(frame.message, Job)]
+        return [self.active.number, *waiting] if self.active else waiting
+
+    async def open(self) -> None:
+        """Every rank is online: begin with what waits."""
+        self._open = True
+        await self._next()
+
+    def close(self) -> None:
+        """The pool ends: no other job begins."""
+        self._open = False
+
+    async def add(self, frame: Frame) -> None:
+        """Take in a job of the client's."""
+        self._waiting.append(frame)
+        await self._next()
+
+    def withdraw(self, kind: type[Request]) -> Frame | None:
+        """Take back a job of a kind, if one waits."""
+        for frame in self._waiting:
+            if isinstance(frame.message, Job) and isinstance(frame.message.request, kind):
+                self._waiting.remove(frame)
+                return frame
+        return None
+
+    async def cancel(self, message: Cancel) -> None:
+        """Tell the ranks to stop the active job, or forget one that waits.
+
+        A step that waits is handed out all the same: some ranks may have begun with it, and wait for the others.
+        """
+        if self.active is not None and self.active.number == message.number:
+            self.active.cancelled = True
+            await self._members.tell(message)
+            return
+        kept = deque(frame for frame in self._waiting if not _may_go(frame, message.number))
+        if len(kept) < len(self._waiting):
+            self._waiting = kept
+            await self._client.send(Failed(message.number, 0, ErrorInfo("PoolError", "Cancelled.", ""), cancelled=True))
+
+    async def answer(self, frame: Frame) -> None:
+        """Take in what a rank says about the active job."""
+        if isinstance(frame.message, Progress):
+            await self._client.forward(frame)
+        elif isinstance(frame.message, Compiling):
+            self.stall.waited(time.monotonic())
+            await self._client.forward(frame)
+        elif isinstance(frame.message, Loading):
+            await self._client.forward(frame)
+        elif isinstance(frame.message, (Ready, Done, Failed)):
+            if frame.message.number > self._begun:
+                self._early.append(frame)
+            elif self.active is not None and frame.message.number == self.active.number:
+                self.active.answer(frame)
+                self.stall.through(frame.message.rank)
+                await self._advance(self.active)
+
+    async def _next(self) -> None:
+        if not self._open or self.active is not None or not self._waiting:
+            return
+        frame = self._waiting.popleft()
+        assert isinstance(frame.message, Job)
+        request = frame.message.request
+        self._size_before = self._members.size
+        if isinstance(request, Grow):
+            self._members.size = len(request.devices)  # newcomers take part in what makes them ranks of the pool
+        self.active = ActiveJob(
+            frame.message.number,
+            self._members.size,
+            "running" if isinstance(request, Step) else "preparing",
+            prompt=isinstance(request, Step),
+        )
+        self.stall.start(self._members.size, time.monotonic())
+        await self._members.hand_out(frame)
+        self._begun = frame.message.number
+        early, self._early = self._early, []
+        for answer in early:
+            await self.answer(answer)
+
+    async def _advance(self, job: ActiveJob) -> None:
+        if job.phase == "preparing" and job.prepared:
+            if job.failed:
+                await self._abandon(job)
+            else:
+                job.phase = "running"
+                self.stall.start(self._members.size, time.monotonic())
+                await self._members.tell(Run(job.number, job.agreed))
+                if job.cancelled:
+                    await self._members.tell(Cancel(job.number))
+        elif job.unbegun:
+            self._rest()
+            await self._client.send(job.failure)
+            await self._next()
+        elif job.broken:
+            for failed in job.failed.values():
+                self._on_failure(failed)
+            return
+        if job.finished:
+            self._rest()
+        if job.answerable:
+            assert job.result is not None
+            job.answered = True
+            await self._client.forward(job.result)
+        if job.finished:
+            await self._next()
+
+    async def _abandon(self, job: ActiveJob) -> None:
+        await self._members.tell(Abandon(job.number))
+        self._members.size = self._size_before
+        self._rest()
+        failure = job.failure
+        error = failure.error
+        if not error.fix:
+            error = msgspec.structs.replace(error, fix=f"The log is {self._log.path}.")
+        await self._client.send(msgspec.structs.replace(failure, error=error, fits=tuple(sorted(job.ready))))
+        await self._next()
+
+    def _rest(self) -> None:
+        self.active = None
+        self.stall.stop()
+
+
+def _may_go(frame: Frame, number: int) -> bool:
+    """Whether this is the job of that number, and no rank can have heard of it."""
+    job = frame.message
+    return isinstance(job, Job) and job.number == number and not isinstance(job.request, Step)

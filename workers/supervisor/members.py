@@ -1,0 +1,144 @@
+"""Who is in a pool: its ranks, and the other hosts that offered theirs. The supervisor's side of their connections."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..hosts.tunnel import PORT_FILE, join_ends, reach_loopback
+from ..launch import PoolSpec
+from ..pool_log import PoolLog
+from ..processes import DUMP_STACKS
+from ..wire.frames import Frame
+from ..wire.protocol import Join, Message, StartRanks, StoreLink
+from .reception import Guest
+from .verdict import Blame
+
+Value = TypeVar("Value")
+
+
+class Members:
+    """Serves each connection until its end, which is a loss: nobody leaves a pool that goes on.
+
+    Args:
+        directory: the pool's, where rank 0 says where the store is.
+        rank_module: what torchrun starts in each rank.
+        on_frame: called with what a rank sent, and its number.
+        on_loss: called with the sign that a lost connection is, with who was lost, in words, and whether only as a
+            newcomer.
+    """
+
+    def __init__(
+        self,
+        spec: PoolSpec,
+        directory: Path,
+        rank_module: str,
+        log: PoolLog,
+        on_frame: Callable[[int, Frame], Coroutine[Any, Any, None]],
+        on_loss: Callable[[Blame, str, bool], None],
+    ):
+        self.size = spec.world_size
+        """Ranks that are the pool, those that jobs go to. Behind them come newcomers, who wait to be taken in."""
+        self.pids: dict[int, int] = {}
+        self.devices: dict[int, str] = {}
+        """What each rank computes on; a rank is here once it is online."""
+        self._spec = spec
+        self._directory = directory
+        self._rank_module = rank_module
+        self._log = log
+        self._on_frame = on_frame
+        self._on_loss = on_loss
+        self._ranks: dict[int, Guest] = {}
+        self._hosts: list[str] = []
+
+    @property
+    def complete(self) -> bool:
+        """Every rank is online."""
+        return not self.absent(range(self.size))
+
+    def expect(self, spec: PoolSpec) -> None:
+        """Let in newcomers, until the ranks are those of `spec`."""
+        self._spec = spec
+
+    def in_pool(self, of_ranks: Mapping[int, Value]) -> dict[int, Value]:
+        """The part of it that is of the pool's ranks, without newcomers."""
+        return {rank: value for rank, value in of_ranks.items() if rank < self.size}
+
+    def absent(self, ranks: Iterable[int]) -> list[int]:
+        """Who of these is not online."""
+        return [rank for rank in ranks if rank not in self.devices]
+
+    @property
+    def missing(self) -> str:
+        """Who did not come, in words."""
+        absent = self._spec.hosts - 1 - len(self._hosts)
+        if absent:
+            return f"{absent} of {self._spec.hosts} hosts did not join"
+        return f"Ranks {self.absent(range(self._spec.world_size))} did not start"
+
+    async def welcome(self, guest: Guest) -> None:
+        """Serve a connection that the reception let in, until its end."""
+        if isinstance(guest.hello, StoreLink):
+            await self._serve_store(guest)
+        elif isinstance(guest.hello, Join):
+            await self._serve_host(guest, guest.hello)
+        elif guest.hello.rank in self._ranks or guest.hello.rank not in range(self._spec.world_size):
+            self._log.write(f"refused a connection from {guest.peer.name}, which is no rank that is awaited")
+            guest.peer.socket.close()
+        else:
+            await self._serve_rank(guest, guest.hello.rank)
+
+    async def _serve_rank(self, guest: Guest, rank: int) -> None:
+        self._ranks[rank], self.pids[rank] = guest, guest.pid
+        while (frame := await guest.peer.receive()) is not None:
+            await self._on_frame(rank, frame)
+        self._forget(rank)
+        where = f" on {guest.host}" if guest.host else ""
+        self._on_loss(Blame.RANK_ENDED, f"Rank {rank} (process {guest.pid}{where}) ended", rank >= self.size)
+
+    def _forget(self, rank: int) -> None:
+        """A newcomer is gone, and another may come; of a rank, who is told to be lost is still asked."""
+        if rank >= self.size:
+            del self._ranks[rank], self.pids[rank]
+            self.devices.pop(rank, None)
+
+    async def _serve_host(self, guest: Guest, join: Join) -> None:
+        node, ranks = len(self._hosts) + 1, len(self._spec.devices)
+        if node >= self._spec.hosts or join.devices != ranks:
+            self._log.write(f"refused host {join.name} ({guest.host}) with {join.devices} devices")
+            guest.peer.socket.close()
+            return
+        self._hosts.append(join.name)
+        await guest.peer.send(StartRanks(node, self._spec.hosts, ranks, self._spec.device_type, self._rank_module))
+        await guest.peer.receive()  # it says nothing more: this returns at its end
+        self._on_loss(Blame.HOST_LOST, f"Host {join.name} ({guest.host}) dropped off", False)
+
+    async def _serve_store(self, guest: Guest) -> None:
+        """Its end is no loss: a rank opens and closes such connections as it likes."""
+        try:
+            await join_ends(guest.peer.socket, await reach_loopback(self._directory / PORT_FILE))
+        except OSError as error:
+            self._log.write(f"the store could not be reached for {guest.host}: {error}")
+            guest.peer.socket.close()
+
+    async def tell(self, message: Message) -> None:
+        """Send a message to every rank of the pool."""
+        for rank, guest in list(self._ranks.items()):
+            if rank < self.size:
+                await guest.peer.send(message)
+
+    async def hand_out(self, job: Frame) -> None:
+        """Pass a job on as it came: its header to every rank, its payload to rank 0 alone."""
+        for rank, guest in list(self._ranks.items()):
+            if rank < self.size:
+                await guest.peer.forward(job, with_payload=rank == 0)
+
+    def dump_stacks(self) -> None:
+        """Let every rank of this host write its stacks to the log."""
+        for guest in self._ranks.values():
+            if not guest.host:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(guest.pid, DUMP_STACKS)

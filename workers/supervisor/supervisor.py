@@ -1,0 +1,290 @@
+"""The supervisor: a small process between ComfyUI and the ranks. It imports no torch.
+
+It starts torchrun, hands each job to every rank, brings the answers together, and ends the whole pool as soon as the
+client is gone or any part of the pool fails. The client runs it as
+`python -m workers.supervisor FD CLIENT DIRECTORY LOG DEVICES RANK_MODULE`; FD is one end of a socket pair whose other
+end the client holds, CLIENT is the client's pid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from parallel_runtime.errors import ParallelError
+from parallel_runtime.requests.requests import Grow
+
+from ..compiled_cache import prune
+from ..hosts.network import BACKLOG, interface_of, listen, read_network
+from ..launch import PoolSpec, rank_environment, state_directory
+from ..pool_log import PoolLog, tell_of_fresh_pool
+from ..processes import become_subreaper, end_descendants
+from ..settings import read_seconds
+from ..wire.endpoint import Peer
+from ..wire.frames import Frame
+from ..wire.protocol import (
+    AskStatus,
+    Cancel,
+    ErrorInfo,
+    Failed,
+    Heartbeat,
+    Job,
+    Online,
+    PoolState,
+    Shutdown,
+    Status,
+    describe,
+)
+from ..wire.unix_socket import listen_in
+from .growth import Growth
+from .jobs import Jobs
+from .members import Members
+from .reception import Reception
+from .stall import FLOOR_SECONDS, TICK_SECONDS
+from .torchrun import Torchrun
+from .verdict import BLAME_SECONDS, Blame, Verdict
+
+START_SECONDS = 300.0
+EXIT_GRACE_SECONDS = 2.0
+DUMP_SECONDS = 0.7
+PUMP_SECONDS = 1.0
+REPORT_SECONDS = 5.0
+
+
+class Supervisor:
+    """The pool as one object: its start, its state, and its end."""
+
+    def __init__(
+        self, client: socket.socket, parent: int, spec: PoolSpec, directory: Path, log: PoolLog, rank_module: str
+    ):
+        self.client = Peer(client, "client")
+        self.spec = spec
+        self.directory = directory
+        self.log = log
+        self.rank_module = rank_module
+        self.members = Members(spec, directory, rank_module, log, self._from_rank, self._member_lost)
+        self.jobs = Jobs(self.members, self.client, log, self._rank_failed)
+        self.torchruns: list[Torchrun] = []
+        self.growth = Growth(
+            spec,
+            directory,
+            rank_module,
+            log,
+            self.members,
+            self.jobs,
+            self.client,
+            self.torchruns,
+            self._watch,
+            self._lost,
+        )
+        self.error: ErrorInfo | None = None
+        self._parent = parent
+        self._listeners: list[socket.socket] = []
+        self._hearing: asyncio.Task[None] | None = None
+        self._verdict = Verdict()
+        self._ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Live until the client leaves or the pool fails; then take everything down."""
+        self._watch(self._serve_client())
+        self._watch(self._watch_client())
+        start = self._watch(self._start())
+        self._watch(asyncio.to_thread(prune, state_directory() / "compiled"))
+        await self._ended.wait()
+        await asyncio.wait([start])
+        for listener in self._listeners:
+            listener.close()
+        await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
+        for torchrun in self.torchruns:
+            await torchrun.wait()
+        if self._hearing is not None:
+            await asyncio.wait([self._hearing], timeout=PUMP_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        if self.error is not None:
+            with contextlib.suppress(asyncio.TimeoutError):  # a client that is stopped reads nothing
+                await asyncio.wait_for(self._report_death(self.error), REPORT_SECONDS)
+
+    async def _start(self) -> None:
+        """Listen, and start the ranks. What fails here is the pool's death, with its cause."""
+        start_seconds = read_seconds(os.environ, "PARALLEL_DIT_START_SECONDS", START_SECONDS)
+        self.growth.start_seconds = start_seconds
+        self.jobs.stall.floor = read_seconds(os.environ, "PARALLEL_DIT_STALL_SECONDS", FLOOR_SECONDS)
+        reception = Reception(self.log, self.members.welcome, self._watch)
+        self._listeners.append(listen_in(self.directory, BACKLOG))
+        self._watch(reception.local(self._listeners[0]))
+        interface = "lo"
+        if self.spec.hosts > 1:
+            network = read_network(os.environ)
+            interface = interface_of(network.address)
+            self._listeners.append(listen(network))
+            self._watch(reception.remote(self._listeners[1], network.secret))
+        environment = rank_environment(self.spec, self.directory, os.environ, interface)
+        torchrun = await Torchrun.start(self.spec, self.directory, self.rank_module, environment, self.log)
+        self.torchruns.append(torchrun)
+        self._hearing = self._watch(torchrun.hear())
+        self._watch(self._watch_torchrun(torchrun))
+        self._watch(self._watch_start(start_seconds))
+        self._watch(self._watch_stall())
+
+    def _watch(self, coroutine) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(self._guard(coroutine))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guard(self, coroutine) -> None:
+        try:
+            await coroutine
+        except ParallelError as error:
+            self._die(describe(error, None))
+        except Exception as error:  # noqa: BLE001 - process border: a fault of ours must end the pool, not hang it
+            self.log.write(f"supervisor: {traceback.format_exc()}")
+            self._die(msgspec.structs.replace(describe(error, None), fix=self._fresh()))
+
+    @property
+    def state(self) -> PoolState:
+        """What the pool is doing."""
+        if self.error is not None:
+            return "dead"
+        if not self.members.complete:
+            return "starting"
+        return self.jobs.active.phase if self.jobs.active else "idle"
+
+    def status(self) -> Status:
+        """The pool as the client may ask for it at any time."""
+        torchrun = self.torchruns[0].pid if self.torchruns else 0
+        job = self.jobs.active.number if self.jobs.active else None
+        pids, devices = self.members.in_pool(self.members.pids), self.members.in_pool(self.members.devices)
+        return Status(self.state, pids, devices, torchrun, str(self.log.path), job, self.error)
+
+    async def _serve_client(self) -> None:
+        while (frame := await self.client.receive()) is not None:
+            message = frame.message
+            if isinstance(message, Job) and isinstance(message.request, Grow):
+                self.growth.ask(frame)
+            elif isinstance(message, Job):
+                await self.jobs.add(frame)
+            elif isinstance(message, Cancel):
+                if not await self.growth.cancel(message):
+                    await self.jobs.cancel(message)
+            elif isinstance(message, AskStatus):
+                await self.client.send(self.status())
+            elif isinstance(message, Shutdown):
+                break
+        self._ended.set()
+
+    async def _from_rank(self, rank: int, frame: Frame) -> None:
+        message = frame.message
+        now = time.monotonic()
+        if isinstance(message, Heartbeat):
+            self.jobs.stall.beat(rank, message.progress, now, message.waits)
+            return
+        self.jobs.stall.answered(rank, now)
+        if isinstance(message, Online):
+            self.members.devices[rank] = message.device
+            if rank >= self.members.size:
+                await self.growth.look()
+            elif self.members.complete:
+                await self.client.send(self.status())
+                await self.jobs.open()
+        else:
+            await self.jobs.answer(frame)
+
+    async def _watch_torchrun(self, torchrun: Torchrun) -> None:
+        self._lost(*await torchrun.end())
+
+    async def _watch_client(self) -> None:
+        """End with the client, also where another process holds a copy of its end of the socket: one it forked."""
+        while os.getppid() == self._parent:
+            await asyncio.sleep(TICK_SECONDS)
+        self._ended.set()
+
+    async def _watch_start(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.state == "starting" and time.monotonic() < deadline:
+            await asyncio.sleep(0.2)
+        if self.state == "starting":
+            self._die(self._loss(f"{self.members.missing} within {seconds:g} seconds"))
+
+    async def _watch_stall(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if self.client.sending:  # it is stopped or busy, and a rank's messages wait for it
+                self.jobs.stall.waited(time.monotonic())
+            stall = self.jobs.stall.tick(time.monotonic())
+            if stall is not None:
+                self.members.dump_stacks()
+                await asyncio.sleep(DUMP_SECONDS)
+                pid = self.members.pids[stall.rank]
+                what = f"Rank {stall.rank} (process {pid}) made no progress for {stall.seconds:.0f} seconds"
+                self._die(self._loss(what, "with the stacks of all ranks "))
+
+    def _loss(self, what: str, log_holds: str = "") -> ErrorInfo:
+        doing = {"starting": "while the pool started", "idle": "while the pool was idle"}.get(
+            self.state, "in the middle of a job"
+        )
+        return ErrorInfo("PoolError", f"{what} {doing}.", self._fresh(log_holds), traceback=self.log.tail())
+
+    def _fresh(self, log_holds: str = "") -> str:
+        return tell_of_fresh_pool(self.log.path, log_holds)
+
+    def _rank_failed(self, failed: Failed) -> None:
+        blame = Blame.COLLECTIVE_BROKE if failed.error.consequence else Blame.RANK_FAILED
+        fix = f"{failed.error.fix} {self._fresh()}".strip()
+        self._suspect(blame, msgspec.structs.replace(failed.error, fix=fix))
+
+    def _member_lost(self, blame: Blame, what: str, newcomer: bool) -> None:
+        if newcomer:
+            self.growth.lost(blame, what)
+        else:
+            self._lost(blame, what)
+
+    def _lost(self, blame: Blame, what: str) -> None:
+        self._suspect(blame, self._loss(what))
+
+    def _suspect(self, blame: Blame, error: ErrorInfo) -> None:
+        """Something failed. What failed first makes the rest fail: wait a moment, then name the likeliest cause."""
+        if self._verdict.note(blame, error) and not self._ended.is_set():
+            self._watch(self._judge())
+
+    async def _judge(self) -> None:
+        await asyncio.sleep(BLAME_SECONDS)
+        self._die(self._verdict.cause)
+
+    def _die(self, error: ErrorInfo) -> None:
+        """The unit of failure is the pool: whatever failed, nothing in it is trusted any more."""
+        if self._ended.is_set():
+            return
+        self.error = error
+        self.jobs.close()
+        self.log.write(f"pool ends: {error.cause}\n{error.traceback}")
+        self._ended.set()
+
+    async def _report_death(self, error: ErrorInfo) -> None:
+        for number in self.jobs.numbers:
+            await self.client.send(Failed(number, error.rank or 0, error, pool_alive=False))
+        await self.client.send(self.status())
+
+
+def main() -> None:
+    """Process entry; see the module's docstring for the arguments."""
+    descriptor, parent, directory, log_path, spec, rank_module = sys.argv[1:7]
+    become_subreaper()
+    client = socket.socket(fileno=int(descriptor))
+    log = PoolLog(Path(log_path))
+    try:
+        pool = PoolSpec.parse(spec)
+        asyncio.run(Supervisor(client, int(parent), pool, Path(directory), log, rank_module).run())
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)  # the client may be gone, so it is removed here

@@ -1,0 +1,39 @@
+"""What ended a pool. One failure shows in many places at once; the verdict names the likeliest cause."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from ..wire.protocol import ErrorInfo
+
+BLAME_SECONDS = 0.3
+"""So long after the first sign the others are waited for."""
+
+
+class Blame(enum.IntEnum):
+    """Signs of a failure, likeliest cause first."""
+
+    HOST_LOST = 0
+    TORCHRUN_KILLED = 1
+    RANK_FAILED = 2
+    RANK_ENDED = 3
+    TORCHRUN_ENDED = 4
+    COLLECTIVE_BROKE = 5
+
+
+@dataclass
+class Verdict:
+    """The signs so far, in the order in which they were noticed."""
+
+    _signs: list[tuple[Blame, ErrorInfo]] = field(default_factory=list)
+
+    def note(self, blame: Blame, error: ErrorInfo) -> bool:
+        """Take in a sign; return whether it is the first."""
+        self._signs.append((blame, error))
+        return len(self._signs) == 1
+
+    @property
+    def cause(self) -> ErrorInfo:
+        """The likeliest cause, of several alike the one that was noticed first."""
+        return min(self._signs, key=lambda sign: sign[0])[1]

@@ -1,0 +1,273 @@
+"""Messages between client, supervisor and ranks, as msgspec structs; `frames.py` puts them on a socket.
+
+A job goes through two phases. PREPARE: every rank validates, loads and allocates, and answers `Ready` or `Failed`;
+an error here costs the job only. RUN starts when all are ready; a failure in it costs the pool. A `Step` repeats a
+call that was prepared before, and goes to RUN at once.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from parallel_runtime.errors import ERROR_TYPES, ParallelError, PoolError
+from parallel_runtime.requests.requests import Answer, Request
+
+VERSION = 3
+_LONGEST_TEXT = 4_000
+_LONGEST_TRACEBACK = 50_000
+"""Characters of an error: whatever is in it, it fits into a frame."""
+
+PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
+"""`silent` is what the client says of a supervisor that does not answer."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """A tensor in the payload: name, torch dtype's name, shape. Its bytes follow those of the one before it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """A `ParallelError` as data.
+
+    Args:
+        traceback: for the log and for developers, not for the artist.
+        consequence: a collective broke because another rank was lost; that rank is to blame.
+    """
+
+    type: str
+    cause: str
+    fix: str
+    rank: int | None = None
+    traceback: str = ""
+    consequence: bool = False
+
+
+# client -> supervisor, and onwards to every rank (its payload to rank 0 alone)
+class Job(msgspec.Struct, frozen=True, tag=True):
+    """A request with its number and the tensors that come with it.
+
+    Args:
+        segment: path of the shared memory in whose first half the tensors lie, instead of in the payload, and whose
+            second half takes the answer's (shared_memory.py); "" where there is none.
+    """
+
+    number: int
+    request: Request
+    tensors: tuple[TensorSpec, ...] = ()
+    segment: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Stop this job between two steps (or in the middle of a load)."""
+
+    number: int
+
+
+class AskStatus(msgspec.Struct, frozen=True, tag=True):
+    """Ask for a `Status` now, whatever the pool is doing."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the pool."""
+
+
+# supervisor -> ranks
+class Run(msgspec.Struct, frozen=True, tag=True):
+    """All ranks are ready: run the prepared job.
+
+    Args:
+        agreed: the least of what the ranks offered under each name; the same on every rank.
+    """
+
+    number: int
+    agreed: dict[str, int] = {}
+
+
+class Abandon(msgspec.Struct, frozen=True, tag=True):
+    """Another rank could not prepare: undo what preparing did."""
+
+    number: int
+
+
+# rank -> supervisor
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First message on a rank's connection."""
+
+    rank: int
+    pid: int
+    version: int = VERSION
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """First message of another host's `workers.hosts.join`: it offers its devices to the pool."""
+
+    name: str
+    devices: int
+    pid: int
+    version: int = VERSION
+
+
+class StoreLink(msgspec.Struct, frozen=True, tag=True):
+    """First and only message of a connection that carries the bytes of the ranks' store from then on (tunnel.py)."""
+
+
+class StartRanks(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor's answer: start torchrun for this node of the pool."""
+
+    node: int
+    hosts: int
+    ranks: int
+    device_type: str
+    rank_module: str
+
+
+class Online(msgspec.Struct, frozen=True, tag=True):
+    """This rank has its device and its process group; or waits, with its device, to be taken into a running pool."""
+
+    rank: int
+    device: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """This rank has prepared the job.
+
+    Args:
+        offers: what it can do or has, by name, where ranks may differ and must act alike; see `Run`.
+    """
+
+    number: int
+    rank: int
+    offers: dict[str, int] = {}
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Once a second from a thread of each rank. `progress` rises whenever the rank gets on with a job; `waits`: it is
+    inside of a collective."""
+
+    rank: int
+    progress: int
+    waits: bool = False
+
+
+# rank -> supervisor -> client
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 finished a step; the denoised latent comes along where a preview was asked for."""
+
+    number: int
+    step: int
+    total: int
+    tensors: tuple[TensorSpec, ...] = ()
+
+
+class Compiling(msgspec.Struct, frozen=True, tag=True):
+    """This rank compiles; with each heartbeat until the graph is made. The others may wait for it meanwhile."""
+
+    number: int
+    rank: int
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 brings weights to its device: so many bytes are there, of so many. The other ranks do so at the same
+    time."""
+
+    number: int
+    done: int
+    total: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The job is through; rank 0's carries the result, or with `in_segment` left it in the job's segment.
+
+    `cancelled` jobs have none.
+
+    Args:
+        stamps: rank 0's times of this job, see step_trace.py.
+    """
+
+    number: int
+    rank: int
+    answer: Answer
+    cancelled: bool = False
+    tensors: tuple[TensorSpec, ...] = ()
+    in_segment: bool = False
+    stamps: tuple[float, ...] = ()
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The job failed. From the supervisor, `pool_alive` says whether the pool lives on, and `fits` names the ranks
+    that could have done it.
+
+    Args:
+        unbegun: of a `Step`, which has no PREPARE: this rank keeps no such call. None of them does, then.
+    """
+
+    number: int
+    rank: int
+    error: ErrorInfo
+    cancelled: bool = False
+    unbegun: bool = False
+    pool_alive: bool = True
+    fits: tuple[int, ...] = ()
+
+
+# supervisor -> client
+class Status(msgspec.Struct, frozen=True, tag=True):
+    """State of the pool."""
+
+    state: PoolState
+    pids: dict[int, int]
+    devices: dict[int, str]
+    torchrun: int
+    log: str
+    job: int | None = None
+    error: ErrorInfo | None = None
+
+
+Message = (
+    Job
+    | Cancel
+    | AskStatus
+    | Shutdown
+    | Run
+    | Abandon
+    | Hello
+    | Join
+    | StoreLink
+    | StartRanks
+    | Online
+    | Ready
+    | Heartbeat
+    | Progress
+    | Compiling
+    | Loading
+    | Done
+    | Failed
+) | Status
+
+
+def describe(error: BaseException, rank: int | None, traceback: str = "") -> ErrorInfo:
+    """Turn an exception into data. One that is not ours keeps its class name in the cause; its fix is left open."""
+    traceback = _plain(traceback[-_LONGEST_TRACEBACK:])
+    if isinstance(error, ParallelError):
+        cause, fix = _plain(error.cause[:_LONGEST_TEXT]), _plain(error.fix[:_LONGEST_TEXT])
+        return ErrorInfo(type(error).__name__, cause, fix, rank, traceback)
+    where = "The worker pool" if rank is None else f"Rank {rank} of the worker pool"
+    text = _plain(str(error).strip().split("\n")[0][:_LONGEST_TEXT])
+    return ErrorInfo(
+        "PoolError", f"{where} failed with {type(error).__name__}: {text.rstrip('.')}.", "", rank, traceback
+    )
+
+
+def _plain(text: str) -> str:
+    """What can travel: names of files may hold bytes that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def revive(info: ErrorInfo) -> ParallelError:
+    """The exception that `describe` turned into data."""
+    return ERROR_TYPES.get(info.type, PoolError)(info.cause, info.fix)
