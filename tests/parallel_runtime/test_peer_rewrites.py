@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from parallel_runtime.acceleration import compiled_blocks
+from parallel_runtime.acceleration import rewrites
 from parallel_runtime.acceleration.peer_exchange import peer_attention
 from parallel_runtime.acceleration.peer_memory import PeerBuffers
 from parallel_runtime.acceleration.rewrites import Rewrites, linear_gelu, linear_of_parts
@@ -55,8 +55,8 @@ def attentions(monkeypatch):
     found: list[list[tuple[int, bool, int]]] = []
 
     class Spy(Rewrites):
-        def __init__(self, together: bool, enabled: bool):
-            super().__init__(True, enabled)
+        def __init__(self, together: bool):
+            super().__init__(True)
 
         def __call__(self, graph: fx.Graph) -> None:
             super().__call__(graph)
@@ -64,7 +64,7 @@ def attentions(monkeypatch):
             found.append([(len(node.args[0]), bool(node.args[3]), len(node.args[5])) for node in nodes])
             found[-1] += [node.target for node in graph.nodes if "norm_rotate" in str(node.target)]
 
-    monkeypatch.setattr(compiled_blocks, "Rewrites", Spy)
+    monkeypatch.setattr(rewrites, "Rewrites", Spy)
     monkeypatch.setattr(parallel_transformer, "SequenceAttention", OverPeers)
     torch._dynamo.reset()
     yield found
