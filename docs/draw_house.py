@@ -1,7 +1,7 @@
 """`python docs/draw_house.py`: the drawing in docs/architecture.md, from the imports; --check says if it is stale.
 
-A folder stands above those that it imports from. Two folders that import each other, or files in a circle, are an
-error: imports under TYPE_CHECKING and inside of functions count.
+A folder stands above those that it imports from. Folders or files that import in a circle are an error, also when a
+folder is counted with those inside of it; imports under TYPE_CHECKING and inside of functions count.
 """
 
 from __future__ import annotations
@@ -59,6 +59,18 @@ def between_folders(files: Graph) -> Graph:
     return graph
 
 
+def with_nested(files: Graph) -> Graph:
+    """Which part of a package imports which: a folder with all folders inside of it, or a file that is in none."""
+
+    def part(name: str) -> str:
+        return ".".join(name.split(".")[:2])
+
+    graph: dict[str, set[str]] = defaultdict(set)
+    for name, others in files.items():
+        graph[part(name)] |= {part(other) for other in others} - {part(name)}
+    return graph
+
+
 def find_circle(graph: Graph) -> list[str]:
     """Names that lead back to the first of them; empty where there is no circle."""
     done: set[str] = set()
@@ -106,7 +118,7 @@ def written(text: str) -> str:
     _, _, tail = rest.partition(END)
     files = between_files()
     folders = between_folders(files)
-    for graph in (files, folders):
+    for graph in (files, folders, with_nested(files)):
         if circle := find_circle(graph):
             raise SystemExit(f"Imports in a circle: {' -> '.join(circle)}")
     return f"{head}{BEGIN}\n```\n{draw(folders)}\n```\n{END}{tail}"

@@ -23,11 +23,25 @@ def test_no_circles_of_files_or_folders():
     assert len(files) > 150
     assert draw_house.find_circle(files) == []
     assert draw_house.find_circle(draw_house.between_folders(files)) == []
+    assert draw_house.find_circle(draw_house.with_nested(files)) == []
 
 
 def test_circles_are_found():
     assert draw_house.find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert draw_house.find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_a_circle_through_a_nested_folder_is_one_of_its_parent():
+    files = {
+        "parallel_runtime.networks.sequence": {"parallel_runtime.loading.weights"},
+        "parallel_runtime.loading.weights": {"parallel_runtime.networks.diffusers.spec", "parallel_runtime.errors"},
+        "parallel_runtime.networks.diffusers.spec": {"parallel_runtime.errors"},
+    }
+    assert draw_house.find_circle(draw_house.between_folders(files)) == []
+    circle = draw_house.find_circle(draw_house.with_nested(files))
+    assert set(circle) == {"parallel_runtime.networks", "parallel_runtime.loading"}
+    files["parallel_runtime.networks.sequence"] = {"parallel_runtime.errors"}
+    assert draw_house.find_circle(draw_house.with_nested(files)) == []
 
 
 def test_imports_inside_of_functions_and_relative_ones_count(tmp_path):

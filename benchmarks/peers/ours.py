@@ -15,11 +15,12 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.denoising.predict import Predictor
 from parallel_runtime.engine.plan_meshes import Joined, Meshes
-from parallel_runtime.networks.absent_blocks import keep_blocks, share_blocks
+from parallel_runtime.networks.absent_blocks import keep_blocks
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.parallel_transformer import parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner
+from parallel_runtime.pipefusion.share_blocks import share_blocks
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef

@@ -35,7 +35,7 @@ class ProcessCompiler:
     A process and not a thread: it shares no lock of Python's with the steps, and what it does wrong, it does to itself.
 
     Args:
-        module: what the process runs, networks/compiler_process.py.
+        module: what the process runs, engine/compiler_process.py.
         describe_model: what the process builds, in the world of the moment.
         weight_bytes: of what it holds, one block of each kind.
         peer_bytes: of the memory that the ranks shared in the call that just ran, None where there was none.

@@ -117,8 +117,8 @@ def source_hash() -> str:
     package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     folders = [package / name for name in ("acceleration", "attention", "networks")]
-    for source in sorted(path for folder in folders for path in folder.glob("*.py")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    for source in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        digest.update(source.relative_to(package).as_posix().encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:32]
 
 

@@ -12,13 +12,17 @@ from ..networks.diffusers.spec import ModelSpec
 from ..networks.parallel_transformer import ParallelTransformer, parallelize
 from ..pipefusion.stage import Stage
 
+COMPILER = f"{__package__}.compiler_process"
+"""What the compiler beside a rank runs; by name, as only that process imports it."""
+
 
 @dataclass
 class Structure:
     """The wrapped modules; they are wrapped anew where a request's stages ask for it.
 
     Args:
-        attention, compile, ahead: as for `parallelize`. Stages compile at once.
+        attention, compile: as for `parallelize`.
+        ahead: whether another process compiles, while the blocks run as they are. Stages compile at once.
         transformer: wrapped for the last request.
     """
 
@@ -61,4 +65,5 @@ class Structure:
 
 
 def _wrap(module: torch.nn.Module, spec: ModelSpec, attention: str, compile: bool, ahead: bool) -> ParallelTransformer:
-    return parallelize(module, spec, single_rank_mesh(), attention=attention, compile=compile, ahead=ahead)
+    process = COMPILER if ahead else ""
+    return parallelize(module, spec, single_rank_mesh(), attention=attention, compile=compile, ahead=process)

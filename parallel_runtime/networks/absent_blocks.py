@@ -7,15 +7,13 @@ The lists keep their length, so that forwards that count their blocks (skip conn
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import ConfigurationError
-from ..planning.cut import Deal, deal_blocks
 from .diffusers.spec import ModelSpec, StageSpec
 
 Streams = Mapping[str, torch.Tensor]
@@ -145,23 +143,6 @@ def stages_of(spec: ModelSpec) -> StageSpec:
 def block_paths(transformer: nn.Module, spec: ModelSpec) -> list[str]:
     """Path of every block, in forward order."""
     return [f"{path}.{index}" for path in spec.block_lists for index in range(len(transformer.get_submodule(path)))]  # type: ignore[arg-type]
-
-
-def share_blocks(
-    transformer: nn.Module,
-    spec: ModelSpec,
-    stages: int,
-    most: float = math.inf,
-    speeds: Sequence[float] | None = None,
-) -> Deal:
-    """Deal the blocks of a transformer that has all of them to stages; see `deal_blocks` for the arguments.
-
-    Raises:
-        ConfigurationError: see `deal_blocks`.
-    """
-    blocks = [transformer.get_submodule(path) for path in block_paths(transformer, spec)]
-    sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
-    return deal_blocks(sizes, stages, most, stages_of(spec).skips, speeds)
 
 
 def keep_blocks(transformer: nn.Module, spec: ModelSpec, owned: tuple[int, int]) -> Relay:

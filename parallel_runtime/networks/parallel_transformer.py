@@ -50,7 +50,7 @@ def parallelize(
     record: bool = True,
     share: bool = True,
     keys: StaleKeys | None = None,
-    ahead: bool = False,
+    ahead: str = "",
 ) -> ParallelTransformer:
     """Let the ranks of `mesh` run `transformer` together; call it on every rank with the same arguments.
 
@@ -60,10 +60,11 @@ def parallelize(
         mesh: may be changed later with `ParallelTransformer.set_mesh`; one rank needs no torch.distributed.
         attention: one of config.ATTENTION_BACKENDS.
         compile: regional torch.compile of the blocks in `spec.block_lists`.
-        record: on a GPU, forwards that repeat become CUDA graphs (graphs.py). Nothing to gain on a CPU.
+        record: on a GPU, forwards that repeat become CUDA graphs (recordings.py). Nothing to gain on a CPU.
         share: GPUs of one host that can write to each other's memory exchange heads in this way (peer_exchange.py).
         keys: of a stage of a pipeline, which runs with `ParallelTransformer.staged`.
-        ahead: with `compile`, run the blocks as they are until `use_compiled`.
+        ahead: with `compile`, the module that a process of its own runs to compile the blocks (compiler_link.py); they
+            run as they are until it has. Empty: the first forward compiles.
 
     Raises:
         UnsupportedModelError: the transformer is not what the spec describes, or its attention cannot be exchanged.
@@ -90,7 +91,7 @@ class ParallelTransformer:
         record: bool,
         share: bool,
         keys: StaleKeys | None,
-        ahead: bool,
+        ahead: str,
     ):
         _check_class(transformer, spec)
         self.transformer = transformer
@@ -139,8 +140,7 @@ class ParallelTransformer:
         self._announced = False
         self._ahead: CompileAhead | None = None
         if compile and ahead:
-            process = f"{__package__}.compiler_process"
-            compiler = ProcessCompiler(process, self._to_compile, self._one_of_each(), self._split.peer_bytes)
+            compiler = ProcessCompiler(ahead, self._to_compile, self._one_of_each(), self._split.peer_bytes)
             self._ahead = CompileAhead(compiler)
         elif compile:
             self.use_compiled(True)
@@ -230,7 +230,7 @@ class ParallelTransformer:
         # Imports much of torch that nothing else needs.
         from ..acceleration.compiled_blocks import CompiledBlocks
         from ..acceleration.compiler import allow_in_graph
-        from ..loading.lean_imports import untraced_classes
+        from .diffusers.lean_imports import untraced_classes
 
         allow_in_graph(untraced_classes(self.transformer))
         exchange_rotary(self._attention_modules.values())

@@ -14,11 +14,12 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import OutOfMemoryError
 from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.absent_blocks import keep_blocks, share_blocks
+from parallel_runtime.networks.absent_blocks import keep_blocks
 from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.networks.stale_keys import StaleKeys
 from parallel_runtime.pipefusion.kept import kept_bytes
 from parallel_runtime.pipefusion.runner import StageRunner
+from parallel_runtime.pipefusion.share_blocks import share_blocks
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.planning.describe import describe_model
 from parallel_runtime.requests.conditioning import Conditioning

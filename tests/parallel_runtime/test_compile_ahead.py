@@ -12,6 +12,7 @@ import torch
 from parallel_runtime.acceleration.compile_ahead import CompileAhead, Progress
 from parallel_runtime.acceleration.swap import Graphs
 from parallel_runtime.config import ParallelPlan
+from parallel_runtime.engine.structure import COMPILER
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.parallel_transformer import parallelize
@@ -32,7 +33,7 @@ def run_until_swapped(rank: int, world_size: int) -> dict[str, Any]:
     torch.set_num_threads(2)  # as a pool that has grown does; the environment says 1
     mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
-    transformer = parallelize(build_one_block(), FLUX, mesh, compile=True, ahead=True)
+    transformer = parallelize(build_one_block(), FLUX, mesh, compile=True, ahead=COMPILER)
     first = transformer(**forward_arguments(*SIZE))[0]
     found: dict[str, Any] = {"first": first, "compiler at the first": "torch._inductor.codegen" in sys.modules}
     deadline = time.monotonic() + 570

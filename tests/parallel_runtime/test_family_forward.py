@@ -12,10 +12,11 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
-from parallel_runtime.networks.absent_blocks import keep_blocks, share_blocks
+from parallel_runtime.networks.absent_blocks import keep_blocks
 from parallel_runtime.networks.parallel_transformer import parallelize
 from parallel_runtime.pipefusion.denoise import forward_once
 from parallel_runtime.pipefusion.runner import StageRunner
+from parallel_runtime.pipefusion.share_blocks import share_blocks
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.conditioning import Conditioning
 from tests.families import FAMILIES, build, run

@@ -14,7 +14,7 @@ from tests.tiny_flux import tiny_config, write_original
 CODE = """
 import json, sys
 import workers.rank
-from parallel_runtime.loading.lean_imports import leave_out_unused_packages
+from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
 leave_out_unused_packages()
 import diffusers
 made = [getattr(diffusers, name).__name__ for name in json.loads(sys.argv[1])]
@@ -36,7 +36,7 @@ PLAIN_FORWARD = """
 import sys
 from pathlib import Path
 import workers.rank
-from parallel_runtime.loading.lean_imports import leave_out_unused_packages, untraced_classes
+from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages, untraced_classes
 leave_out_unused_packages()
 import torch
 from parallel_runtime.loading.checkpoint import open_checkpoint

@@ -69,7 +69,12 @@ def test_the_key_of_the_compile_cache_changes_with_any_source_that_makes_graphs(
     monkeypatch.setattr(rewrites, "__file__", str(tmp_path / "acceleration" / "rewrites.py"))
     own = rewrites.source_hash.__wrapped__()
     assert own == rewrites.source_hash()
-    for changed in ("acceleration/rotary_rewrites.py", "acceleration/reductions.py", "attention/rotary.py"):
+    for changed in (
+        "acceleration/rotary_rewrites.py",
+        "acceleration/reductions.py",
+        "attention/rotary.py",
+        "networks/diffusers/centred_rotary.py",
+    ):
         source = tmp_path / changed
         text = source.read_bytes()
         source.write_bytes(text + b"\n")

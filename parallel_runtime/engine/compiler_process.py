@@ -28,13 +28,13 @@ from ..acceleration.peer_memory import PeerBuffers
 from ..acceleration.peer_sharing import PeerSharing
 from ..acceleration.swap import imported_modules
 from ..loading.checkpoint import Checkpoint
-from ..loading.lean_imports import leave_out_unused_packages
 from ..loading.weights import build_transformer
 from ..mesh.mesh import Mesh, single_rank_mesh
-from .diffusers.registry import find_by_name
-from .diffusers.spec import ModelSpec
-from .module_paths import first_blocks
-from .parallel_transformer import ParallelTransformer, parallelize
+from ..networks.diffusers.lean_imports import leave_out_unused_packages
+from ..networks.diffusers.registry import find_by_name
+from ..networks.diffusers.spec import ModelSpec
+from ..networks.module_paths import first_blocks
+from ..networks.parallel_transformer import ParallelTransformer, parallelize
 
 _NICENESS = 5
 
