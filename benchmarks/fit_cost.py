@@ -9,7 +9,7 @@ Needs no GPU. Read are the results of `flux_step`, `pipefusion_step` and `compar
 
 with `compiled` (true) and `steps` of the run (28) where they are others. A step of `flux_step.json`, which is of an
 older engine, is left out where another file has the same one: so its eager steps stay. How to refit is said in
-parallel_runtime/planning/cost.py, where the constants are.
+parallel_runtime/planning/cost_constants.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel_runtime.config import AXES, ParallelPlan
-from parallel_runtime.planning.cost import predict
+from parallel_runtime.planning.cost import Cost, predict
 from parallel_runtime.requests.facts import FLUX_DEV, GIB, HOST_MEMORY, NVLINK, flux_request, known_gpu
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -59,9 +59,16 @@ class Measured:
 
     def predicted(self) -> float:
         """Milliseconds per step, by the cost model with the constants of this GPU and link."""
+        return 1e3 * self._cost().seconds
+
+    def predicted_bytes(self) -> int:
+        """Memory of the fullest rank, by the same model."""
+        return self._cost().bytes
+
+    def _cost(self) -> Cost:
         machine = known_gpu(self.gpu, 0, NVLINK if self.p2p else HOST_MEMORY)
         request = replace(flux_request(self.size), steps=self.steps)
-        return 1e3 * predict(self.plan, FLUX_DEV, request, machine, self.compiled).seconds
+        return predict(self.plan, FLUX_DEV, request, machine, self.compiled)
 
     def error(self) -> float:
         """Predicted over measured, less one."""

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.fit_cost import RESULTS, Measured, parse_plan, read_results, table
 from parallel_runtime.config import AXES, ParallelPlan
+from parallel_runtime.planning import cost_constants
+from parallel_runtime.planning.cost_constants import Constant
 
 
 def test_every_published_step_is_predicted_within_a_fifth():
@@ -27,6 +29,31 @@ def test_exact_plans_of_todays_engine_over_nvlink_are_predicted_within_a_twentie
     assert len(exact) >= 14
     wrong = [step for step in exact if abs(step.error()) > 0.05]
     assert not wrong, table(wrong)
+
+
+def constants() -> dict[str, Constant]:
+    found = {}
+    for name, value in vars(cost_constants).items():
+        members = value.values() if isinstance(value, dict) and name.isupper() else [value]
+        found |= {f"{name} {number}": each for number, each in enumerate(members) if isinstance(each, Constant)}
+    return found
+
+
+@pytest.mark.parametrize("name", constants())
+def test_a_fitted_constant_counts_in_the_results_that_it_names(name):
+    """Were another file named, or the constant not used, no prediction of that file would change with it."""
+    constant = constants()[name]
+    if not constant.result:
+        assert constant.rows.startswith(("counted", "estimated"))
+        return
+    steps = [step for step in read_results(sorted(RESULTS.glob("*.json"))) if step.source == constant.result]
+    before = [(step.predicted(), step.predicted_bytes()) for step in steps]
+    plain = constant.value
+    object.__setattr__(constant, "value", 2 * plain)
+    try:
+        assert [(step.predicted(), step.predicted_bytes()) for step in steps] != before
+    finally:
+        object.__setattr__(constant, "value", plain)
 
 
 def test_of_an_older_engine_only_steps_stay_that_no_other_file_has(tmp_path):

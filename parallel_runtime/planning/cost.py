@@ -3,15 +3,7 @@
 A roofline: matrix products and attention at the GPU's sustained rates, elementwise work and weights at its memory's,
 exchanges as latency and bytes over bandwidth.
 
-The constants below are fitted to what was measured on H200s (benchmarks/results); a test holds every prediction to
-within 20% of that. To refit them after a change that makes steps faster, or to other sizes:
-
-1. measure: `python -m benchmarks.compare --peers ours`, `torchrun ... -m benchmarks.pipefusion_step`, as these say;
-2. `python -m benchmarks.fit_cost` prints prediction beside measurement;
-3. fit in this order, each to the rows that show it best: _PASSES and _ROWS_LOST to one GPU at 1024² and 2048² (the
-   GPU's own rates are in facts.py), _BLOCK_SECONDS and _STEP_SECONDS to one GPU at 512², _MEETING_SECONDS to several
-   GPUs at 512², _COLLECTIVE_SECONDS to Ulysses without P2P, _PATCH_SECONDS to PipeFusion without P2P at 1024²,
-   _ROWS_OF_A_WAVE to PipeFusion over NVLink; memory's to the peaks of pipefusion_step.md.
+What it reckons with is in cost_constants.py, with where each number was measured.
 """
 
 from __future__ import annotations
@@ -20,40 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..config import ParallelPlan
-from ..requests.facts import GIB, NVLINK, MachineFacts, ModelFacts, RequestFacts
+from ..requests.facts import NVLINK, MachineFacts, ModelFacts, RequestFacts
+from . import cost_constants as fitted
 from .cut import Deal, deal_blocks, most_parameters, stage_speeds
-
-_ROWS_LOST = 47
-"""Rows that a product's tiles waste, on average: 1152 rows a rank run at 658 of 685 TFLOP/s."""
-_ROWS_OF_A_WAVE = 950
-"""Rows that products lose while a receive over NVLink waits: its kernel polls on multiprocessors, and the tiles that
-these would have computed make one more wave. A wave covers 350 rows of FLUX.1's widest product and 1400 of its
-narrowest, 820 on average by time; a product of no more rows fits beside the receive, or takes twice as long, so that
-it loses half of its rows. That this is the reason is a guess: no profile was taken."""
-_PASSES = {True: 19, False: 130}
-"""Activations that a block's elementwise kernels read and write per token, compiled or not."""
-_BLOCK_SECONDS = {True: 20e-6, False: 60e-6}
-"""Of a block on a GPU, however few tokens it has: kernels that are too small to fill it."""
-_STEP_SECONDS = 0.3e-3
-"""Of a step around the forward: sampler, launch."""
-_MEETING_SECONDS = 0.6e-3
-"""Of a step on several ranks: they wait for the slowest."""
-_PATCH_SECONDS = 2.6e-3
-"""Of a patch in a stage on a GPU, however few tokens it has: the host's work between two recorded forwards."""
-_COLLECTIVE_SECONDS = 50e-6
-"""Of an exchange with NCCL instead of writes to peers: packing, the collective's launch, unpacking."""
-_FEED_FORWARD = 2 / 3
-"""Of the weights of a block that attends and feeds forward from one input: 8 of 12 times width²."""
-_MERGE_PASSES = 12
-"""Activations that a ring's log-sum-exp merge reads and writes per token and pass, in float32."""
-_FLOAT32_SLOWDOWN = 6.0
-_LATENT_BYTES = 256
-"""Of a token of the latent, which CFG and data ranks gather: 64 channels in float32."""
-_LIVE_ACTIVATIONS = 30
-"""Activations of a token that are alive at once: queries, keys, values, the MLP's four, inputs and outputs."""
-_EXCHANGE_BUFFERS = 8
-_CONTEXT_BYTES = int(1.5 * GIB)
-"""CUDA's own, NCCL's buffers, workspaces of cuBLAS and cuDNN."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +72,19 @@ class _Step:
         return -(-self.request.batch // self.plan.batch)
 
     @cached_property
+    def slowdown(self) -> float:
+        """Of products and attention, against 16 bit."""
+        return fitted.FLOAT32_SLOWDOWN.value if self.model.bytes_per_parameter == 4 else 1.0
+
+    @cached_property
     def matmul(self) -> float:
         """Multiply-adds and adds per second."""
-        return self.machine.matmul * 1e12 / (_FLOAT32_SLOWDOWN if self.model.bytes_per_parameter == 4 else 1)
+        return self.machine.matmul * 1e12 / self.slowdown
 
     @cached_property
     def attention(self) -> float:
-        return self.machine.attention * 1e12 / (_FLOAT32_SLOWDOWN if self.model.bytes_per_parameter == 4 else 1)
+        """As `matmul`, of attention."""
+        return self.machine.attention * 1e12 / self.slowdown
 
     @cached_property
     def share(self) -> float:
@@ -167,12 +134,12 @@ class _Step:
         flops = 2 * self.batch * (image * model.image_parameters + text * model.text_parameters) * share
         weights = (model.image_parameters + model.text_parameters) / 2 * share * model.bytes_per_parameter
         rate = machine.memory_rate * 1e9
-        lost = _ROWS_LOST + (min(_ROWS_OF_A_WAVE, rows / 2) if waiting else 0)
+        lost = fitted.ROWS_LOST.value + (min(fitted.ROWS_OF_A_WAVE.value, rows / 2) if waiting else 0)
         products = max(flops / self.matmul * (1 + lost / rows), weights / rate)
         others = self.other_parameters * share * model.bytes_per_parameter / rate
         attention = 4 * self.batch * tokens * keys * model.width * model.blocks * share / self.attention
-        passes = self.activation(tokens) * _PASSES[self.compiled] * model.blocks * share / rate
-        least = _BLOCK_SECONDS[self.compiled] * model.blocks * share if machine.on_gpu else 0.0
+        passes = self.activation(tokens) * fitted.PASSES[self.compiled].value * model.blocks * share / rate
+        least = fitted.BLOCK_SECONDS[self.compiled].value * model.blocks * share if machine.on_gpu else 0.0
         return products + others + attention * self.padded_heads + passes + least
 
     @cached_property
@@ -190,11 +157,11 @@ class _Step:
             sent = 4 * self.activation(tokens) * self.padded_heads * (plan.ulysses - 1) / plan.ulysses
             moved = sent / (link.all_to_all * 1e9)
             if plan.sequence > plan.ulysses or plan.pipe > 1 or not link.peer_access:
-                started = link.latency + (_COLLECTIVE_SECONDS if self.machine.on_gpu else 0.0)
+                started = link.latency + (fitted.COLLECTIVE_SECONDS.value if self.machine.on_gpu else 0.0)
                 seconds += blocks * (2 * started + moved)
             else:
                 hiding = self.model.parallel_blocks if self.compiled else 0
-                feed_forward = _FEED_FORWARD * self.model.image_parameters / self.model.blocks
+                feed_forward = fitted.FEED_FORWARD.value * self.model.image_parameters / self.model.blocks
                 beside = 2 * self.batch * tokens * feed_forward / self.matmul
                 seconds += blocks * (2 * link.latency + moved) - hiding * min(moved, beside)
         if plan.ring > 1:
@@ -202,7 +169,7 @@ class _Step:
             sent = 2 * self.activation(keys / plan.ring) / plan.ulysses
             # Attention runs meanwhile, but measured steps are as long as if it ran afterwards.
             passed = link.latency + sent / (link.peer * 1e9)
-            merge = 2 * self.activation(tokens) * _MERGE_PASSES / (self.machine.memory_rate * 1e9)
+            merge = 2 * self.activation(tokens) * fitted.MERGE_PASSES.value / (self.machine.memory_rate * 1e9)
             seconds += blocks * (plan.ring - 1) * (passed + merge)
         return seconds
 
@@ -215,12 +182,13 @@ class _Step:
         """Of a step outside of the forward."""
         if not self.machine.on_gpu:
             return 0.0
-        seconds = _STEP_SECONDS
+        seconds = fitted.STEP_SECONDS.value
         if self.plan.world_size > 1:
-            seconds += _MEETING_SECONDS
+            seconds += fitted.MEETING_SECONDS.value
         if self.plan.batch > 1:
             link = self.machine.link_over(self.plan.world_size // self.plan.batch, self.plan.batch)
-            seconds += link.latency + self.request.batch * self.request.tokens * _LATENT_BYTES / (link.all_to_all * 1e9)
+            gathered = self.request.batch * self.request.tokens * fitted.LATENT_BYTES.value
+            seconds += link.latency + gathered / (link.all_to_all * 1e9)
         return seconds
 
     def seconds(self) -> tuple[float, float]:
@@ -243,7 +211,7 @@ class _Step:
         waiting = self.machine.link_over(plan.sequence, plan.pipe).name == NVLINK.name
         computed = self.pass_seconds(patch, text / plan.patches, keys, waiting)
         hop = self.hop_seconds(patch + text / plan.patches)
-        host = _PATCH_SECONDS if self.machine.on_gpu else 0.0
+        host = fitted.PATCH_SECONDS.value if self.machine.on_gpu else 0.0
         pace = max(computed + exchange, hop) + self.machine.link.latency + host
         # With fewer patches than stages, a stage waits until its patch comes back from the last one.
         step = max(plan.patches, plan.pipe) * pace
@@ -255,8 +223,8 @@ class _Step:
         """Return bytes of weights, activations and K/V buffers, on the rank where they are most together."""
         plan, request = self.plan, self.request
         tokens = (request.tokens + request.text_tokens) / plan.sequence
-        alive = _LIVE_ACTIVATIONS + (_EXCHANGE_BUFFERS if plan.sequence > 1 else 0)
-        activations = alive * self.activation(tokens) + (_CONTEXT_BYTES if self.machine.on_gpu else 0)
+        alive = fitted.LIVE_ACTIVATIONS.value + (fitted.EXCHANGE_BUFFERS.value if plan.sequence > 1 else 0)
+        activations = alive * self.activation(tokens) + (fitted.CONTEXT_BYTES.value if self.machine.on_gpu else 0)
         weights, kept = max((self._held(*owned) for owned in self.deal), key=sum)
         return weights, int(activations), kept
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ..loading.checkpoint import Checkpoint
 from ..networks.diffusers.spec import ModelSpec
 from ..requests.facts import ModelFacts, RequestFacts
-
-_PER_PICTURE = re.compile(r"norm|mod\b|_mod\.|modulation|adaln|time_|timestep|temb")
-"""Weights in a block that meet one row per picture, not one per token: modulations."""
-_TEXT_ONLY = re.compile(r"_context|add_[kqv]_|add_out|\.txt_|text_|attn2\.to_[kv]\.")
-"""Weights in a block that meet text tokens only: joint attention's text side, cross-attention's keys and values."""
 
 
 def parameter_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -39,15 +35,14 @@ def describe_model(
     blocks = _by_block(spec, shapes)
     image = text = 0
     for parameters in blocks.values():
-        shared, own = _per_token(parameters)
+        shared, own = _per_token(spec, parameters)
         image += shared
         # A block without a text side of its own multiplies the text tokens, where there are any, like the others.
         text += own or shared
-    heads = spec.heads(config)
     return ModelFacts(
         title=spec.title,
-        heads=heads,
-        width=_width(blocks, heads, config),
+        heads=spec.heads(config),
+        width=spec.token_width(config),
         parameters=sum(map(math.prod, shapes.values())),
         block_sizes=tuple(sum(map(math.prod, parameters.values())) for parameters in blocks.values()),
         attentions=tuple(_attentions(spec, path, parameters) for path, parameters in blocks.items()),
@@ -90,16 +85,22 @@ def _attentions(spec: ModelSpec, path: str, parameters: Iterable[str]) -> tuple[
     return count(spec.self_attention) - over_parts, over_parts
 
 
-def _per_token(parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+def _per_token(spec: ModelSpec, parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
     """Return how many weights of a block every image token meets, and how many the text tokens alone."""
     image = text = 0
     for name, shape in parameters.items():
-        if len(shape) == 2 and name.endswith("weight") and not _PER_PICTURE.search(name):
-            if _TEXT_ONLY.search(f".{name}"):
-                text += math.prod(shape)
-            else:
-                image += math.prod(shape)
+        layer, _, parameter = name.rpartition(".")
+        if len(shape) != 2 or parameter != "weight" or _is_like(layer, spec.picture_layers):
+            continue
+        if _is_like(layer, spec.text_layers):
+            text += math.prod(shape)
+        else:
+            image += math.prod(shape)
     return image, text
+
+
+def _is_like(layer: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(layer, pattern) for pattern in patterns)
 
 
 def _shared(spec: ModelSpec, blocks: Mapping[str, Mapping[str, tuple[int, ...]]]) -> int:
@@ -111,13 +112,6 @@ def _shared(spec: ModelSpec, blocks: Mapping[str, Mapping[str, tuple[int, ...]]]
         for name, shape in parameters.items()
         if any(re.fullmatch(pattern, f"{path}.{name}") for pattern in patterns)
     )
-
-
-def _width(blocks: Mapping[str, Mapping[str, tuple[int, ...]]], heads: int, config: Mapping[str, Any]) -> int:
-    if isinstance(config.get("attention_head_dim"), int):
-        return heads * config["attention_head_dim"]
-    queries = (shapes[name] for shapes in blocks.values() for name in shapes if re.search(r"to_q\w*\.weight$", name))
-    return next(queries, (0, 0))[-1] or max(shape[-1] for shapes in blocks.values() for shape in shapes.values())
 
 
 def describe_request(

@@ -9,7 +9,7 @@ import torch
 from .call import Call
 from .key_rules import KeyRules
 from .recognition import Recognition
-from .spec import ModelSpec, StageSpec
+from .spec import JOINT_ATTENTION, ModelSpec, StageSpec
 from .token_adapter import TokenAdapter
 from .token_layout import TokenLayout
 
@@ -96,6 +96,7 @@ FLUX = ModelSpec(
         layout=TokenLayout(patch=2, axes=3, index_step=1, reference_method="offset"),
         arguments={"pooled_projections": _pooled, "guidance": _guidance},
     ),
+    text_layers=JOINT_ATTENTION,
     parallel_blocks=("single_transformer_blocks",),
     stages=StageSpec(("encoder_hidden_states", "hidden_states"), text=("encoder_hidden_states", "txt_ids")),
     prepare=prepare,

@@ -8,7 +8,7 @@ from .call import Call
 from .flux import KEY_SUFFIXES
 from .key_rules import KeyRules
 from .recognition import Config, Header, Recognition, Sizes
-from .spec import ModelSpec, StageSpec
+from .spec import JOINT_ATTENTION, ModelSpec, StageSpec
 from .token_adapter import TokenAdapter
 from .token_layout import TokenLayout
 
@@ -74,6 +74,7 @@ FLUX2 = ModelSpec(
         layout=TokenLayout(patch=1, axes=_AXES, index_step=10, reference_method="index"),
         arguments={"guidance": _guidance, "txt_ids": _text_ids},
     ),
+    text_layers=JOINT_ATTENTION,
     stages=StageSpec(
         ("encoder_hidden_states", "hidden_states"),
         text=("encoder_hidden_states", "txt_ids"),

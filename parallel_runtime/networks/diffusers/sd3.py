@@ -12,7 +12,7 @@ from .headers import count_blocks
 from .key_rules import KeyRules
 from .recognition import Config, Header, Recognition, Sizes
 from .sides import tokens_along
-from .spec import ModelSpec, StageSpec
+from .spec import JOINT_ATTENTION, ModelSpec, StageSpec
 from .whole_latent_adapter import WholeLatentAdapter
 
 _PATCH = 2
@@ -103,6 +103,7 @@ SD3 = ModelSpec(
         check=_check,
         text_attends=True,
     ),
+    text_layers=JOINT_ATTENTION,
     stages=StageSpec(("encoder_hidden_states", "hidden_states"), text=("encoder_hidden_states",), text_first=False),
     widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
 )

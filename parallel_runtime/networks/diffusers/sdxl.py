@@ -50,6 +50,12 @@ def _further(sizes: Sizes, header: Header) -> Config | None:
     }
 
 
+def _width(config: Config) -> int:
+    """Of the first transformer block: that of the highest resolution with attention, or of the middle."""
+    levels = zip(config["down_block_types"], config["block_out_channels"], strict=True)
+    return next((width for kind, width in levels if kind == "CrossAttnDownBlock2D"), config["block_out_channels"][-1])
+
+
 def _micro_conditions(call: Call) -> dict[str, torch.Tensor]:
     """The pooled text and behind it the sinusoids of sizes and crop (arXiv 2307.01952): both are in y."""
     y, width = call.pooled_text(), call.config["projection_class_embeddings_input_dim"]
@@ -75,6 +81,7 @@ SDXL = ModelSpec(
     sequence_outputs={},
     attended=(),
     heads=lambda config: 1,  # heads stay together on one rank
+    width=_width,
     timestep_embedder="time_proj",
     keys=UNetKeys(KeyRules.read("sdxl")),
     recognise=Recognition(

@@ -111,6 +111,11 @@ class Keys(Protocol):
         ...
 
 
+CROSS_ATTENTION = ("attn2.to_k", "attn2.to_v", "attn2.add_*_proj")
+"""Layers of a block that make keys and values of the text, and of images that are embedded as text is."""
+JOINT_ATTENTION = ("attn.add_*_proj", "attn.to_add_out", "ff_context.*")
+"""Layers of a block's own side for text, where text and image attend together."""
+
 Recognise = Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], dict[str, Any] | None]
 
 
@@ -135,12 +140,15 @@ class ModelSpec:
             all of them.
         modulations: module -> glob patterns of the linear layers that get SiLU of its output, one row per picture, and
             nothing else: ranks that split the tokens share out these layers.
+        picture_layers: glob patterns, inside of a block, of linear layers that get one row per picture.
+        text_layers: those that get text tokens only. All others get every image token.
         timestep_embedder: module whose first positional argument is the scaled timestep.
         timestep_scale: what the transformer's forward multiplies the timestep by before that module.
         keys: diffusers' names and the authors' of the same tensors.
         recognise: header in diffusers' names, and what a config.json beside it says -> full diffusers config, or None
             when it is another family.
         heads: diffusers config -> number of attention heads.
+        width: diffusers config -> width of a token in the first block, where it is not heads × attention_head_dim.
         adapter: see `Adapter`.
         key_suffixes: original-layout key ending -> the ending that `keys` knows, for files that spell some keys another
             way.
@@ -165,6 +173,7 @@ class ModelSpec:
     sequence_outputs: Mapping[str, int] = field(default_factory=lambda: {"proj_out": 1})
     timestep_scale: float = 1.0
     heads: Callable[[Mapping[str, Any]], int] = lambda config: config["num_attention_heads"]
+    width: Callable[[Mapping[str, Any]], int] | None = None
     key_suffixes: Mapping[str, str] = field(default_factory=dict)
     stages: StageSpec | None = None
     prepare: Callable[[torch.nn.Module], None] | None = None
@@ -178,10 +187,16 @@ class ModelSpec:
     widths: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, Part] = field(default_factory=dict)
     parallel_blocks: tuple[str, ...] = ()
+    picture_layers: tuple[str, ...] = ("norm*.linear",)
+    text_layers: tuple[str, ...] = CROSS_ATTENTION
 
     def detect(self, header: Mapping[str, TensorInfo]) -> dict[str, Any] | None:
         """Diffusers' config of a file with the authors' names, or None when it is another family."""
         return self.recognise(self.keys.to_diffusers(header), {})
+
+    def token_width(self, config: Mapping[str, Any]) -> int:
+        """Width of a token inside of the blocks; of the first of them where they differ."""
+        return self.heads(config) * config["attention_head_dim"] if self.width is None else self.width(config)
 
     @property
     def splits_sequence(self) -> bool:
