@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
-from parallel_runtime.engine.engine import Engine, Prepared
+from parallel_runtime.engine.engine import Engine
+from parallel_runtime.engine.prepared import Prepared, Results
 from parallel_runtime.requests.control import Control
-from parallel_runtime.requests.requests import Finished, Load, Loaded, Request, Step
+from parallel_runtime.requests.requests import Answer, Finished, Load, Loaded, Request, Step
 from workers.rank import rank
+
+
+@dataclass(kw_only=True)
+class Null(Prepared):
+    """Answers at once; a forward's x comes back.
+
+    Args:
+        answer: whatever the request is.
+    """
+
+    answer: Answer
+
+    def work(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+    ) -> tuple[Answer, Results]:
+        """Compute nothing."""
+        return self.answer, {"output": tensors["x"]} if "x" in tensors else {}
 
 
 class NullEngine(Engine):
@@ -18,12 +37,12 @@ class NullEngine(Engine):
     def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
         """No validation, no model."""
         if isinstance(request, Load):
-            return Prepared(lambda tensors, control, agreed: (Loaded("null", 0, 0, False, ""), {}))
+            return Null(answer=Loaded("null", 0, 0, False, ""))
         return self.recall(Step(0))
 
     def recall(self, step: Step) -> Prepared:
         """Any call."""
-        return Prepared(lambda tensors, control, agreed: (Finished(), {"output": tensors["x"]}))
+        return Null(answer=Finished())
 
 
 if __name__ == "__main__":

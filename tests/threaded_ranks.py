@@ -24,7 +24,8 @@ from parallel_runtime.acceleration import peer_memory
 from parallel_runtime.acceleration import recordings as graphs
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.attention.kernels import KERNELS
-from parallel_runtime.engine.engine import Engine, Prepared
+from parallel_runtime.engine.engine import Engine
+from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.networks import sequence_attention, shares
 from parallel_runtime.networks.parallel_transformer import ParallelTransformer
 from parallel_runtime.pipefusion.stage import Stage
@@ -310,7 +311,7 @@ def stand_in(communicator: Communicator, hardware: Hardware, patch: pytest.Monke
     patch.setattr(functional, "wait_tensor", lambda tensor: tensor, raising=False)
     patch.setattr(nn.Module, "compile", lambda *args, **kwargs: None)
     patch.setattr(gc, "collect", lambda *args: 0)  # it takes most of the time, and frees little here
-    patch.setattr(graphs, "_has_room", lambda: communicator.rank not in hardware.no_room)
+    patch.setattr(graphs, "_has_memory", lambda: communicator.rank not in hardware.no_room)
     _share_memory(communicator, hardware, patch)
     _record(communicator, hardware, patch)
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of whole forwards: what a forward launches is recorded once and replayed as one launch.
+"""Recordings of whole forwards: what a forward launches is recorded once and replayed as one launch.
 
 On several GPUs a step is so short that Python cannot launch its kernels fast enough (docs/performance.md has the
 numbers). A forward is recorded once per kind of call: shapes, dtypes, other arguments and mesh.
@@ -6,11 +6,9 @@ numbers). A forward is recorded once per kind of call: shapes, dtypes, other arg
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..mesh.agreement import NONE, all_agree
 from ..mesh.mesh import Mesh
+from .cuda_graphs import CudaGraphs, Replay
 from .pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -32,15 +31,9 @@ of picture."""
 _FREE_FRACTION = 8
 """Recordings keep their memory. Where less than this part of the GPU is free, a new kind of call lets them go."""
 
-_FIRST_MARKS = 2
-"""The first graph ends at this mark of the pulse: with four of FLUX.1's 57 blocks, which take a GPU longer
-than the host takes to launch the rest."""
-
 Forward = Callable[..., Any]
-Replay = Callable[[list[torch.Tensor]], Any]
-"""New values of the tensors among the arguments -> output, the caller's own."""
 Record = Callable[["RecordedForward", Callable[[list[torch.Tensor]], Any], list[torch.Tensor]], Replay]
-"""(owner, call, its tensors) -> replay; see `record_cuda_graph`."""
+"""(owner, call, its tensors) -> replay; see `CudaGraphs.record`."""
 
 
 @dataclass
@@ -83,9 +76,9 @@ class RecordedForward:
         forward: gets the arguments, must read nothing else that changes from call to call.
         made_outside: tensors that the forward just read and did not make, beside arguments and weights; a recording
             keeps them alive.
-        record: how to record; CUDA graphs unless a test says otherwise.
+        record: how to record; CUDA graphs (cuda_graphs.py) unless a test says otherwise.
         kept: recorded kinds of each group.
-        pulse: that the forward marks between its blocks, if it does; see `record_cuda_graph`.
+        pulse: that the forward marks between its blocks, if it does; see `CudaGraphs`.
     """
 
     def __init__(
@@ -96,15 +89,12 @@ class RecordedForward:
         kept: int = KEPT,
         pulse: Pulse | None = None,
     ):
-        self.pulse = pulse
-        self.stream: Any = None
         self._kept = kept
         self._forward = forward
         self.made_outside = made_outside
-        self._record = record or record_cuda_graph
+        graphs = CudaGraphs(pulse)
+        self._record = record or (lambda owner, call, static: graphs.record(call, static, owner.made_outside))
         self._over: dict[tuple[int, ...], _Recordings] = {}
-        self.pool: Any = None
-        self.captures: weakref.WeakSet[_Capture] = weakref.WeakSet()  # that somebody can still replay
 
     def clear(self) -> None:
         """Forget all, where the next call comes only after all ranks have agreed anew (`go_on`)."""
@@ -187,13 +177,13 @@ class RecordedForward:
     def _kind(self, key: Hashable, mesh: Mesh, device: torch.device) -> _Kind:
         own = self._recordings(mesh)
         if key not in own.kinds:
-            has_room = _has_room()
-            if not has_room:
+            has_memory = _has_memory()
+            if not has_memory:
                 for recordings in self._over.values():
                     if recordings is not own:
                         recordings.lose()
             # Every rank of the group comes here at the same call, as their kinds are the same.
-            if any(kind.recorded for kind in own.kinds.values()) and not all_agree(has_room, mesh.sequence, device):
+            if any(kind.recorded for kind in own.kinds.values()) and not all_agree(has_memory, mesh.sequence, device):
                 self.begin_anew(mesh)
                 own = self._recordings(mesh)
             own.kinds[key] = _Kind(mesh)
@@ -219,87 +209,6 @@ class RecordedForward:
         return output
 
 
-def record_cuda_graph(
-    owner: RecordedForward, call: Callable[[list[torch.Tensor]], Any], static: list[torch.Tensor]
-) -> Replay:
-    """Record `call(static)` as CUDA graphs: its first blocks as one, the others as a second.
-
-    To launch a graph of all blocks takes the host a millisecond and more, and the GPU begins when that is over. So it
-    begins with a short one, and computes that while the host launches the long one.
-
-    Raises:
-        RuntimeError: the forward does something that cannot be recorded, or memory ran out.
-    """
-    if not owner.captures:
-        # One pool and one stream for all recordings: they never run at the same time and keep nothing between two
-        # replays, and memory is given out again on the stream alone that it was taken on. A pool is gone with the last
-        # recording in it.
-        owner.pool, owner.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-    capture = _Capture(owner.pool)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    owner.stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(owner.stream), _listening(owner.pulse, capture.between_blocks):
-        capture.begin()
-        try:
-            output = call(static)
-        finally:
-            capture.end()
-    torch.cuda.current_stream().wait_stream(owner.stream)
-    owner.captures.add(capture)
-
-    outside = owner.made_outside()
-
-    def replay(tensors: list[torch.Tensor], outside: Any = outside) -> Any:
-        for old, new in zip(static, tensors, strict=True):
-            old.copy_(new)
-        for graph in capture.graphs:
-            graph.replay()
-        return pytree.tree_map_only(torch.Tensor, torch.clone, output)
-
-    return replay
-
-
-class _Capture:
-    """The graphs of one forward while they are recorded, one behind the other."""
-
-    def __init__(self, pool: Any):
-        self.graphs: list[torch.cuda.CUDAGraph] = []
-        self._pool = pool
-        self._passed = 0
-
-    def begin(self) -> None:
-        """What is launched from now on goes into another graph."""
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: NCCL's watchdog thread asks CUDA for the state of earlier collectives meanwhile.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        self.graphs.append(graph)
-
-    def end(self) -> None:
-        """The last graph is whole."""
-        self.graphs[-1].capture_end()
-
-    def between_blocks(self) -> None:
-        """The forward is between two blocks, as it is now and then."""
-        self._passed += 1
-        if self._passed == _FIRST_MARKS:
-            self.end()
-            self.begin()
-
-
-@contextlib.contextmanager
-def _listening(pulse: Pulse | None, listener: Callable[[], None]) -> Iterator[None]:
-    """Inside, the pulse's marks are told of."""
-    if pulse is None:
-        yield
-        return
-    before, pulse.on_mark = pulse.on_mark, listener
-    try:
-        yield
-    finally:
-        pulse.on_mark = before
-
-
 def _key(mesh: Mesh, leaves: list[Any], structure: Any, compiled: bool) -> Hashable | None:
     """What two calls have in common that can use one recording; None for arguments that cannot be compared."""
     if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
@@ -315,7 +224,7 @@ def _key(mesh: Mesh, leaves: list[Any], structure: Any, compiled: bool) -> Hasha
     return tuple(parts)
 
 
-def _has_room() -> bool:
+def _has_memory() -> bool:
     if not torch.cuda.is_available():
         return True
     free, total = torch.cuda.mem_get_info()

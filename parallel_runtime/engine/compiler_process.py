@@ -151,8 +151,15 @@ class OwnMemory(PeerSharing):
 def _own_memory(transformer: ParallelTransformer, size: int | None) -> OwnMemory | None:
     if size is None:
         return None
-    traits = transformer.attention_traits()
-    return OwnMemory(*traits, torch.empty(size, dtype=torch.uint8, device=traits[3]))
+    shape = transformer.peer_sharing()
+    return OwnMemory(
+        heads=shape.heads,
+        head_dim=shape.head_dim,
+        dtype=shape.dtype,
+        device=shape.device,
+        kernel=shape.kernel,
+        memory=torch.empty(size, dtype=torch.uint8, device=shape.device),
+    )
 
 
 def _attend_to_nobody(

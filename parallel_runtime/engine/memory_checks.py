@@ -19,7 +19,7 @@ _UNKNOWN = 4 * GIB
 """Made free for activations that are not estimated."""
 
 
-def require_room(
+def require_memory(
     resident: Resident, layout: Layout, request: RequestFacts, items: int, kept: int, device: torch.device, rank: int
 ) -> None:
     """Refuse a request whose keys, values and least activations are more than is free. May refuse on one rank alone.

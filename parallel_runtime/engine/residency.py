@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,18 +14,17 @@ from ..config import ParallelConfig, ParallelPlan
 from ..errors import NotLoadedError
 from ..loading.checkpoint import Checkpoint
 from ..loading.held_weights import MakeArena
-from ..loading.weights import build_transformer, check_weights, give_weights, hold_weights
+from ..loading.weights import give_weights, hold_weights
 from ..mesh.mesh import Mesh, single_rank_mesh
-from ..networks.absent_blocks import Relay, keep_blocks
-from ..networks.diffusers.spec import WeightRule
 from ..networks.marked_blocks import mark_blocks
 from ..networks.parallel_transformer import ParallelTransformer
 from ..pipefusion.stage import Stage
 from ..planning.cut import most_parameters
 from ..requests.control import Control
 from ..requests.requests import Load
+from .opened import Opened, Skeleton
 from .plan_meshes import Place
-from .resident import Opened, Resident, owned_blocks
+from .resident import Resident, owned_blocks
 from .structure import Structure
 from .weight_store import Held, WeightStore
 
@@ -99,7 +97,7 @@ class Residency:
             if used:
                 skeleton = None
                 if held is None:
-                    skeleton = _Skeleton.build(opened, owned)
+                    skeleton = opened.build(owned)
                     held = self._build(opened, skeleton, key, control)
                 held.activate(control.loading)
                 structure = self._structure(held, skeleton, opened, config, place, owned)
@@ -121,7 +119,7 @@ class Residency:
         while len(self._residents) > MOST:
             self.forget(next(iter(self._residents)))
 
-    def _build(self, opened: Opened, skeleton: _Skeleton, key: Hashable, control: Control) -> Held:
+    def _build(self, opened: Opened, skeleton: Skeleton, key: Hashable, control: Control) -> Held:
         """The weights of a model that is not here; none is read yet."""
         module, rules = skeleton.module, skeleton.rules
         dtype, checkpoint = opened.dtype, opened.checkpoint
@@ -146,7 +144,7 @@ class Residency:
     def _structure(
         self,
         held: Held,
-        skeleton: _Skeleton | None,
+        skeleton: Skeleton | None,
         opened: Opened,
         config: ParallelConfig,
         place: Place | None,
@@ -155,7 +153,7 @@ class Residency:
         compiles = config.compiles(self._device.type == "cuda")
         options = (config.attention, compiles, compiles and config.compile == "auto")
         if options not in held.structures:
-            skeleton = skeleton or _Skeleton.build(opened, owned)
+            skeleton = skeleton or opened.build(owned)
             module, relay = skeleton.module, skeleton.relay
             spec = opened.checkpoint.spec
             mark_blocks(module, spec, self.pulse)
@@ -223,32 +221,6 @@ class Residency:
             for name, resident in self._residents.items()
             if resident.held is not None and resident.held.weights.here
         }
-
-
-@dataclass(frozen=True)
-class _Skeleton:
-    """A model's modules without weights, as far as this rank has them.
-
-    Args:
-        rules: what fills them.
-        relay: stands in for blocks of other ranks; None where this one has all.
-    """
-
-    module: torch.nn.Module
-    rules: list[WeightRule]
-    relay: Relay | None
-
-    @classmethod
-    def build(cls, opened: Opened, owned: tuple[int, int] | None) -> _Skeleton:
-        """Build the modules with the blocks that are owned."""
-        checkpoint = opened.checkpoint
-        module = build_transformer(checkpoint)
-        rules = check_weights(module, checkpoint)
-        if owned is None:
-            return cls(module, rules, None)
-        relay = keep_blocks(module, checkpoint.spec, owned)
-        relay.forget()
-        return cls(module, rules, relay)
 
 
 def _is_stored_as(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:

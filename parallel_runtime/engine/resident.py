@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ..config import ParallelConfig, ParallelPlan
-from ..loading.checkpoint import Checkpoint, open_checkpoint
 from ..loading.reading import OnBytes
 from ..mesh.agreement import offer_nothing
 from ..mesh.mesh import Mesh
@@ -17,37 +16,10 @@ from ..networks.diffusers.spec import ModelSpec
 from ..networks.parallel_transformer import ParallelTransformer
 from ..pipefusion.stage import Stage
 from ..planning.cut import deal_blocks
-from ..planning.describe import describe_model, parameter_shapes
 from ..requests.facts import ModelFacts
-from ..requests.requests import Load
 from .plan_meshes import Place
 from .structure import Structure
 from .weight_store import Held
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A checkpoint before its weights are read.
-
-    Args:
-        facts: what plans are made from.
-    """
-
-    checkpoint: Checkpoint
-    dtype: torch.dtype
-    facts: ModelFacts
-
-    @classmethod
-    def open(cls, request: Load) -> Opened:
-        """Examine a file.
-
-        Raises:
-            CheckpointError, UnsupportedModelError: see `open_checkpoint`.
-        """
-        checkpoint = open_checkpoint(request.path)
-        dtype = getattr(torch, request.dtype)
-        shapes = parameter_shapes(checkpoint)
-        return cls(checkpoint, dtype, describe_model(checkpoint.spec, checkpoint.config, shapes, dtype.itemsize))
 
 
 @dataclass
@@ -103,10 +75,15 @@ class Resident:
         if self.held is not None:
             self.held.activate(on_bytes)
 
-    def whole(self) -> ParallelTransformer:
-        """The transformer with all its blocks, to be run over any mesh without stages."""
+    def wrap_whole(self) -> ParallelTransformer:
+        """Have the transformer with all its blocks, to be run over any mesh without stages."""
         assert self.structure is not None
-        return self.structure.whole()
+        return self.structure.wrap_whole()
+
+    def wrap_stage(self, place: Place, mesh: Mesh) -> Stage:
+        """Have this rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""
+        assert self.structure is not None
+        return self.structure.wrap_stage(self.owned(place), mesh)
 
     def offers(self, place: Place) -> dict[str, int]:
         """What this rank has recorded for a request at such a place; the ranks must agree before they use it."""
@@ -122,17 +99,6 @@ class Resident:
             assert isinstance(self.transformer, Stage)
             return self.transformer.owned
         return owned_blocks(self.facts, place)
-
-    @property
-    def staged(self) -> Stage:
-        """The stage of the last call of `stage`."""
-        assert isinstance(self.transformer, Stage)
-        return self.transformer
-
-    def stage(self, place: Place, mesh: Mesh) -> Stage:
-        """This rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""
-        assert self.structure is not None
-        return self.structure.stage(self.owned(place), mesh)
 
     def kept_bytes(self) -> int:
         """Bytes of keys and values that are here from the last run; the next one uses them or lets them go."""

@@ -42,16 +42,22 @@ class Structure:
         """Parameters that this rank has of the model."""
         return sum(parameter.numel() for parameter in self.transformer.parameters())
 
-    def whole(self) -> ParallelTransformer:
-        """The transformer with all its blocks, to be run over any mesh without stages."""
+    def wrap_whole(self) -> ParallelTransformer:
+        """Have the transformer with all its blocks, to be run over any mesh without stages; return it.
+
+        A stage is undone for that. What is wrapped so already stays as it is.
+        """
         if isinstance(self.transformer, Stage):
             self.transformer = _wrap(self.transformer.unwrap(), self.spec, self.attention, self.compile, self.ahead)
         return self.transformer
 
-    def stage(self, owned: tuple[int, int], mesh: Mesh) -> Stage:
-        """The stage with these blocks. Others, where the rank has them, are put aside."""
+    def wrap_stage(self, owned: tuple[int, int], mesh: Mesh) -> Stage:
+        """Have the stage with these blocks, over this mesh; return it.
+
+        Blocks of others, where the rank has them, are put aside. What is wrapped so already only changes its mesh.
+        """
         if isinstance(self.transformer, Stage) and self.transformer.owned != owned:
-            self.whole()  # the last plan had other stages
+            self.wrap_whole()  # the last plan had other stages
         if isinstance(self.transformer, ParallelTransformer):
             module = self.transformer.unwrap()
             relay = keep_blocks(module, self.spec, owned)

@@ -12,11 +12,11 @@ from ..attention.ring import RingAttention
 from ..attention.ulysses import ulysses_attention
 from ..attention.yunchang_exchange import chosen_exchange, exchange_and_attend
 from ..errors import UnsupportedModelError
-from .sequence import SequenceSplit
+from .attended_tokens import AttendedTokens
 
 
 class KeptKeys(Protocol):
-    """Keys and values of earlier forwards, which attention is to go over as well (pipefusion.stale)."""
+    """Keys and values of earlier forwards, which attention is to go over as well (stale_keys.py)."""
 
     @property
     def slot_lengths(self) -> tuple[int, ...]:
@@ -42,9 +42,9 @@ class SequenceAttention:
         kept: stands between the exchange of heads and the kernel, in a stage of a pipeline.
     """
 
-    def __init__(self, kernel: AttentionKernel, split: SequenceSplit, kept: KeptKeys | None = None):
+    def __init__(self, kernel: AttentionKernel, tokens: AttendedTokens, kept: KeptKeys | None = None):
         self._kernel = kernel
-        self._split = split
+        self._tokens = tokens
         self._kept = kept
         self._exchange = chosen_exchange()
 
@@ -56,8 +56,8 @@ class SequenceAttention:
         mask: torch.Tensor | None,
         scale: float | None,
     ) -> torch.Tensor:
-        split = self._split
-        if split.degree == 1:
+        tokens = self._tokens
+        if tokens.degree == 1:
             return (self._kept or self._kernel.attend)(query, key, value, mask, scale)
         if query.shape[:3] != key.shape[:3]:
             raise UnsupportedModelError(
@@ -66,26 +66,26 @@ class SequenceAttention:
             )
         if mask is not None:
             mask = _mask_of_keys(mask, key)
-        elif split.buffers is not None and split.peers is not None and split.peers.fits(query):
+        elif tokens.buffers is not None and tokens.peers is not None and tokens.peers.fits(query):
             return peer_attention(
                 query,
                 key,
                 value,
-                kernel=split.peers.kernel,
-                degree=split.degree,
-                buffers=split.buffers,
+                kernel=tokens.peers.kernel,
+                degree=tokens.degree,
+                buffers=tokens.buffers,
                 scale=scale,
             )
-        if split.ulysses_group is None:
+        if tokens.ulysses_group is None:
             return (self._kept or self.attend_slots)(query, key, value, mask, scale)
-        if self._exchange is not None and mask is None and split.layout is None and not query.shape[2] % split.ulysses:
+        if self._exchange is not None and mask is None and tokens.wire is None and not query.shape[2] % tokens.ulysses:
             return exchange_and_attend(
                 query,
                 key,
                 value,
                 exchange=self._exchange,
                 kernel=self._kept or self.attend_slots,
-                group=split.ulysses_group,
+                group=tokens.ulysses_group,
                 scale=scale,
             )
         return ulysses_attention(
@@ -93,9 +93,9 @@ class SequenceAttention:
             key,
             value,
             kernel=self._kept or self.attend_slots,
-            group=split.ulysses_group,
-            degree=split.ulysses,
-            layout=split.layout,
+            group=tokens.ulysses_group,
+            degree=tokens.ulysses,
+            layout=tokens.wire,
             mask=mask,
             scale=scale,
         )
@@ -109,12 +109,12 @@ class SequenceAttention:
         scale: float | None,
     ) -> torch.Tensor:
         """Attend with the tokens of this rank's Ulysses group, for its own heads, to the tokens of all groups."""
-        split = self._split
-        if split.ring_group is None:
+        tokens = self._tokens
+        if tokens.ring_group is None:
             return self._kernel.attend(query, key, value, mask, scale)
         assert self._kernel.attend_with_lse is not None
-        layout = split.ring_layout if self._kept is None else split.lay_out_ring(self._kept.slot_lengths, key.device)
-        ring = RingAttention(self._kernel.attend_with_lse, split.ring_group, split.ring, split.ring_index, layout)
+        layout = tokens.ring_layout if self._kept is None else tokens.lay_out_ring(self._kept.slot_lengths, key.device)
+        ring = RingAttention(self._kernel.attend_with_lse, tokens.ring_group, tokens.ring, tokens.ring_index, layout)
         return ring(query, key, value, mask, scale)
 
 

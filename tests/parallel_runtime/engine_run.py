@@ -9,7 +9,7 @@ import torch
 
 from parallel_runtime import memory
 from parallel_runtime.config import ParallelConfig, ParallelPlan
-from parallel_runtime.engine import engine as engine_module
+from parallel_runtime.engine import rank_state
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import OutOfMemoryError
 from parallel_runtime.mesh.links import build_links
@@ -50,7 +50,7 @@ class _Loaded:
     """An engine with a model that is in stages, told that its ranks have these speeds."""
 
     def __init__(self, rank: int, world_size: int, path: str, speeds: list[float] | None):
-        engine_module.measure_speeds = lambda *_: speeds  # a GPU each would be measured
+        rank_state.measure_speeds = lambda *_: speeds  # a GPU each would be measured
         self.engine, self.control = Engine(CPU, rank, world_size), Quiet()
         config = ParallelConfig(devices=f"cpu:{world_size}", pipe=world_size, patches=3)
         load = Load("m", path, "float32", config.to_mapping(), world_size)

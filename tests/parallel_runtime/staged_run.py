@@ -145,9 +145,9 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
         assert joined is not None
         place = replace(place, stage_speeds=speeds)
         if joined.links is None:
-            output = Predictor(resident.whole(), FLUX, joined.mesh)([Call(x, timestep, text)])[0]
+            output = Predictor(resident.wrap_whole(), FLUX, joined.mesh)([Call(x, timestep, text)])[0]
         else:
-            runner = StageRunner(resident.stage(place, joined.mesh), joined.links, [text], x, 1, keep=False)
+            runner = StageRunner(resident.wrap_stage(place, joined.mesh), joined.links, [text], x, 1, keep=False)
             with torch.no_grad():
                 output = forward_once(runner, x, timestep)
             deal = ((0, 6), (6, 8)) if speeds else ((0, 4), (4, 8))

@@ -77,13 +77,13 @@ def error_of(case: dict[str, Any], mesh: Mesh) -> float:
         value = torch.where(hidden.transpose(1, 3).expand(case["batch"], -1, 1, 1), 1e30, value)
     whole = attention(query, key, torch.where(value > 1e29, 0.0, value), mask, case["scale"])
     split = SequenceSplit(mesh, ("image", "text"))
-    split.record(totals, case["batch"], query.device)
+    split.count(totals, case["batch"], query.device)
     own = slice(0, tokens)
-    if split.degree > 1:
-        shares = [split_sizes(total, split.degree, mesh.speeds) for total in totals.values()]
+    if split.layout.degree > 1:
+        shares = [split_sizes(total, split.layout.degree, mesh.speeds) for total in totals.values()]
         lengths = [sum(share) for share in zip(*shares, strict=True)]
         own = slice(sum(lengths[: split.index]), sum(lengths[: split.index + 1]))
-    output = SequenceAttention(KERNELS[case["kernel"]], split)(
+    output = SequenceAttention(KERNELS[case["kernel"]], split.tokens)(
         query[:, own], key[:, own], value[:, own], None if mask is None else mask[..., own], case["scale"]
     )
     assert output.shape == query[:, own].shape

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.acceleration import recordings as graphs
+from parallel_runtime.acceleration.cuda_graphs import Capture, listening
 from parallel_runtime.acceleration.pulse import Pulse
 from parallel_runtime.acceleration.recordings import KEPT, WARM_RUNS, RecordedForward
 from parallel_runtime.config import ParallelPlan
@@ -193,10 +194,10 @@ def test_the_first_blocks_are_a_graph_of_their_own_which_ends_before_the_next_be
             happened.append("end")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    capture = graphs._Capture(pool=None)
+    capture = Capture(pool=None)
     pulse = Pulse(torch.device("cpu"))
     before = pulse.on_mark
-    with graphs._listening(pulse, capture.between_blocks):
+    with listening(pulse, capture.between_blocks):
         capture.begin()
         for block in range(5):
             happened.append(f"block {block}")

@@ -140,7 +140,7 @@ def test_an_attention_backend_that_cannot_run_is_refused_and_nothing_changes():
 
 def test_attention_to_other_tokens_than_its_own_is_refused_where_the_sequence_is_split():
     mesh = Mesh(ParallelPlan(ulysses=2), 0, ONE.coordinate)
-    attend = SequenceAttention(KERNELS["math"], SequenceSplit(mesh, ("hidden_states",)))
+    attend = SequenceAttention(KERNELS["math"], SequenceSplit(mesh, ("hidden_states",)).tokens)
     query, other = torch.zeros(1, 4, 2, 8), torch.zeros(1, 3, 2, 8)
     with pytest.raises(UnsupportedModelError, match="other tokens"):
         attend(query, other, other, None, None)

@@ -18,7 +18,7 @@ from parallel_runtime.acceleration.peer_memory import PeerBuffers
 from parallel_runtime.acceleration.rewrites import Rewrites, linear_gelu, linear_of_parts
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks import parallel_transformer
+from parallel_runtime.networks import borders
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.parallel_transformer import parallelize
 from parallel_runtime.networks.sequence_attention import SequenceAttention
@@ -65,7 +65,7 @@ def attentions(monkeypatch):
             found[-1] += [node.target for node in graph.nodes if "norm_rotate" in str(node.target)]
 
     monkeypatch.setattr(rewrites, "Rewrites", Spy)
-    monkeypatch.setattr(parallel_transformer, "SequenceAttention", OverPeers)
+    monkeypatch.setattr(borders, "SequenceAttention", OverPeers)
     torch._dynamo.reset()
     yield found
     torch._dynamo.reset()

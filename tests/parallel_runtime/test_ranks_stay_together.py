@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine import plan_meshes as meshes
-from parallel_runtime.engine.resident import Opened
+from parallel_runtime.engine.opened import Opened
 from parallel_runtime.errors import CheckpointError
 from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, Sample, Step, tensor_name
 from tests import tiny_flux
@@ -239,7 +239,7 @@ def test_plans_over_the_same_ranks_share_groups_and_memory_that_an_unload_frees(
         made = dict(pool.communicator.made)
         client.do(Prompt(4, model=1, texts=(3, 3)))  # data 2 instead of cfg 2
         assert pool.communicator.made == made != {}
-        groups = [engine._meshes._groups for engine in pool.engines]
+        groups = [engine.meshes._groups for engine in pool.engines]
         sizes = [[memory.size for memory in each._memory.values()] for each in groups]
         assert sizes == [[64 << 20]] * WORLD
         client.do(Unload(1))
@@ -255,9 +255,9 @@ def test_the_groups_of_plans_that_are_not_used_any_more_are_destroyed(paths):
         client = Client(pool, paths)
         for configuration in (0, 2, 7):
             client.do(Prompt(configuration, times=1))
-        assert all((0, 1, 2) in [ranks for ranks, _ in engine._meshes._groups._made] for engine in pool.engines)
+        assert all((0, 1, 2) in [ranks for ranks, _ in engine.meshes._groups._made] for engine in pool.engines)
         client.do(Prompt(0, times=1))
-        assert all((0, 1, 2) not in [ranks for ranks, _ in engine._meshes._groups._made] for engine in pool.engines)
+        assert all((0, 1, 2) not in [ranks for ranks, _ in engine.meshes._groups._made] for engine in pool.engines)
 
 
 def test_hosts_that_read_different_models_stop_before_they_plan_differently(paths):

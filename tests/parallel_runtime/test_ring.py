@@ -74,15 +74,15 @@ def run_compiled(rank: int, world_size: int, totals: list[int]) -> dict[str, Any
     mesh = build_mesh(ParallelPlan(ring=world_size), rank, world_size)
     assert mesh is not None
     split = SequenceSplit(mesh, ("hidden_states",))
-    attend = SequenceAttention(KERNELS["sdpa"], split)
+    attend = SequenceAttention(KERNELS["sdpa"], split.tokens)
     compiled = torch.compile(
         lambda query, key, value: 2 * attend(2 * query, key, value, None, None), fullgraph=True, backend="aot_eager"
     )
     results: dict[str, Any] = {"errors": [], "graphs": []}
     for tokens in totals:
         query, key, value = torch.randn(3, 1, tokens, 2, 16, generator=torch.Generator().manual_seed(tokens))
-        split.begin()
-        split.record({"hidden_states": tokens}, 1, query.device)
+        split.start()
+        split.count({"hidden_states": tokens}, 1, query.device)
         own = [take_share(part, 1, world_size, rank) for part in (query, key, value)]
         expected = 2 * KERNELS["math"].attend(2 * query, key, value, None, None)
         output = compiled(*own)
@@ -145,7 +145,7 @@ def test_a_kernel_without_log_sum_exp_is_refused_for_a_ring_by_name_with_those_t
 @pytest.mark.parametrize("axis", ["ulysses", "ring"])
 def test_a_mask_that_is_not_of_this_ranks_keys_is_refused_where_the_sequence_is_split(axis, shape):
     mesh = Mesh(ParallelPlan(**{axis: 2}), 0, ONE.coordinate)
-    attend = SequenceAttention(KERNELS["math"], SequenceSplit(mesh, ("hidden_states",)))
+    attend = SequenceAttention(KERNELS["math"], SequenceSplit(mesh, ("hidden_states",)).tokens)
     query = torch.zeros(2, 4, 2, 8)
     with pytest.raises(UnsupportedModelError, match="mask of shape .* 4 keys"):
         attend(query, query, query, torch.zeros(shape, dtype=torch.bool), None)

@@ -10,7 +10,7 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.denoising.denoise import Denoising
-from parallel_runtime.engine import engine as engine_module
+from parallel_runtime.engine import rank_state
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import RequestError
 from parallel_runtime.requests.requests import ConditioningRef, Load, Sample, tensor_name
@@ -53,8 +53,8 @@ def sample(engine: Engine, path: str, degrees: dict[str, int], branches: int) ->
 def sample_with_other_streams(rank: int, world_size: int, path: str) -> dict[str, Any]:
     """Run by `run_ranks`: the ranks beside the first of their stage draw from another stream."""
     expected = [sample(Engine(CPU, 0, 1), path, {}, 2 if "cfg" in plan else 1) for plan in PLANS]
-    engine_module.devices_unlike = lambda *_: True
-    engine_module.measure_speeds = lambda *_: [1.0, 0.5, 1.0, 0.5]
+    rank_state.devices_unlike = lambda *_: True
+    rank_state.measure_speeds = lambda *_: [1.0, 0.5, 1.0, 0.5]
     engine, plain = Engine(CPU, rank, world_size), noise_module._generator
     errors = []
     for plan, wanted in zip(PLANS, expected, strict=True):

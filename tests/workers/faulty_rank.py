@@ -15,10 +15,12 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.engine.engine import Engine, Prepared
+from parallel_runtime.engine.engine import Engine
+from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import RequestError
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Answer, Finished, Grow, Load, Loaded, Request, Sample, Step
+from tests.prepared_work import PreparedWork
 from workers.launch import FIRST
 from workers.rank import rank
 
@@ -61,12 +63,12 @@ class FaultyEngine(Engine):
         if isinstance(request, Load):
             self._maybe(request.path, -1, control)
             answer: Answer = Loaded("none", 0, 0, False, request.path)
-            return Prepared(lambda tensors, control, agreed: (answer, {}))
+            return PreparedWork(run_it=lambda tensors, control, agreed: (answer, {}))
         if isinstance(request, Grow):
             return super().prepare(request, meta, control)
         if isinstance(request, Sample):
             self._maybe(request.sampler, -1, control)
-            return Prepared(lambda tensors, control, agreed: self._steps(request, tensors, control))
+            return PreparedWork(run_it=lambda tensors, control, agreed: self._steps(request, tensors, control))
         return self.recall(Step(0))
 
     def recall(self, step: Step) -> Prepared:
@@ -83,7 +85,7 @@ class FaultyEngine(Engine):
                 dist.all_reduce(x.clone())
             return Finished(), {"output": x}
 
-        return Prepared(work)
+        return PreparedWork(run_it=work)
 
     def _steps(
         self, request: Sample, tensors: Mapping[str, torch.Tensor], control: Control

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from parallel_runtime.denoising.progress import StepTelling
-from parallel_runtime.engine.engine import Prepared
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Finished, Release
+from tests.prepared_work import PreparedWork
 from workers.rank import control as rank_control
 from workers.rank.control import RankControl
 from workers.rank.rank import Rank
@@ -73,7 +73,7 @@ def run_job(rank: Rank, end: Callable[[int], None] = lambda step: None, steps: i
             end(step)
         return Finished(), {"latent": latent}
 
-    rank._run(Frame(Job(7, Release("m"), ()), b"", None), Prepared(work), {})
+    rank._run(Frame(Job(7, Release("m"), ()), b"", None), PreparedWork(run_it=work), {})
     outgoing: Any = rank.connection
     return outgoing
 

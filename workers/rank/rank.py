@@ -25,7 +25,8 @@ import torch.distributed as dist
 
 from parallel_runtime import memory
 from parallel_runtime.acceleration.compiler import watch
-from parallel_runtime.engine.engine import Engine, Prepared
+from parallel_runtime.engine.engine import Engine
+from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import NotLoadedError, ParallelError
 from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
 from parallel_runtime.requests.control import Cancelled

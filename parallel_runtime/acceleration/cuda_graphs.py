@@ -1,0 +1,116 @@
+"""One forward as CUDA graphs: launched once while it is recorded, replayed with new values of its tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .pulse import Pulse
+
+_FIRST_MARKS = 2
+"""The first graph ends at this mark of the pulse: with four of FLUX.1's 57 blocks, which take a GPU longer
+than the host takes to launch the rest."""
+
+Replay = Callable[[list[torch.Tensor]], Any]
+"""New values of the tensors among the arguments -> output, the caller's own."""
+
+
+class CudaGraphs:
+    """Records forwards. All recordings of one share their memory.
+
+    Args:
+        pulse: that the forwards mark between their blocks, if they do.
+    """
+
+    def __init__(self, pulse: Pulse | None):
+        self._pulse = pulse
+        self._pool: Any = None
+        self._stream: Any = None
+        self._captures: weakref.WeakSet[Capture] = weakref.WeakSet()  # that somebody can still replay
+
+    def record(
+        self, call: Callable[[list[torch.Tensor]], Any], static: list[torch.Tensor], made_outside: Callable[[], Any]
+    ) -> Replay:
+        """Record `call(static)` as CUDA graphs: its first blocks as one, the others as a second.
+
+        To launch a graph of all blocks takes the host a millisecond and more, and the GPU begins when that is over. So
+        it begins with a short one, and computes that while the host launches the long one.
+
+        Args:
+            made_outside: see `RecordedForward`; asked when the call has run.
+
+        Raises:
+            RuntimeError: the forward does something that cannot be recorded, or memory ran out.
+        """
+        if not self._captures:
+            # One pool and one stream for all recordings: they never run at the same time and keep nothing between two
+            # replays, and memory is given out again on the stream alone that it was taken on. A pool is gone with the
+            # last recording in it.
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        capture = Capture(self._pool)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), listening(self._pulse, capture.between_blocks):
+            capture.begin()
+            try:
+                output = call(static)
+            finally:
+                capture.end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        self._captures.add(capture)
+        outside = made_outside()
+
+        def replay(tensors: list[torch.Tensor], outside: Any = outside) -> Any:
+            for old, new in zip(static, tensors, strict=True):
+                old.copy_(new)
+            for graph in capture.graphs:
+                graph.replay()
+            return pytree.tree_map_only(torch.Tensor, torch.clone, output)
+
+        return replay
+
+
+class Capture:
+    """The graphs of one forward while they are recorded, one behind the other."""
+
+    def __init__(self, pool: Any):
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self._pool = pool
+        self._passed = 0
+
+    def begin(self) -> None:
+        """What is launched from now on goes into another graph."""
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: NCCL's watchdog thread asks CUDA for the state of earlier collectives meanwhile.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self.graphs.append(graph)
+
+    def end(self) -> None:
+        """The last graph is whole."""
+        self.graphs[-1].capture_end()
+
+    def between_blocks(self) -> None:
+        """The forward is between two blocks, as it is now and then."""
+        self._passed += 1
+        if self._passed == _FIRST_MARKS:
+            self.end()
+            self.begin()
+
+
+@contextlib.contextmanager
+def listening(pulse: Pulse | None, listener: Callable[[], None]) -> Iterator[None]:
+    """Inside, the pulse's marks are told of."""
+    if pulse is None:
+        yield
+        return
+    before, pulse.on_mark = pulse.on_mark, listener
+    try:
+        yield
+    finally:
+        pulse.on_mark = before

@@ -1,0 +1,56 @@
+"""A request that a rank is ready to run: what all kinds have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ..requests.control import Cancelled, Control
+from ..requests.requests import Answer, Finished
+
+Results = dict[str, torch.Tensor]
+
+
+@dataclass(kw_only=True)
+class Prepared(ABC):
+    """A request that this rank is ready to run. `run` is called on all ranks or on none.
+
+    Args:
+        offers: what this rank has or can do where ranks may differ and must act alike; `agreed` is the least of all
+            ranks' offers under each name.
+        cancelled: the last run ended because the ranks agreed to stop.
+    """
+
+    offers: Mapping[str, int] = field(default_factory=dict)
+    cancelled: bool = False
+
+    @abstractmethod
+    def work(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+    ) -> tuple[Answer, Results]:
+        """Do what the request asks for; see `run`.
+
+        Raises:
+            Cancelled: the ranks agreed to stop.
+        """
+
+    def run(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int] | None = None
+    ) -> tuple[Answer, Results]:
+        """Run; `tensors` are on this rank's device. Sets `cancelled` where the ranks agreed to stop.
+
+        Args:
+            agreed: None where this rank is the only one, and what it offers holds.
+        """
+        try:
+            return self.work(tensors, control, self.offers if agreed is None else agreed)
+        except Cancelled:
+            self.cancelled = True
+            return Finished(), {}
+
+    def abandon(self) -> None:
+        """Another rank could not prepare: undo what preparing did. Most kinds leave nothing to undo."""
+        return

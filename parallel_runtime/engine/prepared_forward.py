@@ -1,0 +1,92 @@
+"""A call of the transformer, prepared: the first of its kind, and those that repeat it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..denoising.predict import Call, Predictor
+from ..pipefusion.denoise import forward_once
+from ..pipefusion.runner import StageRunner
+from ..planning.describe import describe_request
+from ..requests.conditioning import Conditioning
+from ..requests.control import Control
+from ..requests.requests import Answer, Forward
+from .memory_checks import require_memory
+from .prepared import Prepared, Results
+from .rank_state import Placed, RankState, StagedRun
+from .request_checks import check_conditioning, check_patches
+from .resident import Resident
+
+
+@dataclass(kw_only=True)
+class RepeatedForward(Prepared):
+    """One call of the transformer. All that is there to run it was prepared, so any step may run it again."""
+
+    state: RankState
+    placed: Placed
+    conditioning: Conditioning
+
+    def work(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+    ) -> tuple[Answer, Results]:
+        """Predict for `x` and `timestep`; the rank that has the answer returns `output`."""
+        started = time.perf_counter()
+        state, placed, resident = self.state, self.placed, self.placed.resident
+        resident.activate()  # models that were prepared since may have taken its place
+        x, timestep = tensors["x"], tensors["timestep"]
+        results: Results = {}
+        run = state.join(placed, agreed, control)
+        if isinstance(run, StagedRun):
+            runner = StageRunner(run.stage, run.links, [self.conditioning], x, patches=1, keep=False)
+            output = forward_once(runner, x, timestep)
+            results = {} if output is None else {"output": output}
+        elif run is not None:
+            predict = Predictor(run.transformer, resident.spec, run.mesh)
+            results["output"] = predict([Call(x, timestep, self.conditioning)])[0]
+        return state.finished(placed.says, started), results
+
+
+@dataclass(kw_only=True)
+class PreparedForward(Prepared):
+    """A call with its conditioning; what it leaves behind for those that repeat it is a `RepeatedForward`."""
+
+    state: RankState
+    request: Forward
+    placed: Placed
+
+    @classmethod
+    def prepare(
+        cls, state: RankState, request: Forward, resident: Resident, meta: Mapping[str, torch.Tensor]
+    ) -> PreparedForward:
+        """Validate and plan.
+
+        Raises:
+            ParallelError: with cause and fix.
+        """
+        x = meta["x"]
+        text = check_conditioning(state, request.conditioning, resident, x, meta)
+        facts = describe_request(resident.spec, tuple(x.shape), text, batch=x.shape[0])
+        placed = state.place(resident, facts)
+        if placed.place is not None:
+            if placed.plan.pipe > 1:
+                check_patches(state, (request.conditioning,), resident, placed.place, 1, x, meta)
+            require_memory(resident, placed.place.layout, facts, x.shape[0], 0, state.device, state.rank)
+        return cls(state=state, request=request, placed=placed, offers=placed.offers())
+
+    def work(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+    ) -> tuple[Answer, Results]:
+        """Take the conditioning in, keep the call where the client asks for it, and run it."""
+        state, request = self.state, self.request
+        state.conditionings.drop(request.dropped)
+        for kind in request.dropped_kinds:
+            state.calls.pop(kind, None)
+        conditioning = state.conditionings.take(request.conditioning, tensors)
+        repeated = RepeatedForward(state=state, placed=self.placed, conditioning=conditioning)
+        if request.kind:
+            state.calls[request.kind] = repeated
+        return repeated.work(tensors, control, agreed)

@@ -1,0 +1,97 @@
+"""A whole loop in the pool, prepared: the plan, and the sampler that every rank walks through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..denoising.denoise import Denoising
+from ..denoising.predict import Predictor
+from ..pipefusion.denoise import PipelineDenoising, sit_out
+from ..pipefusion.kept import kept_bytes
+from ..pipefusion.runner import StageRunner
+from ..planning.describe import describe_request
+from ..planning.limits import check_steps
+from ..requests.control import Control
+from ..requests.requests import Answer, Sample
+from ..sampling.samplers import require_patchwise
+from .memory_checks import require_memory
+from .prepared import Prepared, Results
+from .rank_state import Placed, RankState, StagedRun
+from .request_checks import check_conditioning, check_patches
+from .resident import Resident
+
+
+@dataclass(kw_only=True)
+class PreparedSample(Prepared):
+    """See the module."""
+
+    state: RankState
+    request: Sample
+    placed: Placed
+    denoising: Denoising
+    steps: int
+
+    @classmethod
+    def prepare(
+        cls, state: RankState, request: Sample, resident: Resident, meta: Mapping[str, torch.Tensor]
+    ) -> PreparedSample:
+        """Validate and plan.
+
+        Raises:
+            ParallelError: with cause and fix.
+        """
+        x = meta["x"]
+        denoising = Denoising(request, resident.dtype, state.unlike)
+        denoising.check(meta, state.device)
+        texts = [
+            check_conditioning(state, branch, resident, seen, meta)
+            for branch, seen in zip(request.branches, denoising.model_inputs(x, meta), strict=True)
+        ]
+        steps, batch = meta["sigmas"].shape[0] - 1, x.shape[0] * len(request.branches)
+        longest = max(texts, key=lambda shape: shape[1])
+        facts = describe_request(resident.spec, tuple(x.shape), longest, batch=batch, steps=steps)
+        placed = state.place(resident, facts)
+        place, plan = placed.place, placed.plan
+        check_steps(plan, steps)
+        kept = 0
+        if plan.pipe > 1:
+            denoising.require_noise_of_first_rank()
+            if plan.patches > 1:
+                require_patchwise(denoising.sampler)
+            if place is not None:
+                parts = check_patches(state, request.branches, resident, place, plan.patches, x, meta)
+                kept = kept_bytes(resident.facts, resident.owned(place), place.layout, parts)
+        if place is not None:
+            require_memory(resident, place.layout, facts, x.shape[0], kept, state.device, state.rank)
+        return cls(
+            state=state, request=request, placed=placed, denoising=denoising, steps=steps, offers=placed.offers()
+        )
+
+    def work(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+    ) -> tuple[Answer, Results]:
+        """Run the loop; the rank that has the finished latent returns `latent`."""
+        started = time.perf_counter()
+        latent = self._sample(tensors, control, agreed)
+        return self.state.finished(self.placed.says, started), {} if latent is None else {"latent": latent}
+
+    def _sample(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+    ) -> torch.Tensor | None:
+        state, denoising, plan = self.state, self.denoising, self.placed.plan
+        state.conditionings.drop(self.request.dropped)
+        branches = [state.conditionings.take(branch, tensors) for branch in self.request.branches]
+        run = state.join(self.placed, agreed, control)
+        if run is None:
+            (sit_out if plan.pipe > 1 else denoising.sit_out)(self.steps, control)
+            return None
+        if isinstance(run, StagedRun):
+            seen = denoising.model_inputs(tensors["x"], tensors)[0]
+            runner = StageRunner(run.stage, run.links, branches, seen, plan.patches, keep=True)
+            return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
+        predict = Predictor(run.transformer, self.placed.resident.spec, run.mesh)
+        return denoising.run(predict, branches, tensors, control)

@@ -1,0 +1,161 @@
+"""What one rank's engine has from request to request: models, conditionings, meshes, facts of the machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..acceleration.peer_memory import PeerMemory
+from ..config import ParallelPlan
+from ..mesh.links import Links
+from ..mesh.mesh import Mesh
+from ..mesh.speeds import devices_unlike, measure_speeds
+from ..networks.parallel_transformer import ParallelTransformer
+from ..pipefusion.stage import Stage
+from ..planning.explanation import what_runs
+from ..planning.plan import resolve_plan
+from ..requests.conditioning import ConditioningStore
+from ..requests.control import Control
+from ..requests.facts import CPU, MachineFacts, RequestFacts
+from ..requests.requests import Finished
+from .plan_meshes import Meshes, Place
+from .prepared import Prepared
+from .residency import Residency
+from .resident import Resident
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A request of a model, planned: what can be known of its run in PREPARE.
+
+    Args:
+        plan: the same on all ranks.
+        place: this rank's in the plan; None where it takes no part.
+        says: the plan in words.
+        mirrored: see `Place`.
+    """
+
+    resident: Resident
+    plan: ParallelPlan
+    place: Place | None
+    says: str
+    mirrored: bool
+
+    def offers(self) -> dict[str, int]:
+        """What this rank has recorded for such a request."""
+        return self.resident.offers(self.place) if self.place is not None else {}
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """What a rank runs a plan without stages with."""
+
+    mesh: Mesh
+    transformer: ParallelTransformer
+
+
+@dataclass(frozen=True)
+class StagedRun:
+    """What a rank runs a plan of several stages with."""
+
+    mesh: Mesh
+    links: Links
+    stage: Stage
+
+
+class RankState:
+    """What prepared requests work with.
+
+    Args:
+        device: where this rank computes.
+        rank, world_size: place in the default process group; one rank needs none. A rank that will meet others is a
+            world of its own until then, whatever its number.
+    """
+
+    def __init__(self, device: torch.device, rank: int, world_size: int):
+        self.device = device
+        self.rank = rank
+        self.world_size = 1
+        self.meet: Callable[[tuple[int, ...], int], None] | None = None
+        """(devices, first name of a group): leaves the default process group and joins one of all ranks with these
+        devices; collective over them. None where nobody can start more ranks."""
+        pool = os.environ.get("PARALLEL_DIT_POOL")  # its private folder on this host; a script has none
+        self.residency = Residency(device, rank, folder=Path(pool) if pool else None)
+        self.conditionings = ConditioningStore()
+        self.calls: dict[int, Prepared] = {}
+        """Prepared calls by their number. The client decides what is kept, so that all ranks keep the same."""
+        self.machine: MachineFacts = CPU
+        """Ranks plan by it, so it is the same on all of them: from the Load request, or out of a collective."""
+        self.unlike = False
+        """Whether the ranks' devices are of several models."""
+        self.meshes = Meshes(rank, 1, leave=self.residency.leave, share=PeerMemory)
+        self._told: dict[str, int] | None = None  # what the client knows of the weights that are here
+        self.enter_world(world_size)
+
+    def enter_world(self, world_size: int) -> None:
+        """Collective: every rank does so, when its engine starts, or in the same request."""
+        self.world_size = world_size
+        self.unlike = devices_unlike(self.device, world_size)
+        self.meshes.enter_world(world_size, measure_speeds(self.device, world_size))
+
+    def forget_requests(self) -> None:
+        """Let go of what earlier requests have left for later ones: calls and conditionings."""
+        self.calls.clear()
+        self.conditionings.clear()
+
+    def place(self, resident: Resident, request: RequestFacts) -> Placed:
+        """Plan a request. The plan is the same on all ranks. Makes no collective call.
+
+        Raises:
+            ConfigurationError: the configuration cannot run it.
+        """
+        facts = resident.facts
+        wish = resident.config, resident.ranks, facts, request, self.machine, resident.loaded
+        plan = resolve_plan(*wish)
+        mirrored = facts.mirrored and plan.pipe > 1
+        place = self.meshes.place(plan, mirrored)
+        if place is not None and resident.transformer is not None:
+            resident.transformer.check_ring(place.layout)
+        return Placed(resident, plan, place, what_runs(*wish), mirrored)
+
+    def join(self, placed: Placed, agreed: Mapping[str, int], control: Control) -> WholeRun | StagedRun | None:
+        """Join the groups of a plan, and wrap the model for it. Collective over the world where groups are new.
+
+        Returns:
+            None on a rank that takes no part.
+        """
+        joined = self.meshes.join(placed.plan, placed.mirrored)
+        if joined is None or placed.place is None:
+            return None
+        run: WholeRun | StagedRun
+        transformer: ParallelTransformer | Stage
+        if joined.links is None:
+            transformer = placed.resident.wrap_whole()
+            run = WholeRun(joined.mesh, transformer)
+        else:
+            transformer = placed.resident.wrap_stage(placed.place, joined.mesh)
+            run = StagedRun(joined.mesh, joined.links, transformer)
+        transformer.set_mesh(joined.mesh)
+        transformer.go_on(agreed)
+        transformer.before_compiling = control.before_compiling
+        return run
+
+    def tell_all_held(self) -> None:
+        """The next `finished` says what this rank holds, whether the client knows it or not."""
+        self._told = None
+
+    def finished(self, plan: str, started: float) -> Finished:
+        """The answer of a run.
+
+        Args:
+            plan: in words.
+            started: `time.perf_counter()` then.
+        """
+        held = self.residency.held()
+        news, self._told = (None if held == self._told else held), held
+        return Finished(plan=plan, milliseconds=(time.perf_counter() - started) * 1000, held=news)
