@@ -73,7 +73,7 @@ FAULTS: dict[str, Callable[[FaultyPool, Callable[[], None]], None]] = {
     "a rank is stopped (SIGSTOP)": inside("stop 1 2"),
     "a rank hangs": inside("hang 0 2"),
     "torchrun is killed": kill(lambda pool: pool.client.status().torchrun),  # type: ignore[union-attr]
-    "the supervisor is killed": kill(lambda pool: pool.pool._supervisor.pid),
+    "the supervisor is killed": kill(lambda pool: pool.pool.pid),
 }
 
 
@@ -85,7 +85,7 @@ def shorten(text: str) -> str:
 
 def idle_percent(pool: FaultyPool, seconds: float = 10.0) -> float:
     """Per cent of one core that an idle pool takes, all its processes together."""
-    supervisor = psutil.Process(pool.pool._supervisor.pid)
+    supervisor = psutil.Process(pool.pool.pid)
     processes = [supervisor, *supervisor.children(recursive=True)]
 
     def used() -> float:

@@ -75,7 +75,7 @@ def run_pool(path: Path, ranks: int, compiled: bool, size: int, steps: int, atte
     client.sample(model, request)
     warm_seconds = time.perf_counter() - started
     times: list[float] = [time.perf_counter()]
-    latent = client.sample(model, request, lambda step, total, denoised: times.append(time.perf_counter()))
+    latent = client.sample(model, request, on_progress=lambda *_: times.append(time.perf_counter()))
     times.append(time.perf_counter())
     row = {
         "engine": f"Parallel DiT, {ranks} GPU{'s' * (ranks > 1)}{', compiled' * compiled}",

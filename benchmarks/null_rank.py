@@ -11,7 +11,7 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared, Results
 from parallel_runtime.requests.control import Control
 from parallel_runtime.requests.requests import Answer, Finished, Load, Loaded, Request, Step
-from workers.rank import rank
+from workers.rank.start import main
 
 
 @dataclass(kw_only=True)
@@ -46,4 +46,4 @@ class NullEngine(Engine):
 
 
 if __name__ == "__main__":
-    rank.main(NullEngine)
+    main(NullEngine)

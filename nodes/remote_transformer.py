@@ -111,7 +111,14 @@ class RemoteTransformer:
         self._check(call)
         pool = self._use_pool()
         watching = self._watching(pool, should_cancel)
-        output = pool.forward(self.model, call.x, call.timestep, call.conditioning, watching, self.notices.compiling)
+        output = pool.forward(
+            self.model,
+            call.x,
+            call.timestep,
+            call.conditioning,
+            should_cancel=watching,
+            on_compile=self.notices.compiling,
+        )
         self.notices.computed()
         sigmas = call.options.get("sample_sigmas")
         self._note(pool, call.x, 0 if sigmas is None else len(sigmas) - 1)
@@ -138,7 +145,9 @@ class RemoteTransformer:
 
         pool = self._use_pool()
         watching = self._watching(pool, should_cancel)
-        output = pool.sample(self.model, request, on_step, watching, self.notices.compiling)
+        output = pool.sample(
+            self.model, request, on_progress=on_step, should_cancel=watching, on_compile=self.notices.compiling
+        )
         self._note(pool, request.x, len(request.sigmas) - 1)
         return output.to(request.x)
 

@@ -33,6 +33,7 @@ from workers.doctor.driver import list_gpus
 from .bench import Bench, Measure
 from .families import REAL, tiny
 from .files import FileStore
+from .process_tree import dump_stacks
 from .report import describe_machine, tables, write
 from .runs import TimeLimit
 from .server import Server, default_python
@@ -54,7 +55,13 @@ class Session:
         self._options = options
         self._ends = time.monotonic() + options.seconds
         arguments = [*(["--cpu"] if options.cpu else []), *options.comfyui_arguments]
-        self.server = Server(options.comfyui.expanduser().resolve(), folder, options.python, arguments, options.compile)
+        self.server = Server(
+            comfyui=options.comfyui.expanduser().resolve(),
+            base=folder,
+            python=options.python,
+            arguments=arguments,
+            compile=options.compile,
+        )
         families = tiny() if options.cpu else REAL
         self._files = FileStore(folder / "models" / "diffusion_models", families, options.cpu)
         one, many = options.places
@@ -85,7 +92,7 @@ class Session:
             self._say(f"ComfyUI answered after {up:.1f} s")
         finally:
             writer.join()
-        stats = self.server.system_stats()
+        stats = self.server.api.system_stats()
         self._machine = describe_machine(self.server.log.read_text(errors="replace"), stats)
 
     def _write_first(self, files: list[str]) -> None:
@@ -108,7 +115,7 @@ class Session:
             measure.run(self._bench, found)
         except TimeLimit as error:
             found["error"] = str(error)
-            self.server.dump_stacks(self._options.out / "stacks.txt")
+            dump_stacks(self.server.pid, self._options.out / "stacks.txt")
             self._recover()
         except Exception as error:  # noqa: BLE001 - process border: one measurement's fault is a line in the table
             found["error"] = f"{type(error).__name__}: {error}"

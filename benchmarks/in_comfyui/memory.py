@@ -11,7 +11,8 @@ import psutil
 
 from workers.doctor.driver import memory_by_process
 
-from .server import Server, is_rank
+from .process_tree import ranks
+from .server import Server
 
 COMFYUI, RANK = "ComfyUI", "rank"
 
@@ -19,8 +20,8 @@ COMFYUI, RANK = "ComfyUI", "rank"
 def measure(server: Server, cpu: bool) -> dict[str, float]:
     """GiB by process: "ComfyUI", "rank 0", "rank 1", and so on in the order of their ids."""
     held = _resident(server) if cpu else {pid: size / 1024**2 for pid, size in memory_by_process().items()}
-    ranks = sorted(process.pid for process in server.ranks())
-    names = {server.pid: COMFYUI, **{pid: f"{RANK} {number}" for number, pid in enumerate(ranks)}}
+    pids = sorted(process.pid for process in ranks(server.pid))
+    names = {server.pid: COMFYUI, **{pid: f"{RANK} {number}" for number, pid in enumerate(pids)}}
     return {names[pid]: round(size / 1024, 2) for pid, size in sorted(held.items()) if pid in names}
 
 
@@ -67,7 +68,7 @@ def after_unload(server: Server, cpu: bool, seconds: float = 3.0) -> tuple[dict[
 
 def _resident(server: Server) -> dict[int, float]:
     held = {}
-    for process in [psutil.Process(server.pid), *filter(is_rank, server.processes())]:
+    for process in [psutil.Process(server.pid), *ranks(server.pid)]:
         try:
             held[process.pid] = process.memory_info().rss / 1024**2
         except psutil.Error:

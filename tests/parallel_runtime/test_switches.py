@@ -43,7 +43,7 @@ def test_a_transformer_without_peers_has_no_memory_of_peers(monkeypatch):
 
 def test_a_rank_starts_without_torchs_compiler():
     # torch._dynamo is imported by diffusers, with names of torch._inductor; what compiles is not.
-    code = "import sys, workers.rank; print([m for m in sys.modules if m.startswith('torch._inductor.codegen')])"
+    code = "import sys, workers.rank.start; print([m for m in sys.modules if m.startswith('torch._inductor.codegen')])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 

@@ -42,7 +42,7 @@ class FaultyPool:
     def remember(self) -> None:
         """Note the processes and files of the pool that runs now."""
         pool = self.pool
-        supervisor = psutil.Process(pool._supervisor.pid)
+        supervisor = psutil.Process(pool.pid)
         self.processes += [supervisor, *supervisor.children(recursive=True)]
         self.directories.append(pool.directory)
 
@@ -68,19 +68,19 @@ class FaultyPool:
 
     def is_as_new(self) -> bool:
         """It runs, and has nothing to do."""
-        pool, status = self.client._pool, self.client.status()
-        return pool is not None and not pool._abandoned and status is not None and status.state == "idle"
+        pool, status = self.client.pool, self.client.status()
+        return pool is not None and pool.settled and status is not None and status.state == "idle"
 
     def forget_the_running(self) -> None:
         """Leave the running pool out of what must be gone."""
-        supervisor = psutil.Process(self.pool._supervisor.pid)
+        supervisor = psutil.Process(self.pool.pid)
         running = {supervisor, *supervisor.children(recursive=True)}
         self.processes = [process for process in self.processes if process not in running]
         self.directories = [directory for directory in self.directories if directory != self.pool.directory]
 
     def close(self) -> None:
         """End the pool; nothing may be left."""
-        if self.client._pool is not None and self.client._pool.alive:
+        if self.client.pool is not None and self.client.pool.alive:
             self.remember()
         self.client.close()
         self.check_gone()

@@ -22,7 +22,7 @@ from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Answer, Finished, Grow, Load, Loaded, Request, Sample, Step
 from tests.prepared_work import PreparedWork
 from workers.launch import FIRST
-from workers.rank import rank
+from workers.rank import inbox, start
 
 STEP_SECONDS = 0.02
 FAULTS = ("raise", "kill", "hang", "pause")
@@ -130,5 +130,5 @@ if __name__ == "__main__":
         fail_as_newcomer(os.environ.get("TEST_NEWCOMERS", ""))
     listen = os.environ.get("FAULTY_LISTEN_SECONDS", "").split()  # of each rank
     if listen:
-        rank.LISTEN_SECONDS = float(listen[int(os.environ["RANK"])])
-    rank.main(FaultyEngine)
+        inbox.LISTEN_SECONDS = float(listen[int(os.environ["RANK"])])
+    start.main(FaultyEngine)

@@ -137,7 +137,7 @@ def test_a_tree_that_slept_as_a_whole_did_not_stall(faulty_pool, monkeypatch):
 @pytest.mark.parametrize("victim", ["torchrun", "supervisor"])
 def test_the_pools_own_processes_may_be_killed(faulty_pool, victim):
     pool = faulty_pool()
-    pid = pool.client.status().torchrun if victim == "torchrun" else pool.pool._supervisor.pid
+    pid = pool.client.status().torchrun if victim == "torchrun" else pool.pool.pid
     killed = threading.Event()
 
     def kill(*_):

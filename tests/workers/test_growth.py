@@ -19,6 +19,7 @@ from parallel_runtime.requests.requests import Grow
 from tests.tiny_flux import tiny_config, write_original
 from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient, SampleRequest
 from workers.client.pools import _Pools
+from workers.client.submission import Submission
 from workers.launch import PoolSpec, settings_of_ranks
 
 from .conftest import FaultyPool, alive
@@ -122,7 +123,7 @@ def test_a_pool_grows_behind_its_own_ranks_only(running, wanted, grows):
 def test_a_pool_that_began_in_another_environment_is_replaced(monkeypatch):
     client = PoolClient(cpu(0))
     running = SimpleNamespace(alive=True, settings=settings_of_ranks(os.environ))
-    monkeypatch.setattr(client, "_pool", running)
+    monkeypatch.setattr(client._keeper, "pool", running)
     assert client.grows_to(cpu(0, 1))
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     assert not client.grows_to(cpu(0, 1))
@@ -166,7 +167,7 @@ def test_growth_waits_for_the_job_that_runs(faulty_pool):
     while not steps:
         time.sleep(0.01)
     # Past the client's own lock, under which its requests wait for each other.
-    running.submit(Grow((0, 1)), {}, lambda *_: None, lambda: None, lambda: False)
+    running.submit(Submission(request=Grow((0, 1))))
     grown = time.monotonic()
     worker.join()
     assert len(steps) == 300
@@ -180,7 +181,7 @@ def test_a_newcomer_that_fails_is_told_of_and_the_pool_lives_on_without_it(fault
     monkeypatch.setenv("TEST_NEWCOMERS", fault)
     pool = faulty_pool(1)
     first = pool.client.status().pids[0]
-    supervisor = psutil.Process(pool.pool._supervisor.pid)
+    supervisor = psutil.Process(pool.pool.pid)
     before = {process.pid for process in supervisor.children(recursive=True)}
     for _ in range(2 if fault == "exits" else 1):
         with pytest.raises(PoolError, match="before it could join the running pool. Free what it needs"):

@@ -150,12 +150,19 @@ def test_cancel_stops_at_the_next_step_and_leaves_the_weights_warm(client, model
     seen = []
     request = SampleRequest("euler", torch.linspace(1, 0, 201), latent(1, 32, 32), (Branch(conditioning(), 0),), 1.0, 0)
     with pytest.raises(Cancelled):
-        client.sample(model, request, lambda step, total, _: seen.append(step), lambda: len(seen) >= 3)
+        client.sample(
+            model,
+            request,
+            on_progress=lambda step, total, _: seen.append(step),
+            should_cancel=lambda: len(seen) >= 3,
+        )
     assert 3 <= len(seen) < 100
     assert client.load(model).reused
     short = replace(request, sigmas=torch.linspace(1, 0, 4), preview=True)
     previews = []
-    client.sample(model, short, lambda step, total, denoised: previews.append((step, total, denoised.shape)))
+    client.sample(
+        model, short, on_progress=lambda step, total, denoised: previews.append((step, total, denoised.shape))
+    )
     assert previews == [(step, 3, (1, 16, 32, 32)) for step in range(3)]
 
 
@@ -219,7 +226,7 @@ def test_the_pool_ends_with_a_client_that_is_killed(path):
         pool = get_pool(config)
         pool.load(ModelRequest({str(path)!r}, "float32", config))
         status = pool.status()
-        print(status.torchrun, *status.pids.values(), pool._pool._supervisor.pid, pool._pool.directory, flush=True)
+        print(status.torchrun, *status.pids.values(), pool.pool.pid, pool.pool.directory, flush=True)
         import time
         time.sleep(60)
     """)

@@ -57,8 +57,8 @@ def test_torchrun_killed_while_the_pool_starts_is_noticed_at_once(monkeypatch, t
     killed: list[float] = []
 
     def kill() -> bool:
-        pool = client._pool
-        children = psutil.Process(pool._supervisor.pid).children() if pool is not None else []
+        pool = client.pool
+        children = psutil.Process(pool.pid).children() if pool is not None else []
         if children and not killed:
             time.sleep(delay)
             children[0].kill()
@@ -75,18 +75,18 @@ def test_torchrun_killed_while_the_pool_starts_is_noticed_at_once(monkeypatch, t
 
 @pytest.mark.slow
 def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(faulty_pool):
-    client = faulty_pool().client
+    keeper = faulty_pool().client._keeper
     waits = []
     for deaths in (0, 1, 2, 3):
-        client._deaths = deaths
+        keeper._deaths = deaths
         started = time.monotonic()
-        client._back_off(lambda: False)
+        keeper._back_off(lambda: False)
         waits.append(round(time.monotonic() - started, 1))
     assert waits == [0, 0, 1, 2]
-    client._deaths = 50
+    keeper._deaths = 50
     started = time.monotonic()
     with pytest.raises(Cancelled):
-        client._back_off(lambda: time.monotonic() - started > 0.2)
+        keeper._back_off(lambda: time.monotonic() - started > 0.2)
     assert time.monotonic() - started < 1
 
 

@@ -56,7 +56,10 @@ def make_rank(monkeypatch: Any, device: str = "cuda", release: Callable[[], Any]
     """Rank 0 of one, whose device is a stand-in with steps of no length."""
     telling = partial(StepTelling, queue=partial(Waiting, release=release), clock=lambda: 0.0)
     monkeypatch.setattr(rank_control, "StepTelling", telling)
-    engine: Any = SimpleNamespace(rank=0, world_size=1, device=torch.device(device), free=lambda: None)
+    residency = SimpleNamespace(pulse=SimpleNamespace(count=0))
+    engine: Any = SimpleNamespace(
+        rank=0, world_size=1, device=torch.device(device), free=lambda: None, residency=residency
+    )
     outgoing: Any = Outgoing()
     return Rank(outgoing, engine, SimpleNamespace(job=None))  # type: ignore[arg-type]
 
@@ -73,7 +76,8 @@ def run_job(rank: Rank, end: Callable[[int], None] = lambda step: None, steps: i
             end(step)
         return Finished(), {"latent": latent}
 
-    rank._run(Frame(Job(7, Release("m"), ()), b"", None), PreparedWork(run_it=work), {})
+    job = Job(7, Release("m"), ())
+    rank._run(Frame(job, b"", None), job, PreparedWork(run_it=work), {})
     outgoing: Any = rank.connection
     return outgoing
 
@@ -91,7 +95,7 @@ def test_a_cancelled_jobs_end_is_its_last_message(monkeypatch, device, told):
     rank = make_rank(monkeypatch, device)
 
     def cancel(step: int) -> None:
-        rank.cancelled = 7
+        rank.inbox.cancelled = 7
 
     outgoing = run_job(rank, cancel)
     assert outgoing.kinds == [*told, "Done"]
@@ -126,9 +130,9 @@ def test_a_step_that_fails_on_the_gpu_when_the_host_is_through_fails_the_job(mon
 
 def test_the_next_job_does_not_tell_of_a_cancelled_ones_step(monkeypatch):
     rank = make_rank(monkeypatch)
-    rank.cancelled = 7
+    rank.inbox.cancelled = 7
     run_job(rank, steps=2)
-    rank.cancelled = None
+    rank.inbox.cancelled = None
     before = len(rank.connection.sent)
     assert run_job(rank, steps=2).kinds[before:] == ["step 0", "step 1", "Done"]
 
@@ -144,7 +148,7 @@ def test_a_rank_that_waits_for_its_gpu_for_ever_stalls(monkeypatch):
         watch.start(1, now=0)
         stall = None
         for second in range(30):
-            watch.beat(0, rank.progress, second)  # what the heartbeat's thread sends meanwhile
+            watch.beat(0, rank.heartbeat.progress, second)  # what the heartbeat's thread sends meanwhile
             stall = stall or watch.tick(second)
     finally:
         finish.set()
@@ -163,6 +167,6 @@ def test_a_load_is_told_of_a_few_times_a_second_and_hears_a_cancel(monkeypatch):
         control.loading(done, 9)
     connection: Any = rank.connection
     assert [message for message, _ in connection.sent] == [Loading(7, 0, 9), Loading(7, 2, 9), Loading(7, 4, 9)]
-    rank.cancelled = 7
+    rank.inbox.cancelled = 7
     with pytest.raises(Cancelled):
         control.loading(5, 9)

@@ -24,7 +24,7 @@ from .conftest import FaultyPool
 
 
 def tree(pool: FaultyPool) -> list[psutil.Process]:
-    supervisor = psutil.Process(pool.pool._supervisor.pid)
+    supervisor = psutil.Process(pool.pool.pid)
     return [supervisor, *supervisor.children(recursive=True)]
 
 

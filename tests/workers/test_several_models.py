@@ -54,12 +54,12 @@ def loads(client, monkeypatch) -> list[str]:
     seen: list[str] = []
     submit = client.start().submit
 
-    def listen(request, *rest):
-        if isinstance(request, Load):
-            seen.append(request.path)
-        return submit(request, *rest)
+    def listen(submission):
+        if isinstance(submission.request, Load):
+            seen.append(submission.request.path)
+        return submit(submission)
 
-    monkeypatch.setattr(client._pool, "submit", listen)
+    monkeypatch.setattr(client.pool, "submit", listen)
     return seen
 
 

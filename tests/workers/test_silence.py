@@ -58,7 +58,7 @@ def impatient(monkeypatch):
 
 
 def stop_supervisor(pool: FaultyPool) -> None:
-    os.kill(pool.pool._supervisor.pid, signal.SIGSTOP)
+    os.kill(pool.pool.pid, signal.SIGSTOP)
 
 
 def test_a_stopped_supervisor_is_told_of_given_up_and_replaced(faulty_pool, impatient):
@@ -153,7 +153,7 @@ def test_a_job_that_outlives_its_cancel_keeps_its_pool_when_it_ends(faulty_pool,
     pool = faulty_pool(1)
     with pytest.raises(Cancelled):
         pool.sample("pause 0 0", should_cancel=lambda: True)
-    assert pool.pool._abandoned == {} or pool.client.status().state != "idle"
+    assert pool.pool.settled or pool.client.status().state != "idle"
     pool.check_works()
     assert all(alive(process) for process in pool.processes)
 

@@ -14,7 +14,7 @@ import pytest
 
 from parallel_runtime.errors import ConfigurationError, PoolError
 from workers import leftovers
-from workers.client import running_pool as pool
+from workers.client import supervisor_process
 from workers.client.client import PoolClient
 from workers.launch import PoolSpec, state_directory
 from workers.pool_log import begin_log, last_line
@@ -82,12 +82,12 @@ def test_a_host_name_is_looked_up(failed_start, monkeypatch, secret):
 
 
 def test_what_python_itself_says_reaches_the_node_and_the_log(failed_start, monkeypatch):
-    real = pool.subprocess.Popen
+    real = supervisor_process.subprocess.Popen
 
     def broken(command, **options):
         return real([command[0], "-c", "import no_such_package"], **options)
 
-    monkeypatch.setattr(pool.subprocess, "Popen", broken)
+    monkeypatch.setattr(supervisor_process.subprocess, "Popen", broken)
     error = failed_start()
     assert "ended with code 1 and said: ModuleNotFoundError: No module named 'no_such_package'." in error
     log = re.search(r"the log is (.*)\.$", error)
@@ -97,7 +97,7 @@ def test_what_python_itself_says_reaches_the_node_and_the_log(failed_start, monk
 
 def test_a_log_that_could_not_be_written_is_not_named(failed_start, monkeypatch, tmp_path):
     (tmp_path / "logs").write_text("a file where the folder should be")
-    monkeypatch.setattr(pool.subprocess, "Popen", lambda command, **options: _Ended())
+    monkeypatch.setattr(supervisor_process.subprocess, "Popen", lambda command, **options: _Ended())
     assert failed_start().endswith(f"no log could be written in {tmp_path / 'logs'}.")
 
 
@@ -120,7 +120,7 @@ def test_too_many_processes_or_descriptors_are_a_typed_error(failed_start, monke
     def refuse(command, **options):
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(pool.subprocess, "Popen", refuse)
+    monkeypatch.setattr(supervisor_process.subprocess, "Popen", refuse)
     assert failed_start().startswith("The pool's supervisor could not be started: Resource temporarily unavailable.")
 
 

@@ -16,9 +16,10 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import NotLoadedError, PoolError, RequestError, SegmentError
 from parallel_runtime.requests.requests import Finished, Forward, Load, Release, Sample, Step
 from tests.tiny_flux import write_original
-from workers.client.client import Branch, ModelRequest, PoolClient, SampleRequest, never
+from workers.client.client import Branch, ModelRequest, PoolClient, SampleRequest
 from workers.client.prepared_calls import PreparedCalls
 from workers.client.running_pool import RunningPool
+from workers.client.submission import Submission
 from workers.launch import PoolSpec
 from workers.supervisor.job import ActiveJob
 from workers.supervisor.jobs import Jobs
@@ -50,9 +51,9 @@ def asked(monkeypatch) -> list[type]:
     kinds: list[type] = []
     submit = RunningPool.submit
 
-    def note(self: RunningPool, request: Any, *args: Any) -> Any:
-        kinds.append(type(request))
-        return submit(self, request, *args)
+    def note(self: RunningPool, submission: Submission) -> Any:
+        kinds.append(type(submission.request))
+        return submit(self, submission)
 
     monkeypatch.setattr(RunningPool, "submit", note)
     return kinds
@@ -120,13 +121,13 @@ def test_a_step_that_the_ranks_do_not_keep_is_refused_by_all_of_them_and_prepare
         wrong.setattr(PreparedCalls, "find", lambda self, kind: next(found, 0))
         assert torch.equal(step(), first)
     assert asked == [Step, Load, Forward]
-    number = next(reversed(client._prepared._kept.values()))
+    number = next(reversed(client._calls._prepared._kept.values()))
     tensors = {"x": latent(0), "timestep": torch.tensor([0.5])}
     with pytest.raises(Exception, match="cannot carry unknown"):
         client.forward(model(path), latent(0), torch.tensor([0.5]), {**given(), "unknown": torch.zeros(1)})
     # A rank may have lost it when the request failed there, so all have.
     with pytest.raises(NotLoadedError, match=f"keeps no call of number {number}"):
-        client._submit(Step(number), tensors, lambda *_: None, lambda: None, never)
+        client._submit(Submission(request=Step(number), tensors=tensors))
     assert torch.equal(step(), first)
     assert client.status().pids == pids
 
@@ -230,7 +231,7 @@ def test_an_answer_is_taken_before_the_supervisor_passes_it_on(faulty_pool):
     pool = faulty_pool()
     for _ in range(3):
         pool.forward()
-    supervisor = psutil.Process(pool.pool._supervisor.pid)
+    supervisor = psutil.Process(pool.pool.pid)
     stop = threading.Timer(0.4, supervisor.suspend)  # the ranks have the step by then, and pause for a second
     stop.start()
     started = time.monotonic()
@@ -253,7 +254,7 @@ def test_steps_go_on_while_the_supervisor_is_held_up(faulty_pool, monkeypatch):
     pool = faulty_pool()
     for _ in range(3):
         pool.forward()
-    supervisor = psutil.Process(pool.pool._supervisor.pid)
+    supervisor = psutil.Process(pool.pool.pid)
     supervisor.suspend()
     try:
         for step in range(1, 21):
@@ -272,7 +273,7 @@ def test_ranks_that_hear_of_steps_on_different_ways_stay_together(faulty_pool, m
     monkeypatch.setenv("FAULTY_LISTEN_SECONDS", "20 0 0.001")
     pool = faulty_pool(3)
     pool.forward()
-    supervisor = psutil.Process(pool.pool._supervisor.pid)
+    supervisor = psutil.Process(pool.pool.pid)
     done = threading.Event()
 
     def hold_up() -> None:

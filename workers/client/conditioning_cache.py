@@ -28,8 +28,8 @@ class _Kept:
 class Scratch:
     """Memory that is kept from call to call, one tensor for each device and dtype.
 
-    For new tensors of megabytes ComfyUI's allocator asks the driver, which takes milliseconds while another process
-    computes on the same GPU.
+    A profile found ComfyUI's process busy for milliseconds with making new tensors of megabytes, while the pool
+    computed on the same GPU (docs/performance.md); why is not known.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
 """`python -m workers.rank`."""
 
-from .rank import main
+from .start import main
 
 main()

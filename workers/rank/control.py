@@ -15,6 +15,8 @@ from parallel_runtime.requests.control import Cancelled, Control
 from ..wire.connection import Connection
 from ..wire.protocol import Loading, Progress
 from ..wire.tensors import pack
+from .heartbeat import Heartbeat
+from .inbox import Inbox
 
 LOADING_SECONDS = 0.25
 """Between two messages of how far a load is."""
@@ -26,16 +28,12 @@ class Reporter(Protocol):
     rank: int
     device: torch.device
     connection: Connection
-    progress: int
-    cancelled: int | None
+    heartbeat: Heartbeat
+    inbox: Inbox
 
     @property
     def world_size(self) -> int:
         """Ranks of the pool."""
-        ...
-
-    def watch_compiler(self) -> None:
-        """Something is about to be compiled, which is no stall."""
         ...
 
 
@@ -49,7 +47,7 @@ class RankControl(Control):
         self._told_loading = 0.0
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
-        self._rank.progress += 1
+        self._rank.heartbeat.got_on()
         if self._rank.rank == 0:
             # The others wait for nothing here: the vote keeps them with rank 0.
             self._telling.step(step, total, denoised)
@@ -63,11 +61,11 @@ class RankControl(Control):
         self._rank.connection.send(Progress(self._number, step, total, specs), buffers)
 
     def before_compiling(self) -> None:
-        self._rank.watch_compiler()
+        self._rank.heartbeat.watch_compiler()
 
     def check_cancel(self) -> None:
-        self._rank.progress += 1
-        if self._rank.cancelled == self._number:
+        self._rank.heartbeat.got_on()
+        if self._rank.inbox.cancelled == self._number:
             raise Cancelled
 
     def loading(self, done: int, total: int) -> None:
@@ -81,7 +79,7 @@ class RankControl(Control):
         return self.vote_stop()()
 
     def vote_stop(self) -> Callable[[], bool]:
-        stop = self._rank.cancelled == self._number
+        stop = self._rank.inbox.cancelled == self._number
         if self._rank.world_size == 1:
             return lambda: stop
         # Rank 0 alone decides, and its decision travels with the step: a cancel that ranks saw between different

@@ -41,6 +41,7 @@ class Growth:
 
     def __init__(
         self,
+        *,
         spec: PoolSpec,
         directory: Path,
         rank_module: str,

@@ -75,16 +75,16 @@ class Supervisor:
         self.jobs = Jobs(self.members, self.client, log, self._rank_failed)
         self.torchruns: list[Torchrun] = []
         self.growth = Growth(
-            spec,
-            directory,
-            rank_module,
-            log,
-            self.members,
-            self.jobs,
-            self.client,
-            self.torchruns,
-            self._watch,
-            self._lost,
+            spec=spec,
+            directory=directory,
+            rank_module=rank_module,
+            log=log,
+            members=self.members,
+            jobs=self.jobs,
+            client=self.client,
+            torchruns=self.torchruns,
+            watch=self._watch,
+            on_loss=self._lost,
         )
         self.error: ErrorInfo | None = None
         self._parent = parent

@@ -30,7 +30,9 @@ Scalar = bool | int | float
 _BELLS = 2 * BELL_BYTES
 LEAST_BYTES = 16 << 20
 _SMALL = 1 << 20
-"""Larger new tensors take ComfyUI's allocator milliseconds; see nodes/kept_conds.py."""
+"""Fewer bytes are joined before they are copied: one launch for all of them. More are copied one by one, without a new
+tensor of that size: a profile found ComfyUI's process busy with making such tensors (docs/performance.md); why is not
+known."""
 _PATH = re.compile(r"/proc/\d+/fd/\d+")
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
 

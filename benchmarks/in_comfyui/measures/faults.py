@@ -9,6 +9,7 @@ import psutil
 
 from ..bench import Bench, Found
 from ..graphs import Way, plain
+from ..process_tree import ranks
 from ..runs import MeasurementError, Run
 from ..server import Server
 
@@ -19,7 +20,7 @@ _STEPS = 40
 
 def cancel(server: Server) -> None:
     """Press cancel."""
-    server.interrupt()
+    server.api.interrupt()
 
 
 def kill_rank(server: Server) -> None:
@@ -37,7 +38,7 @@ def fault(bench: Bench, found: Found, file: str, way: Way, do: Callable[[Server]
     title = f"{(do.__doc__ or '').strip()}{' While loading.' if loading else ''}"
     found |= {"kind": "fault", "model": bench.family(file).title, "way": way.title, "gpus": way.gpus, "fault": title}
     if loading:
-        bench.server.free()
+        bench.server.api.free()
         bench.wait(2)
     else:
         bench.make(way, file)
@@ -60,7 +61,7 @@ def fault(bench: Bench, found: Found, file: str, way: Way, do: Callable[[Server]
 
 
 def _last_rank(server: Server) -> psutil.Process:
-    ranks = server.ranks()
-    if not ranks:
+    running = ranks(server.pid)
+    if not running:
         raise MeasurementError("no rank is running")
-    return max(ranks, key=lambda process: process.pid)
+    return max(running, key=lambda process: process.pid)

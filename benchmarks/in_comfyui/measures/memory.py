@@ -15,7 +15,7 @@ def unload(bench: Bench, found: Found, file: str, way: Way) -> None:
     with peaks(server, bench.cpu) as most:
         run = bench.make(way, file)
     found |= {"peak GiB": dict(most), "after prompt GiB": measure(server, bench.cpu), "ms": per_step(run)}
-    server.free()
+    server.api.free()
     held, seconds = after_unload(server, bench.cpu)
     found |= {"3 s after unload GiB": held, "ranks below 1.5 GiB after s": seconds and round(seconds, 2)}
     again = bench.make(way, file)

@@ -7,6 +7,7 @@ import time
 
 from ..bench import Bench, Found
 from ..graphs import Way
+from ..process_tree import ranks
 from ..runs import MeasurementError, Run
 
 
@@ -39,14 +40,14 @@ def comes_back(bench: Bench, found: Found, file: str, way: Way) -> None:
     """After Unload Models, and after a rank was killed between two prompts."""
     _head(bench, found, file, way)
     add(found, "as it was", bench.make(way, file))
-    bench.server.free()
+    bench.server.api.free()
     bench.wait(3)
     add(found, "after unload", bench.make(way, file))
     add(found, "next prompt", bench.make(way, file))
-    ranks = bench.server.ranks()
-    if not ranks:
+    running = ranks(bench.server.pid)
+    if not running:
         raise MeasurementError("no rank is running")
-    ranks[-1].kill()
+    running[-1].kill()
     bench.wait(2)
     add(found, "after a rank was killed", bench.make(way, file))
     add(found, "next prompt", bench.make(way, file))

@@ -1,0 +1,112 @@
+"""Single calls of the transformer: as a step where the ranks keep the call prepared, else with all that prepares it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from parallel_runtime.requests.requests import Forward, Step
+
+from ..wire.shared_memory import Scalar
+from .conditioning_cache import ConditioningCache
+from .prepared_calls import PreparedCalls, kind_of
+from .requests import not_finite
+from .step_trace import StepTrace
+from .submission import Callbacks, Reply, Submission
+
+log = logging.getLogger("parallel_dit")
+
+
+class Unlike(Exception):
+    """The conditioning is not the one that was guessed; nothing was sent."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of the transformer.
+
+    Args:
+        model: its name in the pool.
+        x: (B, C, ...) in the model's dtype, on any device; timestep: (B,) float32.
+        conditioning: context (B, T, D) and the family's extras.
+    """
+
+    model: str
+    x: torch.Tensor
+    timestep: torch.Tensor
+    conditioning: Mapping[str, Any]
+
+
+class Calls:
+    """Knows which conditionings and calls the ranks keep, as far as this side can know.
+
+    Args:
+        submit: runs one request in the pool.
+    """
+
+    def __init__(self, submit: Callable[[Submission], Reply]):
+        self.cache = ConditioningCache()
+        self._prepared = PreparedCalls()
+        self._submit = submit
+        self._trace = StepTrace()
+
+    def run(self, call: Call, callbacks: Callbacks) -> torch.Tensor:
+        """The prediction, on x's device.
+
+        Raises:
+            RequestError: x is not finite, or an argument is of a kind that does not travel.
+        """
+        called = time.perf_counter()
+        given = {"x": call.x, "timestep": call.timestep}
+        bounds = torch.aminmax(call.x)
+        # The request is put in below: a step first, or what prepares one.
+        submission = Submission(
+            request=Step(0), tensors=given, callbacks=callbacks, device=call.x.device, scalars=bounds, vet=_vet
+        )
+        guess = self.cache.guess(call.conditioning)
+        if guess is not None:
+            reference, unlike = guess
+            number = self._prepared.find(kind_of(call.model, reference, call.x, call.timestep))
+            if number:
+                referred = time.perf_counter()
+                with contextlib.suppress(Unlike):
+                    reply = self._submit(replace(submission, request=Step(number), scalars=(*bounds, *unlike)))
+                    self.cache.use(reference.id)
+                    if summary := self._trace.add((called, referred, *reply.stamps, time.perf_counter())):
+                        log.info("Parallel DiT: %s", summary)
+                    return reply.tensors["output"]
+        reference, tensors, dropped = self.cache.refer(call.conditioning)
+        kind = kind_of(call.model, reference, call.x, call.timestep)
+        number = self._prepared.find(kind)
+        request: Forward | Step = Step(number)
+        if not number or dropped:
+            number = self._prepared.next_number()
+            request = Forward(call.model, reference, dropped, number, self._prepared.dropped())
+        reply = self._submit(replace(submission, request=request, tensors=tensors | given))
+        self._prepared.keep(kind, number)
+        return reply.tensors["output"]
+
+    def prepare_anew(self) -> None:
+        """The next call of each kind goes through PREPARE again."""
+        self._prepared.clear()
+
+    def forget(self) -> None:
+        """Trust nothing any more that the ranks may keep."""
+        self.cache.clear()
+        self._prepared.clear()
+
+
+def _vet(scalars: Sequence[Scalar]) -> None:
+    """Stop a call by x's least and largest value, and by whether its conditioning is not what was guessed."""
+    least, largest, *unlike = scalars
+    if not (math.isfinite(least) and math.isfinite(largest)):  # as NaN is either
+        raise not_finite("latent")
+    if any(unlike):
+        raise Unlike

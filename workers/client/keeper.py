@@ -1,0 +1,116 @@
+"""Keeps a pool running: starts it, replaces one that died, and lets it take in more ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from parallel_runtime.errors import PoolError
+from parallel_runtime.requests.control import Cancelled
+from parallel_runtime.requests.requests import Answer, Grow
+
+from ..launch import PoolSpec, settings_of_ranks
+from .running_pool import RunningPool
+from .submission import Callbacks, ShouldCancel, Submission
+
+log = logging.getLogger("parallel_dit")
+
+MAX_BACK_OFF_SECONDS = 30.0
+
+
+class Keeper:
+    """At most one running pool. Its caller sees to it that one request works with it at a time.
+
+    Args:
+        spec: devices. More may be given to it as long as it `grows_to` them.
+        rank_module: what each rank runs.
+        on_change: called before a pool starts or grows: what ranks held by name is gone then.
+        on_answer: gets the answer of a growth.
+    """
+
+    def __init__(
+        self, spec: PoolSpec, rank_module: str, *, on_change: Callable[[], None], on_answer: Callable[[Answer], None]
+    ):
+        self.spec = spec
+        self.pool: RunningPool | None = None
+        self._rank_module = rank_module
+        self._on_change = on_change
+        self._on_answer = on_answer
+        self._ended = False
+        self._deaths = 0  # in a row, without a job that succeeded in between
+
+    @property
+    def running(self) -> RunningPool | None:
+        """The pool, if it can take a job."""
+        pool = self.pool
+        return pool if pool is not None and pool.alive else None
+
+    def grows_to(self, spec: PoolSpec) -> bool:
+        """Whether the pool, running or not, can take in what it lacks of `spec`, and keep what it has."""
+        pool = self.running
+        alike = pool is None or pool.settings == settings_of_ranks(os.environ)
+        return alike and self.spec.grows_to(spec)
+
+    def start(self, should_cancel: ShouldCancel, needed: PoolSpec | None = None) -> RunningPool:
+        """The running pool, started if need be, or grown; see `PoolClient.start`."""
+        if self._ended:
+            raise PoolError("ComfyUI is ending.", "Start it again.")
+        self.settle(should_cancel)
+        if self.pool is not None and not self.pool.alive:
+            self.pool.close()
+            self.pool = None
+            self._deaths += 1
+        if self.pool is None:
+            self._back_off(should_cancel)
+            log.info("Parallel DiT: starting a pool on %s", self.spec)
+            self._on_change()
+            self.pool = RunningPool(self.spec, self._rank_module)
+        self.pool.wait_until_ready(should_cancel)
+        self._grow(self.pool, needed or self.spec, should_cancel)
+        return self.pool
+
+    def settle(self, should_cancel: ShouldCancel) -> None:
+        """Wait for jobs that were cancelled; see `RunningPool.settle`."""
+        if self.pool is not None:
+            self.pool.settle(should_cancel)
+
+    def worked(self) -> None:
+        """A job has succeeded: this pool does not die as it starts."""
+        self._deaths = 0
+
+    def close(self) -> None:
+        """End the pool; another one may start."""
+        if self.pool is not None:
+            self.pool.close()
+            self.pool = None
+
+    def end(self, seconds: float) -> None:
+        """End the pool for good, in so many seconds."""
+        self._ended = True
+        if self.pool is not None:
+            self.pool.close(seconds)
+
+    def _grow(self, pool: RunningPool, needed: PoolSpec, should_cancel: ShouldCancel) -> None:
+        wished = self.spec if self.spec.holds(needed) else needed
+        if pool.spec.holds(needed) or not pool.spec.grows_to(wished):
+            return
+        log.info("Parallel DiT: the pool on %s becomes %s", pool.spec, wished)
+        self._on_change()
+        growth = Submission(request=Grow(wished.devices), callbacks=Callbacks(should_cancel=should_cancel))
+        try:
+            self._on_answer(pool.submit(growth).answer)
+        except PoolError:
+            if pool.alive:
+                self.spec = pool.spec  # the other devices are free for other pools
+            raise
+
+    def _back_off(self, should_cancel: ShouldCancel) -> None:
+        """A pool that died once is replaced at once; one that dies again and again is replaced ever more slowly."""
+        wait = min(2.0 ** (self._deaths - 2), MAX_BACK_OFF_SECONDS) if self._deaths > 1 else 0.0
+        until = time.monotonic() + wait
+        while time.monotonic() < until:
+            if should_cancel():
+                raise Cancelled
+            time.sleep(0.05)

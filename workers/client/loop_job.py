@@ -1,0 +1,47 @@
+"""A denoising loop as it goes on the wire: the job, and the tensors that come along."""
+
+from __future__ import annotations
+
+import torch
+
+from parallel_runtime.requests.requests import ConditioningRef, Sample, concat_name
+
+from .conditioning_cache import ConditioningCache
+from .requests import SampleRequest
+
+
+def loop_job(model: str, request: SampleRequest, cache: ConditioningCache) -> tuple[Sample, dict[str, torch.Tensor]]:
+    """The job, and its tensors; the conditionings' only where the pool does not hold them.
+
+    Args:
+        model: its name in the pool.
+    """
+    references: list[ConditioningRef] = []
+    tensors: dict[str, torch.Tensor] = {}
+    dropped: tuple[int, ...] = ()
+    for branch in request.branches:
+        reference, new, old = cache.refer(branch.conditioning, branch.index)
+        references.append(reference)
+        tensors |= new
+        dropped += old
+    timesteps = request.sigmas if request.timesteps is None else request.timesteps
+    tensors |= {"x": request.x, "sigmas": request.sigmas, "timesteps": timesteps}
+    for branch, channels in zip(request.branches, request.concat, strict=False):
+        tensors[concat_name(branch.index)] = channels
+    if request.inpaint is not None:
+        inpaint = request.inpaint
+        tensors |= {"mask": inpaint.mask, "latent_image": inpaint.latent_image, "noise": inpaint.noise}
+    job = Sample(
+        model=model,
+        sampler=request.sampler,
+        branches=tuple(references),
+        cfg=request.cfg,
+        seed=request.seed,
+        noise_device=request.noise_device,
+        inpaint=request.inpaint is not None,
+        preview=request.preview,
+        dropped=dropped,
+        prediction=request.prediction,
+        concat=bool(request.concat),
+    )
+    return job, tensors

@@ -1,0 +1,81 @@
+"""One request on its way to a running pool: what is sent, who hears of it until it ends, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from parallel_runtime.requests.requests import Answer, Request
+
+from ..wire.shared_memory import Scalar
+
+OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
+"""Gets the step that has ended, how many there are, and the denoised latent where a preview was wished."""
+OnCompile = Callable[[], None]
+"""Called about once a second by each rank that compiles, while it does."""
+ShouldCancel = Callable[[], bool]
+Vet = Callable[[Sequence[Scalar]], None]
+"""Gets what scalars are, and raises what stops their request."""
+
+
+def ignore_progress(step: int, total: int, denoised: torch.Tensor | None) -> None:
+    """For requests without steps."""
+
+
+def ignore_compiling() -> None:
+    """For requests that show nothing of it."""
+
+
+def never() -> bool:
+    """For callers that never cancel."""
+    return False
+
+
+def accept(scalars: Sequence[Scalar]) -> None:
+    """For requests that nothing stops."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """Who hears of a request while it runs, and may cancel it."""
+
+    on_progress: OnProgress = ignore_progress
+    on_compile: OnCompile = ignore_compiling
+    should_cancel: ShouldCancel = never
+
+
+_CPU = torch.device("cpu")
+_UNHEARD = Callbacks()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """All that is sent with a request.
+
+    Args:
+        device: where the answer's tensors are wanted.
+        scalars: tensors of one element, wherever they are.
+        vet: gets their values just before the request is sent; what it raises stops that.
+    """
+
+    request: Request
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    callbacks: Callbacks = _UNHEARD
+    device: torch.device = _CPU
+    scalars: Sequence[torch.Tensor] = ()
+    vet: Vet = accept
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back of a request that succeeded.
+
+    Args:
+        stamps: when it was sent, rank 0's own stamps, when its answer came; see step_trace.py.
+    """
+
+    answer: Answer
+    tensors: Mapping[str, torch.Tensor]
+    stamps: tuple[float, ...]

@@ -1,0 +1,108 @@
+"""The supervisor as the process that starts it holds it: its folder, its log, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from parallel_runtime.errors import PoolError
+
+from ..launch import PACK_ROOT, PoolSpec, log_directory
+from ..leftovers import make_folder, remove_leftovers
+from ..pool_log import begin_log, last_line, tell_of_fresh_pool
+from ..processes import end_tree
+from ..wire.connection import Connection
+
+LAST_WORD_SECONDS = 1.0
+KILL_SECONDS = 2.0
+
+
+class SupervisorProcess:
+    """Started by its constructor.
+
+    Args:
+        spec: devices of the pool.
+        rank_module: what torchrun starts in each rank.
+
+    Raises:
+        PoolError: it could not be started.
+    """
+
+    def __init__(self, spec: PoolSpec, rank_module: str):
+        remove_leftovers()
+        logs = log_directory()
+        self._folder = make_folder()
+        self.log = logs / f"pool-{self.directory.name.rpartition('-')[2]}.log"
+        try:
+            self._process, self.connection = self._start(spec, rank_module)
+        except OSError as error:
+            self._folder.remove()
+            raise PoolError(
+                f"The pool's supervisor could not be started: {error.strerror or error}.",
+                "Close other programs, or raise the limit that this names, and queue the prompt again.",
+            ) from error
+        self._folder.let_go()  # the supervisor holds it now
+
+    def _start(self, spec: PoolSpec, rank_module: str) -> tuple[subprocess.Popen[bytes], Connection]:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "workers.supervisor", str(theirs.fileno()), str(os.getpid())]
+        command += [str(self.directory), str(self.log), str(spec), rank_module]
+        log = begin_log(self.log)
+        with theirs, log or contextlib.nullcontext():
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=PACK_ROOT,
+                    pass_fds=[theirs.fileno(), self._folder.descriptor],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,  # what it says where it cannot start, which no message of its own can tell
+                    start_new_session=True,  # Ctrl-C in ComfyUI's terminal is for ComfyUI
+                )
+            except OSError:
+                ours.close()
+                raise
+        return process, Connection(ours)
+
+    @property
+    def directory(self) -> Path:
+        """The pool's private folder."""
+        return self._folder.path
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    def error(self, what: str) -> PoolError:
+        """It, and with it the pool, is gone: what happened, and where to read on."""
+        return PoolError(f"The pool's supervisor (process {self.pid}) {what}.", tell_of_fresh_pool(self.log))
+
+    def last_words(self) -> PoolError:
+        """How it ended, where it could not say so itself."""
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its connection closes a moment before it has ended
+            code = self._process.wait(LAST_WORD_SECONDS)
+        ended = "closed its connection" if code is None else f"ended with code {code}"
+        said = last_line(self.log) if code else ""
+        return self.error(f"{ended}{said and f' and said: {said}'}")
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, for at most so long."""
+        deadline = time.monotonic() + seconds
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def end_by_force(self) -> None:
+        """End it, stopped or not, and with it by the kernel's hand every process of the pool."""
+        if self._process.poll() is None:
+            end_tree(self._process.pid, kill_seconds=KILL_SECONDS)
+        self.connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one inside of a driver, or of a file system that hangs
+            self._process.wait(KILL_SECONDS)
+        self._folder.remove()
