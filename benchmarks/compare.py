@@ -1,13 +1,13 @@
 """Ours beside ComfyUI, diffusers and xDiT: the same FLUX.1-dev sized model, weights and inputs, in one run.
 
-    python -m benchmarks.compare --set peers --comfyui ~/ComfyUI         # the README's table, on 1, 2 and 4 GPUs
+    python -m benchmarks.compare --set rivals --comfyui ~/ComfyUI         # the README's table, on 1, 2 and 4 GPUs
     python -m benchmarks.compare --set pipefusion [--no-p2p]             # PipeFusion beside the other splits
     python -m benchmarks.compare --set pipefusion --dry-run              # what would run when, and for how long
-    python -m benchmarks.compare --peers ours,diffusers --ranks 4 --sizes 1024
-    python -m benchmarks.compare --tiny --peers ours,diffusers           # on CPUs: do the outputs agree?
+    python -m benchmarks.compare --rivals ours,diffusers --ranks 4 --sizes 1024
+    python -m benchmarks.compare --tiny --rivals ours,diffusers           # on CPUs: do the outputs agree?
     python -m benchmarks.compare --plot benchmarks/results/compare.json  # the plot alone, anywhere
 
-Every case (a peer, a number of GPUs, a size) runs in fresh processes and within a time limit; one that fails, or that
+Every case (a rival, a number of GPUs, a size) runs in fresh processes and within a time limit; one that fails, or that
 is not installed, becomes a line with the reason. Cases of fewer GPUs than there are run beside each other, unless
 --alone is given. `pip install xfuser` and `pip install matplotlib` for xDiT and for the plot; ComfyUI's folder comes
 from --comfyui or $COMFYUI_PATH, and needs its requirements in this Python. Results are written after each case:
@@ -26,12 +26,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .peers.case import PEERS, Case
-from .peers.launch import Run, count_gpus
-from .peers.plan import DEFAULT_PEERS, EXTRA_PEERS, SETS, Setting, plan_cases, plan_set
-from .peers.report import describe_machine, merge, plot, show_plan, table, write
-from .peers.results import Results
-from .peers.schedule import Gpus, Outcome, Queue, Turn, estimate, order_turns
+from .rivals.case import RIVALS, Case
+from .rivals.launch import Run, count_gpus
+from .rivals.plan import DEFAULT_RIVALS, EXTRA_RIVALS, SETS, Setting, plan_cases, plan_set
+from .rivals.report import describe_machine, merge, plot, show_plan, table, write
+from .rivals.results import Results
+from .rivals.schedule import Gpus, Outcome, Queue, Turn, estimate, order_turns
 
 SHORTEST = 20.0
 """Seconds; a case is not begun with less time left."""
@@ -44,7 +44,7 @@ def run_cases(
     gpus: int | None = None,
     alone: bool = False,
 ) -> list[dict[str, Any]]:
-    """Run all cases within `seconds`, side by side where there is room; return their rows in the order of `cases`.
+    """Run all cases within `seconds`, side by side where GPUs are free; return their rows in the order of `cases`.
 
     Args:
         on_row: gets the rows so far, and the new one among them, after each case.
@@ -66,10 +66,13 @@ def run_cases(
         row = results.add(turn.place, outcome)
         on_row(results.rows(), row)
 
-    known = [place for place, case in enumerate(cases) if case.peer in PEERS]
+    known = [place for place, case in enumerate(cases) if case.rival in RIVALS]
     for place in range(len(cases)):
         if place not in known:
-            on_row(results.rows(), results.add(place, ({"reason": f"unknown; the peers are {', '.join(PEERS)}"}, None)))
+            on_row(
+                results.rows(),
+                results.add(place, ({"reason": f"unknown; the rivals are {', '.join(RIVALS)}"}, None)),
+            )
     turns = [turn for turn in order_turns(cases, count, alone) if turn.place in known]
     # What runs alone has no neighbour's imports beside it either.
     Queue(turns, Gpus(count), begin, grant, tell, ahead=not alone).run()
@@ -84,10 +87,10 @@ def _machine(cases: list[Case]) -> int:
 def read_options() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=SETS, help="a table's peers, numbers of GPUs and sizes")
-    default = [*DEFAULT_PEERS, *EXTRA_PEERS]
-    known = f"some of {', '.join(PEERS)}; by default the set's, or {', '.join(default)}"
-    parser.add_argument("--peers", type=lambda text: text.split(","), help=known)
+    parser.add_argument("--set", choices=SETS, help="a table's rivals, numbers of GPUs and sizes")
+    default = [*DEFAULT_RIVALS, *EXTRA_RIVALS]
+    known = f"some of {', '.join(RIVALS)}; by default the set's, or {', '.join(default)}"
+    parser.add_argument("--rivals", type=lambda text: text.split(","), help=known)
     parser.add_argument("--ranks", type=_numbers, help="numbers of GPUs, by default the set's, or 1,2,4 (--tiny: 1,2)")
     parser.add_argument("--sizes", type=_numbers, help="pixels along a side, by default the set's, or 1024,2048")
     parser.add_argument("--no-p2p", action="store_true", help="exchange through the host's memory, as over PCIe")
@@ -111,10 +114,10 @@ def plan(options: argparse.Namespace) -> list[Case]:
     """The cases that the command line asks for."""
     setting = Setting(options.tiny, options.comfyui, options.limit, p2p=not options.no_p2p)
     if options.set:
-        return plan_set(options.set, setting, options.peers, options.ranks, options.sizes)
+        return plan_set(options.set, setting, options.rivals, options.ranks, options.sizes)
     ranks = options.ranks or ([1, 2] if options.tiny else [1, 2, 4])
     sizes = options.sizes or ([64] if options.tiny else [1024, 2048])
-    return plan_cases(options.peers or [*DEFAULT_PEERS, *EXTRA_PEERS], ranks, sizes, setting)
+    return plan_cases(options.rivals or [*DEFAULT_RIVALS, *EXTRA_RIVALS], ranks, sizes, setting)
 
 
 def main() -> None:

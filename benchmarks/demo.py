@@ -16,13 +16,13 @@ from PIL import Image
 
 from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import tiny_config, write_original
-from workers.client.client import Branch, ModelRequest, SampleRequest
-from workers.client.pools import close_pools, get_pool
+from workers.client.client import Branch, LoopRequest, ModelRequest
+from workers.client.pool_registry import close_pools, get_pool
 
 STEPS = 6
 
 
-def make_request(size: int) -> SampleRequest:
+def make_request(size: int) -> LoopRequest:
     """A prompt made of random numbers, for a picture of size x size pixels."""
     generator = torch.Generator().manual_seed(7)
     conditioning = {
@@ -31,7 +31,7 @@ def make_request(size: int) -> SampleRequest:
         "guidance": torch.tensor([3.5]),
     }
     x = torch.randn(1, 16, size // 8, size // 8, generator=generator)
-    return SampleRequest("euler", torch.linspace(1, 0, STEPS + 1), x, (Branch(conditioning, 0),), 1.0, 7)
+    return LoopRequest("euler", torch.linspace(1, 0, STEPS + 1), x, (Branch(conditioning, 0),), 1.0, 7)
 
 
 def to_image(latent: torch.Tensor) -> Image.Image:

@@ -28,7 +28,7 @@ from parallel_runtime.requests.facts import FLUX_DEV, GIB, HOST_MEMORY, NVLINK, 
 
 RESULTS = Path(__file__).resolve().parent / "results"
 _OLDER = "flux_step.json"
-_EAGER_PEER = "ours-eager"
+_EAGER_RIVAL = "ours-eager"
 _STEP_AT = re.compile(r"step_(\d+)_ms")
 
 
@@ -124,16 +124,16 @@ def _plan_of(row: Mapping[str, Any]) -> tuple[ParallelPlan, bool] | None:
     if found := re.fullmatch(r"Parallel DiT, (\d+) GPUs?(, compiled)?", row.get("engine", "")):
         return ParallelPlan(ulysses=int(found[1])), bool(found[2])
     ranks = row.get("ranks", 1)
-    plans = {  # as benchmarks.peers splits a picture
+    plans = {  # as benchmarks.rivals splits a picture
         "ours": {"ulysses": ranks},
-        _EAGER_PEER: {"ulysses": ranks},
+        _EAGER_RIVAL: {"ulysses": ranks},
         "ours-picture": {"ulysses": ranks},
         "ours-ring": {"ring": ranks},
         "ours-pipefusion": {"pipe": ranks, "patches": ranks, "warmup_steps": 1},
         "ours-pipefusion-ulysses": {"pipe": 2, "ulysses": max(1, ranks // 2), "patches": 2, "warmup_steps": 1},
     }
-    degrees = plans.get(row.get("peer", ""))
-    return (ParallelPlan(**degrees), row["peer"] != _EAGER_PEER) if degrees is not None else None
+    degrees = plans.get(row.get("rival", ""))
+    return (ParallelPlan(**degrees), row["rival"] != _EAGER_RIVAL) if degrees is not None else None
 
 
 def _times_of(row: Mapping[str, Any]) -> Iterator[tuple[int, float]]:

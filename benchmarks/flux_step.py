@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from workers.client.client import Branch, ModelRequest, SampleRequest
-from workers.client.pools import close_pools, get_pool
+from workers.client.client import Branch, LoopRequest, ModelRequest
+from workers.client.pool_registry import close_pools, get_pool
 
 from .flux_checkpoint import write_random_flux
 
@@ -68,7 +68,7 @@ def run_pool(path: Path, ranks: int, compiled: bool, size: int, steps: int, atte
     load_seconds = time.perf_counter() - started
     given = inputs(size)
     conditioning = {name: given[name] for name in ("context", "y", "guidance")}
-    request = SampleRequest(
+    request = LoopRequest(
         "euler", torch.linspace(1, 0, steps + 1), given["x"], (Branch(conditioning, 0),), 1.0, seed=0, preview=True
     )
     started = time.perf_counter()
@@ -169,7 +169,7 @@ def main() -> None:
         again = [sys.executable, "-m", "benchmarks.flux_step", *sys.argv[1:], "--diffusers", kind]
         subprocess.run(again, check=True)
         rows += json.loads((arguments.out / f"diffusers-{kind == 'compiled'}.json").read_text())
-    peers = {
+    references = {
         size: torch.load(arguments.out / f"diffusers-{size}-{size > CALLS_UP_TO}.pt", weights_only=True)
         for size in sizes
     }
@@ -181,7 +181,7 @@ def main() -> None:
                     continue
                 row = run_pool(path, ranks, compiled, size, steps_at(size, arguments.steps), arguments.attention)
                 latent = row.pop("latent")
-                row["difference"] = difference(latent, peers[size])
+                row["difference"] = difference(latent, references[size])
                 row["own_difference"] = difference(latent, own.setdefault(size, latent))
                 rows.append(row)
                 print(json.dumps(row), flush=True)

@@ -15,7 +15,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import OutOfMemoryError
 from workers.client.client import ModelRequest
-from workers.client.pools import close_pools, get_pool
+from workers.client.pool_registry import close_pools, get_pool
 
 from .flux_checkpoint import write_random_flux
 from .flux_step import inputs

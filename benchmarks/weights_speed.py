@@ -56,7 +56,7 @@ def main() -> None:
         copies = HostCopies(Path(folder))
         with copies.make("weights", weights.size) as copy:
             if copy is None:
-                print("The host has no room for a copy.")
+                print("The host has no memory for a copy.")
                 return
             timed("to the host", lambda: weights.save(copy.memory, _ignore))
         timed("back to the system", weights.give_back)

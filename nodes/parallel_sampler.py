@@ -12,9 +12,9 @@ import latent_preview
 from comfy.cli_args import LatentPreviewMethod, args
 from comfy_api.latest import io
 
-from .carry import listed
 from .node_text import errors_shown, show_text
 from .run_notices import IN_TURN
+from .transportable import listed
 
 log = logging.getLogger("parallel_dit")
 
@@ -115,7 +115,7 @@ class ParallelSampler(io.ComfyNode):
         """Sample and say where it was done.
 
         Raises:
-            RequestError: a MODEL of another loader, or one that carries what the pool cannot.
+            RequestError: a MODEL of another loader, or one with what is not transportable.
             ParallelError: see PoolClient.sample.
         """
         # Imported here and not at the top: ComfyUI's start shall not pay for it.

@@ -13,11 +13,11 @@ import torch
 from parallel_runtime.device_kind import device_kind
 from parallel_runtime.sampling.samplers import SAMPLERS
 
-from .carry import call_obstacles, condition_obstacles, loop_obstacles, split_branches, split_extra_channels
 from .interrupt import stopping_with_prompt
+from .transportable import call_obstacles, condition_obstacles, loop_obstacles, split_branches, split_extra_channels
 
 if TYPE_CHECKING:
-    from workers.client.client import Inpaint, SampleRequest
+    from workers.client.client import InpaintInputs, LoopRequest
 
     from .remote_transformer import RemoteTransformer
     from .transformer_call import TransformerCall
@@ -133,8 +133,8 @@ class PoolSampler(comfy.samplers.Sampler):
             model_wrap(x, sigma, model_options=extra_args["model_options"], seed=extra_args["seed"])
         return calls
 
-    def _inpaint(self, noise, latent_image, denoise_mask, seed) -> Inpaint | None:
-        from workers.client.client import Inpaint
+    def _inpaint(self, noise, latent_image, denoise_mask, seed) -> InpaintInputs | None:
+        from workers.client.client import InpaintInputs
 
         if denoise_mask is None:
             return None
@@ -142,12 +142,12 @@ class PoolSampler(comfy.samplers.Sampler):
             # ddim: ComfyUI puts another noise under the mask than the one it starts from.
             generator = torch.Generator("cpu").manual_seed(seed + 1)
             noise = torch.randn(noise.shape, generator=generator).to(noise)
-        return Inpaint(denoise_mask.expand_as(noise), latent_image.expand_as(noise), noise)
+        return InpaintInputs(denoise_mask.expand_as(noise), latent_image.expand_as(noise), noise)
 
-    def _request(self, calls, x, sigmas, cfg, seed) -> SampleRequest:
-        from workers.client.client import Branch, SampleRequest
+    def _request(self, calls, x, sigmas, cfg, seed) -> LoopRequest:
+        from workers.client.client import Branch, LoopRequest
 
-        return SampleRequest(
+        return LoopRequest(
             sampler=self.name,
             sigmas=sigmas.float(),
             x=x,
@@ -159,7 +159,7 @@ class PoolSampler(comfy.samplers.Sampler):
             concat=tuple(split_extra_channels(calls, x.shape[1])),
         )
 
-    def _run(self, request: SampleRequest, callback) -> torch.Tensor:
+    def _run(self, request: LoopRequest, callback) -> torch.Tensor:
         def on_progress(step: int, total: int, denoised: torch.Tensor | None) -> None:
             if callback is not None:
                 latent = request.x if denoised is None else denoised.to(request.x)

@@ -12,7 +12,7 @@ from comfy.patcher_extension import CallbacksMP
 
 from parallel_runtime.errors import ParallelError, RequestError
 
-from .carry import listed, weight_obstacles
+from .transportable import listed, weight_obstacles
 
 if TYPE_CHECKING:
     from .remote_transformer import RemoteTransformer

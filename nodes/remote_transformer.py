@@ -11,17 +11,17 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import RequestError
 
-from .carry import forward_obstacles, listed
 from .run_notices import RunNotices
 from .transformer_call import TransformerCall
+from .transportable import forward_obstacles, listed
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
-    from workers.client.client import ModelRequest, PoolClient, SampleRequest
+    from workers.client.client import LoopRequest, ModelRequest, PoolClient
 
 
 def _connect(config: ParallelConfig) -> PoolClient:
-    from workers.client.pools import get_pool
+    from workers.client.pool_registry import get_pool
 
     return get_pool(config)
 
@@ -103,7 +103,7 @@ class RemoteTransformer:
         """Run one call in the pool; returns the prediction on x's device, in x's dtype.
 
         Raises:
-            RequestError: the call carries what the pool cannot, or numbers that are not finite.
+            RequestError: the call holds what is not transportable, or numbers that are not finite.
             ParallelError: see PoolClient.forward.
         """
         if self._capture is not None:
@@ -128,7 +128,7 @@ class RemoteTransformer:
 
     def sample(
         self,
-        request: SampleRequest,
+        request: LoopRequest,
         on_progress: Callable[[int, int, torch.Tensor | None], None],
         should_cancel: Callable[[], bool],
     ) -> torch.Tensor:

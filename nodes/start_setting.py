@@ -34,7 +34,7 @@ def wished_devices(settings_file: Path, environment: str | None) -> str | None:
 
 def start_pool(devices: str) -> None:
     """Start a pool on `devices` and wait for it; what fails is logged, the first prompt will tell it again."""
-    from workers.client.pools import get_pool
+    from workers.client.pool_registry import get_pool
 
     try:
         get_pool(ParallelConfig(devices=devices)).start()

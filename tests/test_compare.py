@@ -1,4 +1,4 @@
-"""benchmarks/compare.py: peers agree on the same weights and inputs, and a peer that cannot run costs one line."""
+"""benchmarks/compare.py: rivals agree on the same weights and inputs, and a rival that cannot run costs one line."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from benchmarks.compare import run_cases
-from benchmarks.peers.case import PEERS, Case
-from benchmarks.peers.plan import EXTRA_PEERS, SETS, Setting, plan_cases, plan_set
-from benchmarks.peers.report import merge, table
-from benchmarks.peers.results import compare_latents
+from benchmarks.rivals.case import RIVALS, Case
+from benchmarks.rivals.plan import EXTRA_RIVALS, SETS, Setting, plan_cases, plan_set
+from benchmarks.rivals.report import merge, table
+from benchmarks.rivals.results import compare_latents
 from tests.comfyui_checkout import HOW, find_comfyui
 
 COMFYUI = find_comfyui()
 
 
-def tiny(peer: str, ranks: int, comfyui: str = "", limit: float = 100) -> Case:
+def tiny(rival: str, ranks: int, comfyui: str = "", limit: float = 100) -> Case:
     """A case on CPUs."""
     setting = Setting(tiny=True, comfyui=comfyui, limit=limit)
-    (case,) = plan_cases([peer], [ranks], [64], setting)
+    (case,) = plan_cases([rival], [ranks], [64], setting)
     return case
 
 
@@ -36,12 +36,12 @@ def rows() -> dict[tuple[str, int], dict[str, Any]]:
     cases.append(tiny("ours", 1))
     if COMFYUI:
         cases.append(tiny("comfyui", 1, str(COMFYUI)))
-    return {(row["peer"], row["ranks"]): row for row in measure(*cases)}
+    return {(row["rival"], row["ranks"]): row for row in measure(*cases)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("peer", "ranks"),
+    ("rival", "ranks"),
     [
         ("ours", 2),
         ("ours-ring", 2),
@@ -49,8 +49,8 @@ def rows() -> dict[tuple[str, int], dict[str, Any]]:
         pytest.param("comfyui", 1, marks=[pytest.mark.host, pytest.mark.skipif(COMFYUI is None, reason=HOW)]),
     ],
 )
-def test_a_peer_gives_the_latent_of_ours_on_one_rank(rows, peer, ranks):
-    row = rows[peer, ranks]
+def test_a_rival_gives_the_latent_of_ours_on_one_rank(rows, rival, ranks):
+    row = rows[rival, ranks]
     assert row.get("reason") is None
     assert row["reference"] == ["ours", 1]
     assert row["distance"] < 1e-5
@@ -80,20 +80,20 @@ def test_rows_are_in_the_order_of_the_table_though_references_ran_first(rows):
 
 
 @pytest.mark.slow
-def test_an_unknown_peer_is_a_line_with_its_reason(rows):
-    assert rows["nobody", 2]["reason"].startswith("unknown; the peers are ours,")
+def test_an_unknown_rival_is_a_line_with_its_reason(rows):
+    assert rows["nobody", 2]["reason"].startswith("unknown; the rivals are ours,")
     lines = table(list(rows.values())).splitlines()
     assert "| nobody | – | (1) |" in lines
     assert any(line.startswith("1. nobody: unknown") for line in lines)
 
 
 @pytest.mark.slow
-def test_a_peer_that_fails_and_one_that_hangs_are_lines_and_leave_no_process(tmp_path):
+def test_a_rival_that_fails_and_one_that_hangs_are_lines_and_leave_no_process(tmp_path):
     hanging, failing = measure(tiny("ours", 2, limit=0.3), tiny("comfyui", 1, str(tmp_path)), places=3)
     assert hanging["reason"] == "took longer than 0.3 s"
     assert failing["reason"] == f"no ComfyUI in '{tmp_path}': give its folder by --comfyui or $COMFYUI_PATH"
     left = [child.cmdline() for child in psutil.Process().children(recursive=True)]
-    assert not [command for command in left if "benchmarks.peers.process" in command]
+    assert not [command for command in left if "benchmarks.rivals.process" in command]
 
 
 def test_what_there_is_no_time_for_is_left_out_and_says_so():
@@ -101,10 +101,10 @@ def test_what_there_is_no_time_for_is_left_out_and_says_so():
     assert row["reason"].startswith("left out")
 
 
-def row_of(peer: str, ranks: int, steps: int = 10, pipelined: bool = False) -> dict[str, Any]:
+def row_of(rival: str, ranks: int, steps: int = 10, pipelined: bool = False) -> dict[str, Any]:
     """A row without what `compare_latents` adds."""
     row = {"ms_per_step": 50.0, "first_step_s": 1.0, "peak_gib": None, "settings": "", "size": 1024, "device": "CPU"}
-    return {**row, "peer": peer, "ranks": ranks, "steps": steps, "pipelined": pipelined}
+    return {**row, "rival": rival, "ranks": ranks, "steps": steps, "pipelined": pipelined}
 
 
 @pytest.mark.parametrize("wrong", [1.1, float("nan")])
@@ -133,12 +133,12 @@ def test_a_pipeline_is_compared_after_as_many_steps_and_may_differ_but_not_be_no
     assert (near[0]["agrees"], lost[0]["agrees"]) == (True, False)
 
 
-def test_cases_respect_what_a_peer_can_use_and_come_in_order_of_interest():
-    cases = plan_cases(list(PEERS), [1, 2, 4], [1024, 2048], Setting(tiny=False, comfyui="", limit=100))
-    assert {case.ranks for case in cases if case.peer.startswith("comfyui")} == {1}
-    assert {case.ranks for case in cases if case.peer.startswith("xdit")} == {2, 4}
+def test_cases_respect_what_a_rival_can_use_and_come_in_order_of_interest():
+    cases = plan_cases(list(RIVALS), [1, 2, 4], [1024, 2048], Setting(tiny=False, comfyui="", limit=100))
+    assert {case.ranks for case in cases if case.rival.startswith("comfyui")} == {1}
+    assert {case.ranks for case in cases if case.rival.startswith("xdit")} == {2, 4}
     assert {case.ranks for case in cases if case.size == 2048} == {1, 4}
-    extra = [case.peer in EXTRA_PEERS for case in cases]
+    extra = [case.rival in EXTRA_RIVALS for case in cases]
     assert extra == sorted(extra)
     assert len(cases) == len(set(cases))
 
@@ -150,12 +150,12 @@ def test_a_set_has_each_case_once_and_for_each_a_reference_of_its_size_and_steps
         assert len(cases) == len(set(cases))
         references = {(case.size, case.steps) for case in cases if case.is_reference}
         assert references == {(case.size, case.steps) for case in cases}
-        assert all(PEERS[case.peer].least <= case.ranks <= PEERS[case.peer].most for case in cases)
+        assert all(RIVALS[case.rival].least <= case.ranks <= RIVALS[case.rival].most for case in cases)
 
 
 def test_rows_are_added_to_those_of_an_earlier_run_and_a_reason_replaces_no_number():
-    def row(peer: str, **told: Any) -> dict[str, Any]:
-        return {"peer": peer, "ranks": 4, "size": 1024, **told}
+    def row(rival: str, **told: Any) -> dict[str, Any]:
+        return {"rival": rival, "ranks": 4, "size": 1024, **told}
 
     before = [row("ours", ms_per_step=40.0), row("xdit", ms_per_step=88.0), row("comfyui", reason="no ComfyUI")]
     now = [row("xdit", reason="left out"), row("ours", ms_per_step=39.0), row("comfyui", ms_per_step=190.0)]

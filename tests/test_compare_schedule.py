@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.peers import schedule
-from benchmarks.peers.case import Case
-from benchmarks.peers.launch import Run, environment
-from benchmarks.peers.plan import SETS, Setting, plan_cases, plan_set
-from benchmarks.peers.schedule import Gpus, Outcome, Queue, Turn, estimate, order_turns
+from benchmarks.rivals import schedule
+from benchmarks.rivals.case import Case
+from benchmarks.rivals.launch import Run, environment
+from benchmarks.rivals.plan import SETS, Setting, plan_cases, plan_set
+from benchmarks.rivals.schedule import Gpus, Outcome, Queue, Turn, estimate, order_turns
 
 
 def case_of(ranks: int, p2p: bool = True) -> Case:
@@ -72,7 +72,7 @@ class Played:
 
 def play(cases: list[Case], lengths: list[int], gpus: int, alone: bool = False) -> tuple[Machine, list[Turn]]:
     """Run cases that fail after so many looks each; return whose turns ended, in that order."""
-    named = [replace(case, peer=f"{case.peer} {number}") for number, case in enumerate(cases)]
+    named = [replace(case, rival=f"{case.rival} {number}") for number, case in enumerate(cases)]
     machine = Machine(dict(zip(named, lengths, strict=True)))
     ended: list[Turn] = []
     turns = order_turns(named, gpus, alone)
@@ -174,7 +174,7 @@ def ended_run(monkeypatch) -> Callable[..., Run]:
                 wait = f"cd {self._folder}; while [ ! -e case.json ]; do sleep 0.02; done; "
                 return subprocess.Popen(["sh", "-c", wait + command], start_new_session=True)
 
-        monkeypatch.setattr("benchmarks.peers.launch.GRACE", grace)
+        monkeypatch.setattr("benchmarks.rivals.launch.GRACE", grace)
         run = Shell(case_of(1), (0,), 1)
         run.go(limit)
         return run

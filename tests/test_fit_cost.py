@@ -59,7 +59,7 @@ def test_a_fitted_constant_counts_in_the_results_that_it_names(name):
 def test_of_an_older_engine_only_steps_stay_that_no_other_file_has(tmp_path):
     old = [("1 GPU", 1024, 172.0), ("1 GPU, compiled", 1024, 125.0), ("1 GPU, compiled", 512, 39.0)]
     rows = [{"engine": f"Parallel DiT, {engine}", "size": size, "ms_per_step": ms} for engine, size, ms in old]
-    newer = {"peer": "ours", "ranks": 1, "size": 1024, "p2p": True, "ms_per_step": 124.0}
+    newer = {"rival": "ours", "ranks": 1, "size": 1024, "p2p": True, "ms_per_step": 124.0}
     for name, content in (("flux_step.json", rows), ("compare.json", [newer]), ("again.json", [newer])):
         (tmp_path / name).write_text(json.dumps({"rows": content}))
     steps = read_results(sorted(tmp_path.glob("*.json")))
@@ -92,9 +92,16 @@ def test_rows_of_every_benchmark_are_read_and_those_of_others_are_left_out(tmp_p
         {"plan": "pipe 4 (4 patches, 1 warm-up step)", "graphs": True, "p2p": False, "step_512_ms": 21.0},
         {"plan": "pipe 4 (4 patches, 1 warm-up step)", "graphs": False, "p2p": False, "step_512_ms": 55.0},
         {"plan": "ring 2", "size": 768, "ms": 44.0, "compiled": False, "steps": 9},
-        {"peer": "ours-pipefusion-ulysses", "ranks": 4, "size": 1024, "p2p": True, "ms_per_step": 50.0, "steps": 28},
-        {"peer": "ours", "ranks": 4, "size": 2048, "reason": "out of time"},
-        {"peer": "xdit", "ranks": 4, "size": 1024, "ms_per_step": 88.0},
+        {
+            "rival": "ours-pipefusion-ulysses",
+            "ranks": 4,
+            "size": 1024,
+            "p2p": True,
+            "ms_per_step": 50.0,
+            "steps": 28,
+        },
+        {"rival": "ours", "ranks": 4, "size": 2048, "reason": "out of time"},
+        {"rival": "xdit", "ranks": 4, "size": 1024, "ms_per_step": 88.0},
     ]
     path = tmp_path / "made.json"
     path.write_text(json.dumps({"machine": "4 x NVIDIA H200, torch 2.13", "rows": rows}))

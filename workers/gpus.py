@@ -7,7 +7,7 @@ import torch
 from parallel_runtime.requests.facts import MachineFacts
 
 from .launch import PoolSpec
-from .speeds import GpuId, guess_link, recall, remember_facts
+from .machine_facts import GpuId, guess_link, recall, remember_facts
 
 
 def find_machine(spec: PoolSpec) -> MachineFacts:

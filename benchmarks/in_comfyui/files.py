@@ -129,7 +129,7 @@ class FileStore:
         """Have these files, in one process of its own, whose GPU memory is free again at its end.
 
         Args:
-            wanted_later: files that are kept although they are not needed now, while there is room.
+            wanted_later: files that are kept although they are not needed now, while the disk has space.
             seconds: time limit.
 
         Returns:
@@ -145,18 +145,18 @@ class FileStore:
             for left in self._folder.glob("*.unfinished"):
                 left.unlink()
             if missing:
-                self._make_room(missing, keep={*files, *wanted_later})
-                self._make_room(missing, keep=set(files))
+                self._free_space(missing, keep={*files, *wanted_later})
+                self._free_space(missing, keep=set(files))
                 command = [sys.executable, "-m", "benchmarks.in_comfyui.files", "--folder", str(self._folder)]
                 subprocess.run([*command, *["--tiny"] * self._small, *missing], check=True, timeout=seconds)
         return time.monotonic() - began
 
     def fitting(self, files: Iterable[str]) -> list[str]:
-        """The first of these that the disk has room for, all together."""
-        room, chosen = self._free() - 2, []
+        """The first of these that the disk has space for, all together."""
+        space, chosen = self._free() - 2, []
         for file in dict.fromkeys(files):
-            room -= 0 if self._path(file).exists() else family_of(file, self._families).gigabytes
-            if room < 0:
+            space -= 0 if self._path(file).exists() else family_of(file, self._families).gigabytes
+            if space < 0:
                 break
             chosen.append(file)
         return chosen
@@ -166,7 +166,7 @@ class FileStore:
         for path in self._folder.glob(f"*{ENDING}"):
             path.unlink()
 
-    def _make_room(self, missing: Iterable[str], keep: set[str]) -> None:
+    def _free_space(self, missing: Iterable[str], keep: set[str]) -> None:
         wanted = 2 + sum(family_of(file, self._families).gigabytes for file in missing)
         for path in sorted(self._folder.glob(f"*{ENDING}")):
             if self._free() < wanted and path.name.removesuffix(ENDING) not in keep:

@@ -55,7 +55,7 @@ def test_a_foreign_package_of_that_name_is_named(tmp_path):
 def test_node_logic_needs_neither_comfyui_nor_diffusers(tmp_path):
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import nodes.carry, nodes.remote_transformer, nodes.model_list, nodes.start_setting\n"
+        "import nodes.transportable, nodes.remote_transformer, nodes.model_list, nodes.start_setting\n"
         "assert not {'diffusers', 'comfy', 'workers', 'folder_paths'} & sys.modules.keys()\n"
     )
     done = run(script, tmp_path)

@@ -12,7 +12,7 @@ from nodes.run_notices import IN_TURN, USE_PARALLEL_SAMPLER, RunNotices, explain
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import RequestError
-from workers.client.client import ModelRequest, SampleRequest, never
+from workers.client.client import LoopRequest, ModelRequest, never
 
 
 class DoublingPool:
@@ -99,7 +99,7 @@ def test_a_loop_that_begins_with_numbers_that_are_not_finite_is_refused_before_i
     remote, pool = make_remote()
     x = torch.zeros(1, 4, 2, 2)
     x[0, 1, 0, 1] = bad
-    request = SampleRequest("euler", torch.ones(2), x, (), 1.0, 0)
+    request = LoopRequest("euler", torch.ones(2), x, (), 1.0, 0)
     with pytest.raises(RequestError, match="input latent"):
         remote.sample(request, lambda *step: None, never)
     assert pool.requests == []
@@ -164,7 +164,7 @@ def test_the_running_node_shows_how_long_the_ranks_have_compiled_and_when_they_a
 
     def compute() -> None:
         if in_pool:
-            request = SampleRequest("euler", torch.ones(2), x, (), 1.0, 0)
+            request = LoopRequest("euler", torch.ones(2), x, (), 1.0, 0)
             remote.sample(request, lambda *step: shown.append("step"), never)
         else:
             remote.forward(make_call(x), never)
@@ -200,7 +200,7 @@ def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):
     whole.load(never)
     shown = [listen(staged, pool), listen(whole, other_pool)]
     x = torch.ones(1, 4, 2, 2)
-    staged.sample(SampleRequest("euler", torch.ones(2), x, (), 1.0, 0), lambda *step: None, never)
+    staged.sample(LoopRequest("euler", torch.ones(2), x, (), 1.0, 0), lambda *step: None, never)
     whole.forward(make_call(x), never)
     assert shown == [[], []]
     assert not caplog.records

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from workers.client.client import Branch, ModelRequest, PoolClient, SampleRequest
+from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
 
@@ -54,7 +54,7 @@ class FaultyPool:
         """A Sample that does what `fault` says."""
         branch = Branch({"context": torch.zeros(1, 1, 1)}, 0)
         x = torch.arange(6.0).reshape(1, 6)
-        request = SampleRequest(fault, torch.linspace(1, 0, steps + 1), x, (branch,), 1.0, 0)
+        request = LoopRequest(fault, torch.linspace(1, 0, steps + 1), x, (branch,), 1.0, 0)
         return self.client.sample(self.model(), request, **callbacks)
 
     def forward(self, faults: tuple[int, int] = (0, 0)) -> torch.Tensor:

@@ -20,11 +20,11 @@ def job_of(*offers: dict[str, int]) -> ActiveJob:
 
 
 def test_the_least_of_all_offers_is_agreed() -> None:
-    assert job_of({"room": 3, "peers": 1}, {"room": 2, "peers": 1}).agreed == {"room": 2, "peers": 1}
+    assert job_of({"memory": 3, "peers": 1}, {"memory": 2, "peers": 1}).agreed == {"memory": 2, "peers": 1}
 
 
 def test_a_rank_that_offers_nothing_under_a_name_does_not_decide() -> None:
-    assert job_of({"room": 3}, {}, {"room": 5, "other": 1}).agreed == {"room": 3, "other": 1}
+    assert job_of({"memory": 3}, {}, {"memory": 5, "other": 1}).agreed == {"memory": 3, "other": 1}
 
 
 def test_equal_histories_show_in_a_number_and_its_negative() -> None:

@@ -10,7 +10,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import tiny_config, write_original
 from tests.workers.test_pool import conditioning, latent
-from workers.client.client import Branch, ModelRequest, PoolClient, SampleRequest
+from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
 
@@ -23,7 +23,7 @@ def model(tmp_path):
 def sample(model: ModelRequest) -> tuple[torch.Tensor, list[str]]:
     """Sample in a fresh pool; return the latent and what was told, in order."""
     told: list[str] = []
-    request = SampleRequest("euler", torch.linspace(1, 0, 4), latent(), (Branch(conditioning(), 0),), 1.0, 0)
+    request = LoopRequest("euler", torch.linspace(1, 0, 4), latent(), (Branch(conditioning(), 0),), 1.0, 0)
     client = PoolClient(PoolSpec("cpu", (0,)))
     try:
         result = client.sample(

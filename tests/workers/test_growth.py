@@ -17,8 +17,8 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.requests import Grow
 from tests.tiny_flux import tiny_config, write_original
-from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient, SampleRequest
-from workers.client.pools import _Pools
+from workers.client.client import Branch, Cancelled, LoopRequest, ModelRequest, PoolClient
+from workers.client.pool_registry import _PoolRegistry
 from workers.client.submission import Submission
 from workers.launch import PoolSpec, settings_of_ranks
 
@@ -34,9 +34,9 @@ GIVEN = {"context": draw(1, 7, 64, seed=1), "y": draw(1, 32, seed=2), "guidance"
 
 
 @pytest.fixture
-def pools(monkeypatch, tmp_path) -> Iterator[_Pools]:
+def pools(monkeypatch, tmp_path) -> Iterator[_PoolRegistry]:
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path / "logs"))
-    pools = _Pools()
+    pools = _PoolRegistry()
     yield pools
     pools.close()
 
@@ -53,7 +53,7 @@ def test_one_rank_becomes_two_and_three_and_the_weights_of_the_first_are_not_rea
         client = pools.get(cpu(*range(ranks)))
         model = ModelRequest(str(path), "float32", ParallelConfig(devices=f"cpu:{ranks}"))
         reused = client.load(model).reused
-        request = SampleRequest("euler", torch.tensor([0.9, 0.4, 0.0]), X, (Branch(GIVEN, 0),), 1.0, 0)
+        request = LoopRequest("euler", torch.tensor([0.9, 0.4, 0.0]), X, (Branch(GIVEN, 0),), 1.0, 0)
         latent = client.sample(model, request)
         for _ in range(2):
             call = client.forward(model, X, torch.tensor([0.7]), GIVEN)
@@ -130,7 +130,7 @@ def test_a_pool_that_began_in_another_environment_is_replaced(monkeypatch):
 
 
 def grow(pool: FaultyPool, ranks: int = 2, **callbacks) -> None:
-    pool.client.spec = cpu(*range(ranks))  # as `_Pools` does
+    pool.client.spec = cpu(*range(ranks))  # as `_PoolRegistry` does
     pool.client.load(pool.model(), **callbacks)
 
 

@@ -21,7 +21,7 @@ from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.samplers import SUPPORTED
 from tests.tiny_flux import write_original
-from workers.client.client import Branch, Cancelled, Inpaint, ModelRequest, PoolClient, SampleRequest
+from workers.client.client import Branch, Cancelled, InpaintInputs, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PACK_ROOT, PoolSpec
 
 TWO = ParallelConfig(devices="cpu:2")
@@ -80,10 +80,8 @@ def test_a_forward_through_the_pool_is_the_transformers_own(client, model, path,
 def test_two_ranks_sample_what_one_rank_samples_with_prompts_of_unequal_length(client, path, sampler):
     positive, negative = Branch(conditioning(1, 9), 0), Branch(conditioning(2, 4), 1)
     x = latent(2)
-    inpaint = Inpaint((x > 0).float(), latent(2) * 0.5, latent(2))
-    request = SampleRequest(
-        sampler, torch.tensor([0.9, 0.6, 0.2, 0.0]), x, (positive, negative), 3.0, 5, inpaint=inpaint
-    )
+    inpaint = InpaintInputs((x > 0).float(), latent(2) * 0.5, latent(2))
+    request = LoopRequest(sampler, torch.tensor([0.9, 0.6, 0.2, 0.0]), x, (positive, negative), 3.0, 5, inpaint=inpaint)
     two = client.sample(ModelRequest(str(path), "float32", TWO), request)
     one = client.sample(ModelRequest(str(path), "float32", ONE), request)
     assert (two - one).abs().max() < 1e-5 * one.abs().max()
@@ -148,7 +146,7 @@ def test_released_memory_comes_back_and_the_next_call_loads_by_itself(client, mo
 def test_cancel_stops_at_the_next_step_and_leaves_the_weights_warm(client, model):
     client.load(model)
     seen = []
-    request = SampleRequest("euler", torch.linspace(1, 0, 201), latent(1, 32, 32), (Branch(conditioning(), 0),), 1.0, 0)
+    request = LoopRequest("euler", torch.linspace(1, 0, 201), latent(1, 32, 32), (Branch(conditioning(), 0),), 1.0, 0)
     with pytest.raises(Cancelled):
         client.sample(
             model,
@@ -193,7 +191,7 @@ def test_heads_that_do_not_divide_run_on_all_ranks_and_an_idle_rank_keeps_step(p
         for model, says in ((three, "up to 2 of 4 heads each"), (two, "1 of 3 ranks is not used")):
             assert says in client.load(model).explanation
             assert torch.allclose(client.forward(model, x, timestep, conditioning()), expected, atol=1e-5)
-        request = SampleRequest("heun", torch.linspace(1, 0, 4), x, (Branch(conditioning(), 0),), 1.0, 0)
+        request = LoopRequest("heun", torch.linspace(1, 0, 4), x, (Branch(conditioning(), 0),), 1.0, 0)
         assert torch.isfinite(client.sample(two, request)).all()
     finally:
         client.close()
@@ -221,7 +219,7 @@ def test_the_pool_ends_with_a_client_that_is_killed(path):
     script = textwrap.dedent(f"""
         from parallel_runtime.config import ParallelConfig
         from workers.client.client import ModelRequest
-        from workers.client.pools import get_pool
+        from workers.client.pool_registry import get_pool
         config = ParallelConfig(devices="cpu:2")
         pool = get_pool(config)
         pool.load(ModelRequest({str(path)!r}, "float32", config))

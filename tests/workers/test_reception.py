@@ -65,7 +65,7 @@ def receiving() -> Iterator[tuple[tuple[str, int], list[Any], list[str]]]:
         stop[0]()
         thread.join(10)
         for guest in guests:
-            guest.peer.socket.close()
+            guest.endpoint.socket.close()
 
 
 def join(address: tuple[str, int]) -> socket.socket:

@@ -15,7 +15,7 @@ from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import find_prediction
 from parallel_runtime.sampling.samplers import find_sampler
 from tests.tiny_flux import tiny_config, write_original
-from workers.client.client import Branch, ModelRequest, PoolClient, SampleRequest
+from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
 SIGMAS = torch.tensor([14.6, 5.0, 1.2, 0.3, 0.0])
@@ -49,7 +49,7 @@ def branches(batch: int) -> tuple[Branch, Branch]:
     )
 
 
-def oracle(path, request: SampleRequest) -> torch.Tensor:
+def oracle(path, request: LoopRequest) -> torch.Tensor:
     """The same loop in this process, with diffusers' class."""
     checkpoint = open_checkpoint(path)
     transformer = load_transformer(checkpoint, torch.float32, torch.device("cpu"))
@@ -75,7 +75,7 @@ def oracle(path, request: SampleRequest) -> torch.Tensor:
     )
 
 
-def sampled(client, path, request: SampleRequest, **degrees: int) -> torch.Tensor:
+def sampled(client, path, request: LoopRequest, **degrees: int) -> torch.Tensor:
     return client.sample(ModelRequest(str(path), "float32", ParallelConfig(devices="cpu:2", **degrees)), request)
 
 
@@ -91,7 +91,7 @@ def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
 def test_diffusion_models_sample_over_two_ranks_as_in_one_process(client, tmp_path, sampler, prediction):
     path = write_original(tmp_path / "tiny.safetensors")
     x = gaussian(1, 16, 10, 12) * 14.6
-    request = SampleRequest(sampler, SIGMAS, x, branches(1), 3.0, 5, prediction=prediction, timesteps=TIMESTEPS)
+    request = LoopRequest(sampler, SIGMAS, x, branches(1), 3.0, 5, prediction=prediction, timesteps=TIMESTEPS)
     assert_same(sampled(client, path, request), oracle(path, request))
 
 
@@ -100,7 +100,7 @@ def test_fixed_channels_of_each_branch_reach_the_transformer_at_every_step(clien
     sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
     fixed = (gaussian(2, 16, 10, 12, seed=3), gaussian(2, 16, 10, 12, seed=4))
     x = gaussian(2, 16, 10, 12)
-    request = SampleRequest("dpmpp_2m", sigmas, x, branches(2), 3.0, 5, concat=fixed, timesteps=sigmas)
+    request = LoopRequest("dpmpp_2m", sigmas, x, branches(2), 3.0, 5, concat=fixed, timesteps=sigmas)
     assert_same(sampled(client, path, request), oracle(path, request))
 
 
@@ -110,12 +110,12 @@ def test_a_batch_over_the_data_axis_keeps_the_noise_of_each_picture(client, tmp_
     path = write_original(tmp_path / "tiny.safetensors")
     sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
     chosen = branches(2)[: 1 if cfg == 1 else 2]
-    request = SampleRequest("euler_ancestral", sigmas, gaussian(2, 16, 10, 12), chosen, cfg, 5, timesteps=sigmas)
+    request = LoopRequest("euler_ancestral", sigmas, gaussian(2, 16, 10, 12), chosen, cfg, 5, timesteps=sigmas)
     assert_same(sampled(client, path, request, data=2, ulysses=1), oracle(path, request))
 
 
 def test_a_prediction_that_the_pool_does_not_know_is_refused(client, tmp_path):
     path = write_original(tmp_path / "tiny.safetensors")
-    request = SampleRequest("euler", SIGMAS, gaussian(1, 16, 10, 12), branches(1), 3.0, 5, prediction="edm")
+    request = LoopRequest("euler", SIGMAS, gaussian(1, 16, 10, 12), branches(1), 3.0, 5, prediction="edm")
     with pytest.raises(RequestError, match="'edm'"):
         sampled(client, path, request)

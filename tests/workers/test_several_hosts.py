@@ -261,7 +261,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_believed(server_says):
 
 def test_several_hosts_without_their_settings_are_an_error_of_the_configuration(monkeypatch):
     from parallel_runtime.config import ParallelConfig
-    from workers.client.pools import get_pool
+    from workers.client.pool_registry import get_pool
 
     monkeypatch.delenv("PARALLEL_DIT_LISTEN", raising=False)
     with pytest.raises(ConfigurationError, match=r"several hosts, but \$PARALLEL_DIT_LISTEN is not set"):

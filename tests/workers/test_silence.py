@@ -162,13 +162,13 @@ SCRIPT = """
 import signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is started with it ignored
 from tests.workers.conftest import FaultyPool
-from workers.client import pools
+from workers.client import pool_registry
 from workers.launch import PoolSpec
-from workers.client.pools import _pools
+from workers.client.pool_registry import _registry
 from workers.client.client import PoolClient
 
 client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.faulty_rank")
-_pools._clients.append(client)
+_registry._clients.append(client)
 pool = FaultyPool(client)
 
 def work():

@@ -16,7 +16,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import NotLoadedError, PoolError, RequestError, SegmentError
 from parallel_runtime.requests.requests import Finished, Forward, Load, Release, Sample, Step
 from tests.tiny_flux import write_original
-from workers.client.client import Branch, ModelRequest, PoolClient, SampleRequest
+from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.client.prepared_calls import PreparedCalls
 from workers.client.running_pool import RunningPool
 from workers.client.submission import Submission
@@ -94,7 +94,7 @@ def test_whatever_changes_the_model_or_ends_in_an_error_is_followed_by_a_prepare
 
     first = step()
     asked.clear()
-    request = SampleRequest("euler", torch.tensor([0.9, 0.0]), latent(1), (Branch(given(), 0),), 1.0, 0)
+    request = LoopRequest("euler", torch.tensor([0.9, 0.0]), latent(1), (Branch(given(), 0),), 1.0, 0)
     client.sample(model(path), request)
     assert torch.equal(step(), first)  # a loop in between changes nothing
     client.load(model(path))

@@ -22,7 +22,7 @@ from .loaded_models import LoadedModels
 from .loop_job import loop_job
 from .pool_state import POLL_SECONDS
 from .read_ahead import begin_reading
-from .requests import Branch, Inpaint, ModelRequest, SampleRequest, require_finite
+from .requests import Branch, InpaintInputs, LoopRequest, ModelRequest, require_finite
 from .running_pool import RunningPool
 from .submission import (
     Callbacks,
@@ -36,7 +36,7 @@ from .submission import (
     never,
 )
 
-__all__ = ["Branch", "Cancelled", "Inpaint", "ModelRequest", "PoolClient", "SampleRequest", "never"]
+__all__ = ["Branch", "Cancelled", "InpaintInputs", "LoopRequest", "ModelRequest", "PoolClient", "never"]
 
 
 class PoolClient:
@@ -145,7 +145,7 @@ class PoolClient:
     def sample(
         self,
         model: ModelRequest,
-        request: SampleRequest,
+        request: LoopRequest,
         *,
         on_progress: OnProgress = ignore_progress,
         should_cancel: ShouldCancel = never,

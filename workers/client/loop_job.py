@@ -7,10 +7,10 @@ import torch
 from parallel_runtime.requests.requests import ConditioningRef, Sample, concat_name
 
 from .conditioning_cache import ConditioningCache
-from .requests import SampleRequest
+from .requests import LoopRequest
 
 
-def loop_job(model: str, request: SampleRequest, cache: ConditioningCache) -> tuple[Sample, dict[str, torch.Tensor]]:
+def loop_job(model: str, request: LoopRequest, cache: ConditioningCache) -> tuple[Sample, dict[str, torch.Tensor]]:
     """The job, and its tensors; the conditionings' only where the pool does not hold them.
 
     Args:

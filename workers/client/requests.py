@@ -56,7 +56,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Inpaint:
+class InpaintInputs:
     """Noise mask of an inpainting loop; all shaped like x, float32."""
 
     mask: torch.Tensor
@@ -65,7 +65,7 @@ class Inpaint:
 
 
 @dataclass(frozen=True)
-class SampleRequest:
+class LoopRequest:
     """A denoising loop. `x` (B, C, ...) float32 is the noised start latent.
 
     Args:
@@ -82,7 +82,7 @@ class SampleRequest:
     cfg: float
     seed: int
     noise_device: str = "cpu"
-    inpaint: Inpaint | None = None
+    inpaint: InpaintInputs | None = None
     preview: bool = False
     prediction: str = "flow"
     concat: tuple[torch.Tensor, ...] = ()

@@ -13,7 +13,7 @@ from parallel_runtime.requests.facts import CPU, FLUX_DEV, MachineFacts, flux_re
 
 from ..launch import PACK_ROOT, PoolSpec
 from ..link_result import LinkCheck, Rates
-from ..speeds import GpuId, Known, assume, guess_link, with_check
+from ..machine_facts import GpuId, Known, assume, guess_link, with_check
 from .finding import Finding, count, is_older
 from .gpu_findings import find_in_gpus, find_in_memory, find_on_cpu
 from .machine import OLDEST, Machine, Package

@@ -21,7 +21,7 @@ from parallel_runtime.errors import ConfigurationError, PoolError
 
 from ..launch import PoolSpec, resolve_devices
 from ..link_result import LinkCheck
-from ..speeds import GpuId, recall, remember_facts
+from ..machine_facts import GpuId, recall, remember_facts
 from .diagnosis import DoctorReport, can_check_links, facts_of, find_in_software, report
 from .machine import Machine, read_machine
 from .report_text import render_text

@@ -21,7 +21,7 @@ from parallel_runtime.errors import ParallelError
 from ..launch import NODE, PACK_ROOT, PoolSpec, rank_environment, resolve_devices, torchrun_command
 from ..leftovers import private_folder
 from ..processes import become_subreaper, end_descendants, spawn, wait_for_end
-from ..wire.endpoint import Peer
+from ..wire.endpoint import Endpoint
 from ..wire.frames import FrameError
 from ..wire.protocol import Join, StartRanks, StoreLink
 from .handshake import WrongSecret, introduce, keep_alive
@@ -58,9 +58,9 @@ def connect(membership: Membership) -> socket.socket:
 async def serve_one_pool(membership: Membership, sock: socket.socket) -> str:
     """Be a node of one pool, to its end; return why it ended."""
     interface = interface_of(sock.getsockname()[0])
-    peer = Peer(sock, membership.main)
-    await peer.send(Join(socket.gethostname(), len(membership.spec.devices), os.getpid()))
-    frame = await peer.receive()
+    endpoint = Endpoint(sock, membership.main)
+    await endpoint.send(Join(socket.gethostname(), len(membership.spec.devices), os.getpid()))
+    frame = await endpoint.receive()
     if frame is None or not isinstance(frame.message, StartRanks):
         return "the pool did not want this host (it may have enough, or want another number of devices)"
     start = frame.message
@@ -70,7 +70,7 @@ async def serve_one_pool(membership: Membership, sock: socket.socket) -> str:
         environment |= {"PARALLEL_DIT_MAIN": membership.main, NODE: str(start.node)}
         torchrun = await spawn(torchrun_command(spec, folder, start.rank_module), environment, str(PACK_ROOT))
         write_port(folder / PORT_FILE, store.getsockname()[1])
-        works = (peer.receive(), wait_for_end(torchrun), _show(torchrun), _reach_store(membership, store))
+        works = (endpoint.receive(), wait_for_end(torchrun), _show(torchrun), _reach_store(membership, store))
         waits = [asyncio.ensure_future(work) for work in works]
         try:
             await asyncio.wait(waits[:2], return_when=asyncio.FIRST_COMPLETED)
@@ -80,7 +80,7 @@ async def serve_one_pool(membership: Membership, sock: socket.socket) -> str:
             await torchrun.wait()
             for wait in waits:
                 wait.cancel()
-            peer.socket.close()
+            endpoint.socket.close()
     return ended
 
 
@@ -106,7 +106,7 @@ async def _link(membership: Membership, near: socket.socket) -> None:
         except (OSError, WrongSecret) as error:
             print(f"the pool's store cannot be reached: {error}", file=sys.stderr)
             return
-        await Peer(far, membership.main).send(StoreLink())
+        await Endpoint(far, membership.main).send(StoreLink())
         await join_ends(near, far)
 
 

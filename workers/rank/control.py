@@ -43,18 +43,18 @@ class RankControl(Control):
     def __init__(self, rank: Reporter, number: int):
         self._rank = rank
         self._number = number
-        self._telling = StepTelling(self._tell, rank.device)
+        self._steps = StepTelling(self._tell, rank.device)
         self._told_loading = 0.0
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
         self._rank.heartbeat.got_on()
         if self._rank.rank == 0:
             # The others wait for nothing here: the vote keeps them with rank 0.
-            self._telling.step(step, total, denoised)
+            self._steps.step(step, total, denoised)
 
     def finish(self) -> None:
         """The job went well: tell of its last step, before its end is told of."""
-        self._telling.flush()
+        self._steps.flush()
 
     def _tell(self, step: int, total: int, denoised: torch.Tensor | None) -> None:
         specs, buffers = pack({} if denoised is None else {"denoised": denoised})

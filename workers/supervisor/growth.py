@@ -19,7 +19,7 @@ from parallel_runtime.requests.requests import Grow
 from ..launch import PoolSpec, rank_environment
 from ..pool_log import PoolLog
 from ..processes import end_descendants
-from ..wire.endpoint import Peer
+from ..wire.endpoint import Endpoint
 from ..wire.frames import Frame
 from ..wire.protocol import Cancel, ErrorInfo, Failed, Job
 from .jobs import Jobs
@@ -48,7 +48,7 @@ class Growth:
         log: PoolLog,
         members: Members,
         jobs: Jobs,
-        client: Peer,
+        client: Endpoint,
         torchruns: list[Torchrun],
         watch: Callable[[Coroutine[Any, Any, None]], Any],
         on_loss: Callable[[Blame, str], None],

@@ -11,7 +11,7 @@ import msgspec
 from parallel_runtime.requests.requests import Grow, Request, Step
 
 from ..pool_log import PoolLog
-from ..wire.endpoint import Peer
+from ..wire.endpoint import Endpoint
 from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Cancel, Compiling, Done, ErrorInfo, Failed, Job, Loading, Progress, Ready, Run
 from .job import ActiveJob
@@ -26,7 +26,7 @@ class Jobs:
         on_failure: called with what a rank reports when it fails while all ranks run, which costs the pool.
     """
 
-    def __init__(self, members: Members, client: Peer, log: PoolLog, on_failure: Callable[[Failed], None]):
+    def __init__(self, members: Members, client: Endpoint, log: PoolLog, on_failure: Callable[[Failed], None]):
         self.active: ActiveJob | None = None
         self.stall = StallWatch()
         self._members = members

@@ -86,14 +86,14 @@ class Members:
         elif isinstance(guest.hello, Join):
             await self._serve_host(guest, guest.hello)
         elif guest.hello.rank in self._ranks or guest.hello.rank not in range(self._spec.world_size):
-            self._log.write(f"refused a connection from {guest.peer.name}, which is no rank that is awaited")
-            guest.peer.socket.close()
+            self._log.write(f"refused a connection from {guest.endpoint.name}, which is no rank that is awaited")
+            guest.endpoint.socket.close()
         else:
             await self._serve_rank(guest, guest.hello.rank)
 
     async def _serve_rank(self, guest: Guest, rank: int) -> None:
         self._ranks[rank], self.pids[rank] = guest, guest.pid
-        while (frame := await guest.peer.receive()) is not None:
+        while (frame := await guest.endpoint.receive()) is not None:
             await self._on_frame(rank, frame)
         self._forget(rank)
         where = f" on {guest.host}" if guest.host else ""
@@ -109,32 +109,32 @@ class Members:
         node, ranks = len(self._hosts) + 1, len(self._spec.devices)
         if node >= self._spec.hosts or join.devices != ranks:
             self._log.write(f"refused host {join.name} ({guest.host}) with {join.devices} devices")
-            guest.peer.socket.close()
+            guest.endpoint.socket.close()
             return
         self._hosts.append(join.name)
-        await guest.peer.send(StartRanks(node, self._spec.hosts, ranks, self._spec.device_type, self._rank_module))
-        await guest.peer.receive()  # it says nothing more: this returns at its end
+        await guest.endpoint.send(StartRanks(node, self._spec.hosts, ranks, self._spec.device_type, self._rank_module))
+        await guest.endpoint.receive()  # it says nothing more: this returns at its end
         self._on_loss(Blame.HOST_LOST, f"Host {join.name} ({guest.host}) dropped off", False)
 
     async def _serve_store(self, guest: Guest) -> None:
         """Its end is no loss: a rank opens and closes such connections as it likes."""
         try:
-            await join_ends(guest.peer.socket, await reach_loopback(self._directory / PORT_FILE))
+            await join_ends(guest.endpoint.socket, await reach_loopback(self._directory / PORT_FILE))
         except OSError as error:
             self._log.write(f"the store could not be reached for {guest.host}: {error}")
-            guest.peer.socket.close()
+            guest.endpoint.socket.close()
 
     async def tell(self, message: Message) -> None:
         """Send a message to every rank of the pool."""
         for rank, guest in list(self._ranks.items()):
             if rank < self.size:
-                await guest.peer.send(message)
+                await guest.endpoint.send(message)
 
     async def hand_out(self, job: Frame) -> None:
         """Pass a job on as it came: its header to every rank, its payload to rank 0 alone."""
         for rank, guest in list(self._ranks.items()):
             if rank < self.size:
-                await guest.peer.forward(job, with_payload=rank == 0)
+                await guest.endpoint.forward(job, with_payload=rank == 0)
 
     def dump_stacks(self) -> None:
         """Let every rank of this host write its stacks to the log."""

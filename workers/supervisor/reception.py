@@ -15,7 +15,7 @@ from typing import Any
 from ..hosts.handshake import admit, keep_alive
 from ..pool_log import PoolLog
 from ..processes import is_descendant
-from ..wire.endpoint import Peer
+from ..wire.endpoint import Endpoint
 from ..wire.frames import FrameError
 from ..wire.protocol import Hello, Join, StoreLink
 
@@ -35,7 +35,7 @@ class Guest:
         host: "" for this host, else its address.
     """
 
-    peer: Peer
+    endpoint: Endpoint
     hello: Hello | Join | StoreLink
     pid: int
     host: str = ""
@@ -68,7 +68,7 @@ class Reception:
             elif not is_descendant(pid):
                 self._refuse(connection, f"pid {pid}, which this pool did not start")
             else:
-                self._watch(self._greet(Peer(connection, f"pid {pid}"), pid, ""))
+                self._watch(self._greet(Endpoint(connection, f"pid {pid}"), pid, ""))
 
     async def remote(self, listener: socket.socket, secret: bytes) -> None:
         """Take in whoever proves to know the secret."""
@@ -112,20 +112,20 @@ class Reception:
         assert task is not None
         self._unproven.pop(task, None)
         keep_alive(connection)
-        await self._greet(Peer(connection, host), None, host)
+        await self._greet(Endpoint(connection, host), None, host)
 
-    async def _greet(self, peer: Peer, pid: int | None, host: str) -> None:
+    async def _greet(self, endpoint: Endpoint, pid: int | None, host: str) -> None:
         try:
-            frame = await asyncio.wait_for(peer.receive(), HELLO_SECONDS)
+            frame = await asyncio.wait_for(endpoint.receive(), HELLO_SECONDS)
         except (FrameError, asyncio.TimeoutError) as error:
-            self._refuse(peer.socket, f"{peer.name}: {error!r}")
+            self._refuse(endpoint.socket, f"{endpoint.name}: {error!r}")
             return
         hello = frame.message if frame is not None else None
         if not isinstance(hello, (Hello, Join, StoreLink)):
-            self._refuse(peer.socket, f"{peer.name}, which did not say who it is")
+            self._refuse(endpoint.socket, f"{endpoint.name}, which did not say who it is")
             return
         own = 0 if isinstance(hello, StoreLink) else hello.pid
-        await self._welcome(Guest(peer, hello, own if pid is None else pid, host))
+        await self._welcome(Guest(endpoint, hello, own if pid is None else pid, host))
 
     def _refuse(self, connection: socket.socket, who: str) -> None:
         self._log.write(f"refused a connection from {who}")

@@ -29,7 +29,7 @@ from ..launch import PoolSpec, rank_environment, state_directory
 from ..pool_log import PoolLog, tell_of_fresh_pool
 from ..processes import become_subreaper, end_descendants
 from ..settings import read_seconds
-from ..wire.endpoint import Peer
+from ..wire.endpoint import Endpoint
 from ..wire.frames import Frame
 from ..wire.protocol import (
     AskStatus,
@@ -66,7 +66,7 @@ class Supervisor:
     def __init__(
         self, client: socket.socket, parent: int, spec: PoolSpec, directory: Path, log: PoolLog, rank_module: str
     ):
-        self.client = Peer(client, "client")
+        self.client = Endpoint(client, "client")
         self.spec = spec
         self.directory = directory
         self.log = log

@@ -10,7 +10,7 @@ from .frames import PREFIX, WITHOUT_PAYLOAD, Frame, decode_header, decode_prefix
 from .protocol import Message
 
 
-class Peer:
+class Endpoint:
     """One non-blocking connection: the client's, or a rank's."""
 
     def __init__(self, sock: socket.socket, name: str):
@@ -52,7 +52,7 @@ class Peer:
         return buffer
 
     async def send(self, message: Message) -> None:
-        """Send a message that carries no tensors."""
+        """Send a message without tensors."""
         await self.forward(Frame(message, encode_header(message), None), with_payload=False)
 
     async def forward(self, frame: Frame, with_payload: bool = True) -> None:

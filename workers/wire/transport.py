@@ -14,7 +14,7 @@ from .shared_memory import Scalar, Segment, SegmentError, half_for, read, write
 from .tensors import pack, unpack
 
 _SCALARS_BYTES = 4096
-"""Room for scalars, however many there are: a step must not need another segment than the call that prepared it."""
+"""Memory for scalars, however many there are: a step must not need another segment than the call that prepared it."""
 
 log = logging.getLogger("parallel_dit")
 
@@ -41,7 +41,7 @@ class Transport:
         self._segment: Segment | None = None
         self._possible = True
         self._on_its_way: torch.cuda.Event | None = None
-        self._room: torch.Tensor | None = None
+        self._answer_memory: torch.Tensor | None = None
         self._size = 0
 
     def put(self, tensors: Mapping[str, torch.Tensor], scalars: Sequence[torch.Tensor] = ()) -> Parcel:
@@ -79,7 +79,7 @@ class Transport:
             return {name: tensor.to(device) for name, tensor in unpack(done.tensors, payload).items()}
         assert self._segment is not None
         size = sum(tensor_bytes(spec) for spec in done.tensors)
-        into, self._room, self._size = self._room, None, size
+        into, self._answer_memory, self._size = self._answer_memory, None, size
         if into is None or into.numel() != size or into.device != device:
             into = torch.empty(size, dtype=torch.uint8, device=device)
         self._on_its_way = read(self._segment.answer[:size], into)
@@ -87,7 +87,7 @@ class Transport:
 
     def expect(self, device: torch.device) -> None:
         """Have memory for an answer as large as the last one: who waits for it has time now, and none when it comes."""
-        self._room = torch.empty(self._size, dtype=torch.uint8, device=device)
+        self._answer_memory = torch.empty(self._size, dtype=torch.uint8, device=device)
 
     def give_up(self, error: SegmentError) -> None:
         """The ranks cannot open the segment: everything goes over the socket from now on."""

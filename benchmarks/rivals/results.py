@@ -10,7 +10,7 @@ from .case import REFERENCES, Case
 from .schedule import Outcome
 
 AGREE = {"tiny": 1e-4, "full": 0.02}
-"""Relative distance of the final latents up to which two peers computed the same thing: in float32, in bfloat16."""
+"""Relative distance of the final latents up to which two rivals computed the same thing: in float32, in bfloat16."""
 
 
 class Results:
@@ -24,7 +24,13 @@ class Results:
     def add(self, place: int, outcome: Outcome) -> dict[str, Any]:
         """Take what came of the case at that place, and return its row."""
         case, (measured, latent) = self._cases[place], outcome
-        self._rows[place] = {"peer": case.peer, "ranks": case.ranks, "size": case.size, "p2p": case.p2p, **measured}
+        self._rows[place] = {
+            "rival": case.rival,
+            "ranks": case.ranks,
+            "size": case.size,
+            "p2p": case.p2p,
+            **measured,
+        }
         if latent is not None:
             self._rows[place] |= {"steps": case.steps, "warm": case.warm, "pipelined": case.pipelined}
             self._latents[place] = latent
@@ -44,12 +50,12 @@ def compare_latents(measured: list[tuple[dict[str, Any], torch.Tensor]], limit: 
     """
     for row, latent in measured:
         alike = [other for other in measured if _same_sampling(other[0], row)]
-        of_ours = [other for other in alike if other[0]["peer"] in REFERENCES and other[0]["ranks"] == 1]
+        of_ours = [other for other in alike if other[0]["rival"] in REFERENCES and other[0]["ranks"] == 1]
         exact = [other for other in alike if not other[0]["pipelined"]]
         chosen, reference = (of_ours or exact or alike)[0]
         # An infinity or NaN gives a distance that is not within the limit either.
         row["distance"] = ((latent - reference).norm() / reference.norm()).item()
-        row["reference"] = [chosen["peer"], chosen["ranks"]]
+        row["reference"] = [chosen["rival"], chosen["ranks"]]
         row["agrees"] = bool(row["distance"] <= limit) or (row["pipelined"] and row["distance"] < 1)
 
 

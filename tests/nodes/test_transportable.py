@@ -1,4 +1,4 @@
-"""What the pool can carry is told apart from what it cannot, and named."""
+"""What is transportable to the pool is told apart from what is not, and that is named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import inspect
 import pytest
 import torch
 
-from nodes.carry import (
+from nodes.transformer_call import TransformerCall, read_call
+from nodes.transportable import (
     call_obstacles,
     condition_obstacles,
     forward_obstacles,
@@ -16,7 +17,6 @@ from nodes.carry import (
     split_extra_channels,
     weight_obstacles,
 )
-from nodes.transformer_call import TransformerCall, read_call
 
 LATENT = (2, 4, 6, 8)
 SIGMA = torch.full((2,), 0.75)

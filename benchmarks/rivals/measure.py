@@ -1,4 +1,4 @@
-"""The process of a peer: joins the others, lets the peer build itself, times it, leaves a row and the latent."""
+"""The process of a rival: joins the others, lets the rival build itself, times it, leaves a row and the latent."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from .case import Case
-from .task import Sample, Task
+from .task import Sampling, Task
 
 
-class PeerError(Exception):
-    """A peer cannot be measured here; the message says why, and becomes its line in the table."""
+class RivalError(Exception):
+    """A rival cannot be measured here; the message says why, and becomes its line in the table."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A peer that is ready: its loop, and what the table says of its settings."""
+    """A rival that is ready: its loop, and what the table says of its settings."""
 
-    sample: Sample
+    sample: Sampling
     settings: str
 
 
 def main(build: Callable[[Task], Engine]) -> None:
-    """Entry point of a peer's module: `python -m benchmarks.peers.<module> FOLDER`, with RANK in the environment."""
+    """Entry point of a rival's module: `python -m benchmarks.rivals.<module> FOLDER`, with RANK in the environment."""
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     case = Case(**json.loads((folder / "case.json").read_text()))
     # The launcher ends us at the limit; this is for a launcher that was ended itself.
@@ -43,7 +43,7 @@ def main(build: Callable[[Task], Engine]) -> None:
         with torch.no_grad():
             _measure(build, case, rank, folder)
     except Exception as error:  # the process's border: the launcher shows the reason
-        told = str(error) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"
+        told = str(error) if isinstance(error, RivalError) else f"{type(error).__name__}: {error}"
         (folder / f"reason-{rank}.txt").write_text(told)
         raise
 
@@ -79,7 +79,7 @@ def _measure(build: Callable[[Task], Engine], case: Case, rank: int, folder: Pat
         dist.destroy_process_group()
 
 
-def _warm(sample: Sample, task: Task) -> float:
+def _warm(sample: Sampling, task: Task) -> float:
     """Compile, record; return the seconds that the first step took."""
     ends: list[float] = []
 
@@ -92,8 +92,8 @@ def _warm(sample: Sample, task: Task) -> float:
     return ends[0] - began
 
 
-def _time(sample: Sample, task: Task) -> tuple[torch.Tensor, float]:
-    """The latent, and the seconds for all of it, on this rank. No peer is made to wait between its steps."""
+def _time(sample: Sampling, task: Task) -> tuple[torch.Tensor, float]:
+    """The latent, and the seconds for all of it, on this rank. No rival is made to wait between its steps."""
     x, sigmas = task.latent(), _sigmas(task, task.case.steps)
     if task.case.ranks > 1:
         dist.barrier()  # or this rank would be charged with what the others still do for the run before

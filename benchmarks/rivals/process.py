@@ -1,7 +1,7 @@
-"""A rank of a case: `python -m benchmarks.peers.process FOLDER MODULE ...`, started by launch.py.
+"""A rank of a case: `python -m benchmarks.rivals.process FOLDER MODULE ...`, started by launch.py.
 
 The modules are imported at once, which takes long and needs no GPU, so that it can be done while another case still
-measures. The first is the peer's.
+measures. The first is the rival's.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def run(folder: Path, modules: list[str]) -> None:
     main(_with_memory(modules[0], folder))
 
 
-def _with_memory(peer: str, folder: Path) -> Callable[[Task], Engine]:
-    """A peer that writes down what a GPU holds: with the weights alone, and at most while it samples."""
+def _with_memory(rival: str, folder: Path) -> Callable[[Task], Engine]:
+    """A rival that writes down what a GPU holds: with the weights alone, and at most while it samples."""
 
     def built(task: Task) -> Engine:
-        engine: Engine = importlib.import_module(peer).build(task)
+        engine: Engine = importlib.import_module(rival).build(task)
         if task.device.type != "cuda":
             return engine
         gc.collect()

@@ -17,7 +17,7 @@ from .client import PoolClient
 EXIT_SECONDS = 5.0
 
 
-class _Pools:
+class _PoolRegistry:
     """The process's pools. A GPU belongs to one pool. One whose ranks are the first of those that are wanted takes in
     the others; one of which another pool needs GPUs otherwise is closed."""
 
@@ -54,8 +54,8 @@ class _Pools:
             self._clients.clear()
 
 
-_pools = _Pools()  # processes are a resource of this process, so they are kept per process
-atexit.register(_pools.end)
+_registry = _PoolRegistry()  # processes are a resource of this process, so they are kept per process
+atexit.register(_registry.end)
 
 
 def get_pool(config: ParallelConfig) -> PoolClient:
@@ -66,9 +66,9 @@ def get_pool(config: ParallelConfig) -> PoolClient:
     """
     if config.hosts > 1:
         read_network(os.environ)  # a missing setting is an error of the configuration, not of a pool that started
-    return _pools.get(resolve_devices(config, torch.cuda.device_count))
+    return _registry.get(resolve_devices(config, torch.cuda.device_count))
 
 
 def close_pools() -> None:
     """End every pool of this process."""
-    _pools.close()
+    _registry.close()

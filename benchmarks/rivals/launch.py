@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from .case import PEERS, Case
+from .case import RIVALS, Case
 from .schedule import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,7 @@ class Run:
         case = self._case
         with open(self._folder / f"{rank}.log", "wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.peers.process", str(self._folder), *imports(case)],
+                [sys.executable, "-m", "benchmarks.rivals.process", str(self._folder), *imports(case)],
                 cwd=ROOT,
                 env={**os.environ, **environment(case, rank, self._gpus, machine)},
                 stdout=log,
@@ -121,14 +121,17 @@ class Run:
 
     def _show_log(self, rank: int) -> None:
         lines = (self._folder / f"{rank}.log").read_text(errors="replace").splitlines()[-LOG_LINES:]
-        title = f"--- {self._case.peer} on {self._case.ranks} at {self._case.size}, log of rank {rank}"
+        title = f"--- {self._case.rival} on {self._case.ranks} at {self._case.size}, log of rank {rank}"
         print(title, *lines, "---", sep="\n", file=sys.stderr, flush=True)
 
 
 def imports(case: Case) -> list[str]:
-    """What its processes import first: its peer, and what that will import. Not xfuser, which looks at a GPU
+    """What its processes import first: its rival, and what that will import. Not xfuser, which looks at a GPU
     then, nor torch._inductor, which may start its compilers."""
-    names = [f"benchmarks.peers.{PEERS[case.peer].module}", "diffusers.models.transformers.transformer_flux"]
+    names = [
+        f"benchmarks.rivals.{RIVALS[case.rival].module}",
+        "diffusers.models.transformers.transformer_flux",
+    ]
     return names + ["torch._dynamo"] * bool(case.compile)
 
 

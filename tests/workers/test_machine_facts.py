@@ -12,7 +12,7 @@ from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE,
 from parallel_runtime.requests.requests import Load
 from workers.gpus import find_machine, remember
 from workers.launch import PoolSpec, state_directory
-from workers.speeds import GpuId, guess_link, recall, remember_facts, with_check
+from workers.machine_facts import GpuId, guess_link, recall, remember_facts, with_check
 
 from .machines import passed
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .case import PEERS, Peer
+from .case import RIVALS, Rival
 from .schedule import Turn
 
 DETAILS = (
@@ -64,17 +64,17 @@ def _comfyui_version(folder: str) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: ms per step by peer, GPUs and size; then every row with its distance; then what has no number."""
+    """Markdown: ms per step by rival, GPUs and size; then every row with its distance; then what has no number."""
     reasons = list(dict.fromkeys(f"{_title(row)}: {row['reason']}" for row in rows if "reason" in row))
     places = sorted({(row["size"], row["ranks"]) for row in rows})
     lines = [
         "| ms per step | " + " | ".join(f"{size}², {ranks} GPU{'s' * (ranks > 1)}" for size, ranks in places) + " |"
     ]
     lines.append("|---" * (len(places) + 1) + "|")
-    for name in dict.fromkeys(row["peer"] for row in rows):
-        own = {(row["size"], row["ranks"]): row for row in rows if row["peer"] == name}
+    for name in dict.fromkeys(row["rival"] for row in rows):
+        own = {(row["size"], row["ranks"]): row for row in rows if row["rival"] == name}
         cells = [_cell(own[place], reasons) if place in own else "–" for place in places]
-        lines.append(f"| {_peer(name).title} | " + " | ".join(cells) + " |")
+        lines.append(f"| {_rival(name).title} | " + " | ".join(cells) + " |")
     lines += ["", "| " + " | ".join(DETAILS) + " |", "|---" * len(DETAILS) + "|"]
     lines += [_details(row) for row in rows if "reason" not in row]
     if reasons:
@@ -83,12 +83,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", NOTE])
 
 
-def _peer(name: str) -> Peer:
-    return PEERS.get(name, Peer(name, ""))
+def _rival(name: str) -> Rival:
+    return RIVALS.get(name, Rival(name, ""))
 
 
 def _title(row: dict[str, Any]) -> str:
-    return _peer(row["peer"]).title
+    return _rival(row["rival"]).title
 
 
 def _cell(row: dict[str, Any], reasons: list[str]) -> str:
@@ -104,7 +104,7 @@ def _details(row: dict[str, Any]) -> str:
         _title(row),
         str(row["ranks"]),
         str(row["size"]),
-        f"{row['steps']}" + " (picture)" * _peer(row["peer"]).picture,
+        f"{row['steps']}" + " (picture)" * _rival(row["rival"]).picture,
         f"{row['ms_per_step']:.1f}",
         f"{row['ms_per_step'] * row['steps'] / 1000:.2f}",
         f"{row['distance']:.2g}{mark}",
@@ -124,7 +124,7 @@ def _gib(amount: float | None) -> str:
 def show_plan(turns: Sequence[Turn], ends: Sequence[float]) -> str:
     """Every turn with its estimated seconds, and when it ends; then the total."""
     lines = [
-        f"{turn.case.peer:24} {turn.case.ranks} GPUs {turn.case.size:5} {turn.case.warm + turn.case.steps:3} steps "
+        f"{turn.case.rival:24} {turn.case.ranks} GPUs {turn.case.size:5} {turn.case.warm + turn.case.steps:3} steps "
         f"{turn.seconds:5.0f} s, until {end:5.0f} s" + ", alone" * (turn.width > turn.case.ranks)
         for turn, end in zip(turns, ends, strict=True)
     ]
@@ -140,7 +140,7 @@ def merge(before: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict
 
 
 def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["peer"], row["ranks"], row["size"], row.get("p2p", True)
+    return row["rival"], row["ranks"], row["size"], row.get("p2p", True)
 
 
 def write(rows: list[dict[str, Any]], machine: dict[str, Any], path: Path) -> None:
@@ -159,11 +159,11 @@ def plot(rows: list[dict[str, Any]], path: Path) -> str:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    measured = {(row["size"], row["ranks"], row["peer"]): row["ms_per_step"] for row in rows if "reason" not in row}
+    measured = {(row["size"], row["ranks"], row["rival"]): row["ms_per_step"] for row in rows if "reason" not in row}
     if not measured:
         return "No plot, because nothing was measured."
     sizes = sorted({size for size, _, _ in measured})
-    names = [name for name in dict.fromkeys(row["peer"] for row in rows) if any(name == key[2] for key in measured)]
+    names = [name for name in dict.fromkeys(row["rival"] for row in rows) if any(name == key[2] for key in measured)]
     figure, axes = pyplot.subplots(1, len(sizes), figsize=(6 * len(sizes), 4.5), squeeze=False, layout="constrained")
     colors = {name: f"C{place}" for place, name in enumerate(names)}
     for axis, size in zip(axes[0], sizes, strict=True):
@@ -181,6 +181,6 @@ def plot(rows: list[dict[str, Any]], path: Path) -> str:
         axis.set_xlim(-0.6, len(counts) - 0.4)
         axis.set(title=f"{size} × {size}", ylabel="ms per step")
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=colors[name]) for name in names]
-    figure.legend(handles, [_peer(name).title for name in names], loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(handles, [_rival(name).title for name in names], loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=150)
     return f"Plot: {path}"

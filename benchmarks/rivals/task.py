@@ -1,4 +1,4 @@
-"""What every peer computes: the same FLUX.1, with the same random weights, on the same inputs."""
+"""What every rival computes: the same FLUX.1, with the same random weights, on the same inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GUIDANCE = 4.0
 
 Velocity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(x (1, 16, H, W) float32, sigma (1,) float32) -> the model's output in the shape of x."""
-Sample = Callable[[torch.Tensor, torch.Tensor, Callable[[], None]], torch.Tensor]
+Sampling = Callable[[torch.Tensor, torch.Tensor, Callable[[], None]], torch.Tensor]
 """(x, sigmas (steps + 1,), what to call after each step) -> the latent after all steps."""
 
 
@@ -66,7 +66,7 @@ class Task:
         }
 
     def weight(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The parameter that diffusers calls `name`: the same on every rank and in every peer, made on the device.
+        """The parameter that diffusers calls `name`: the same on every rank and in every rival, made on the device.
 
         Every matrix keeps its input's scale, norms are near one, nothing is zero.
         """
@@ -93,8 +93,8 @@ class Task:
         return torch.randn(1, *shape, generator=generator).to(self.device)
 
 
-def euler(velocity: Velocity) -> Sample:
-    """ComfyUI's euler of a flow model, for peers that bring a network but no loop."""
+def euler(velocity: Velocity) -> Sampling:
+    """ComfyUI's euler of a flow model, for rivals that bring a network but no loop."""
 
     def sample(x: torch.Tensor, sigmas: torch.Tensor, tick: Callable[[], None]) -> torch.Tensor:
         for sigma, following in itertools.pairwise(sigmas):

@@ -1,4 +1,4 @@
-"""benchmarks/peers/measure.py: what is timed is the run as a whole, and no peer is made to wait between its steps."""
+"""benchmarks/rivals/measure.py: what is timed is the run as a whole, and no rival is made to wait between its steps."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.peers import measure, ours
-from benchmarks.peers.case import Case
-from benchmarks.peers.task import Task
+from benchmarks.rivals import measure, ours
+from benchmarks.rivals.case import Case
+from benchmarks.rivals.task import Task
 from benchmarks.step_control import StepControl
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def task() -> Task:
 
 
 class Clock:
-    """A peer whose steps take as long as said, and what asks for the time after having waited for the GPU."""
+    """A rival whose steps take as long as said, and what asks for the time after having waited for the GPU."""
 
     def __init__(self, seconds: list[float], setup: float = 0.0):
         self.now, self.waits = 0.0, 0

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .case import PEERS, PICTURE_STEPS, Case, Peer
+from .case import PICTURE_STEPS, RIVALS, Case, Rival
 
 ALL_RANKS_UP_TO = 1024
 """Above this size only the fewest and the most GPUs are measured, as a row takes long there."""
-DEFAULT_PEERS = ("ours", "comfyui", "diffusers", "xdit")
-EXTRA_PEERS = ("xdit-compiled", "comfyui-eager")
+DEFAULT_RIVALS = ("ours", "comfyui", "diffusers", "xdit")
+EXTRA_RIVALS = ("xdit-compiled", "comfyui-eager")
 """Measured as well, after all others: what time is left for."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """Every peer on every number of GPUs at every size."""
+    """Every rival on every number of GPUs at every size."""
 
-    peers: tuple[str, ...]
+    rivals: tuple[str, ...]
     ranks: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
 SETS = {
-    "peers": (
+    "rivals": (
         Wish(("ours",), (1, 2, 4), (512, 1024)),
         Wish(("diffusers",), (1, 2, 4), (1024,)),
         Wish(("ours", "diffusers"), (1, 4), (2048,)),
@@ -51,52 +51,54 @@ class Setting:
 
 
 def plan_set(
-    name: str, setting: Setting, peers: list[str] | None, ranks: list[int] | None, sizes: list[int] | None
+    name: str, setting: Setting, rivals: list[str] | None, ranks: list[int] | None, sizes: list[int] | None
 ) -> list[Case]:
     """The measurements of a table, or those among them that are asked for; references stay, others need them."""
     wanted = [
-        (peer, count, size)
+        (rival, count, size)
         for wish in SETS[name]
         for size in wish.sizes
         for count in wish.ranks
-        for peer in wish.peers
+        for rival in wish.rivals
         if sizes is None or size in sizes
     ]
-    cases = [_case(peer, count, size, setting) for peer, count, size in wanted]
-    kept = [case for case in cases if (peers is None or case.peer in peers) and (ranks is None or case.ranks in ranks)]
+    cases = [_case(rival, count, size, setting) for rival, count, size in wanted]
+    kept = [
+        case for case in cases if (rivals is None or case.rival in rivals) and (ranks is None or case.ranks in ranks)
+    ]
     compared = {(case.size, case.steps) for case in kept}
     return [case for case in cases if case in kept or (case.is_reference and (case.size, case.steps) in compared)]
 
 
 def plan_cases(names: list[str], ranks: list[int], sizes: list[int], setting: Setting) -> list[Case]:
-    """All measurements of some peers, in the order of the table: `EXTRA_PEERS` last."""
+    """All measurements of some rivals, in the order of the table: `EXTRA_RIVALS` last."""
     cases = []
     for extra in (False, True):
         for size in sizes:
             counts = ranks if size <= ALL_RANKS_UP_TO else sorted({min(ranks), max(ranks)})
             for name in names:
-                if (name in EXTRA_PEERS) != extra:
+                if (name in EXTRA_RIVALS) != extra:
                     continue
-                peer = PEERS.get(name, Peer(name, ""))
-                cases += [_case(name, count, size, setting) for count in counts if peer.least <= count <= peer.most]
+                rival = RIVALS.get(name, Rival(name, ""))
+                cases += [_case(name, count, size, setting) for count in counts if rival.least <= count <= rival.most]
     return cases
 
 
 def _case(name: str, ranks: int, size: int, setting: Setting) -> Case:
-    peer, tiny = PEERS.get(name, Peer(name, "")), setting.tiny
-    steps = 4 if tiny else PICTURE_STEPS if peer.picture else 10 if size <= ALL_RANKS_UP_TO else 5
+    rival, tiny = RIVALS.get(name, Rival(name, "")), setting.tiny
+    steps = 4 if tiny else PICTURE_STEPS if rival.picture else 10 if size <= ALL_RANKS_UP_TO else 5
     return Case(
-        peer=name,
+        rival=name,
         ranks=ranks,
         size=size,
         steps=steps,
         # Ours records its graph at the third step of a kind, and a pipeline's first step is of another kind.
         warm=2 if tiny else 5,
-        compile="" if tiny else peer.compile,
+        compile="" if tiny else rival.compile,
         tiny=tiny,
         comfyui=setting.comfyui,
         limit=setting.limit,
-        split=peer.split,
+        split=rival.split,
         p2p=setting.p2p,
-        extra=name in EXTRA_PEERS,
+        extra=name in EXTRA_RIVALS,
     )

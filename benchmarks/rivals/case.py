@@ -1,15 +1,15 @@
-"""What is measured: the peers by name, and one measurement of one of them."""
+"""What is measured: the rivals by name, and one measurement of one of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 PICTURE_STEPS = 28
-"""Of a peer that is measured over a whole picture, as only that tells what a pipeline takes."""
+"""Of a rival that is measured over a whole picture, as only that tells what a pipeline takes."""
 
 
 @dataclass(frozen=True)
-class Peer:
+class Rival:
     """An engine with its settings.
 
     Args:
@@ -30,29 +30,29 @@ class Peer:
     picture: bool = False
 
 
-PEERS = {
-    "ours": Peer("Parallel DiT, compiled", "ours", "blocks"),
-    "ours-eager": Peer("Parallel DiT, eager", "ours"),
-    "ours-picture": Peer("Parallel DiT, compiled, one whole picture", "ours", "blocks", picture=True),
-    "ours-ring": Peer("Parallel DiT, compiled, ring", "ours", "blocks", "ring", least=2),
-    "ours-pipefusion": Peer(
+RIVALS = {
+    "ours": Rival("Parallel DiT, compiled", "ours", "blocks"),
+    "ours-eager": Rival("Parallel DiT, eager", "ours"),
+    "ours-picture": Rival("Parallel DiT, compiled, one whole picture", "ours", "blocks", picture=True),
+    "ours-ring": Rival("Parallel DiT, compiled, ring", "ours", "blocks", "ring", least=2),
+    "ours-pipefusion": Rival(
         "Parallel DiT, compiled, PipeFusion", "ours", "blocks", "pipefusion", least=2, picture=True
     ),
-    "ours-pipefusion-ulysses": Peer(
+    "ours-pipefusion-ulysses": Rival(
         "Parallel DiT, compiled, 2 stages x Ulysses", "ours", "blocks", "pipefusion-ulysses", 4, picture=True
     ),
-    "comfyui": Peer("ComfyUI's network, blocks compiled", "comfyui", "blocks", most=1),
-    "comfyui-eager": Peer("ComfyUI's network, as it comes", "comfyui", most=1),
-    "diffusers": Peer("diffusers, blocks compiled, Ulysses", "diffusers_parallel", "blocks"),
-    "diffusers-eager": Peer("diffusers, eager, Ulysses", "diffusers_parallel"),
-    "diffusers-ring": Peer("diffusers, blocks compiled, ring", "diffusers_parallel", "blocks", "ring", least=2),
-    "xdit": Peer("xDiT, eager, Ulysses", "xdit", least=2),
-    "xdit-compiled": Peer("xDiT, blocks compiled, Ulysses", "xdit", "blocks", least=2),
-    "xdit-whole": Peer("xDiT, compiled as its runner does, Ulysses", "xdit", "whole", least=2),
-    "xdit-pipefusion": Peer("xDiT, eager, PipeFusion", "xdit_pipefusion", split="pipefusion", least=2, picture=True),
+    "comfyui": Rival("ComfyUI's network, blocks compiled", "comfyui", "blocks", most=1),
+    "comfyui-eager": Rival("ComfyUI's network, as it comes", "comfyui", most=1),
+    "diffusers": Rival("diffusers, blocks compiled, Ulysses", "diffusers_parallel", "blocks"),
+    "diffusers-eager": Rival("diffusers, eager, Ulysses", "diffusers_parallel"),
+    "diffusers-ring": Rival("diffusers, blocks compiled, ring", "diffusers_parallel", "blocks", "ring", least=2),
+    "xdit": Rival("xDiT, eager, Ulysses", "xdit", least=2),
+    "xdit-compiled": Rival("xDiT, blocks compiled, Ulysses", "xdit", "blocks", least=2),
+    "xdit-whole": Rival("xDiT, compiled as its runner does, Ulysses", "xdit", "whole", least=2),
+    "xdit-pipefusion": Rival("xDiT, eager, PipeFusion", "xdit_pipefusion", split="pipefusion", least=2, picture=True),
 }
 REFERENCES = ("ours", "ours-picture")
-"""Peers that on one GPU give the latent with which all others of as many steps are compared."""
+"""Rivals that on one GPU give the latent with which all others of as many steps are compared."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Case:
 
     Args:
         size: pixels along a side of the picture.
-        steps: timed ones. 1000 x sigma should be whole in bfloat16, to which some peers round it: 10 or 5 steps.
+        steps: timed ones. 1000 x sigma should be whole in bfloat16, to which some rivals round it: 10 or 5 steps.
         warm: steps before them, which compile, and record graphs.
-        compile, split: see `Peer`.
+        compile, split: see `Rival`.
         tiny: a tiny model in float32 on CPUs.
         comfyui: ComfyUI's folder, "" where none was given.
         limit: seconds for all of it.
@@ -71,7 +71,7 @@ class Case:
         extra: of less interest than those that are not.
     """
 
-    peer: str
+    rival: str
     ranks: int
     size: int
     steps: int
@@ -97,4 +97,4 @@ class Case:
     @property
     def is_reference(self) -> bool:
         """Whether others are compared with it."""
-        return self.peer in REFERENCES and self.ranks == 1
+        return self.rival in REFERENCES and self.ranks == 1

@@ -12,7 +12,7 @@ import torch
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.spec import TensorInfo
 
-from .measure import Engine, PeerError, main
+from .measure import Engine, RivalError, main
 from .task import Task, Velocity, euler
 
 
@@ -30,7 +30,7 @@ def build(task: Task) -> Engine:
 def _network(task: Task) -> Any:
     folder = Path(task.case.comfyui).expanduser()
     if not task.case.comfyui or not (folder / "comfy" / "ldm" / "flux").is_dir():
-        raise PeerError(
+        raise RivalError(
             f"no ComfyUI in {task.case.comfyui or '--comfyui'!r}: give its folder by --comfyui or $COMFYUI_PATH"
         )
     sys.path.insert(0, str(folder))
@@ -78,7 +78,7 @@ def _fill(network: Any, task: Task) -> None:
         part.copy_(torch.cat(weight.chunk(2)[::-1]) if rule.swap_halves else weight)
         missing.discard(name)
     if missing:
-        raise PeerError(f"this ComfyUI's network has weights that we do not know: {', '.join(sorted(missing)[:3])}")
+        raise RivalError(f"this ComfyUI's network has weights that we do not know: {', '.join(sorted(missing)[:3])}")
 
 
 def _without_options(guards: Sequence[Any]) -> list[bool]:

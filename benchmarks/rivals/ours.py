@@ -23,13 +23,12 @@ from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.share_blocks import share_blocks
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.conditioning import Conditioning
-from parallel_runtime.requests.requests import ConditioningRef
-from parallel_runtime.requests.requests import Sample as SampleRequest
+from parallel_runtime.requests.requests import ConditioningRef, Sample
 
 from ..step_control import StepControl
 from .case import Case
 from .measure import Engine, main
-from .task import Sample, Task
+from .task import Sampling, Task
 
 
 def plan_for(case: Case) -> ParallelPlan:
@@ -54,7 +53,7 @@ def build(task: Task) -> Engine:
     FLUX.prepare(module)
     text = Conditioning(task.conditioning())
     branch, noise = (ConditioningRef(0),), task.device.type
-    request = SampleRequest("model", "euler", branch, 1.0, seed=0, noise_device=noise, preview=True)
+    request = Sample("model", "euler", branch, 1.0, seed=0, noise_device=noise, preview=True)
     denoising = Denoising(request, task.dtype)
     build_sample = _build_stage if plan.pipe > 1 else _build_sequence
     sample, attention = build_sample(module, plan, joined, denoising, text, bool(task.case.compile))
@@ -63,7 +62,7 @@ def build(task: Task) -> Engine:
 
 def _build_sequence(
     module: Any, plan: ParallelPlan, joined: Joined, denoising: Denoising, text: Conditioning, compile: bool
-) -> tuple[Sample, str]:
+) -> tuple[Sampling, str]:
     transformer = parallelize(module, FLUX, joined.mesh, compile=compile)
     predictor = Predictor(transformer, FLUX, joined.mesh)
 
@@ -79,7 +78,7 @@ def _build_sequence(
 
 def _build_stage(
     module: Any, plan: ParallelPlan, joined: Joined, denoising: Denoising, text: Conditioning, compile: bool
-) -> tuple[Sample, str]:
+) -> tuple[Sampling, str]:
     owned = share_blocks(module, FLUX, plan.pipe)[joined.mesh.coordinate["pipe"]]
     relay = keep_blocks(module, FLUX, owned)
     relay.forget()

@@ -1,4 +1,4 @@
-"""What the pool can carry, and the names of what it cannot. No ComfyUI needed: all arguments are its plain data.
+"""What is transportable to the pool, and the names of what is not. No ComfyUI needed: all arguments are its plain data.
 
 Two questions. `forward_obstacles` and `weight_obstacles`: would the transformer's call lose something on the way to
 the pool? Then it is refused. `loop_obstacles`, `condition_obstacles` and `call_obstacles`: would a whole loop in the
@@ -46,7 +46,7 @@ _CONDITION_PARTS = {
 
 
 def forward_obstacles(options: Mapping[str, Any]) -> list[str]:
-    """Name what `transformer_options` asks of the transformer and its call cannot carry to the pool."""
+    """Name what `transformer_options` asks of the transformer and is not transportable in its call."""
     found = [text for key, text in _TRANSFORMER_PATCHES.items() if _is_set(options.get(key))]
     rope = options.get("rope_options") or {}
     if any(value != (1.0 if key.startswith("scale") else 0.0) for key, value in rope.items()):
