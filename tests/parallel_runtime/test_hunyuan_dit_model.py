@@ -1,103 +1,20 @@
-"""HunyuanDiT's model file: its detection, its weight rules, and its adapter against ComfyUI's own forward."""
+"""HunyuanDiT's model file: beside the tables of all families, rotation, timestep, masks."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.centred_rotary import rotary_embedding
-from parallel_runtime.networks.diffusers.headers import original_header
 from parallel_runtime.networks.diffusers.hunyuan_dit import HUNYUAN_DIT
-from parallel_runtime.networks.diffusers.spec import TensorInfo
-from tests.comfyui_checkout import HOW, find_comfyui
-from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
-from tests.parallel_runtime.model_forward import CPU, comfyui_call, header_of, relative_error
-from tests.tiny_hunyuan_dit import COMFYUI_TEXTS, make_call, tiny_config
+from tests.parallel_runtime.model_forward import CPU
+from tests.tiny_hunyuan_dit import make_call, tiny_config
 from tests.tiny_model import (
-    make_state_dict,
-    to_original,
-    write_diffusers_file,
-    write_diffusers_folder,
     write_original,
 )
-
-COMFYUI = find_comfyui()
-OLD = tiny_config(use_style_cond_and_image_meta_size=True)
-
-
-def _header(config: dict[str, Any], original: bool = True) -> dict[str, TensorInfo]:
-    tensors = make_state_dict(HUNYUAN_DIT, config)
-    tensors = to_original(HUNYUAN_DIT, tensors, config) if original else tensors
-    return header_of(tensors)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"use_style_cond_and_image_meta_size": True},
-        {"num_layers": 6, "mlp_ratio": 4.3637},
-        {"num_attention_heads": 3, "attention_head_dim": 88, "num_layers": 2},
-    ],
-)
-def test_detect_gives_back_the_config_from_the_shapes_of_either_layout(changes):
-    config = tiny_config(**changes)
-    original, renamed = _header(config), _header(config, original=False)
-    found = HUNYUAN_DIT.detect(original)
-    assert found is not None
-    assert int(found["mlp_ratio"] * found["hidden_size"]) == int(config["mlp_ratio"] * config["hidden_size"])
-    assert {**found, "mlp_ratio": config["mlp_ratio"]} == config
-    assert HUNYUAN_DIT.recognise(renamed, {}) == found
-    assert HUNYUAN_DIT.recognise(renamed, config) == config
-    assert HUNYUAN_DIT.detect(renamed) is None
-    assert HUNYUAN_DIT.recognise(original, {}) is None
-    assert original_header(HUNYUAN_DIT.keys, renamed) == original
-
-
-@pytest.mark.parametrize(
-    ("removed", "added", "named"),
-    [
-        (None, "controlnet_blocks.0.weight", "a ControlNet"),
-        (None, "after_proj_list.0.weight", "not HunyuanDiT"),
-        ("blocks.3.", None, "not HunyuanDiT"),
-        ("text_embedding_padding", None, "not HunyuanDiT"),
-        ("extra_embedder.0.weight", "extra_embedder.0.weight", "not HunyuanDiT"),
-    ],
-)
-def test_relatives_in_the_same_key_style_are_refused_by_name(removed, added, named, tmp_path):
-    config = tiny_config()
-    tensors = to_original(HUNYUAN_DIT, make_state_dict(HUNYUAN_DIT, config), config)
-    tensors = {key: tensor for key, tensor in tensors.items() if removed is None or not key.startswith(removed)}
-    if added:
-        tensors[added] = torch.ones(8, 8)
-    save_file(tensors, tmp_path / "m.safetensors")
-    with pytest.raises(UnsupportedModelError, match=named):
-        open_checkpoint(tmp_path / "m.safetensors")
-
-
-LAYOUTS = {
-    "original": lambda path: write_original(HUNYUAN_DIT, path / "m.safetensors", OLD),
-    "full checkpoint": lambda path: write_original(HUNYUAN_DIT, path / "m.safetensors", OLD, "model.diffusion_model."),
-    "diffusers file": lambda path: write_diffusers_file(HUNYUAN_DIT, path / "m.safetensors", OLD),
-    "transformer folder": lambda path: write_diffusers_folder(HUNYUAN_DIT, path / "m", OLD),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_same_weights(layout, tmp_path):
-    checkpoint = open_checkpoint(LAYOUTS[layout](tmp_path))
-    assert checkpoint.spec is HUNYUAN_DIT
-    loaded, expected = load_transformer(checkpoint, torch.float32, CPU).state_dict(), make_state_dict(HUNYUAN_DIT, OLD)
-    assert loaded.keys() == expected.keys()
-    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (48, 24), (9, 31), (1, 5)])
@@ -135,78 +52,8 @@ def test_the_timestep_stays_exact_in_bfloat16(tmp_path):
     assert torch.nn.functional.cosine_similarity(moved.flatten(), moved_too.flatten(), dim=0) > 0.5
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"x": torch.ones(1, 16, 8, 8)}, "(1, 16, 8, 8)"),
-        ({"x": torch.ones(1, 4, 1, 8, 8)}, "(1, 4, 1, 8, 8)"),
-        ({"context": torch.ones(3, 5, 24)}, "(3, 5, 24)"),
-        ({"control": {}}, "control"),
-        ({"text_embedding_mask": None}, "masks"),
-        ({"text_embedding_mask_t5": torch.ones(1, 6)}, "(1, 6)"),
-        ({"encoder_hidden_states_t5": None}, "two encoders"),
-        ({"context": torch.ones(1, 4, 24), "text_embedding_mask": torch.ones(1, 4)}, "at least 5"),
-        ({"image_meta_size": torch.ones(1, 4)}, "image_meta_size"),
-        ({"image_meta_size": None}, "image_meta_size"),
-    ],
-)
-def test_calls_that_hunyuan_dit_cannot_carry_are_refused_by_name(changes, named):
-    with pytest.raises(RequestError) as error:
-        HUNYUAN_DIT.adapter.to_transformer(**{**make_call(1, (8, 8), sizes=True), **changes}, config=OLD)
-    assert named in str(error.value)
-
-
-@pytest.mark.parametrize("widths", [(32, 32), (24, 24)])
-def test_texts_of_other_encoders_are_refused_from_their_shapes_alone(widths):
-    call = {name: tensor.to("meta") for name, tensor in make_call(1, (8, 8), widths=widths, sizes=True).items()}
-    with pytest.raises(RequestError):
-        HUNYUAN_DIT.check_widths(HUNYUAN_DIT.adapter.to_transformer(**call, config=OLD), OLD)
-
-
 def test_the_masks_of_a_kept_conditioning_are_not_written_to():
     call = make_call(1, (8, 8), texts=(9, 11))
     call["text_embedding_mask"] = torch.zeros(1, 9, dtype=torch.bool)
     HUNYUAN_DIT.adapter.to_transformer(**call, config=tiny_config())
     assert not call["text_embedding_mask"].any()
-
-
-TEXTS = {"texts": (77, 256), "widths": (1024, 2048)}
-CHECKPOINTS = {
-    "1.2": tiny_config(**COMFYUI_TEXTS, num_attention_heads=16, num_layers=6),
-    "1.1": tiny_config(
-        **COMFYUI_TEXTS,
-        num_attention_heads=16,
-        attention_head_dim=88,
-        num_layers=2,
-        use_style_cond_and_image_meta_size=True,
-    ),
-}
-CASES = {
-    "1.2, batch of two": ("1.2", make_call(1, (12, 20), 2, **TEXTS)),
-    "1.2, odd sides": ("1.2", make_call(2, (9, 7), **TEXTS)),
-    "1.2, prompts in two windows": ("1.2", make_call(3, (20, 8), 2, texts=(154, 300), widths=(1024, 2048))),
-    "1.1": ("1.1", make_call(4, (8, 14), 2, **TEXTS, sizes=True)),
-}
-
-
-@pytest.fixture(scope="module")
-def comfyui(tmp_path_factory) -> Path:
-    """Folder with ComfyUI's outputs for all CASES, and the checkpoints they ran on."""
-    if COMFYUI is None:
-        pytest.skip(HOW)
-    folder = tmp_path_factory.mktemp("comfyui")
-    for name, config in CHECKPOINTS.items():
-        write_original(HUNYUAN_DIT, folder / f"{name}.safetensors", config, dtype=torch.bfloat16)
-    assert run_comfyui(COMFYUI, folder, CASES) == {"1.2": "HunyuanDiT", "1.1": "HunyuanDiT1"}
-    return folder
-
-
-@pytest.mark.host
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, name):
-    kind, call = CASES[name]
-    output, expected = comfyui_call(comfyui / f"{kind}.safetensors", call), output_of(comfyui, name)
-    assert expected.std() > 0.1
-    assert output.shape == HUNYUAN_DIT.adapter.output_shape(call["x"].shape, CHECKPOINTS[kind])
-    assert relative_error(output, expected) < 1e-4

@@ -1,36 +1,29 @@
-"""SDXL's model file: its detection, its weight rules, and its adapter against ComfyUI's own UNetModel."""
+"""SDXL's model file: beside the tables of all families, relatives, folders, sizes."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from parallel_runtime.errors import CheckpointError, RequestError, UnsupportedModelError
+from parallel_runtime.errors import CheckpointError, UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
-from parallel_runtime.networks.diffusers.headers import original_header
 from parallel_runtime.networks.diffusers.sdxl import SDXL
 from parallel_runtime.networks.diffusers.spec import TensorInfo
-from tests.comfyui_checkout import HOW, find_comfyui
-from tests.parallel_runtime import comfyui_unet
-from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
-from tests.parallel_runtime.model_forward import CPU, comfyui_call, header_of, relative_error, rules_of
-from tests.tiny_model import make_state_dict, to_original, write_diffusers_file, write_original
+from tests.parallel_runtime.model_forward import CPU, header_of, rules_of
+from tests.tiny_model import make_state_dict, to_original
 from tests.tiny_sdxl import (
     ATTENDING_DOWN,
     ATTENDING_UP,
     KINDS,
     make_call,
-    recognised_config,
     tiny_config,
     write_pipeline,
 )
 
-COMFYUI = find_comfyui()
 KOALA = KINDS["KOALA"]
 STABLE_DIFFUSION = tiny_config(
     down_block_types=(ATTENDING_DOWN,) * 3,
@@ -42,22 +35,6 @@ STABLE_DIFFUSION = tiny_config(
     addition_embed_type=None,
     projection_class_embeddings_input_dim=None,
 )
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "as ComfyUI recognises it"])
-def test_detect_gives_back_the_config_from_the_shapes_of_either_layout(kind):
-    config = KINDS.get(kind) or recognised_config()
-    with torch.device("meta"):
-        from diffusers import UNet2DConditionModel
-
-        state_dict = UNet2DConditionModel(**config).state_dict()
-    diffusers = header_of(state_dict)
-    original = original_header(SDXL.keys, diffusers)
-    assert len(original) == len(diffusers)
-    assert SDXL.detect(original) == config
-    assert SDXL.recognise(diffusers, {}) == config
-    assert SDXL.detect(diffusers) is None
-    assert SDXL.recognise(original, {}) is None
 
 
 def _original(config) -> dict[str, torch.Tensor]:
@@ -98,16 +75,13 @@ def test_projections_by_convolution_as_stable_diffusion_1_has_them_are_not_sdxl(
 
 
 LAYOUTS = {
-    "original": lambda path: write_original(SDXL, path / "m.safetensors", KOALA),
-    "full checkpoint": lambda path: write_original(SDXL, path / "m.safetensors", KOALA, "model.diffusion_model."),
-    "diffusers file": lambda path: write_diffusers_file(SDXL, path / "m.safetensors", KOALA),
     "pipeline folder": lambda path: write_pipeline(path / "m", KOALA),
     "U-Net folder": lambda path: write_pipeline(path / "m", KOALA) / "unet",
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_same_weights_and_config(layout, tmp_path):
+def test_every_folder_gives_the_same_weights_and_config(layout, tmp_path):
     checkpoint = open_checkpoint(LAYOUTS[layout](tmp_path))
     assert checkpoint.spec is SDXL
     # Through JSON, as tuples come back as lists from a folder.
@@ -126,30 +100,6 @@ def test_tensors_that_a_file_lacks_are_named(tmp_path):
         load_transformer(open_checkpoint(tmp_path / "m.safetensors"), torch.float32, CPU)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"x": torch.ones(1, 16, 8, 8)}, "16"),
-        ({"x": torch.ones(1, 4, 1, 8, 8)}, "(1, 4, 1, 8, 8)"),
-        ({"context": torch.ones(3, 5, 48)}, "(3, 5, 48)"),
-        ({"y": torch.ones(1, 1280)}, "1280"),
-        ({"y": torch.ones(3, 96)}, "(3, 96)"),
-        ({"y": None}, "got none"),
-        ({"control": {}}, "control"),
-    ],
-)
-def test_calls_that_sdxl_cannot_carry_are_refused_by_name(changes, named):
-    with pytest.raises(RequestError) as error:
-        SDXL.adapter.to_transformer(**{**make_call(1, (8, 8)), **changes}, config=tiny_config())
-    assert named in str(error.value)
-
-
-def test_a_text_of_another_encoder_is_refused_from_its_shape_alone():
-    call = {name: tensor.to("meta") for name, tensor in make_call(1, (8, 8), width=64).items()}
-    with pytest.raises(RequestError, match="48"):
-        SDXL.check_widths(SDXL.adapter.to_transformer(**call, config=tiny_config()), tiny_config())
-
-
 def test_micro_conditions_are_those_that_diffusers_makes_of_the_same_sizes():
     """ComfyUI's y holds the sinusoids of the sizes already; given as numbers, diffusers' own path must agree."""
     from diffusers import UNet2DConditionModel
@@ -166,36 +116,3 @@ def test_micro_conditions_are_those_that_diffusers_makes_of_the_same_sizes():
         ours = unet(**arguments).sample
         arguments["added_cond_kwargs"] = {"text_embeds": pooled, "time_ids": sizes}
         assert torch.equal(ours, unet(**arguments).sample)
-
-
-CASES = {
-    "base, batch of two": ("base", make_call(1, (12, 8), 2)),
-    "base, odd size": ("base", make_call(2, (13, 7), text=9)),
-    "inpainting": ("inpainting", make_call(3, (8, 8), channels=9)),
-    "refiner": ("refiner", make_call(4, (16, 10), 2)),
-    "SSD-1B": ("SSD-1B", make_call(5, (8, 12))),
-    "KOALA": ("KOALA", make_call(6, (10, 9), 3, text=7)),
-}
-
-
-@pytest.fixture(scope="module")
-def comfyui(tmp_path_factory) -> Path:
-    """Folder with ComfyUI's outputs for all CASES, and the checkpoints they ran on."""
-    if COMFYUI is None:
-        pytest.skip(HOW)
-    folder = tmp_path_factory.mktemp("comfyui")
-    for name, config in KINDS.items():
-        write_original(SDXL, folder / f"{name}.safetensors", config)
-    run_comfyui(COMFYUI, folder, CASES, script=comfyui_unet.__file__)
-    return folder
-
-
-@pytest.mark.host
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, name):
-    kind, call = CASES[name]
-    output, expected = comfyui_call(comfyui / f"{kind}.safetensors", call), output_of(comfyui, name)
-    assert expected.std() > 0.1
-    assert output.shape == SDXL.adapter.output_shape(call["x"].shape, KINDS[kind])
-    assert relative_error(output, expected) < 1e-4

@@ -1,0 +1,80 @@
+"""Every family's adapter: ComfyUI's own forward is the oracle, and what cannot be computed is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parallel_runtime.errors import RequestError
+from parallel_runtime.loading.checkpoint import open_checkpoint
+from tests.comfyui_checkout import HOW, find_comfyui
+from tests.family_calls import CALLS
+from tests.family_refusals import REFUSED
+from tests.parallel_runtime import comfyui_forward, comfyui_unet
+from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
+from tests.parallel_runtime.model_forward import comfyui_call, relative_error
+
+COMFYUI = find_comfyui()
+CASES = [(family, case) for family, calls in CALLS.items() for case in calls.cases]
+CHANGES = [
+    pytest.param(family, changes, named, id=f"{family}: {named}")
+    for family, refused in REFUSED.items()
+    for changes, named in refused.changes
+]
+WIDTHS = [
+    pytest.param(family, changes, named, id=f"{family}: {', '.join(changes)}")
+    for family, refused in REFUSED.items()
+    for changes, named in refused.widths
+]
+
+
+@pytest.fixture(scope="module")
+def comfyui(tmp_path_factory):
+    """Family -> a folder with ComfyUI's outputs for all its cases, and the checkpoints they ran on."""
+    if COMFYUI is None:
+        pytest.skip(HOW)
+    folders: dict[str, Path] = {}
+
+    def run(family: str) -> Path:
+        if family not in folders:
+            folder, calls = folders.setdefault(family, tmp_path_factory.mktemp("comfyui")), CALLS[family]
+            calls.write(folder)
+            script = comfyui_unet if family == "SDXL" else comfyui_forward
+            found = run_comfyui(COMFYUI, folder, calls.cases, script=script.__file__)
+            expected = {name: recognised for name, (recognised, _, _) in calls.files.items() if recognised}
+            assert {name: found[name] for name in expected} == expected
+        return folders[family]
+
+    return run
+
+
+@pytest.mark.host
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "case"), CASES)
+def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, family, case):
+    spec, (file, call) = CALLS[family].model, CALLS[family].cases[case]
+    path = comfyui(family) / f"{file}.safetensors"
+    output, expected = comfyui_call(path, call), output_of(path.parent, case)
+    assert expected.std() > 0.1
+    assert output.shape == expected.shape
+    assert output.shape == spec.adapter.output_shape(call["x"].shape, open_checkpoint(path).config)
+    assert relative_error(output, expected) < 3e-5
+
+
+@pytest.mark.parametrize(("family", "changes", "named"), CHANGES)
+def test_calls_that_cannot_be_computed_are_refused_by_name(family, changes, named):
+    refused = REFUSED[family]
+    refused.model.adapter.to_transformer(**refused.call, config=refused.config)
+    with pytest.raises(RequestError) as error:
+        refused.model.adapter.to_transformer(**{**refused.call, **changes}, config=refused.config)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize(("family", "changes", "named"), WIDTHS)
+def test_inputs_of_another_model_are_refused_from_their_shapes_alone(family, changes, named):
+    spec, config = REFUSED[family].model, REFUSED[family].config
+    call = {name: tensor.to("meta") for name, tensor in {**REFUSED[family].call, **changes}.items()}
+    arguments = spec.adapter.to_transformer(**call, config=config)
+    with pytest.raises(RequestError, match=named or None):
+        spec.check_widths(arguments, config)
