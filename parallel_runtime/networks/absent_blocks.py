@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +29,31 @@ class StageDone(Exception):
         self.streams = streams
 
 
+@dataclass(frozen=True)
+class Replaced:
+    """A block that another module has taken the place of.
+
+    Args:
+        blocks: the list that it was in.
+        name: in that list.
+    """
+
+    blocks: nn.Module
+    name: str
+    block: nn.Module
+
+    @classmethod
+    def by(cls, replacement: nn.Module, blocks: nn.Module, name: str) -> Replaced:
+        """Put `replacement` in the place of a block."""
+        replaced = cls(blocks, name, blocks.get_submodule(name))
+        setattr(blocks, name, replacement)
+        return replaced
+
+    def restore(self) -> None:
+        """Put the block back."""
+        setattr(self.blocks, self.name, self.block)
+
+
 class Relay:
     """What came from other stages for the forward at hand, what others will want, and the blocks that were taken out.
 
@@ -39,12 +65,11 @@ class Relay:
         self.owned = owned
         self.received: Streams = {}
         self.skips: dict[int, torch.Tensor] = {}
-        self._taken: list[tuple[nn.Module, str, nn.Module]] = []
+        self._taken: list[Replaced] = []
 
     def replace(self, blocks: nn.Module, name: str, absent: nn.Module) -> None:
         """Put `absent` in the place of a block."""
-        self._taken.append((blocks, name, blocks.get_submodule(name)))
-        setattr(blocks, name, absent)
+        self._taken.append(Replaced.by(absent, blocks, name))
 
     def forget(self) -> None:
         """Let the blocks that were taken out go, with their memory."""
@@ -53,8 +78,7 @@ class Relay:
     def restore(self) -> None:
         """Put the blocks back, but for those that were forgotten."""
         while self._taken:
-            blocks, name, block = self._taken.pop()
-            setattr(blocks, name, block)
+            self._taken.pop().restore()
 
 
 class BeforeStage(nn.Module):

@@ -58,7 +58,7 @@ def sit_out(steps: int, control: Control) -> None:
 
 @dataclass
 class _PatchRun:
-    """One patch's run, on every rank; it goes on on the last stage only."""
+    """One patch's sampler run, on every rank; it goes on on the last stage only."""
 
     patch: Patch
     run: Steps
@@ -69,15 +69,58 @@ class _PatchRun:
     def model_input(self) -> torch.Tensor:
         return self.denoiser.see(self.evaluation).model_input
 
-    def advance(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take the outputs of the CFG branches; return what the run asks for next, at its end x, and the denoised."""
+    def advance(self, outputs: Sequence[torch.Tensor]) -> _Advanced:
+        """Take the outputs of the CFG branches."""
         seen = self.denoiser.see(self.evaluation)
         denoised = self.denoiser.finish(self.evaluation, seen, [output.float() for output in outputs])
         try:
             self.evaluation = self.run.send(denoised)
         except StopIteration as finished:
-            return finished.value, denoised
-        return self.model_input, denoised
+            return _Advanced(finished.value, denoised)
+        return _Advanced(self.model_input, denoised)
+
+
+@dataclass(frozen=True)
+class _Advanced:
+    """A patch after a step: what the last stage sends the first, as one message.
+
+    Args:
+        following: what its run asks for next; at its end x.
+        denoised: for the preview.
+    """
+
+    following: torch.Tensor
+    denoised: torch.Tensor
+
+    def pack(self, preview: bool) -> torch.Tensor:
+        """The message, flat."""
+        parts = [self.following, self.denoised] if preview else [self.following]
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    @staticmethod
+    def length(like: torch.Tensor, preview: bool) -> int:
+        """Numbers in the message of a patch of that shape."""
+        return (2 if preview else 1) * like.numel()
+
+    @staticmethod
+    def unpack(message: torch.Tensor, following: torch.Tensor, denoised: torch.Tensor, preview: bool) -> None:
+        """Copy a message to where the patch lies in the whole; without a preview `denoised` stays as it is."""
+        count = following.numel()
+        following.copy_(message[:count].reshape(following.shape))
+        if preview:
+            denoised.copy_(message[count:].reshape(denoised.shape))
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One forward of an evaluation, and the runs that it is for.
+
+    Args:
+        patch: None where it is one forward of the whole latent.
+    """
+
+    patch: Patch | None
+    runs: Sequence[_PatchRun]
 
 
 class PipelineDenoising:
@@ -119,10 +162,10 @@ class PipelineDenoising:
                 if evaluation.first and self._votes.stop():
                     raise Cancelled
                 self._evaluate(evaluation, first=previous is None)
-                self._tell(previous, steps)
+                self._report(previous, steps)
                 previous = evaluation
             self._receive_all()
-            self._tell(previous, steps)
+            self._report(previous, steps)
         except Cancelled:
             if previous is not None:
                 self._receive_all()  # the last stage has sent what nobody will compute
@@ -170,54 +213,57 @@ class PipelineDenoising:
     def _evaluate(self, evaluation: Evaluation, first: bool) -> None:
         runner = self._runner
         timestep = self._tensors["timesteps"][evaluation.level].float().expand(self._x.shape[0])
-        synchronous = evaluation.index < self._warmup or len(self._runs) == 1
-        units: list[_PatchRun | None] = [None] if synchronous else list(self._runs)
-        if runner.first and not first:
+        turns = self._turns(evaluation)
+        receives = runner.first and not first
+        if receives:
             self._expect_runs()
-        for unit in units:
-            runner.expect(unit.patch if unit else None)
-        for unit in units:
-            if runner.first and not first:
-                self._receive([unit] if unit else self._runs)
+        for turn in turns:
+            runner.expect(turn.patch)
+        for turn in turns:
+            if receives:
+                self._receive(turn.runs)
             inputs = self._denoising.model_inputs(self._latest.reshape(self._x.shape), self._tensors)
-            outputs = runner.evaluate(inputs, timestep, unit.patch if unit else None)
+            outputs = runner.evaluate(inputs, timestep, turn.patch)
             if outputs is not None:
-                self._advance(outputs, unit)
+                self._advance(outputs, turn)
 
-    def _advance(self, outputs: list[torch.Tensor], unit: _PatchRun | None) -> None:
+    def _turns(self, evaluation: Evaluation) -> list[_Turn]:
+        if evaluation.index < self._warmup or len(self._runs) == 1:
+            return [_Turn(None, self._runs)]
+        return [_Turn(run.patch, [run]) for run in self._runs]
+
+    def _advance(self, outputs: list[torch.Tensor], turn: _Turn) -> None:
         """On the last stage: step, and send the first stage what comes next, patch by patch."""
-        for run in [unit] if unit else self._runs:
-            own = outputs if unit else [output[run.patch.band] for output in outputs]
-            following, denoised = run.advance(own)
-            told = [following, denoised] if self._denoising.request.preview else [following]
-            message = torch.cat([part.reshape(-1) for part in told])
+        for run in turn.runs:
+            own = [output[run.patch.band] for output in outputs] if turn.patch is None else outputs
+            message = run.advance(own).pack(self._preview)
             if self._denoising.unlike:
                 message = of_first_rank(message, self._runner.mesh)
             self._runner.outbox.send(message)
 
-    def _expect_runs(self) -> None:
-        copies = 2 if self._denoising.request.preview else 1
-        for run in self._runs:
-            self._runner.inbox.expect(copies * self._latest[run.patch.band].numel(), torch.float32)
+    @property
+    def _preview(self) -> bool:
+        return self._denoising.request.preview
 
-    def _receive(self, runs: Sequence[_PatchRun | None]) -> None:
+    def _expect_runs(self) -> None:
+        for run in self._runs:
+            length = _Advanced.length(self._latest[run.patch.band], self._preview)
+            self._runner.inbox.expect(length, torch.float32)
+
+    def _receive(self, runs: Sequence[_PatchRun]) -> None:
         for run in runs:
-            assert run is not None
-            latest = self._latest[run.patch.band]
-            parts = self._runner.inbox.take().split(latest.numel())
-            latest.copy_(parts[0].reshape(latest.shape))
-            if len(parts) > 1:
-                self._denoised[run.patch.band] = parts[1].reshape(latest.shape)
+            band = run.patch.band
+            _Advanced.unpack(self._runner.inbox.take(), self._latest[band], self._denoised[band], self._preview)
 
     def _receive_all(self) -> None:
         if self._runner.first:
             self._expect_runs()
             self._receive(self._runs)
 
-    def _tell(self, evaluation: Evaluation | None, steps: int) -> None:
+    def _report(self, evaluation: Evaluation | None, steps: int) -> None:
         """The first stage, which the client listens to, knows a step's denoised latent when the next has begun."""
         if evaluation is not None and evaluation.first:
-            preview = self._denoised.reshape(self._x.shape) if self._denoising.request.preview else None
+            preview = self._denoised.reshape(self._x.shape) if self._preview else None
             self._control.progress(evaluation.index, steps, preview)
 
 

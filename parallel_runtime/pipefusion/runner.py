@@ -106,13 +106,22 @@ class StageRunner:
                 x, timesteps[part.rows], part.conditioning.context, self.stage.config, **part.conditioning.extras
             )
             skips = self._take_skips(part, patch)
-            result = self.stage.forward(arguments, received, patch, self.patches, part.slots, number, self._keep, skips)
+            made = self.stage.forward(
+                arguments,
+                received,
+                patch,
+                patches=self.patches,
+                slots=part.slots,
+                call=number,
+                keep=self._keep,
+                skips=skips,
+            )
             if self._skip_outbox is not None:
-                self._skip_outbox.send(torch.cat([skip.reshape(-1) for skip in self.stage.skips().values()]))
-            if isinstance(result, torch.Tensor):
-                outputs.append(_band(self.spec.adapter.from_transformer(result, x), patch))
-            else:
-                self.outbox.send(pack({name: result[name] for name in self.stage.streams_out}))
+                self._skip_outbox.send(torch.cat([skip.reshape(-1) for skip in made.skips.values()]))
+            if made.output is not None:
+                outputs.append(_band(self.spec.adapter.from_transformer(made.output, x), patch))
+            elif made.streams is not None:
+                self.outbox.send(pack({name: made.streams[name] for name in self.stage.streams_out}))
         if not self.last:
             return None
         local = torch.cat(outputs) if outputs else self._nothing(stacked, patch)

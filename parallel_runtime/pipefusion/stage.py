@@ -8,6 +8,7 @@ them as it does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..mesh.agreement import NONE, agreed_history, offer_history, offer_nothing
 from ..mesh.mesh import Layout, Mesh, single_rank_mesh
 from ..networks.absent_blocks import (
     Relay,
+    Replaced,
     StageDone,
     Streams,
     Tapped,
@@ -38,6 +40,22 @@ from .patch_hooks import PatchHooks
 
 _RECORDED = 64
 """Kept recordings: one for each patch and CFG branch."""
+
+
+@dataclass(frozen=True)
+class StageOutput:
+    """What a stage has made of one forward.
+
+    Args:
+        skips: outputs of the blocks in `skips_given`, for the mirror image.
+        streams: for the next stage.
+        output: of the last stage, instead of streams: shaped as the model's for the whole latent, of which only the
+            patch's part means anything.
+    """
+
+    skips: Mapping[int, torch.Tensor]
+    streams: Streams | None = None
+    output: torch.Tensor | None = None
 
 
 class Stage:
@@ -78,25 +96,24 @@ class Stage:
         self._recorded: RecordedForward | None = None
         if record and next(transformer.parameters()).is_cuda and is_on("recordings"):
             self._recorded = RecordedForward(self._run, made_outside=self._made_outside, kept=_RECORDED)
-        self._given: dict[int, torch.Tensor] = {}
         self._sizes: tuple[Any, ...] = ()
-        # What comes in is what the first own block takes, what goes out what the first of the next stage does.
-        self.streams_in, self.streams_out = (
-            streams_in(self._stages, paths[bound]) if bound < count else () for bound in self.owned
-        )
+        """Of the run that the kept keys and values are of."""
+        self._place: Place | None = None
+        """Where the tokens of the forward at hand belong."""
+        first, following = self.owned
+        self.streams_in = streams_in(self._stages, paths[first])
+        """What comes in: what the first own block takes."""
+        self.streams_out = streams_in(self._stages, paths[following]) if following < count else ()
+        """What goes out: what the first block of the next stage takes."""
         self.skips_given = skips_given(count, self.owned) if self._stages.skips else ()
         self.skips_taken = skips_taken(count, self.owned) if self._stages.skips else ()
-        self._tap(transformer)
+        self._tapped = [self._tap(transformer, paths[index], index) for index in self.skips_given]
 
-    def _tap(self, transformer: nn.Module) -> None:
+    def _tap(self, transformer: nn.Module, path: str, index: int) -> Replaced:
         # Around the block and not in it: what torch.compile made of the block stays as it is.
-        paths = block_paths(transformer, self.spec)
-        self._tapped = []
-        for index in self.skips_given:
-            parent, _, name = paths[index].rpartition(".")
-            blocks = transformer.get_submodule(parent)
-            self._tapped.append((blocks, name, blocks.get_submodule(name)))
-            setattr(blocks, name, Tapped(blocks.get_submodule(name), self._relay, index))
+        parent, _, name = path.rpartition(".")
+        tapped = Tapped(transformer.get_submodule(path), self._relay, index)
+        return Replaced.by(tapped, transformer.get_submodule(parent), name)
 
     def unwrap(self) -> nn.Module:
         """Undo the wrapping and return the transformer, with all the blocks that were not forgotten."""
@@ -109,8 +126,8 @@ class Stage:
             self._recorded.clear()
         for handle in self._handles:
             handle.remove()
-        for blocks, name, block in self._tapped:
-            setattr(blocks, name, block)
+        for tapped in self._tapped:
+            tapped.restore()
         return self.transformer.unwrap()
 
     def set_mesh(self, mesh: Mesh) -> None:
@@ -158,7 +175,6 @@ class Stage:
             self._recorded.clear()
         self.keys.clear()
         self._sizes = ()
-        self._given = {}
         self._relay.skips = {}
         self._cut.forget()
         self.transformer.forget_runs()
@@ -191,7 +207,7 @@ class Stage:
         call: int = 0,
         keep: bool = True,
         skips: Mapping[int, torch.Tensor] = MappingProxyType({}),
-    ) -> Streams | torch.Tensor:
+    ) -> StageOutput:
         """Run the stage's blocks. Collective over the sequence group.
 
         Args:
@@ -199,43 +215,45 @@ class Stage:
                 timestep and the like are read from them.
             received: what the stage before returned; nothing for the first.
             patch: the one to compute, or None for all at once.
-            slots: how the tokens are dealt.
+            slots: how the tokens are split.
             call: which of the step's forwards this is.
             keep: whether keys and values are kept for later steps.
-            skips: outputs of the blocks in `skips_taken`; afterwards `skips()` has those of `skips_given`.
-
-        Returns:
-            The streams for the next stage, or the output of the last one: shaped as the model's for the whole latent,
-            of which only the patch's part means anything.
+            skips: outputs of the blocks in `skips_taken`.
         """
         self._cut.begin(patch, patches[-1].tokens[1], slots, next(iter(arguments.values())).device)
         index = patch.index if patch else None
-        self._place = Place(call, slots, self.mesh.coordinate["ring"], index, self._cut.with_text, keep)
-        if self._recorded is None:
-            result, self._given = self._run(dict(arguments), received, skips, "")
-            return result
-        # Whatever else the forward depends on is in the name: a recording is replayed for the same name only.
-        name = f"{self._place} {patches}"
-        given = dict(arguments), dict(received), dict(skips), name
-        result, self._given = self._recorded(self.mesh, given, {})
-        return result
+        self._place = Place(
+            call=call,
+            slots=slots,
+            ring=self.mesh.coordinate["ring"],
+            patch=index,
+            with_text=self._cut.with_text,
+            keep=keep,
+        )
+        given: dict[str, Any] = {
+            "arguments": dict(arguments),
+            "received": dict(received),
+            "skips": dict(skips),
+            # Whatever else the forward depends on: a recording is replayed for the same text only.
+            "noted": f"{self._place} {patches}",
+        }
+        made = self._run(**given) if self._recorded is None else self._recorded(self.mesh, (), given)
+        return StageOutput(**made)
 
     def _run(
-        self,
-        arguments: dict[str, Any],
-        received: Streams,
-        skips: Mapping[int, torch.Tensor],
-        name: str,
-    ) -> tuple[Streams | torch.Tensor, dict[int, torch.Tensor]]:
-        """The forward, of these tensors and what `forward` has noted; with what the mirror image takes."""
+        self, arguments: dict[str, Any], received: Streams, skips: Mapping[int, torch.Tensor], noted: str
+    ) -> dict[str, Any]:
+        """The forward, of these tensors and what `forward` has noted; returns the arguments of a `StageOutput`."""
+        assert self._place is not None
         self._relay.received, self._relay.skips = received, dict(skips)
+        made: dict[str, Any] = {}
         try:
-            result: Streams | torch.Tensor = self.transformer.staged(self._place, arguments)
+            made["output"] = self.transformer.staged(self._place, arguments)
         except StageDone as done:
-            result = dict(done.streams)
+            made["streams"] = dict(done.streams)
         finally:
             self._relay.received = {}
-        return result, {index: self._relay.skips[index] for index in self.skips_given}
+        return {**made, "skips": {index: self._relay.skips[index] for index in self.skips_given}}
 
     def _made_outside(self) -> Any:
         return self.keys.buffers, self._cut.order, self._cut.restore, self.transformer.made_outside()
@@ -252,7 +270,3 @@ class Stage:
             self.keys.clear()
             if self._recorded is not None:
                 self._recorded.begin_anew(self.mesh)
-
-    def skips(self) -> dict[int, torch.Tensor]:
-        """What the last forward's blocks have made for the mirror image."""
-        return self._given
