@@ -23,7 +23,7 @@ def free_bytes(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-def has_room(wanted: int, device: torch.device) -> bool:
+def is_free(wanted: int, device: torch.device) -> bool:
     """Whether `wanted` bytes can be allocated, with a reserve on a GPU."""
     return wanted + (_RESERVE if device.type == "cuda" else 0) <= free_bytes(device)
 

@@ -161,7 +161,7 @@ FAMILIES: dict[str, Family] = {
             tiny_hunyuan_dit.make_call(2, (9, 14), sizes=True),
             tiny_hunyuan_dit.make_call(3, (7, 6), texts=(10, 9), sizes=True),
         ),
-        # Its rotary embedding has been dealt when the tokens are counted.
+        # Its rotary embedding has been split when the tokens are counted.
         tiny_hunyuan_dit.make_call(1, (2, 2)),
     ),
 }

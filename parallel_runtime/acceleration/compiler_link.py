@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _CONTEXT_BYTES = 1 << 30
-"""What a process takes of a GPU before it computes anything, and room for kernels."""
+"""What a process takes of a GPU before it computes anything, and memory for kernels."""
 _MOST_THREADS = 8
 
 
@@ -58,9 +58,9 @@ class ProcessCompiler:
         self._process: subprocess.Popen[bytes] | None = None
 
     def submit(self, number: int, mesh: Mesh, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """See Compiler. Where the GPU has no room for one more process, the rank itself is to compile."""
-        if not self._has_room():
-            log.info("No room beside the model for a compiler: the next step compiles, and waits for it.")
+        """See Compiler. Where the GPU has no memory for one more process, the rank itself is to compile."""
+        if not self._has_memory():
+            log.info("No memory beside the model for a compiler: the next step compiles, and waits for it.")
             self._progress[number] = Progress.DONE
             return
         try:
@@ -154,7 +154,7 @@ class ProcessCompiler:
             self._socket.close()
         self._socket = self._process = None
 
-    def _has_room(self) -> bool:
+    def _has_memory(self) -> bool:
         device = torch.device(self._describe_model().device)
         if device.type != "cuda":
             return True

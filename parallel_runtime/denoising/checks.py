@@ -1,6 +1,6 @@
-"""Units: the parts of a sampling loop around its model, each with what asks for it and what it reads.
+"""Checks of the parts of a sampling loop around its model: what asks for each, and what it reads.
 
-A parameter of the request triggers a unit, never what happens to have come along: what is asked for is used or
+A parameter of the request asks for a part, never what happens to have come along: what is asked for is used or
 refused. Shapes decide that, so every rank decides it for itself in PREPARE, before anything is exchanged.
 """
 
@@ -18,8 +18,8 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One part.
+class InputCheck:
+    """One part, and whether what it reads goes together.
 
     Args:
         name: as errors call it.
@@ -52,37 +52,37 @@ class Unit:
             ) from missing
 
 
-SCHEDULE = Unit(
+SCHEDULE = InputCheck(
     "steps", ("sigmas", "timesteps"), lambda shapes, x: shapes[0] == shapes[1] and len(shapes[0]) == 1 < shapes[0][0]
 )
-INPAINT = Unit(
+INPAINT = InputCheck(
     "a noise mask",
     ("mask", "latent_image", "noise"),
     lambda shapes, x: all(shape == x for shape in shapes),
     trigger="inpaint",
 )
-FIXED_CHANNELS = Unit(
+FIXED_CHANNELS = InputCheck(
     "fixed channels",
     ("concat",),
     lambda shapes, x: (*shapes[0][:1], *shapes[0][2:]) == (*x[:1], *x[2:]),
     trigger="concat",
     per_branch=True,
 )
-UNITS = (SCHEDULE, INPAINT, FIXED_CHANNELS)
+CHECKS = (SCHEDULE, INPAINT, FIXED_CHANNELS)
 
 
-def check_units(request: Sample, tensors: Mapping[str, torch.Tensor]) -> None:
+def check_inputs(request: Sample, tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuse a loop whose parts do not have what they need, or not in shapes that go together. Runs on meta tensors.
 
     Raises:
         RequestError: with the part, and the tensor or the shapes.
     """
     latent = tuple(tensors["x"].shape)
-    for unit in UNITS:
-        for given in unit.read(request, tensors):
+    for part in CHECKS:
+        for given in part.read(request, tensors):
             shapes = [tuple(tensor.shape) for tensor in given]
-            if not unit.fits(shapes, latent):
+            if not part.fits(shapes, latent):
                 raise RequestError(
-                    f"The request asks for {unit.name} of shape {', '.join(map(str, shapes))} on a latent of {latent}.",
+                    f"The request asks for {part.name} of shape {', '.join(map(str, shapes))} on a latent of {latent}.",
                     "Make all of them from one latent and one list of sigmas.",
                 )

@@ -15,7 +15,7 @@ from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.noise import NoiseSource
 from ..sampling.prediction import find_prediction
 from ..sampling.samplers import StepState, find_sampler
-from .checks import FIXED_CHANNELS, INPAINT, check_units
+from .checks import FIXED_CHANNELS, INPAINT, check_inputs
 from .predict import Call, Predictor
 
 
@@ -48,9 +48,9 @@ class Denoising:
         """Refuse what would only fail in the loop. Runs on meta tensors; `device` is where the loop will run.
 
         Raises:
-            RequestError: see `check_units` and `NoiseSource`.
+            RequestError: see `check_inputs` and `NoiseSource`.
         """
-        check_units(self.request, tensors)
+        check_inputs(self.request, tensors)
         self.noise(torch.empty(0, device=device))
 
     def run(

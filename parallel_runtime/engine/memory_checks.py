@@ -23,7 +23,7 @@ def require_memory(
     resident: Resident, layout: Layout, request: RequestFacts, items: int, kept: int, device: torch.device, rank: int
 ) -> None:
     """Refuse a request whose keys, values and least activations are more than is free. May refuse on one rank alone.
-    Other models leave the device before, where it may need their room.
+    Other models leave the device before, where it may need their memory.
 
     What is estimated to be short but might do is not refused: `explain` warns of it.
 

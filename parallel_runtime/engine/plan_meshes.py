@@ -121,5 +121,5 @@ class Meshes:
         return Joined(mesh, links) if mesh is not None else None
 
     def _token_speeds(self, plan: ParallelPlan) -> Sequence[float] | None:
-        # The ranks of a stage deal their tokens patch by patch, in equal bands; stages have blocks by their speed.
+        # The ranks of a stage split their tokens patch by patch, in equal bands; stages have blocks by their speed.
         return self.speeds if plan.pipe == 1 else None

@@ -133,7 +133,7 @@ class Residency:
             return [f"Choose bf16 as weight_dtype: that needs {elements * 2 / 2**30:.1f} GiB."]
 
         costs = 0 if mapped else elements * dtype.itemsize
-        self.store.make_room_for(title, costs, smaller, lambda done, total: control.check_cancel())
+        self.store.free_memory_for(title, costs, smaller, lambda done, total: control.check_cancel())
         weights = self.store.allocate(
             lambda: hold_weights(module, checkpoint, rules, dtype, self._device, self._arena), keep=None
         )

@@ -15,7 +15,7 @@ from ..mesh.mesh import Mesh
 from ..networks.diffusers.spec import ModelSpec
 from ..networks.parallel_transformer import ParallelTransformer
 from ..pipefusion.stage import Stage
-from ..planning.cut import deal_blocks
+from ..planning.cut import assign_blocks
 from ..requests.facts import ModelFacts
 from .plan_meshes import Place
 from .structure import Structure
@@ -106,7 +106,7 @@ class Resident:
 
 
 def owned_blocks(facts: ModelFacts, place: Place, most: float = math.inf) -> tuple[int, int]:
-    """This rank's blocks by the deal that plans reckon with."""
+    """This rank's blocks by the assignment that plans reckon with."""
     plan = place.layout.plan
-    deal = deal_blocks(facts.block_sizes, plan.pipe, most, facts.mirrored, place.stage_speeds)
-    return deal[place.layout.coordinate["pipe"]]
+    stages = assign_blocks(facts.block_sizes, plan.pipe, most, facts.mirrored, place.stage_speeds)
+    return stages[place.layout.coordinate["pipe"]]

@@ -1,4 +1,4 @@
-"""The weights that a rank holds: of as many models as its device has room for. The least recently used go first."""
+"""The weights that a rank holds: of as many models as its device has memory for. The least recently used go first."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Held:
     unloaded: bool = True
 
     def activate(self, on_bytes: OnBytes) -> None:
-        """Have the weights on the device, and room for its runs; costs nothing for the model that was used last.
+        """Have the weights on the device, and memory for its runs; costs nothing for the model that was used last.
 
         Raises:
             OutOfMemoryError: less is free than they need, though all others were let go.
@@ -62,9 +62,9 @@ class Held:
             return
         self.used = self.store.tick()
         if not self.weights.here:
-            self.store.make_room_for(self.title, self.costs, on_bytes=on_bytes)
+            self.store.free_memory_for(self.title, self.costs, on_bytes=on_bytes)
             self.store.allocate(lambda: self._bring(on_bytes), keep=self)
-        self.store.make_way(self, self.runs_need, on_bytes)
+        self.store.free_beside(self, self.runs_need, on_bytes)
 
     def _bring(self, on_bytes: OnBytes) -> None:
         copy = self.store.copies.find(self.key, self.weights.size)
@@ -81,10 +81,10 @@ class Held:
             needs: bytes, estimated; remembered for when the model comes back after others.
         """
         self.runs_need = needs
-        self.store.make_way(self, needs, on_bytes)
+        self.store.free_beside(self, needs, on_bytes)
 
     def park(self, on_bytes: OnBytes) -> None:
-        """Let the device's memory go for another model: they stay on the host where that has room, for all ranks."""
+        """Let the device's memory go for another model: they stay on the host where that has memory, for all ranks."""
         if isinstance(self.weights, ArenaWeights) and self.weights.here:
             with self.store.copies.make(self.key, self.weights.size) as copy:
                 if copy is not None:
@@ -110,7 +110,7 @@ class WeightStore:
     """What a rank holds, by what it was read from.
 
     Which modules there are follows from the requests, and so is the same on all ranks. Whether their weights are on the
-    device does not: ranks may have room for more or for fewer. Nothing that the ranks do together depends on it.
+    device does not: ranks may have memory for more or for fewer. Nothing that the ranks do together depends on it.
 
     Args:
         folder: see `HostCopies`.
@@ -147,7 +147,7 @@ class WeightStore:
         self.give_back(held)
         self._held.pop(held.key, None)
 
-    def make_room_for(
+    def free_memory_for(
         self, title: str, wanted: int, smaller: Callable[[], list[str]] = list, on_bytes: OnBytes = _ignore
     ) -> None:
         """Park others, the least recently used first, until `wanted` bytes are free.
@@ -165,7 +165,7 @@ class WeightStore:
         memory.require(wanted, self._device, self._rank, title, smaller(), given_back)
         self._park(others, wanted, on_bytes)
 
-    def make_way(self, keep: Held, wanted: int, on_bytes: OnBytes) -> None:
+    def free_beside(self, keep: Held, wanted: int, on_bytes: OnBytes) -> None:
         """Park other models than `keep`, the least recently used first, while fewer than `wanted` bytes are free."""
         self._park(self._others(keep), wanted, on_bytes)
 
@@ -175,7 +175,7 @@ class WeightStore:
 
     def _park(self, others: list[Held], wanted: int, on_bytes: OnBytes) -> None:
         for held in others:
-            if memory.has_room(wanted, self._device):
+            if memory.is_free(wanted, self._device):
                 return
             held.park(on_bytes)
 

@@ -51,7 +51,7 @@ class HeldWeights(Protocol):
         Raises:
             NotLoadedError: the files were replaced since.
             CheckpointError: they cannot be read.
-            torch.OutOfMemoryError: no room.
+            torch.OutOfMemoryError: no memory.
         """
         ...
 
@@ -109,7 +109,7 @@ class ArenaWeights(_Held):
         together: names of tensors that lie next to each other.
 
     Raises:
-        torch.OutOfMemoryError: no room.
+        torch.OutOfMemoryError: no memory.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class ArenaWeights(_Held):
         """Bring them back from where `save` has put them.
 
         Raises:
-            torch.OutOfMemoryError: no room.
+            torch.OutOfMemoryError: no memory.
         """
         try:
             self._arena.take()

@@ -92,7 +92,7 @@ class HostCopies:
 
     @contextlib.contextmanager
     def make(self, key: Hashable, size: int) -> Iterator[HostCopy | None]:
-        """A copy to be filled inside; others find it afterwards. None where there is no room for one, or where another
+        """A copy to be filled inside; others find it afterwards. None where there is no memory for it, or where another
         rank has made or makes one."""
         copy = self._begin(key, size)
         if copy is None:
@@ -111,7 +111,7 @@ class HostCopies:
         if self._folder is None or key in self._open:
             return None
         if host.available - size < max(_LEFT_FREE, host.total // 10):
-            log.info("No room on the host to park %.1f GiB of weights: they will be read again.", size / 2**30)
+            log.info("No memory on the host to park %.1f GiB of weights: they will be read again.", size / 2**30)
             return None
         path = self._path(key)
         try:

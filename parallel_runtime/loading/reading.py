@@ -93,7 +93,7 @@ def read(pieces: Sequence[Piece], device: torch.device, on_bytes: OnBytes) -> No
 
     Raises:
         CheckpointError: a file cannot be read, or has become shorter.
-        torch.OutOfMemoryError: no room to convert types on the device.
+        torch.OutOfMemoryError: no memory to convert types on the device.
         Whatever `on_bytes` raises: no thread writes any more then.
     """
     total = sum(piece.size for piece in pieces)

@@ -126,7 +126,7 @@ class VirtualRegion:
     touching them while there is none is an error that ends the process's use of CUDA.
 
     Args:
-        size: bytes; rounded up to what the device deals in.
+        size: bytes; rounded up to the device's granularity.
         device: a CUDA device with its index, as torch counts them: the driver counts the same visible devices.
 
     Raises:

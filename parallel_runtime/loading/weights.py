@@ -64,7 +64,7 @@ def hold_weights(
         arena: makes the region that they lie in; None: on the CPU there is none, as they are the mapped file.
 
     Raises:
-        torch.OutOfMemoryError: no room on the device.
+        torch.OutOfMemoryError: no memory on the device.
     """
     if arena is None and device.type == "cpu":
         return MappedWeights(transformer, checkpoint, rules, dtype, device)

@@ -1,4 +1,4 @@
-"""The batch split: rows of a ready batch (CFG branches, images) dealt over data × cfg, gathered after the forward.
+"""The batch split: rows of a ready batch (CFG branches, images) split over data × cfg, gathered after the forward.
 
 All ranks of a sequence group have the same share, so they agree on whether there is anything to compute. A rank
 without rows skips the forward, and still joins the gather.

@@ -16,7 +16,7 @@ from .shares import split_sizes
 
 @dataclass(frozen=True)
 class Slots:
-    """The deal of one request's tokens to the ranks of a sequence group of ring × ulysses.
+    """The split of one request's tokens over the ranks of a sequence group of ring × ulysses.
 
     Args:
         patches: image tokens of each patch.
@@ -47,7 +47,7 @@ class Slots:
         )
 
     def rank_major(self) -> list[int]:
-        """Image tokens in the order in which the synchronous steps deal them: rank by rank, there patch by patch."""
+        """Image tokens in the order in which the synchronous steps split them: rank by rank, there patch by patch."""
         starts = [0, *accumulate(self.patches)]
         order: list[int] = []
         for rank in range(self.degree):

@@ -59,8 +59,8 @@ class SharedModulation:
         self._mesh = mesh
         self._group, self._index = mesh.sequence, mesh.sequence_index
         # Of the plan and the shapes alone, so that the ranks of the group agree without asking.
-        self._dealt = deal([linear.weight.numel() for linear in self._linears], mesh.plan.sequence)
-        self._longest = max(sum(self._linears[index].out_features for index in own) for own in self._dealt)
+        self._assigned = assign([linear.weight.numel() for linear in self._linears], mesh.plan.sequence)
+        self._longest = max(sum(self._linears[index].out_features for index in own) for own in self._assigned)
         self._become(nn.Linear if self._group is None else ReadyLinear)
 
     def hook(self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -72,17 +72,17 @@ class SharedModulation:
         if self._group is None:
             return
         given, batch = F.silu(output), output.shape[0]
-        own = [self._linears[index] for index in self._dealt[self._index]]
+        own = [self._linears[index] for index in self._assigned[self._index]]
         outputs = [F.linear(given, linear.weight, linear.bias).flatten() for linear in own]
         if missing := self._longest - sum(linear.out_features for linear in own):
             outputs.append(given.new_zeros(batch * missing))  # the collective wants equal shares
         collectives = torch.ops._c10d_functional  # what works inside of a CUDA graph
-        gathered = collectives.all_gather_into_tensor(torch.cat(outputs), len(self._dealt), self._group.group_name)
-        self._hand_out(collectives.wait_tensor(gathered).unflatten(0, (len(self._dealt), -1)), batch)
+        gathered = collectives.all_gather_into_tensor(torch.cat(outputs), len(self._assigned), self._group.group_name)
+        self._hand_out(collectives.wait_tensor(gathered).unflatten(0, (len(self._assigned), -1)), batch)
 
     def _hand_out(self, shares: torch.Tensor, batch: int) -> None:
         """(ranks, outputs of the longest share · batch): the outputs of a rank's layers, one layer after the other."""
-        for own, share in zip(self._dealt, shares, strict=True):
+        for own, share in zip(self._assigned, shares, strict=True):
             start = 0
             for linear in (self._linears[index] for index in own):
                 size = batch * linear.out_features
@@ -106,19 +106,19 @@ class SharedModulation:
         self._become(nn.Linear)
 
 
-def deal(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Deal things of these sizes to ranks: the largest first, each to the rank that has least (Graham 1969).
+def assign(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Assign things of these sizes to ranks: the largest first, each to the rank that has least (Graham 1969).
 
     Returns:
         Indices into `sizes` for each rank, none where there are too few.
     """
     loads = [(0, rank) for rank in range(ranks)]
-    dealt: list[list[int]] = [[] for _ in loads]
+    assigned: list[list[int]] = [[] for _ in loads]
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
         load, rank = loads[0]
-        dealt[rank].append(index)
+        assigned[rank].append(index)
         heapq.heapreplace(loads, (load + sizes[index], rank))
-    return dealt
+    return assigned
 
 
 def find_modulations(transformer: nn.Module, spec: ModelSpec) -> dict[str, SharedModulation]:

@@ -1,4 +1,4 @@
-"""Shares: how n rows are dealt to P ranks, and how they come together again. Every rank computes the same numbers."""
+"""Shares: how n rows are split over P ranks, and how they come together again. Every rank computes the same numbers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def split_sizes(total: int, degree: int, weights: Sequence[float] | None = None)
     """Return the rows of every rank, `total` together.
 
     Args:
-        weights: speed of every rank, above 0 and the same numbers on all ranks: rows are dealt in proportion, at least
-            one to each where there are enough. None deals as equally as can be, and the first `total % degree` ranks
+        weights: speed of every rank, above 0 and the same numbers on all ranks: rows are split in proportion, at least
+            one to each where there are enough. None splits as equally as can be, and the first `total % degree` ranks
             get one more.
     """
     if weights is None or len(set(weights)) == 1:
@@ -58,7 +58,7 @@ def gather_shares(
     """Put the shares of `total` rows on `dim` together again. Collective over the group; every rank gets the whole.
 
     Args:
-        share: this rank's rows as `take_share` deals them, maybe none; the other dims are alike on all ranks.
+        share: this rank's rows as `take_share` gives them, maybe none; the other dims are alike on all ranks.
     """
     sizes = split_sizes(total, degree, weights)
     longest = max(sizes)

@@ -28,7 +28,7 @@ class Place:
 
     Args:
         call: which of the step's forwards; each has keys of its own.
-        slots: the deal of the tokens.
+        slots: the split of the tokens.
         ring: whose slot, this rank's index on the ring axis.
         patch: None when all patches come.
         with_text: whether text tokens are among them.

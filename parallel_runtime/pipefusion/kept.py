@@ -19,7 +19,7 @@ def kept_bytes(model: ModelFacts, owned: tuple[int, int], layout: Layout, parts:
     """
     layers = model.attentions[slice(*owned)]
     over_all, over_image = (sum(counts) for counts in zip(*layers, strict=True))
-    heads = -(-model.heads // layout.plan.ulysses)  # those that are padded in take room as well
+    heads = -(-model.heads // layout.plan.ulysses)  # those that are padded in take memory as well
     tokens = 0
     for part in parts:
         slots = part.slots

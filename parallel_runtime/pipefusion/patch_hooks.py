@@ -40,7 +40,7 @@ class PatchHooks:
 
         Args:
             total: image tokens of the whole.
-            slots: with several ranks to a sequence, synchronous steps deal every patch in bands, as the others will.
+            slots: with several ranks to a sequence, synchronous steps split every patch in bands, as the others will.
         """
         self.patch, self._total = patch, total
         self.order = self.restore = None

@@ -28,7 +28,7 @@ class Part:
 
     Args:
         rows: which items of the stacked CFG branches it computes.
-        slots: the deal of its tokens.
+        slots: the split of its tokens.
     """
 
     rows: torch.Tensor
@@ -160,7 +160,7 @@ class StageRunner:
 def lay_out(
     spec: ModelSpec, config: Any, layout: Layout, branches: Sequence[Conditioning], x: torch.Tensor, patches: int
 ) -> tuple[tuple[Patch, ...], tuple[Part, ...]]:
-    """Cut the latent, and deal the branches' items and tokens to this rank. Pure; runs on meta tensors too.
+    """Cut the latent, and assign the branches' items and tokens to this rank. Pure; runs on meta tensors too.
 
     Raises:
         RequestError: the latent cannot be cut so.
@@ -172,7 +172,7 @@ def lay_out(
     for call in calls:  # all of them, so that every rank refuses alike
         image, text = _count_tokens(spec, config, call, x)
         cut = cut_patches(tuple(x.shape), stages_of(spec).patch_size, patches, image)
-        slots.append(_deal(cut, text, layout, spec))
+        slots.append(_slots(cut, text, layout, spec))
     parts = []
     for own in own_calls(calls, layout):
         rows = own.x if x.device.type == "meta" else own.x.to(x.device)
@@ -180,7 +180,7 @@ def lay_out(
     return cut, tuple(parts)
 
 
-def _deal(patches: Sequence[Patch], text: int, layout: Layout, spec: ModelSpec) -> Slots:
+def _slots(patches: Sequence[Patch], text: int, layout: Layout, spec: ModelSpec) -> Slots:
     """The slots of one forward's tokens.
 
     Raises:

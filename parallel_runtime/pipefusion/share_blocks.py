@@ -9,7 +9,7 @@ from torch import nn
 
 from ..networks.absent_blocks import block_paths, stages_of
 from ..networks.diffusers.spec import ModelSpec
-from ..planning.cut import Deal, deal_blocks
+from ..planning.cut import Assignment, assign_blocks
 
 
 def share_blocks(
@@ -18,12 +18,12 @@ def share_blocks(
     stages: int,
     most: float = math.inf,
     speeds: Sequence[float] | None = None,
-) -> Deal:
-    """Deal the blocks of a transformer that has all of them to stages; see `deal_blocks` for the arguments.
+) -> Assignment:
+    """Assign the blocks of a transformer that has all of them to stages; see `assign_blocks` for the arguments.
 
     Raises:
-        ConfigurationError: see `deal_blocks`.
+        ConfigurationError: see `assign_blocks`.
     """
     blocks = [transformer.get_submodule(path) for path in block_paths(transformer, spec)]
     sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
-    return deal_blocks(sizes, stages, most, stages_of(spec).skips, speeds)
+    return assign_blocks(sizes, stages, most, stages_of(spec).skips, speeds)

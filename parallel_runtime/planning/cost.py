@@ -14,7 +14,7 @@ from functools import cached_property
 from ..config import ParallelPlan
 from ..requests.facts import NVLINK, MachineFacts, ModelFacts, RequestFacts
 from . import cost_constants as fitted
-from .cut import Deal, deal_blocks, most_parameters, stage_speeds
+from .cut import Assignment, assign_blocks, most_parameters, stage_speeds
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class _Step:
     split_weights: bool
 
     @cached_property
-    def deal(self) -> Deal:
-        """Blocks of every stage, as the ranks deal them."""
+    def assignment(self) -> Assignment:
+        """Blocks of every stage, as the ranks assign them."""
         model, plan = self.model, self.plan
         if plan.pipe == 1:
             return ((0, model.blocks),)
         most = most_parameters(self.machine.memory_bytes if self.split_weights else 0, model.bytes_per_parameter)
-        return deal_blocks(model.block_sizes, plan.pipe, most, model.mirrored, self.stage_speeds)
+        return assign_blocks(model.block_sizes, plan.pipe, most, model.mirrored, self.stage_speeds)
 
     @cached_property
     def stage_speeds(self) -> tuple[float, ...] | None:
@@ -89,7 +89,7 @@ class _Step:
     @cached_property
     def share(self) -> float:
         """Of the blocks: those that the slowest of all ranks would compute in the time of the longest stage."""
-        counts = [stop - start for start, stop in self.deal]
+        counts = [stop - start for start, stop in self.assignment]
         if self.stage_speeds is None:
             return max(counts) / self.model.blocks
         slowest = min(self.machine.speeds)
@@ -225,7 +225,7 @@ class _Step:
         tokens = (request.tokens + request.text_tokens) / plan.sequence
         alive = fitted.LIVE_ACTIVATIONS.value + (fitted.EXCHANGE_BUFFERS.value if plan.sequence > 1 else 0)
         activations = alive * self.activation(tokens) + (fitted.CONTEXT_BYTES.value if self.machine.on_gpu else 0)
-        weights, kept = max((self._held(*owned) for owned in self.deal), key=sum)
+        weights, kept = max((self._held(*owned) for owned in self.assignment), key=sum)
         return weights, int(activations), kept
 
     def _held(self, start: int, stop: int) -> tuple[int, int]:
@@ -257,5 +257,5 @@ def predict(
         split_weights: each stage of a pipe holds only its own blocks.
     """
     step = _Step(plan, model, request, machine, compiled, split_weights)
-    stage_blocks = tuple(stop - start for start, stop in step.deal)
+    stage_blocks = tuple(stop - start for start, stop in step.assignment)
     return Cost(*step.seconds(), *step.memory(), stage_blocks)

@@ -14,7 +14,7 @@ from ..errors import ConfigurationError, RequestError
 _FOR_BLOCKS = 0.8
 """Part of a rank's memory that its blocks may take."""
 
-Deal = tuple[tuple[int, int], ...]
+Assignment = tuple[tuple[int, int], ...]
 """Blocks of each stage, (start, stop)."""
 
 
@@ -48,34 +48,37 @@ class Patch:
         return (slice(None), slice(None), slice(*self.rows))
 
 
-def deal_blocks(
+def assign_blocks(
     sizes: Sequence[float],
     stages: int,
     most: float = math.inf,
     mirrored: bool = False,
     speeds: Sequence[float] | None = None,
-) -> Deal:
-    """Deal blocks to stages by time, as far as that leaves no stage with more than `most` parameters.
+) -> Assignment:
+    """Assign blocks to stages by time, as far as that leaves no stage with more than `most` parameters.
 
     Blocks of a family take equally long for the same tokens, so that stages of equal speed get equally many. They may
-    differ in size all the same (FLUX.1's first ones have weights for text of their own). Where no deal keeps to
+    differ in size all the same (FLUX.1's first ones have weights for text of their own). Where no assignment keeps to
     `most`, the largest stage is as small as can be.
 
     Args:
         sizes: parameters of each block, in forward order.
-        most: parameters of all blocks of a stage, see `most_parameters`; a mirrored model's deal does not look at it.
+        most: parameters of all blocks of a stage, see `most_parameters`; not looked at for a mirrored
+            model.
         mirrored: see `split_mirrored`.
         speeds: of each stage, see `stage_speeds`; None where they are alike.
 
     Raises:
         ConfigurationError: see `split_blocks` and `split_mirrored`.
     """
-    # Planning asks for the same few deals again and again.
-    return _deal(tuple(sizes), stages, most, mirrored, tuple(speeds) if speeds is not None else None)
+    # Planning asks for the same few assignments again and again.
+    return _assign(tuple(sizes), stages, most, mirrored, tuple(speeds) if speeds is not None else None)
 
 
 @lru_cache(maxsize=256)
-def _deal(sizes: tuple[float, ...], stages: int, most: float, mirrored: bool, speeds: tuple[float, ...] | None) -> Deal:
+def _assign(
+    sizes: tuple[float, ...], stages: int, most: float, mirrored: bool, speeds: tuple[float, ...] | None
+) -> Assignment:
     if mirrored:
         return split_mirrored(len(sizes), stages, speeds)
     by_time = split_blocks([1.0] * len(sizes), stages, speeds, sizes, most)
@@ -95,7 +98,8 @@ def most_parameters(memory_bytes: int, bytes_per_parameter: int) -> float:
 def stage_speeds(plan: ParallelPlan, speeds: Sequence[float] | None) -> tuple[float, ...] | None:
     """Return the speed of every stage, that of the slowest of its ranks; None where they are alike.
 
-    Every pipeline of the plan has the same deal of blocks, so a stage's ranks are those of all data and CFG parts.
+    Every pipeline of the plan has the same assignment of blocks, so a stage's ranks are those of all data and CFG
+    parts.
 
     Args:
         speeds: of every rank of the world, see speed.py; the same numbers on all of them, or stages would not fit
@@ -116,13 +120,13 @@ def split_blocks(
     speeds: Sequence[float] | None = None,
     sizes: Sequence[float] | None = None,
     most: float = math.inf,
-) -> Deal:
-    """Deal consecutive blocks to stages so that the slowest stage is as fast as can be.
+) -> Assignment:
+    """Assign consecutive blocks to stages so that the slowest stage is as fast as can be.
 
     Args:
         costs: of each block, in forward order, in any unit.
         speeds: cost per time of each stage; None where they are alike.
-        sizes: of each block; deals in which those of a stage are more than `most` together come last.
+        sizes: of each block; assignments in which those of a stage are more than `most` together come last.
 
     Returns:
         (start, stop) of each stage; no stage is empty.
@@ -143,20 +147,20 @@ def split_blocks(
 
     nothing = (0.0, 0.0, ())
     # For the first blocks up to `stop`: the cost of the slowest stage, how uneven the stages are, where each starts.
-    deals: dict[int, tuple[float, float, tuple[int, ...]]] = {
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {
         stop: _add_stage(nothing, 0, seconds(0, 0, stop)) for stop in range(1, len(costs) + 1)
     }
     for stage in range(1, stages):
-        deals = {
-            stop: min(_add_stage(deals[start], start, seconds(stage, start, stop)) for start in range(stage, stop))
+        best = {
+            stop: min(_add_stage(best[start], start, seconds(stage, start, stop)) for start in range(stage, stop))
             for stop in range(stage + 1, len(costs) + 1)
         }
-    starts = deals[len(costs)][2]
+    starts = best[len(costs)][2]
     return tuple(zip(starts, (*starts[1:], len(costs)), strict=True))
 
 
-def split_mirrored(blocks: int, stages: int, speeds: Sequence[float] | None = None) -> Deal:
-    """Deal the blocks of a U-shaped model, so that the two ends of every skip connection are in mirrored stages.
+def split_mirrored(blocks: int, stages: int, speeds: Sequence[float] | None = None) -> Assignment:
+    """Assign the blocks of a U-shaped model, so that the two ends of every skip connection are in mirrored stages.
 
     Args:
         speeds: of each stage; mirrored stages have equally many blocks, so that the slower of the two counts.
@@ -175,9 +179,9 @@ def split_mirrored(blocks: int, stages: int, speeds: Sequence[float] | None = No
 
 
 def _add_stage(
-    deal: tuple[float, float, tuple[int, ...]], start: int, cost: float
+    before: tuple[float, float, tuple[int, ...]], start: int, cost: float
 ) -> tuple[float, float, tuple[int, ...]]:
-    worst, uneven, starts = deal
+    worst, uneven, starts = before
     return max(worst, cost), uneven + cost**2, (*starts, start)
 
 

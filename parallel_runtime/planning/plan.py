@@ -189,7 +189,7 @@ class _Search:
             degrees = dict(zip(AXES, shape, strict=True))
             plan = ParallelPlan(**degrees)
             if self.sequence not in (0, plan.sequence) or plan.sequence > request.tokens:
-                continue  # the weights are dealt otherwise, or a rank would be left without a token
+                continue  # the weights are assigned otherwise, or a rank would be left without a token
             if plan.pipe == 1:
                 yield plan
             elif patches := self._patches(plan):

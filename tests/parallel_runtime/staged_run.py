@@ -150,9 +150,9 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
             runner = StageRunner(resident.wrap_stage(place, joined.mesh), joined.links, [text], x, 1, keep=False)
             with torch.no_grad():
                 output = forward_once(runner, x, timestep)
-            deal = ((0, 6), (6, 8)) if speeds else ((0, 4), (4, 8))
+            stages = ((0, 6), (6, 8)) if speeds else ((0, 4), (4, 8))
             assert resident.transformer is not None
-            assert resident.transformer.owned == deal[rank]
+            assert resident.transformer.owned == stages[rank]
         if rank == 0:
             outputs[str(number)] = output
     return outputs

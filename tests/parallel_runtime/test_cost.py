@@ -69,7 +69,7 @@ def test_a_request_is_described_by_its_shapes():
     assert not describe_request(FLUX, (2, 16, 64, 64), (1, 77, 4096), batch=2).in_pool
 
 
-@pytest.mark.parametrize("memory", [130, 12, 8], ids=["dealt by time", "by time as far as it fits", "by parameters"])
+@pytest.mark.parametrize("memory", [130, 12, 8], ids=["assigned by time", "by time as far as it fits", "by parameters"])
 @pytest.mark.parametrize("speeds", [(), (1.0, 0.5, 1.0, 1.0)], ids=["alike", "unlike"])
 def test_the_fullest_rank_is_predicted_with_the_weights_that_its_stage_holds(memory, speeds):
     plan, machine = (

@@ -1,4 +1,4 @@
-"""What a loop asks for is used, or refused before it starts: its units, noise and guidance, and the model's parts."""
+"""What a loop asks for is used, or refused before it starts: its inputs, noise and guidance, and the model's parts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def work(engine: Engine, request: Request, tensors: Mapping[str, torch.Tensor]) 
     return prepare(engine, request, tensors).run(tensors, Quiet())[1]
 
 
-def test_a_run_reads_every_unit_it_asks_for_and_no_other(engine):
+def test_a_run_reads_every_input_it_asks_for_and_no_other(engine):
     tensors = sample_tensors()
     latent = work(engine, REQUEST, tensors)["latent"]
     assert torch.isfinite(latent).all()
@@ -92,7 +92,7 @@ def test_a_run_reads_every_unit_it_asks_for_and_no_other(engine):
     assert torch.equal(work(engine, plain, left)["latent"], work(engine, plain, tensors)["latent"])
 
 
-def test_a_unit_works_once_or_on_each_branch_or_not_at_all():
+def test_a_part_works_once_or_on_each_branch_or_not_at_all():
     tensors = sample_tensors()
     assert [len(read) for read in INPAINT.read(REQUEST, tensors)] == [3]
     own = [read[0] for read in FIXED_CHANNELS.read(REQUEST, tensors)]
@@ -114,7 +114,7 @@ def test_a_unit_works_once_or_on_each_branch_or_not_at_all():
         ("", {"sigmas": (1,), "timesteps": (1,)}, r"steps of shape \(1,\), \(1,\)"),
     ],
 )
-def test_what_a_unit_lacks_is_refused_before_the_loop_starts(engine, without, changed, says):
+def test_what_a_part_lacks_is_refused_before_the_loop_starts(engine, without, changed, says):
     tensors = sample_tensors() | {name: torch.zeros(shape) for name, shape in changed.items()}
     tensors.pop(without, None)
     with pytest.raises(RequestError, match=says):

@@ -17,7 +17,7 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.modulation import deal
+from parallel_runtime.networks.modulation import assign
 from parallel_runtime.networks.module_paths import find_modules
 from parallel_runtime.networks.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
@@ -119,19 +119,19 @@ def test_compiled_blocks_share_their_graphs_and_a_mesh_of_one_rank_needs_one_mor
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 50), max_size=20), st.integers(1, 8))
-def test_layers_are_dealt_once_and_no_rank_gets_more_than_one_layer_beyond_its_share(sizes, ranks):
-    dealt = deal(sizes, ranks)
-    assert len(dealt) == ranks
-    assert sorted(index for own in dealt for index in own) == list(range(len(sizes)))
-    loads = [sum(sizes[index] for index in own) for own in dealt]
+def test_layers_are_assigned_once_and_no_rank_gets_more_than_one_layer_beyond_its_share(sizes, ranks):
+    assigned = assign(sizes, ranks)
+    assert len(assigned) == ranks
+    assert sorted(index for own in assigned for index in own) == list(range(len(sizes)))
+    loads = [sum(sizes[index] for index in own) for own in assigned]
     assert max(loads) - min(loads) <= max(sizes, default=0)
     assert max(loads) <= sum(sizes) / ranks + (1 - 1 / ranks) * max(sizes, default=0)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_flux_1_is_dealt_so_that_no_rank_has_a_sixteenth_more_than_its_share(ranks):
+def test_flux_1_is_assigned_so_that_no_rank_has_a_sixteenth_more_than_its_share(ranks):
     sizes = [18432] * 38 + [9216] * 38
-    most = max(sum(sizes[index] for index in own) for own in deal(sizes, ranks))
+    most = max(sum(sizes[index] for index in own) for own in assign(sizes, ranks))
     assert most < (1 + 1 / 16) * sum(sizes) / ranks
 
 

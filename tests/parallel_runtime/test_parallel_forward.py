@@ -52,7 +52,7 @@ def run_plans(
 
 
 def run_batch_split(transformer: ParallelTransformer, given: list[Any]) -> torch.Tensor:
-    """One forward whose rows are dealt over the batch axes."""
+    """One forward whose rows are split over the batch axes."""
     image, text, batch = given
     arguments = forward_arguments(image, text, batch)
     start, stop = share_of_batch(batch, transformer.mesh)

@@ -76,7 +76,7 @@ ranks = st.integers(1, 8)
     ],
 )
 @pytest.mark.parametrize("machine", [H200, CPU], ids=["H200", "CPU"])
-def test_auto_deals_the_batch_before_it_splits_a_picture(machine, ranks, size, batch, plan):
+def test_auto_splits_the_batch_before_it_splits_a_picture(machine, ranks, size, batch, plan):
     assert resolve_plan(AUTO, ranks, FLUX_DEV, flux_request(size, batch), machine) == plan
 
 

@@ -1,4 +1,4 @@
-"""Shares: dealing rows and putting them together again."""
+"""Shares: splitting rows and putting them together again."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.pipefusion.kept import kept_bytes
 from parallel_runtime.pipefusion.lone import LoneRunner, whole_stage
-from parallel_runtime.planning.cut import deal_blocks, stage_speeds
+from parallel_runtime.planning.cut import assign_blocks, stage_speeds
 from parallel_runtime.planning.describe import describe_model
 from parallel_runtime.requests.conditioning import Conditioning
 from tests import tiny_sd3
@@ -22,19 +22,19 @@ from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_original
 
 
-def counts(deal: tuple[tuple[int, int], ...]) -> list[int]:
-    return [stop - start for start, stop in deal]
+def counts(stages: tuple[tuple[int, int], ...]) -> list[int]:
+    return [stop - start for start, stop in stages]
 
 
-def test_blocks_are_dealt_by_speed_as_far_as_memory_allows():
-    assert counts(deal_blocks([1] * 30, 2)) == [15, 15]
-    assert counts(deal_blocks([1] * 30, 2, speeds=[1.0, 0.5])) == [20, 10]
-    assert counts(deal_blocks([1] * 32, 3, speeds=[0.5, 1.0, 0.5])) == [8, 16, 8]
-    assert counts(deal_blocks([1] * 30, 2, most=18, speeds=[1.0, 0.5])) == [18, 12]
-    assert counts(deal_blocks([3] * 10 + [1] * 20, 2, most=26)) == [8, 22]  # 24 and 26 parameters
-    assert counts(deal_blocks([3] * 10 + [1] * 20, 2, most=20)) == [8, 22]  # nothing fits; the largest is smallest
+def test_blocks_are_assigned_by_speed_as_far_as_memory_allows():
+    assert counts(assign_blocks([1] * 30, 2)) == [15, 15]
+    assert counts(assign_blocks([1] * 30, 2, speeds=[1.0, 0.5])) == [20, 10]
+    assert counts(assign_blocks([1] * 32, 3, speeds=[0.5, 1.0, 0.5])) == [8, 16, 8]
+    assert counts(assign_blocks([1] * 30, 2, most=18, speeds=[1.0, 0.5])) == [18, 12]
+    assert counts(assign_blocks([3] * 10 + [1] * 20, 2, most=26)) == [8, 22]  # 24 and 26 parameters
+    assert counts(assign_blocks([3] * 10 + [1] * 20, 2, most=20)) == [8, 22]  # nothing fits; the largest is smallest
     # Both ends of a skip connection are in mirrored stages, whose slower one counts.
-    assert counts(deal_blocks([1] * 12, 4, mirrored=True, speeds=[1.0, 1.0, 1.0, 0.5])) == [2, 4, 4, 2]
+    assert counts(assign_blocks([1] * 12, 4, mirrored=True, speeds=[1.0, 1.0, 1.0, 0.5])) == [2, 4, 4, 2]
 
 
 def test_a_stage_is_as_fast_as_its_slowest_rank_in_any_pipeline():

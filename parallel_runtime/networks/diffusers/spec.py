@@ -77,7 +77,7 @@ class Adapter(Protocol):
 
     @property
     def extras(self) -> frozenset[str]:
-        """Names of the keyword arguments, beside x, timestep and context, that the adapter can carry."""
+        """Names of the keyword arguments, beside x, timestep and context, that are transportable."""
         ...
 
     def to_transformer(

@@ -39,7 +39,7 @@ class TokenAdapter:
         """Arguments of the transformer's forward; see `Call` for what comes in. The transformer scales the timestep.
 
         Raises:
-            RequestError: shapes that do not fit the model, an extra or a method that is not carried.
+            RequestError: shapes that do not fit the model, an extra or a method that is not transportable.
         """
         call = Call(self.title, x, timestep, context, config, extras)
         call.check(self.extras)

@@ -48,7 +48,7 @@ class WholeLatentAdapter:
         """Arguments of the transformer's forward; see `Call` for what comes in.
 
         Raises:
-            RequestError: shapes that do not fit the model, an extra that is missing or not carried.
+            RequestError: shapes that do not fit the model, an extra that is missing or not transportable.
         """
         call = Call(self.title, x, timestep, context, config, extras)
         call.check(self.extras, dims=5 if self.frames else 4)
