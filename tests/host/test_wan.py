@@ -1,4 +1,4 @@
-"""Wan in a real ComfyUI: Parallel Loader gives the video latents that Load Diffusion Model gives."""
+"""Wan's videos in a real ComfyUI: Parallel Loader gives the latents that Load Diffusion Model gives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from parallel_runtime.networks.diffusers.wan import WAN
-from tests.tiny_model import write_diffusers_folder, write_original
+from tests.tiny_model import write_original
 from tests.tiny_wan import tiny_config
 
 from .workflow import SAVE, Prompt, Workflow, node, sampled_in_pool
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.host
 
 TOLERANCE = 1e-4
 """Of the latent's scale, which the random weights make ten times as large as real ones do."""
-TEXT, IMAGE, LARGE_VAE = "wan.safetensors", "wan-image.safetensors", "wan-5b.safetensors"
+TEXT, IMAGE, LARGE_VAE = "wan-text.safetensors", "wan-image.safetensors", "wan-5b.safetensors"
 UNEQUAL = Workflow(model=TEXT, cfg=4.0, lengths=(9, 5), latent=(0, 1, 7, 10))
 VIDEOS = {
     "euler, unequal prompts, odd size": UNEQUAL,
@@ -39,7 +39,6 @@ def wan(host):
     write_original(WAN, files / TEXT, tiny_config(), prefix="model.diffusion_model.")
     write_original(WAN, files / IMAGE, tiny_config(in_channels=36, num_layers=1))
     write_original(WAN, files / LARGE_VAE, tiny_config(in_channels=48, out_channels=48, num_layers=1))
-    write_diffusers_folder(WAN, host.base / "models" / "diffusers" / "wan", tiny_config(), pipeline="WanPipeline")
     return host
 
 
@@ -68,13 +67,6 @@ def test_a_video_latent_is_the_same_per_step_and_in_the_pool(wan, name, sampler_
     assert (latent - expected).abs().max() < TOLERANCE * expected.abs().max()
     if sampler_node == "ParallelSampler" and workflow.model != IMAGE:
         assert sampled_in_pool(ours.texts)
-
-
-@pytest.mark.slow
-def test_a_diffusers_folder_gives_the_latent_of_the_single_file(wan):
-    folder = replace(UNEQUAL.on("cpu:2"), model="wan/")
-    latent, expected = (wan.latent(wan.run(video(workflow)), SAVE) for workflow in (folder, UNEQUAL))
-    assert (latent - expected).abs().max() < TOLERANCE * expected.abs().max()
 
 
 @pytest.mark.slow
