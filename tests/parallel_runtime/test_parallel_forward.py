@@ -65,6 +65,7 @@ def run_batch_split(transformer: ParallelTransformer, given: list[Any]) -> torch
     return gather_batch(rows, batch, transformer.mesh)
 
 
+@pytest.mark.slow_but_for("2")  # three and four ranks are in the first tier as a family's: test_family_forward.py
 @pytest.mark.parametrize(
     ("world_size", "heads", "plans"),
     [
@@ -84,6 +85,7 @@ def run_batch_split(transformer: ParallelTransformer, given: list[Any]) -> torch
             ],
         ),
     ],
+    ids=["2", "3", "4"],
 )
 def test_any_plan_gives_the_one_process_result_on_every_rank(world_size, heads, plans):
     cases = EVEN + UNEVEN

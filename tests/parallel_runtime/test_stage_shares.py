@@ -75,6 +75,7 @@ def test_the_predicted_keys_and_values_are_those_that_a_stage_keeps(name):
     assert predicted == measure_kept(lambda: run_family(family, stage, None)) > 0
 
 
+@pytest.mark.slow  # of one rank in the first tier, above
 def test_the_predicted_keys_and_values_are_those_of_each_rank_of_a_stage():
     """Three heads on two Ulysses ranks; tokens that do not divide by two ring ranks."""
     config = tiny_sd3.tiny_config(

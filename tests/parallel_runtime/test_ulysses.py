@@ -52,6 +52,7 @@ def largest_errors(rank: int, world_size: int, cases: list[list[Any]]) -> dict[s
     return {"errors": errors}
 
 
+@pytest.mark.slow_but_for("2")  # three ranks are in the first tier as a family's: test_family_forward.py
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_any_lengths_and_head_counts_give_attention_over_the_whole(world_size):
     cases: list[list[Any]] = []

@@ -87,7 +87,7 @@ def test_a_job_that_follows_at_once_is_not_given_to_the_dying_pool(faulty_pool, 
     pool.remember()
 
 
-@pytest.mark.slow_but_for("hang 0 1")
+@pytest.mark.slow  # the watch itself is in the first tier: test_stall.py, test_rank_control.py
 @pytest.mark.parametrize("fault", ["stop 1 2", "hang 0 1", "hang 1 -1"])
 def test_a_rank_that_gets_nowhere_is_stalled_within_its_bound_with_stacks_in_the_log(faulty_pool, monkeypatch, fault):
     monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "3")
@@ -186,7 +186,7 @@ def test_out_of_memory_in_a_job_costs_the_pool_and_says_so(faulty_pool):
     pool.check_works()
 
 
-@pytest.mark.slow_but_for("3")
+@pytest.mark.slow  # a cancel of a real model is in the first tier: test_pool.py
 @pytest.mark.parametrize("step", [0, 3])
 def test_cancel_at_a_step_stops_all_ranks_there_and_keeps_them(faulty_pool, step):
     pool = faulty_pool(3)

@@ -45,6 +45,7 @@ def cpu(*devices: int) -> PoolSpec:
     return PoolSpec("cpu", devices)
 
 
+@pytest.mark.slow  # threads grow in the first tier: test_ranks_stay_together.py
 def test_one_rank_becomes_two_and_three_and_the_weights_of_the_first_are_not_read_again(pools, tmp_path):
     path = write_original(tmp_path / "tiny.safetensors", tiny_config(num_layers=1, num_single_layers=1))
 
