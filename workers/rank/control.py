@@ -43,8 +43,8 @@ class RankControl(Control):
     def __init__(self, rank: Reporter, number: int):
         self._rank = rank
         self._number = number
-        self._steps = StepTelling(self._tell, rank.device)
-        self._told_loading = 0.0
+        self._steps = StepTelling(self._report, rank.device)
+        self._reported_loading = 0.0
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
         self._rank.heartbeat.got_on()
@@ -56,7 +56,7 @@ class RankControl(Control):
         """The job went well: tell of its last step, before its end is told of."""
         self._steps.flush()
 
-    def _tell(self, step: int, total: int, denoised: torch.Tensor | None) -> None:
+    def _report(self, step: int, total: int, denoised: torch.Tensor | None) -> None:
         specs, buffers = pack({} if denoised is None else {"denoised": denoised})
         self._rank.connection.send(Progress(self._number, step, total, specs), buffers)
 
@@ -71,8 +71,8 @@ class RankControl(Control):
     def loading(self, done: int, total: int) -> None:
         self.check_cancel()
         now = time.monotonic()
-        if self._rank.rank == 0 and now - self._told_loading >= LOADING_SECONDS:
-            self._told_loading = now
+        if self._rank.rank == 0 and now - self._reported_loading >= LOADING_SECONDS:
+            self._reported_loading = now
             self._rank.connection.send(Loading(self._number, done, total))
 
     def all_stop(self) -> bool:
