@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.decomposition
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 from torch import nn

@@ -87,7 +87,7 @@ def lay_out_plan(
     """Return a rank's part in a plan, None where it takes none. Pure.
 
     Args:
-        speeds: of every rank of the world, see speed.py; None when they are alike.
+        speeds: of every rank of the world, see speeds.py; None when they are alike.
 
     Raises:
         ConfigurationError: the plan needs more ranks than there are, on every rank alike.

@@ -102,7 +102,7 @@ def stage_speeds(plan: ParallelPlan, speeds: Sequence[float] | None) -> tuple[fl
     parts.
 
     Args:
-        speeds: of every rank of the world, see speed.py; the same numbers on all of them, or stages would not fit
+        speeds: of every rank of the world, see mesh/speeds.py; the same numbers on all of them, or stages would not fit
             together.
     """
     if not speeds:

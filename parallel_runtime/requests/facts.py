@@ -126,7 +126,7 @@ class MachineFacts:
         network: between hosts.
         ranks_per_host: 0: all on one.
         measured: on this machine; else a constant of the GPU's name.
-        speeds: of every rank beside the fastest (speed.py), () where they are alike. Ranks measure them when they
+        speeds: of every rank beside the fastest (mesh/speeds.py), () where they are alike. Ranks measure them when they
             start, so they are never kept.
     """
 
