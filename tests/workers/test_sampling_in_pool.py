@@ -95,7 +95,7 @@ def test_diffusion_models_sample_over_two_ranks_as_in_one_process(client, tmp_pa
     assert_same(sampled(client, path, request), oracle(path, request))
 
 
-@pytest.mark.slow  # without processes in the first tier: test_units.py
+@pytest.mark.slow  # without processes in the first tier: test_input_checks.py
 def test_fixed_channels_of_each_branch_reach_the_transformer_at_every_step(client, tmp_path):
     path = write_original(tmp_path / "canny.safetensors", config=tiny_config(in_channels=128))
     sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
