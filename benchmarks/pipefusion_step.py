@@ -94,7 +94,7 @@ def run(
     control = StepControl(tensors["x"].device, lambda: times.append(time.perf_counter()))
     latent: torch.Tensor | None
     if isinstance(transformer, ParallelTransformer):
-        latent = denoising.run(Predictor(transformer, FLUX, joined.mesh), [text], tensors, control)
+        latent = denoising.run(Predictor(transformer, joined.mesh), [text], tensors, control)
     else:
         assert joined.links is not None
         seen = denoising.model_inputs(tensors["x"], tensors)[0]

@@ -175,7 +175,7 @@ def measure(task: Task, arguments: argparse.Namespace) -> None:
         # A launch of kernels costs nothing beside steps of seconds, and the third call would be the recording.
         record=False,
     )
-    predictor = Predictor(transformer, WAN, mesh)
+    predictor = Predictor(transformer, mesh)
     with torch.no_grad():
         latent, times = sample(predictor, task, device)
         if arguments.profile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 from typing_extensions import override
 
+from .parallel_checkpoint_loader import ParallelCheckpointLoader
 from .parallel_config import ParallelConfigNode
 from .parallel_doctor import ParallelDoctor
 from .parallel_loader import ParallelLoader
@@ -13,7 +14,7 @@ from .start_setting import start_pool_if_wished
 
 
 class ParallelExtension(ComfyExtension):
-    """Parallel Config, Parallel Loader, Parallel Sampler, Parallel Doctor."""
+    """Parallel Config, Parallel Loader, Parallel Checkpoint Loader, Parallel Sampler, Parallel Doctor."""
 
     @override
     async def on_load(self) -> None:
@@ -23,4 +24,4 @@ class ParallelExtension(ComfyExtension):
     @override
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """Node classes, in the order of the menu."""
-        return [ParallelConfigNode, ParallelLoader, ParallelSampler, ParallelDoctor]
+        return [ParallelConfigNode, ParallelLoader, ParallelCheckpointLoader, ParallelSampler, ParallelDoctor]

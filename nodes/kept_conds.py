@@ -83,8 +83,11 @@ def _keep(cond: Any, tensor: torch.Tensor) -> Any:
     return kept
 
 
-def keeping(model: Any, dtype: torch.dtype) -> Callable[..., dict[str, Any]]:
+def keeping(model: Any, dtype: torch.dtype, shared: set[str]) -> Callable[..., dict[str, Any]]:
     """`extra_conds` of a BaseModel, with conditionings that keep their memory, and a text of the type it computes in.
+
+    Args:
+        shared: gets the names of those that are one for all rows of a batch.
 
     The text stays as it is where a wrapper, which would see it before ComfyUI's own cast, is added to the model.
     """
@@ -93,6 +96,8 @@ def keeping(model: Any, dtype: torch.dtype) -> Callable[..., dict[str, Any]]:
     def extra_conds(**arguments: Any) -> dict[str, Any]:
         conds = original(**arguments)
         for name, cond in conds.items():
+            if isinstance(cond, comfy.conds.CONDConstant):
+                shared.add(name)
             if type(cond) in _KEPT and isinstance(cond.cond, torch.Tensor):
                 is_text = name == "c_crossattn" and cond.cond.is_floating_point()
                 cast = is_text and not _wrapped(getattr(model, "current_patcher", None))

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_detection
 import comfy.model_management
 import comfy.ops
+import comfy.utils
 import torch
 
 from parallel_runtime.errors import RequestError, UnsupportedModelError
+from parallel_runtime.loading.host_file import HostFile
+from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.networks.diffusers.headers import original_header
 
 from .interrupt import stopping_with_prompt
@@ -36,20 +39,52 @@ _STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "
 
 @dataclass(frozen=True)
 class Blueprint:
-    """ComfyUI's reading of a checkpoint: its model configuration, and the state dict on the meta device."""
+    """ComfyUI's reading of a checkpoint: its model configuration, and the state dict on the meta device.
+
+    Args:
+        stored_dtype: of most weights; None where they are quantised.
+        size: bytes of the weights in the file; None where the pool converts them to the type that it computes in.
+    """
 
     model_config: Any
     state_dict: dict[str, torch.Tensor]
     parameters: int
-    stored_dtype: torch.dtype
+    stored_dtype: torch.dtype | None
+    size: int | None = None
+
+    @property
+    def own_network(self) -> bool:
+        """ComfyUI's own network runs it, in the types of the file."""
+        return self.size is not None
 
 
-def draw_blueprint(checkpoint: Checkpoint) -> Blueprint:
+@dataclass(frozen=True)
+class Types:
+    """The types that ComfyUI would choose.
+
+    Args:
+        weights: of plain weights.
+        cast: that it computes in where that is another one.
+    """
+
+    weights: torch.dtype
+    cast: torch.dtype | None = None
+
+    @property
+    def compute(self) -> torch.dtype:
+        """That it computes in."""
+        return self.cast or self.weights
+
+
+def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
     """Let ComfyUI recognise a checkpoint by its header.
 
     Raises:
         UnsupportedModelError: this ComfyUI does not know the model.
     """
+    if isinstance(opened, HostFile):
+        return Blueprint(opened.config, opened.state_dict, opened.parameters, opened.stored, opened.size)
+    checkpoint = opened
     header, metadata = checkpoint.header, dict(checkpoint.metadata)
     if checkpoint.layout == "diffusers":
         # By our own rules: ComfyUI's converter does not know every family.
@@ -69,39 +104,43 @@ def draw_blueprint(checkpoint: Checkpoint) -> Blueprint:
     return Blueprint(config, state_dict, counts.total(), counts.most_common(1)[0][0])
 
 
-def choose_dtype(blueprint: Blueprint, weight_dtype: str) -> torch.dtype:
-    """The type that the model computes in: as named, or what Load Diffusion Model would take for this file.
+def choose_types(blueprint: Blueprint, weight_dtype: str) -> Types:
+    """The types as named, or what Load Diffusion Model would take for this file.
 
     Raises:
         RequestError: ComfyUI was started with a type that the pool does not have.
     """
-    if weight_dtype in DTYPES:
-        return DTYPES[weight_dtype]
     supported = blueprint.model_config.supported_inference_dtypes
     device = comfy.model_management.get_torch_device()
-    stored = comfy.model_management.unet_dtype(
+    weights = DTYPES.get(weight_dtype) or comfy.model_management.unet_dtype(
         model_params=blueprint.parameters, supported_dtypes=list(supported), weight_dtype=blueprint.stored_dtype
     )
-    dtype = comfy.model_management.unet_manual_cast(stored, device, supported) or stored
-    if dtype not in DTYPES.values():
+    quantised = blueprint.stored_dtype is None
+    types = Types(
+        weights, comfy.model_management.unet_manual_cast(None if quantised else weights, device, list(supported))
+    )
+    if types.compute not in DTYPES.values():
         raise RequestError(
-            f"ComfyUI would compute this model in {dtype}, which the pool does not have.",
+            f"ComfyUI would compute this model in {types.compute}, which the pool does not have.",
             "Set weight_dtype to bf16, fp16 or fp32.",
         )
-    return dtype
+    if not blueprint.own_network:  # diffusers' network computes in the type of its weights
+        return Types(DTYPES.get(weight_dtype, types.compute))
+    return types
 
 
-def build_model(blueprint: Blueprint, dtype: torch.dtype, remote: RemoteTransformer) -> RemoteModelPatcher:
+def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -> RemoteModelPatcher:
     """Make the MODEL. Costs no memory; the weights of `remote` need not be loaded yet."""
     config = blueprint.model_config
-    config.set_inference_dtype(dtype, None)
+    config.set_inference_dtype(types.weights, types.cast)
     config.custom_operations = comfy.ops.disable_weight_init
     model = config.get_model(blueprint.state_dict, "", device="meta")
     model.parallel_remote = remote
     # The batch of CFG branches is the pool's to split: ComfyUI shall hand it over whole.
     model.memory_required = lambda *args, **kwargs: 0
-    model.extra_conds = keeping(model, dtype)
-    model.parallel_untouched = _redirect(model.diffusion_model, remote)
+    shared: set[str] = set()
+    model.extra_conds = keeping(model, types.compute, shared)
+    model.parallel_untouched = _redirect(model.diffusion_model, remote, shared)
     return RemoteModelPatcher(
         model,
         load_device=comfy.model_management.get_torch_device(),
@@ -125,7 +164,7 @@ def remote_of(model: Any) -> RemoteTransformer:
     )
 
 
-def _redirect(transformer: torch.nn.Module, remote: RemoteTransformer) -> Untouched:
+def _redirect(transformer: torch.nn.Module, remote: RemoteTransformer, shared: set[str]) -> Untouched:
     """Replace `_forward`, behind the wrappers that other nodes add; `forward` in families that have no `_forward`.
 
     What other nodes change in it from now on is found before a run (RemoteModelPatcher.pre_run) and, where a wrapper
@@ -135,10 +174,17 @@ def _redirect(transformer: torch.nn.Module, remote: RemoteTransformer) -> Untouc
     signature = inspect.signature(getattr(transformer, name))
     untouched: Untouched
 
-    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(*args: Any, **kwargs: Any) -> Any:
         untouched.check_quickly()
+        call = read_call(signature, args, kwargs, shared)
         with stopping_with_prompt() as interrupted:
-            return remote.forward(read_call(signature, args, kwargs), interrupted)
+            if isinstance(call.x, torch.Tensor):
+                return remote.forward(call, interrupted)
+            # Video and audio go as one tensor, as ComfyUI's sampler has them.
+            packed, shapes = comfy.utils.pack_latents(call.x)
+            conditioning = {**call.conditioning, LATENT_SHAPES: [list(shape) for shape in shapes]}
+            output = remote.forward(replace(call, x=packed, conditioning=conditioning), interrupted)
+            return comfy.utils.unpack_latents(output, shapes)
 
     setattr(transformer, name, forward)
     # A wrapper around the call may have replaced this very method, which would then not get to look.

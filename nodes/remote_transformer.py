@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import RequestError
+from parallel_runtime.requests.conditioning import Shared
 
 from .run_notices import RunNotices
 from .transformer_call import TransformerCall
-from .transportable import forward_obstacles, listed
+from .transportable import forward_obstacles, listed, patch_obstacles, plain_options
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
@@ -108,14 +109,14 @@ class RemoteTransformer:
         """
         if self._capture is not None:
             return self._capture(call)
-        self._check(call)
+        conditioning = self._checked(call)
         pool = self._use_pool()
         watching = self._watching(pool, should_cancel)
         output = pool.forward(
             self.model,
             call.x,
             call.timestep,
-            call.conditioning,
+            conditioning,
             should_cancel=watching,
             on_compile=self.notices.compiling,
         )
@@ -198,13 +199,24 @@ class RemoteTransformer:
         self._pool = self._connect(self.model.config)
         return self._pool
 
-    @staticmethod
-    def _check(call: TransformerCall) -> None:
-        found = forward_obstacles(call.options)
-        if call.control is not None:
-            found.append("a ControlNet")
+    def _checked(self, call: TransformerCall) -> Mapping[str, Any]:
+        """All of a call but x and timestep, as far as the network in the pool takes it.
+
+        Raises:
+            RequestError: with what it does not take.
+        """
+        conditioning = call.conditioning
+        if self.model.comfyui is not None:
+            found = patch_obstacles(call.options)
+            more = {"control": call.control, "transformer_options": Shared(plain_options(call.options))}
+            conditioning = {**conditioning, **{name: value for name, value in more.items() if value is not None}}
+        else:
+            found = forward_obstacles(call.options)
+            if call.control is not None:
+                found.append("a ControlNet")
         if found:
             raise RequestError(
                 f"The pool cannot carry {listed(found)}.",
                 "That comes later: remove the node that adds it, or load the model with Load Diffusion Model.",
             )
+        return conditioning

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from parallel_runtime.requests.conditioning import Shared
+
 _NOT_CONDITIONING = ("control", "transformer_options")
+_SCALARS = (bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -17,14 +20,15 @@ class TransformerCall:
     """One call, as ComfyUI batched it.
 
     Args:
-        x: (branches * B, C, ...) latent in the model's dtype, extra input channels appended.
+        x: (branches * B, C, ...) latent in the model's dtype, extra input channels appended; a list of such where
+            a model has several (video and audio).
         timestep: (branches * B,) float32, as the model's sampling converted it.
         conditioning: context and the family's extras, None left out.
         control: ControlNet outputs, or None.
         options: ComfyUI's transformer_options.
     """
 
-    x: torch.Tensor
+    x: Any
     timestep: torch.Tensor
     conditioning: Mapping[str, Any]
     control: Any
@@ -36,10 +40,15 @@ class TransformerCall:
         return self.options.get("cond_or_uncond", (0,))
 
 
-def read_call(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TransformerCall:
+def read_call(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Container[str] = ()
+) -> TransformerCall:
     """Name the arguments of a call by the signature of the family's own `_forward` (without self).
 
     Families differ in names and order, but x and the timestep come first in all of them.
+
+    Args:
+        shared: names of arguments that are one for all rows of the batch, whatever their shape.
     """
     bound = signature.bind(*args, **kwargs)
     arguments: dict[str, Any] = {}
@@ -50,5 +59,9 @@ def read_call(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping
             arguments[name] = value
     x, timestep = (arguments.pop(name) for name in list(signature.parameters)[:2])
     control, options = (arguments.pop(name, None) for name in _NOT_CONDITIONING)
-    conditioning = {name: value for name, value in arguments.items() if value is not None}
+    conditioning = {
+        name: Shared(value) if name in shared and not isinstance(value, _SCALARS) else value
+        for name, value in arguments.items()
+        if value is not None
+    }
     return TransformerCall(x, timestep, conditioning, control, options or {})

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from parallel_runtime.requests.trees import flatten
+
 from .transformer_call import TransformerCall
 
 _TRANSFORMER_PATCHES = {
@@ -21,6 +23,8 @@ _TRANSFORMER_PATCHES = {
     "optimized_attention_override": "another attention function (choose the kernel in Parallel Config)",
 }
 _PLAIN_OPTIONS = {"cond_or_uncond", "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "rope_options"}
+_HERE_ALONE = {"uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "wrappers", "callbacks"}
+"""Options that ComfyUI's sampler reads and its networks do not, or that act before the network is called."""
 _PLAIN_MODEL_OPTIONS = {"transformer_options", "disable_cfg1_optimization", "to_load_options"}
 _MODEL_FUNCTIONS = {
     "sampler_cfg_function": "a custom CFG function",
@@ -43,6 +47,24 @@ _CONDITION_PARTS = {
     "timestep_start": "a timestep range",
     "timestep_end": "a timestep range",
 }
+
+
+def patch_obstacles(options: Mapping[str, Any]) -> list[str]:
+    """Name the Python functions that `transformer_options` has for the inside of the network, and what else of it no
+    data can say."""
+    found = [text for key, text in _TRANSFORMER_PATCHES.items() if _is_set(options.get(key))]
+    known = _TRANSFORMER_PATCHES.keys() | _HERE_ALONE
+    return found + [
+        f"the transformer option {key}"
+        for key in options.keys() - known
+        if _is_set(options[key]) and not _is_plain(options[key])
+    ]
+
+
+def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `transformer_options` that ComfyUI's networks may read."""
+    known = _TRANSFORMER_PATCHES.keys() | _HERE_ALONE
+    return {key: value for key, value in options.items() if key not in known and _is_set(value)}
 
 
 def forward_obstacles(options: Mapping[str, Any]) -> list[str]:
@@ -188,6 +210,15 @@ def _is_set(value: Any) -> bool:
     if isinstance(value, (Mapping, list, tuple)):
         return len(value) > 0
     return value is not None and value is not False
+
+
+def _is_plain(value: Any) -> bool:
+    tensors: list[torch.Tensor] = []
+    try:
+        flatten(value, tensors)
+    except TypeError:
+        return False
+    return not tensors
 
 
 def _is_batched(value: Any, rows: int) -> bool:

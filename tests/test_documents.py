@@ -61,19 +61,31 @@ class Node:
 
 def read_nodes() -> dict[str, Node]:
     """Every node by its id, read from the source: no ComfyUI needed."""
-    calls = (
+    sources = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "nodes").glob("*.py"))]
+    found = [node for source in sources for node in ast.walk(source)]
+    calls = [
         call
-        for path in sorted((ROOT / "nodes").glob("*.py"))
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for call in found
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "Schema"
-    )
+    ]
+    functions = {node.name: node for node in found if isinstance(node, ast.FunctionDef)}
+
+    def entries(listed: Any) -> Iterator[ast.Call]:
+        """What a list holds; `*function()` stands for the list that the function returns."""
+        for entry in listed.elts:
+            if isinstance(entry, ast.Starred):
+                returned = functions[entry.value.func.id].body[-1]
+                yield from entries(returned.value)
+            else:
+                yield entry
+
     nodes = {}
     for call in calls:
         given: dict[str, Any] = {keyword.arg or "": keyword.value for keyword in call.keywords}
         nodes[ast.literal_eval(given["node_id"])] = Node(
             ast.literal_eval(given["display_name"]),
             ast.literal_eval(given["description"]),
-            {ast.literal_eval(entry.args[0]): _tooltip(entry) for entry in given["inputs"].elts},
+            {ast.literal_eval(entry.args[0]): _tooltip(entry) for entry in entries(given["inputs"])},
             [_tooltip(entry) for entry in given["outputs"].elts],
         )
     return nodes

@@ -64,7 +64,7 @@ def _build_sequence(
     module: Any, plan: ParallelPlan, joined: Joined, denoising: Denoising, text: Conditioning, compile: bool
 ) -> tuple[Sampling, str]:
     transformer = parallelize(module, FLUX, joined.mesh, compile=compile)
-    predictor = Predictor(transformer, FLUX, joined.mesh)
+    predictor = Predictor(transformer, joined.mesh)
 
     def sample(x: torch.Tensor, sigmas: torch.Tensor, tick: Callable[[], None]) -> torch.Tensor:
         tensors = {"x": x, "sigmas": sigmas.cpu(), "timesteps": sigmas}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 
 from ..mesh.mesh import Layout, Mesh
 from ..networks.batch import gather_batch, share_of_batch
-from ..networks.diffusers.spec import ModelSpec
-from ..networks.parallel_transformer import ParallelTransformer
+from ..networks.network import Network
 from ..requests.conditioning import Conditioning
+
+_NESTED = (list, tuple, dict)
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,7 @@ class Call:
 class Predictor:
     """Runs calls on the ranks of one mesh. Every rank of the mesh holds the full inputs and gets the full outputs."""
 
-    transformer: ParallelTransformer
-    spec: ModelSpec
+    transformer: Network
     mesh: Mesh
 
     def __call__(self, calls: Sequence[Call]) -> list[torch.Tensor]:
@@ -55,7 +55,7 @@ class Predictor:
         return self.transformer.predict(call.x, call.timestep, call.conditioning.arguments)
 
     def _no_rows(self, call: Call) -> torch.Tensor:
-        shape = self.spec.adapter.output_shape(tuple(call.x.shape), self.transformer.config)
+        shape = self.transformer.output_shape(tuple(call.x.shape))
         return call.x.new_empty((0, *shape[1:]))
 
 
@@ -75,16 +75,19 @@ def merge(calls: Sequence[Call]) -> list[Call]:
     """Join neighbouring calls whose conditionings have equal shapes: one larger forward instead of two small ones."""
     merged: list[Call] = []
     for call in calls:
-        if merged and _alike(merged[-1].conditioning.arguments, call.conditioning.arguments):
+        if merged and _alike(merged[-1].conditioning, call.conditioning):
             previous = merged.pop()
             call = Call(
                 torch.cat([previous.x, call.x]),
                 torch.cat([previous.timestep, call.timestep]),
                 Conditioning(
                     {
-                        name: _join(value, call.conditioning.arguments[name], previous.batch, call.batch)
+                        name: value
+                        if name in call.conditioning.shared
+                        else _join(value, call.conditioning.arguments[name], previous.batch, call.batch)
                         for name, value in previous.conditioning.arguments.items()
-                    }
+                    },
+                    call.conditioning.shared,
                 ),
             )
         merged.append(call)
@@ -95,19 +98,23 @@ def select(call: Call, low: int, high: int) -> Call:
     """Items low to high of a call."""
     if (low, high) == (0, call.batch):
         return call
-    arguments = {name: _slice(value, low, high, call.batch) for name, value in call.conditioning.arguments.items()}
-    return replace(call, x=call.x[low:high], timestep=call.timestep[low:high], conditioning=Conditioning(arguments))
+    rows = call.conditioning.rows(low, high, call.batch)
+    return replace(call, x=call.x[low:high], timestep=call.timestep[low:high], conditioning=rows)
 
 
-def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    if one.keys() != other.keys():
+def _alike(one: Conditioning, other: Conditioning) -> bool:
+    """Whether their rows may go through one forward."""
+    if one.arguments.keys() != other.arguments.keys() or one.shared != other.shared:
         return False
-    for name, value in one.items():
-        counterpart = other[name]
+    for name, value in one.arguments.items():
+        counterpart = other.arguments[name]
         if isinstance(value, torch.Tensor) and isinstance(counterpart, torch.Tensor):
-            if value.shape[1:] != counterpart.shape[1:] or value.ndim == 0:
+            if name in one.shared:
+                if value.shape != counterpart.shape or not torch.equal(value, counterpart):
+                    return False
+            elif value.shape[1:] != counterpart.shape[1:] or value.ndim == 0:
                 return False
-        elif isinstance(value, list) or isinstance(counterpart, list) or value != counterpart:
+        elif isinstance(value, _NESTED) or isinstance(counterpart, _NESTED) or value != counterpart:
             return False
     return True
 
@@ -116,11 +123,3 @@ def _join(one: Any, other: Any, batch: int, other_batch: int) -> Any:
     if not isinstance(one, torch.Tensor):
         return one
     return torch.cat([one.expand(batch, *one.shape[1:]), other.expand(other_batch, *other.shape[1:])])
-
-
-def _slice(value: Any, low: int, high: int, batch: int) -> Any:
-    if isinstance(value, list):
-        return [_slice(item, low, high, batch) for item in value]
-    if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == batch:
-        return value[low:high]
-    return value

@@ -6,17 +6,30 @@ memory, and knows nothing of the file's library but the family's data.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
 
+from .. import memory
+from ..acceleration.pulse import Pulse
+from ..config import ParallelConfig
 from ..loading.checkpoint import Checkpoint, open_checkpoint
-from ..loading.weights import build_transformer, check_weights
+from ..loading.held_weights import HeldWeights, MakeArena
+from ..loading.weights import build_transformer, check_weights, give_weights, hold_weights
+from ..mesh.mesh import single_rank_mesh
 from ..networks.absent_blocks import Relay, keep_blocks
 from ..networks.diffusers.spec import WeightRule
+from ..networks.marked_blocks import mark_blocks
+from ..pipefusion.stage import Stage
 from ..planning.describe import describe_model, parameter_shapes
 from ..requests.facts import ModelFacts
 from ..requests.requests import Load
+from .family import DiffusersFamily
+from .plan_meshes import Place
+from .structure import Structure
+
+_FILE_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,25 @@ class Skeleton:
     module: torch.nn.Module
     rules: list[WeightRule]
     relay: Relay | None
+
+
+@dataclass(frozen=True)
+class NewWeights:
+    """Weights that are nowhere yet.
+
+    Args:
+        title: for messages, such as "FLUX.1 in float32".
+        costs: bytes that they take from the device; 0 for a memory-mapped file.
+        hold: allocates what will hold them.
+        smaller: what would need less, as parts of a sentence.
+        skeleton: modules that were built to know them; None where nothing was built.
+    """
+
+    title: str
+    costs: int
+    hold: Callable[[], HeldWeights]
+    smaller: Callable[[], list[str]]
+    skeleton: Skeleton | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +89,82 @@ class Opened:
         dtype = getattr(torch, request.dtype)
         shapes = parameter_shapes(checkpoint)
         return cls(checkpoint, dtype, describe_model(checkpoint.spec, checkpoint.config, shapes, dtype.itemsize))
+
+    @property
+    def family(self) -> DiffusersFamily:
+        """Whose checks and facts hold."""
+        return DiffusersFamily(self.checkpoint.spec, dict(self.checkpoint.config))
+
+    @property
+    def identity(self) -> Hashable:
+        """What the weights are read from, and into which type."""
+        return self.checkpoint.identity, self.dtype
+
+    @property
+    def notes(self) -> str:
+        """Nothing that the artist need know."""
+        return ""
+
+    def allocate(
+        self, owned: tuple[int, int] | None, device: torch.device, arena: MakeArena | None = None
+    ) -> NewWeights:
+        """The weights of the blocks that this rank has, nowhere yet.
+
+        Args:
+            arena: see `hold_weights`.
+
+        Raises:
+            CheckpointError: the file does not fill the modules.
+        """
+        skeleton = self.build(owned)
+        elements = sum(parameter.numel() for parameter in skeleton.module.parameters())
+        mapped = arena is None and device.type == "cpu" and self._is_stored_so()
+
+        def smaller() -> list[str]:
+            if self.dtype != torch.float32 or elements * 2 >= memory.free_bytes(device):
+                return []
+            return [f"Choose bf16 as weight_dtype: that needs {elements * 2 / 2**30:.1f} GiB."]
+
+        def hold() -> HeldWeights:
+            return hold_weights(skeleton.module, self.checkpoint, skeleton.rules, self.dtype, device, arena)
+
+        title = f"{self.checkpoint.spec.title} in {str(self.dtype).removeprefix('torch.')}"
+        return NewWeights(title, 0 if mapped else elements * self.dtype.itemsize, hold, smaller, skeleton)
+
+    def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool, bool]:
+        """Two configurations with equal options share a structure: (attention, compile, ahead)."""
+        compiles = config.compiles(device.type == "cuda")
+        return config.attention, compiles, compiles and config.compile == "auto"
+
+    def structure(
+        self,
+        weights: HeldWeights,
+        new: NewWeights | None,
+        options: tuple[str, bool, bool],
+        place: Place | None,
+        owned: tuple[int, int] | None,
+        pulse: Pulse,
+    ) -> Structure:
+        """The modules with the weights, wrapped.
+
+        Args:
+            options: from `options`.
+            new: what the weights were allocated by, where they are new.
+            place: of this rank in the plan that shares out the weights; None where every rank has all.
+        """
+        skeleton = (new.skeleton if new is not None else None) or self.build(owned)
+        module, relay, spec = skeleton.module, skeleton.relay, self.checkpoint.spec
+        mark_blocks(module, spec.block_lists, pulse)
+        give_weights(module, self.checkpoint, weights)
+        if relay is None or place is None:
+            return Structure.wrap(module, spec, *options)
+        stage = Stage(module, spec, relay, single_rank_mesh(), *options[:2])
+        stage.check_ring(place.layout)
+        return Structure(spec, *options, stage)
+
+    def _is_stored_so(self) -> bool:
+        header = self.checkpoint.header.values()
+        return all(info.dtype == _FILE_DTYPES.get(self.dtype) for info in header)
 
     def build(self, owned: tuple[int, int] | None) -> Skeleton:
         """The modules, without memory.

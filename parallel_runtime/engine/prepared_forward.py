@@ -11,7 +11,6 @@ import torch
 from ..denoising.predict import Call, Predictor
 from ..pipefusion.denoise import forward_once
 from ..pipefusion.runner import StageRunner
-from ..planning.describe import describe_request
 from ..requests.conditioning import Conditioning
 from ..requests.control import Control
 from ..requests.requests import Answer, Forward
@@ -45,7 +44,7 @@ class RepeatedForward(Prepared):
             output = forward_once(runner, x, timestep)
             results = {} if output is None else {"output": output}
         elif run is not None:
-            predict = Predictor(run.transformer, resident.spec, run.mesh)
+            predict = Predictor(run.transformer, run.mesh)
             results["output"] = predict([Call(x, timestep, self.conditioning)])[0]
         return state.finished(placed.says, started), results
 
@@ -69,7 +68,7 @@ class PreparedForward(Prepared):
         """
         x = meta["x"]
         text = check_conditioning(state, request.conditioning, resident, x, meta)
-        facts = describe_request(resident.spec, tuple(x.shape), text, batch=x.shape[0])
+        facts = resident.family.describe(tuple(x.shape), text, batch=x.shape[0])
         placed = state.place(resident, facts)
         if placed.place is not None:
             if placed.plan.pipe > 1:

@@ -16,7 +16,7 @@ from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
 from ..requests.requests import Answer, Load, Loaded
 from .measure import measure_machine
-from .opened import Opened
+from .open_model import open_model
 from .prepared import Prepared, Results
 from .rank_state import RankState
 from .resident import Resident
@@ -33,6 +33,7 @@ class PreparedLoad(Prepared):
         machine: as the request tells of it; measured in the run where nobody has measured it yet.
         loaded: the plan that shares out the weights.
         reused: the model's modules were here already.
+        notes: what the artist should know of the network, a sentence or "".
     """
 
     state: RankState
@@ -42,6 +43,7 @@ class PreparedLoad(Prepared):
     loaded: ParallelPlan
     resident: Resident
     reused: bool
+    notes: str
 
     @classmethod
     def prepare(cls, state: RankState, request: Load, control: Control) -> PreparedLoad:
@@ -55,7 +57,7 @@ class PreparedLoad(Prepared):
         # The same on every rank: from the request, and from the collective that an engine starts with.
         machine = replace(request.machine or CPU, speeds=tuple(state.meshes.speeds or ()))
         # Whatever fails on all ranks alike comes before any model is let go.
-        opened = Opened.open(request)
+        opened = open_model(request)
         loaded = plan_loading(config, request.ranks, opened.facts, machine)
         resolve_plan(config, request.ranks, opened.facts, TYPICAL, machine, loaded)
         place = state.meshes.place(loaded, opened.facts.mirrored) if loaded.pipe > 1 else None
@@ -68,6 +70,7 @@ class PreparedLoad(Prepared):
             loaded=loaded,
             resident=resident,
             reused=reused,
+            notes=opened.notes,
             offers=offer_same(_FACTS, resident.facts),
         )
 
@@ -81,12 +84,14 @@ class PreparedLoad(Prepared):
             )
         state, resident, machine = self.state, self.resident, self.machine
         state.machine = machine if machine.measured else measure_machine(machine, state.device, state.world_size)
+        wish = self.config, self.request.ranks, resident.facts, TYPICAL, state.machine, self.loaded
+        explanation = explain(*wish)
         answer = Loaded(
-            resident.spec.name,
+            resident.family.name,
             resident.parameters,
             resident.size,
             self.reused,
-            explain(self.config, self.request.ranks, resident.facts, TYPICAL, state.machine, self.loaded),
+            f"{explanation} {self.notes}".strip(),
             replace(state.machine, speeds=()),
             self.loaded.pipe,
             state.residency.held(),

@@ -13,7 +13,6 @@ from ..denoising.predict import Predictor
 from ..pipefusion.denoise import PipelineDenoising, sit_out
 from ..pipefusion.kept import kept_bytes
 from ..pipefusion.runner import StageRunner
-from ..planning.describe import describe_request
 from ..planning.limits import check_steps
 from ..requests.control import Control
 from ..requests.requests import Answer, Sample
@@ -53,7 +52,7 @@ class PreparedSample(Prepared):
         ]
         steps, batch = meta["sigmas"].shape[0] - 1, x.shape[0] * len(request.branches)
         longest = max(texts, key=lambda shape: shape[1])
-        facts = describe_request(resident.spec, tuple(x.shape), longest, batch=batch, steps=steps)
+        facts = resident.family.describe(tuple(x.shape), longest, batch=batch, steps=steps)
         placed = state.place(resident, facts)
         place, plan = placed.place, placed.plan
         check_steps(plan, steps)
@@ -93,5 +92,5 @@ class PreparedSample(Prepared):
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
             runner = StageRunner(run.stage, run.links, branches, seen, plan.patches, keep=True)
             return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
-        predict = Predictor(run.transformer, self.placed.resident.spec, run.mesh)
+        predict = Predictor(run.transformer, run.mesh)
         return denoising.run(predict, branches, tensors, control)

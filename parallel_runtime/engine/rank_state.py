@@ -15,7 +15,7 @@ from ..config import ParallelPlan
 from ..mesh.links import Links
 from ..mesh.mesh import Mesh
 from ..mesh.speeds import devices_unlike, measure_speeds
-from ..networks.parallel_transformer import ParallelTransformer
+from ..networks.network import Network
 from ..pipefusion.stage import Stage
 from ..planning.explanation import what_runs
 from ..planning.plan import resolve_plan
@@ -56,7 +56,7 @@ class WholeRun:
     """What a rank runs a plan without stages with."""
 
     mesh: Mesh
-    transformer: ParallelTransformer
+    transformer: Network
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class RankState:
         if joined is None or placed.place is None:
             return None
         run: WholeRun | StagedRun
-        transformer: ParallelTransformer | Stage
+        transformer: Network | Stage
         if joined.links is None:
             transformer = placed.resident.wrap_whole()
             run = WholeRun(joined.mesh, transformer)

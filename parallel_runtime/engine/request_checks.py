@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..pipefusion.runner import Part, lay_out
-from ..requests.conditioning import check_arguments
 from ..requests.requests import ConditioningRef
+from .family import DiffusersFamily
 from .plan_meshes import Place
 from .rank_state import RankState
 from .resident import Resident
@@ -33,14 +33,7 @@ def check_conditioning(
         RequestError: with what does not fit.
     """
     conditioning = state.conditionings.peek(reference, meta)
-    check_arguments(conditioning, resident.spec, resident.model_config, x.shape[0])
-    shapes = conditioning.on_meta()
-    timestep = torch.empty(x.shape[0], device="meta")
-    arguments = resident.spec.adapter.to_transformer(
-        x, timestep, shapes.context, resident.model_config, **shapes.extras
-    )
-    resident.spec.check_widths(arguments, resident.model_config)
-    return tuple(conditioning.context.shape)
+    return resident.family.check(conditioning, x)
 
 
 def check_patches(
@@ -58,4 +51,6 @@ def check_patches(
         RequestError: with how many it can be cut into.
     """
     branches = [state.conditionings.peek(reference, meta) for reference in references]
-    return lay_out(resident.spec, resident.model_config, place.layout, branches, x, patches)[1]
+    family = resident.family
+    assert isinstance(family, DiffusersFamily)  # the other has no stages
+    return lay_out(family.spec, family.config, place.layout, branches, x, patches)[1]

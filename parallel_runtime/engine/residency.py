@@ -8,27 +8,22 @@ from pathlib import Path
 
 import torch
 
-from .. import memory
 from ..acceleration.pulse import Pulse
 from ..config import ParallelConfig, ParallelPlan
 from ..errors import NotLoadedError
-from ..loading.checkpoint import Checkpoint
 from ..loading.held_weights import MakeArena
-from ..loading.weights import give_weights, hold_weights
-from ..mesh.mesh import Mesh, single_rank_mesh
-from ..networks.marked_blocks import mark_blocks
-from ..networks.parallel_transformer import ParallelTransformer
+from ..mesh.mesh import Mesh
+from ..networks.network import Network
 from ..pipefusion.stage import Stage
 from ..planning.cut import most_parameters
 from ..requests.control import Control
 from ..requests.requests import Load
-from .opened import Opened, Skeleton
+from .opened import NewWeights, Opened
+from .opened_host import OpenedHost
 from .plan_meshes import Place
 from .resident import Resident, owned_blocks
-from .structure import Structure
 from .weight_store import Held, WeightStore
 
-_FILE_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 MOST = 8
 """Models with their configurations that are kept, with what was compiled of them, whether their weights are there or
 not. Which ones follows from the requests, so that all ranks keep the same."""
@@ -65,7 +60,7 @@ class Residency:
         self,
         request: Load,
         config: ParallelConfig,
-        opened: Opened,
+        opened: Opened | OpenedHost,
         loaded: ParallelPlan,
         place: Place | None,
         memory_bytes: int,
@@ -86,7 +81,7 @@ class Residency:
         most = most_parameters(memory_bytes, opened.dtype.itemsize)
         owned = owned_blocks(opened.facts, place, most) if place is not None else None
         used = self._rank < request.ranks and (loaded.pipe == 1 or owned is not None)
-        key = (opened.checkpoint.identity, request.dtype, loaded.pipe, owned)
+        key = (opened.identity, loaded.pipe, owned)
         known = self._residents.get(request.model)
         if known is not None and known.held is not None and known.held.key != key:
             self.forget(request.model)  # the file was replaced
@@ -95,21 +90,23 @@ class Residency:
         structure = None
         try:
             if used:
-                skeleton = None
+                new = None
                 if held is None:
-                    skeleton = opened.build(owned)
-                    held = self._build(opened, skeleton, key, control)
+                    new = opened.allocate(owned, self._device, self._arena)
+                    held = self._hold(new, key, control)
                 held.activate(control.loading)
-                structure = self._structure(held, skeleton, opened, config, place, owned)
+                options = opened.options(config, self._device)
+                if options not in held.structures:
+                    made = opened.structure(held.weights, new, options, place, owned, self.pulse)
+                    held.structures[options] = made
+                structure = held.structures[options]
         except BaseException:
             if held is not None and not reused:
                 self.store.forget(held)
             raise
-        checkpoint = opened.checkpoint
         resident = Resident(
-            request.model, checkpoint.spec, dict(checkpoint.config), config, request.ranks, opened.dtype, opened.facts,
-            loaded, structure, held,
-        )  # fmt: skip
+            request.model, opened.family, config, request.ranks, opened.dtype, opened.facts, loaded, structure, held
+        )
         self._keep(resident)
         return resident, reused
 
@@ -119,52 +116,12 @@ class Residency:
         while len(self._residents) > MOST:
             self.forget(next(iter(self._residents)))
 
-    def _build(self, opened: Opened, skeleton: Skeleton, key: Hashable, control: Control) -> Held:
+    def _hold(self, new: NewWeights, key: Hashable, control: Control) -> Held:
         """The weights of a model that is not here; none is read yet."""
-        module, rules = skeleton.module, skeleton.rules
-        dtype, checkpoint = opened.dtype, opened.checkpoint
-        title = f"{checkpoint.spec.title} in {str(dtype).removeprefix('torch.')}"
-        elements = sum(parameter.numel() for parameter in module.parameters())
-        mapped = self._arena is None and self._device.type == "cpu" and _is_stored_as(checkpoint, dtype)
-
-        def smaller() -> list[str]:
-            if dtype != torch.float32 or elements * 2 >= memory.free_bytes(self._device):
-                return []
-            return [f"Choose bf16 as weight_dtype: that needs {elements * 2 / 2**30:.1f} GiB."]
-
-        costs = 0 if mapped else elements * dtype.itemsize
-        self.store.free_memory_for(title, costs, smaller, lambda done, total: control.check_cancel())
-        weights = self.store.allocate(
-            lambda: hold_weights(module, checkpoint, rules, dtype, self._device, self._arena), keep=None
-        )
-        held = Held(self.store, key, title, weights, costs)
+        self.store.free_memory_for(new.title, new.costs, new.smaller, lambda done, total: control.check_cancel())
+        held = Held(self.store, key, new.title, self.store.allocate(new.hold, keep=None), new.costs)
         self.store.add(held)
         return held
-
-    def _structure(
-        self,
-        held: Held,
-        skeleton: Skeleton | None,
-        opened: Opened,
-        config: ParallelConfig,
-        place: Place | None,
-        owned: tuple[int, int] | None,
-    ) -> Structure:
-        compiles = config.compiles(self._device.type == "cuda")
-        options = (config.attention, compiles, compiles and config.compile == "auto")
-        if options not in held.structures:
-            skeleton = skeleton or opened.build(owned)
-            module, relay = skeleton.module, skeleton.relay
-            spec = opened.checkpoint.spec
-            mark_blocks(module, spec, self.pulse)
-            give_weights(module, opened.checkpoint, held.weights)
-            if relay is None or place is None:
-                held.structures[options] = Structure.wrap(module, spec, *options)
-            else:
-                stage = Stage(module, spec, relay, single_rank_mesh(), *options[:2])
-                stage.check_ring(place.layout)
-                held.structures[options] = Structure(spec, *options, stage)
-        return held.structures[options]
 
     def forget(self, name: str) -> None:
         """Let a model go for good, but for what others have in common with it. Every rank calls it."""
@@ -210,7 +167,7 @@ class Residency:
         for transformer in self._transformers():
             transformer.forget_runs()
 
-    def _transformers(self) -> list[ParallelTransformer | Stage]:
+    def _transformers(self) -> list[Network | Stage]:
         structures = {id(each.structure): each.structure for each in self._residents.values()}.values()
         return [structure.transformer for structure in structures if structure is not None]
 
@@ -221,7 +178,3 @@ class Residency:
             for name, resident in self._residents.items()
             if resident.held is not None and resident.held.weights.here
         }
-
-
-def _is_stored_as(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
-    return all(info.dtype == _FILE_DTYPES.get(dtype) for info in checkpoint.header.values())

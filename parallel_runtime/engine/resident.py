@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -12,13 +11,13 @@ from ..config import ParallelConfig, ParallelPlan
 from ..loading.reading import OnBytes
 from ..mesh.agreement import offer_nothing
 from ..mesh.mesh import Mesh
-from ..networks.diffusers.spec import ModelSpec
-from ..networks.parallel_transformer import ParallelTransformer
+from ..networks.network import Network
 from ..pipefusion.stage import Stage
 from ..planning.cut import assign_blocks
 from ..requests.facts import ModelFacts
+from .family import Family
 from .plan_meshes import Place
-from .structure import Structure
+from .structure import HostStructure, Structure
 from .weight_store import Held
 
 
@@ -36,18 +35,17 @@ class Resident:
     """
 
     key: str
-    spec: ModelSpec
-    model_config: dict[str, Any]
+    family: Family
     config: ParallelConfig
     ranks: int
     dtype: torch.dtype
     facts: ModelFacts
     loaded: ParallelPlan
-    structure: Structure | None
+    structure: Structure | HostStructure | None
     held: Held | None = None
 
     @property
-    def transformer(self) -> ParallelTransformer | Stage | None:
+    def transformer(self) -> Network | Stage | None:
         """As it is wrapped for the last request; None on a rank that the configuration does not use."""
         return None if self.structure is None else self.structure.transformer
 
@@ -75,14 +73,14 @@ class Resident:
         if self.held is not None:
             self.held.activate(on_bytes)
 
-    def wrap_whole(self) -> ParallelTransformer:
+    def wrap_whole(self) -> Network:
         """Have the transformer with all its blocks, to be run over any mesh without stages."""
         assert self.structure is not None
         return self.structure.wrap_whole()
 
     def wrap_stage(self, place: Place, mesh: Mesh) -> Stage:
         """Have this rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""
-        assert self.structure is not None
+        assert isinstance(self.structure, Structure)  # the other has no stages
         return self.structure.wrap_stage(self.owned(place), mesh)
 
     def offers(self, place: Place) -> dict[str, int]:

@@ -8,6 +8,7 @@ import torch
 
 from ..mesh.mesh import Mesh, single_rank_mesh
 from ..networks.absent_blocks import keep_blocks
+from ..networks.comfyui.host_network import HostNetwork
 from ..networks.diffusers.spec import ModelSpec
 from ..networks.parallel_transformer import ParallelTransformer, parallelize
 from ..pipefusion.stage import Stage
@@ -68,6 +69,26 @@ class Structure:
     def kept_bytes(self) -> int:
         """Bytes of keys and values that are here from the last run; the next one uses them or lets them go."""
         return sum(each.nbytes for each in self.transformer.keys.buffers) if isinstance(self.transformer, Stage) else 0
+
+
+@dataclass
+class HostStructure:
+    """A ComfyUI network, which runs over any mesh as it is."""
+
+    transformer: HostNetwork
+
+    @property
+    def parameters(self) -> int:
+        """Parameters that this rank has of the model."""
+        return sum(parameter.numel() for parameter in self.transformer.parameters())
+
+    def wrap_whole(self) -> HostNetwork:
+        """The network."""
+        return self.transformer
+
+    def kept_bytes(self) -> int:
+        """Nothing is kept."""
+        return 0
 
 
 def _wrap(module: torch.nn.Module, spec: ModelSpec, attention: str, compile: bool, ahead: bool) -> ParallelTransformer:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -16,7 +16,7 @@ from ..acceleration.workspaces import clear_workspaces
 from ..loading.held_weights import ArenaWeights, HeldWeights
 from ..loading.host_copies import HostCopies
 from ..loading.reading import OnBytes
-from .structure import Structure
+from .structure import HostStructure, Structure
 
 _T = TypeVar("_T")
 
@@ -33,7 +33,7 @@ class Held:
         key: what they were read from (files with size and time, dtype, blocks).
         title: for messages, such as "FLUX.1 in float32".
         costs: bytes that they take from the device; 0 for a memory-mapped file.
-        structures: by (attention, compile, ahead).
+        structures: by the options that they are wrapped by.
         used: when, on the store's clock.
         runs_need: bytes that its last run was estimated to need beside the weights.
         unloaded: a request has unloaded it, and nothing of its runs is left. The same on all ranks.
@@ -44,7 +44,7 @@ class Held:
     title: str
     weights: HeldWeights
     costs: int
-    structures: dict[tuple[Any, ...], Structure] = field(default_factory=dict)
+    structures: dict[tuple[Hashable, ...], Structure | HostStructure] = field(default_factory=dict)
     used: int = 0
     runs_need: int = 0
     unloaded: bool = True

@@ -66,6 +66,10 @@ class AttendedTokens:
             return
         if min(lengths) == 0:
             raise layout.too_small(self.attended)
+        self.split(lengths, batch, device)
+
+    def split(self, lengths: tuple[int, ...], batch: int, device: torch.device) -> None:
+        """Follow a forward in which every rank has that many tokens, at least one."""
         if self.peers is not None and self.ring == 1:
             self.buffers = self.peers.buffers(self._mesh, lengths, batch)
         groups = [lengths[first : first + self.ulysses] for first in range(0, self.degree, self.ulysses)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -28,9 +28,9 @@ class _Marked(nn.ModuleList):
                 self._pulse.mark()
 
 
-def mark_blocks(transformer: nn.Module, spec: ModelSpec, pulse: Pulse) -> None:
+def mark_blocks(transformer: nn.Module, paths: Sequence[str], pulse: Pulse) -> None:
     """Let every forward mark its way through the blocks. Their lists stay the modules that they are."""
-    found = find_modules(transformer, spec.block_lists).values()
+    found = find_modules(transformer, paths).values()
     block_lists = [blocks for blocks in found if isinstance(blocks, nn.ModuleList)]
     total = sum(len(blocks) for blocks in block_lists)
     for blocks in block_lists:

@@ -222,6 +222,10 @@ class ParallelTransformer:
     def _ahead(self) -> CompileAhead | None:
         return self._compilation.ahead if self._compilation is not None else None
 
+    def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape that `predict` gives for an x of that shape."""
+        return self.spec.adapter.output_shape(x_shape, self.config)
+
     def _record_or_call(self, *args: Any, **kwargs: Any) -> Any:
         if self._compilation is None:
             return self._launch(args, kwargs)

@@ -9,15 +9,30 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
-from ..networks.diffusers.spec import ModelSpec
 from .requests import ConditioningRef, tensor_name
+from .trees import map_tensors, restore
+
+OPTIONS, BRANCHES = "transformer_options", "cond_or_uncond"
+"""ComfyUI's argument for everything else, and its entry that says which CFG branch each part of the batch is."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An argument that is one for all rows of the batch, though it may look as if it had a row for each."""
+
+    value: Any
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Keyword arguments of ComfyUI's transformer call, without x and timestep. `context` is (B, T, D)."""
+    """Keyword arguments of ComfyUI's transformer call, without x and timestep. `context` is (B, T, D).
+
+    Args:
+        shared: names of arguments that are one for all rows of the batch.
+    """
 
     arguments: Mapping[str, Any]
+    shared: frozenset[str] = frozenset()
 
     @property
     def context(self) -> torch.Tensor:
@@ -29,15 +44,25 @@ class Conditioning:
         """All but the context."""
         return {name: value for name, value in self.arguments.items() if name != "context"}
 
+    def rows(self, low: int, high: int, batch: int) -> Conditioning:
+        """That of rows low to high of a batch."""
+
+        def own(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[low:high] if tensor.ndim and tensor.shape[0] == batch else tensor
+
+        arguments = {
+            name: value if name in self.shared else map_tensors(value, own) for name, value in self.arguments.items()
+        }
+        options = arguments.get(OPTIONS, {})
+        if branches := options.get(BRANCHES):
+            each = [branch for branch in branches for _ in range(batch // len(branches))][low:high]
+            arguments[OPTIONS] = {**options, BRANCHES: each if len(set(each)) > 1 else each[:1]}
+        return Conditioning(arguments, self.shared)
+
     def on_meta(self) -> Conditioning:
         """The same without data: shapes and plain values."""
-        return Conditioning({name: _to_meta(value) for name, value in self.arguments.items()})
-
-
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    return [_to_meta(item) for item in value] if isinstance(value, list) else value
+        arguments = map_tensors(dict(self.arguments), lambda tensor: tensor.to("meta"))
+        return Conditioning(arguments, self.shared)
 
 
 def assemble(reference: ConditioningRef, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
@@ -46,8 +71,9 @@ def assemble(reference: ConditioningRef, tensors: Mapping[str, torch.Tensor]) ->
     for key in reference.tensors:
         arguments[key] = tensors[tensor_name(reference.id, key)]
     for key, length in reference.lists.items():
-        arguments[key] = [tensors[tensor_name(reference.id, key, i)] for i in range(length)]
-    return Conditioning(arguments)
+        items = [tensors[tensor_name(reference.id, key, i)] for i in range(length)]
+        arguments[key] = restore(reference.trees[key], items) if key in reference.trees else items
+    return Conditioning(arguments, frozenset(reference.shared))
 
 
 class ConditioningStore:
@@ -83,35 +109,3 @@ class ConditioningStore:
     def clear(self) -> None:
         """Forget all."""
         self._kept.clear()
-
-
-def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping[str, Any], batch: int) -> None:
-    """Refuse what the model's adapter cannot carry, and what this checkpoint has nothing to do with.
-
-    Raises:
-        RequestError: no context, a batch that differs from x, or an argument, by name, that is not known or that needs
-            a part which the checkpoint lacks.
-    """
-    context = conditioning.arguments.get("context")
-    if not isinstance(context, torch.Tensor) or context.ndim != 3:
-        raise RequestError(
-            f"{spec.title} needs text conditioning of three dimensions.",
-            "Connect the text encoder that belongs to the model.",
-        )
-    if context.shape[0] not in (1, batch):
-        raise RequestError(
-            f"The conditioning holds {context.shape[0]} items, but the latent batch holds {batch}.",
-            "Use one prompt, or as many as latents.",
-        )
-    given = {name for name, value in conditioning.extras.items() if value is not None}
-    if unknown := sorted(given - spec.adapter.extras):
-        raise RequestError(
-            f"{spec.title} in the pool cannot carry {', '.join(unknown)}.",
-            "Remove the node that adds it, or load the model with Load Diffusion Model.",
-        )
-    for name, part in spec.needs.items():
-        if name in given and config.get(part.key) is None:
-            raise RequestError(
-                f"The conditioning holds {name}, and this {spec.title} checkpoint has no {part.title} to take it in.",
-                "Disconnect what adds it, or choose a checkpoint made for it.",
-            )

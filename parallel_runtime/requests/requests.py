@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from .facts import MachineFacts
@@ -21,6 +23,8 @@ class ConditioningRef(msgspec.Struct, frozen=True):
         tensors: argument names whose value is a tensor.
         lists: argument name -> number of tensors in its list.
         constants: arguments that are plain values.
+        trees: arguments with tensors deeper inside (trees.py); `lists` says of how many.
+        shared: arguments that are one for all rows of the batch, whatever their shape.
         index: CFG branch, 0 positive and 1 negative (ComfyUI's cond_or_uncond).
     """
 
@@ -29,6 +33,8 @@ class ConditioningRef(msgspec.Struct, frozen=True):
     tensors: tuple[str, ...] = ()
     lists: dict[str, int] = {}
     constants: dict[str, Scalar] = {}
+    trees: dict[str, Any] = {}
+    shared: tuple[str, ...] = ()
     index: int = 0
 
 
@@ -42,6 +48,20 @@ def concat_name(branch: int) -> str:
     return f"concat.{branch}"
 
 
+class ComfyuiCode(msgspec.Struct, frozen=True):
+    """A ComfyUI whose own network is to run.
+
+    Args:
+        folder: where it is, on every host alike.
+        options: of its command line, by the parser's names: it decides by them how to compute.
+        weights: a torch dtype's name that plain weights are to have; "" for a quantised file, which says it itself.
+    """
+
+    folder: str
+    options: dict[str, Scalar] = {}
+    weights: str = ""
+
+
 class Load(msgspec.Struct, frozen=True, tag=True):
     """Make a model resident.
 
@@ -52,6 +72,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
         config: `ParallelConfig.to_mapping()`.
         ranks: how many of the pool's ranks, from rank 0, the configuration may use.
         machine: what plans reckon with; None: exchange costs nothing, as between ranks on the CPU.
+        comfyui: whose network it is; None for diffusers'.
     """
 
     model: str
@@ -60,6 +81,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     config: dict[str, Scalar]
     ranks: int
     machine: MachineFacts | None = None
+    comfyui: ComfyuiCode | None = None
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):

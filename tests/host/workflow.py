@@ -39,6 +39,7 @@ class Workflow:
         reference: the positive prompt has a reference latent (Kontext).
         stages: stages, patches and warm-up steps of PipeFusion, if any.
         patch: kind of the test pack's change on the MODEL, if any.
+        network: whose code Parallel Loader takes.
     """
 
     loader: str = "native"
@@ -60,6 +61,7 @@ class Workflow:
     patch: str = ""
     model: str = MODEL
     weight_dtype: str = "default"
+    network: str = "auto"
 
     def on(self, loader: str, sampler_node: str | None = None) -> Workflow:
         """The same picture with another loader, and another sampler node if given."""
@@ -102,6 +104,7 @@ class Workflow:
                     "ParallelLoader",
                     model_name=self.model,
                     weight_dtype=self.weight_dtype,
+                    network=self.network,
                     parallel_config=link("config"),
                 ),
             }

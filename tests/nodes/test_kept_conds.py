@@ -67,7 +67,7 @@ def together(conds, prompts, size, area=None):
 def test_as_comfyui_s_own(conds, lengths, area, size):
     model = model_of(conds)
     theirs = batch(model.extra_conds, lengths, 1)
-    ours = batch(conds.ours.keeping(model, torch.float32), lengths, 1)
+    ours = batch(conds.ours.keeping(model, torch.float32, set()), lengths, 1)
     wanted = together(conds, theirs, size, area)
     for _ in range(3):
         found = together(conds, ours, size, area)
@@ -79,7 +79,7 @@ def test_as_comfyui_s_own(conds, lengths, area, size):
 
 def test_memory_is_kept_and_not_taken_from_who_holds_it(conds):
     model = model_of(conds)
-    prompts = batch(conds.ours.keeping(model, torch.float32), (5, 5), 2)
+    prompts = batch(conds.ours.keeping(model, torch.float32, set()), (5, 5), 2)
     first = together(conds, prompts, 1)["c_crossattn"]
     place, copy = first.data_ptr(), first.clone()
     second = together(conds, prompts, 1)["c_crossattn"]
@@ -92,10 +92,17 @@ def test_memory_is_kept_and_not_taken_from_who_holds_it(conds):
 
 def test_text_is_cast_once_but_not_before_a_wrapper(conds):
     model = model_of(conds)
-    assert batch(conds.ours.keeping(model, torch.bfloat16), (5,), 3)[0]["c_crossattn"].cond.dtype == torch.bfloat16
-    assert batch(conds.ours.keeping(model, torch.bfloat16), (5,), 3)[0]["y"].cond.dtype == torch.float32
+    assert (
+        batch(conds.ours.keeping(model, torch.bfloat16, set()), (5,), 3)[0]["c_crossattn"].cond.dtype == torch.bfloat16
+    )
+    assert batch(conds.ours.keeping(model, torch.bfloat16, set()), (5,), 3)[0]["y"].cond.dtype == torch.float32
     for options in ({"model_function_wrapper": print}, {"transformer_options": {"wrappers": {"x": {"y": [print]}}}}):
         model.current_patcher.model_options = options
-        assert batch(conds.ours.keeping(model, torch.bfloat16), (5,), 3)[0]["c_crossattn"].cond.dtype == torch.float32
+        assert (
+            batch(conds.ours.keeping(model, torch.bfloat16, set()), (5,), 3)[0]["c_crossattn"].cond.dtype
+            == torch.float32
+        )
     wrapped = model_of(conds, wrappers=(print,))
-    assert batch(conds.ours.keeping(wrapped, torch.bfloat16), (5,), 3)[0]["c_crossattn"].cond.dtype == torch.float32
+    assert (
+        batch(conds.ours.keeping(wrapped, torch.bfloat16, set()), (5,), 3)[0]["c_crossattn"].cond.dtype == torch.float32
+    )

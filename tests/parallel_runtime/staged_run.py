@@ -145,7 +145,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
         assert joined is not None
         place = replace(place, stage_speeds=speeds)
         if joined.links is None:
-            output = Predictor(resident.wrap_whole(), FLUX, joined.mesh)([Call(x, timestep, text)])[0]
+            output = Predictor(resident.wrap_whole(), joined.mesh)([Call(x, timestep, text)])[0]
         else:
             runner = StageRunner(resident.wrap_stage(place, joined.mesh), joined.links, [text], x, 1, keep=False)
             with torch.no_grad():

@@ -12,11 +12,12 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.denoising.checks import FIXED_CHANNELS, INPAINT
 from parallel_runtime.engine.engine import Engine
+from parallel_runtime.engine.family import check_arguments
 from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.diffusers.registry import MODELS
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from parallel_runtime.networks.diffusers.wan import WAN
-from parallel_runtime.requests.conditioning import Conditioning, check_arguments
+from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Load, Request, Sample, concat_name, tensor_name
 from tests.tiny_flux import tiny_config, write_original
 from tests.tiny_wan import image_config

@@ -70,7 +70,7 @@ def run_plans(rank: int, world_size: int) -> dict[str, Any]:
         f"{number} {name} {position}": output
         for number, mesh in enumerate(meshes)
         for name, calls in requests().items()
-        for position, output in enumerate(Predictor(transformer, SDXL, mesh)(calls))
+        for position, output in enumerate(Predictor(transformer, mesh)(calls))
     }
 
 
@@ -91,13 +91,13 @@ def test_cfg_2_and_data_2_give_the_one_process_result_on_every_rank():
 
 def test_compiled_transformer_blocks_without_graph_breaks_give_the_same_result():
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    expected = Predictor(parallelize(build(ONE_WIDTH), SDXL, single_rank_mesh()), SDXL, single_rank_mesh())
+    expected = Predictor(parallelize(build(ONE_WIDTH), SDXL, single_rank_mesh()), single_rank_mesh())
     compiled = parallelize(build(ONE_WIDTH), SDXL, single_rank_mesh(), compile=True)
     blocks = [path for path, module in compiled.named_modules() if module._compiled_call_impl is not None]
     assert len(blocks) == 4  # down, middle, and two on the way up
     assert all(path.endswith(".transformer_blocks.0") for path in blocks)
     calls = [_call(6, (6, 4), 2)]
-    output = Predictor(compiled, SDXL, single_rank_mesh())(calls)[0]
+    output = Predictor(compiled, single_rank_mesh())(calls)[0]
     assert relative_error(output, expected(calls)[0]) < 1e-5
 
 

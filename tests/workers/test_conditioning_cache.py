@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.requests.conditioning import ConditioningStore
+from parallel_runtime.requests.conditioning import Conditioning, ConditioningStore, Shared
+from parallel_runtime.requests.requests import ConditioningRef
 from workers.client.conditioning_cache import ConditioningCache, Scratch, joined
 
 
@@ -62,8 +64,37 @@ def test_the_ranks_store_never_outgrows_the_cache_whatever_the_client_forgets():
 
 
 def test_an_argument_that_cannot_travel_is_refused_by_name():
-    with pytest.raises(RequestError, match="'patches' is a dict"):
-        ConditioningCache().refer(conditioning(patches={"a": 1}))
+    with pytest.raises(RequestError, match="'patches' is or holds a function"):
+        ConditioningCache().refer(conditioning(patches={"a": [lambda: None]}))
+
+
+def test_tensors_deep_inside_of_an_argument_travel():
+    cache, store = ConditioningCache(), ConditioningStore()
+    control = {"input": [torch.ones(2, 3), None], "scale": 0.5, "sizes": (1, [2, torch.zeros(1)])}
+    given = conditioning(control=Shared(control))
+    reference, tensors, _ = cache.refer(given)
+    taken = store.take(msgspec.msgpack.decode(msgspec.msgpack.encode(reference), type=ConditioningRef), tensors)
+    assert taken.shared == {"control"}
+    got = taken.arguments["control"]
+    assert (got["scale"], got["input"][1], got["sizes"][0]) == (0.5, None, 1)
+    assert torch.equal(got["input"][0], torch.ones(2, 3))
+    assert torch.equal(got["sizes"][1][1], torch.zeros(1))
+    assert cache.refer(conditioning(control=Shared(control)))[0].id == reference.id
+    other = {**control, "sizes": (1, [2, torch.ones(1)])}
+    assert cache.refer(conditioning(control=Shared(other)))[0].id != reference.id
+    assert cache.refer(conditioning(control=control))[0].id != reference.id
+
+
+def test_rows_of_a_batch_leave_what_is_shared_alone():
+    options = {"cond_or_uncond": [0, 1], "rope_options": {"scale_x": 2.0}}
+    arguments = {"context": torch.arange(4)[:, None], "mask": torch.zeros(4, 1), "transformer_options": options}
+    rows = Conditioning({**arguments, "deep": {"a": [torch.arange(4)]}}, frozenset({"mask"})).rows(1, 2, 4)
+    assert rows.arguments["context"].tolist() == [[1]]
+    assert rows.arguments["mask"].shape == (4, 1)
+    assert rows.arguments["deep"]["a"][0].tolist() == [1]
+    assert rows.arguments["transformer_options"] == {**options, "cond_or_uncond": [0]}
+    both = Conditioning(arguments).rows(1, 3, 4)
+    assert both.arguments["transformer_options"]["cond_or_uncond"] == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["context", "y", "odd", "flag"])

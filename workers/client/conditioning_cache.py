@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from parallel_runtime.errors import RequestError
+from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.requests.requests import ConditioningRef, Scalar, tensor_name
+from parallel_runtime.requests.trees import flatten
 
 _CAPACITY = 8
 _WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -120,8 +122,11 @@ def _describe(number: int, arguments: Mapping[str, Any], index: int) -> tuple[Co
     names: list[str] = []
     lists: dict[str, int] = {}
     constants: dict[str, Scalar] = {}
+    trees: dict[str, Any] = {}
+    shared = tuple(key for key, value in arguments.items() if isinstance(value, Shared))
     tensors: dict[str, torch.Tensor] = {}
-    for key, value in arguments.items():
+    for key, given in arguments.items():
+        value = given.value if isinstance(given, Shared) else given
         if isinstance(value, torch.Tensor):
             names.append(key)
             tensors[tensor_name(number, key)] = value
@@ -131,11 +136,27 @@ def _describe(number: int, arguments: Mapping[str, Any], index: int) -> tuple[Co
         elif isinstance(value, (bool, int, float, str)):
             constants[key] = value
         else:
-            raise RequestError(
-                f"The model's input {key!r} is a {type(value).__name__}, which cannot be sent to the pool.",
-                "Remove the node that adds it, or load the model with Load Diffusion Model.",
-            )
-    return ConditioningRef(number, True, tuple(names), lists, constants, index), tensors
+            inside: list[torch.Tensor] = []
+            try:
+                trees[key] = flatten(value, inside)
+            except TypeError as error:
+                raise RequestError(
+                    f"The model's input {key!r} is or holds {error}, which cannot be sent to the pool.",
+                    "Remove the node that adds it, or load the model with Load Diffusion Model.",
+                ) from error
+            lists[key] = len(inside)
+            tensors |= {tensor_name(number, key, i): item for i, item in enumerate(inside)}
+    reference = ConditioningRef(
+        number,
+        new=True,
+        tensors=tuple(names),
+        lists=lists,
+        constants=constants,
+        trees=trees,
+        shared=shared,
+        index=index,
+    )
+    return reference, tensors
 
 
 def _form(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -143,6 +164,8 @@ def _form(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return value.dtype, value.shape, value.device
+    if isinstance(value, Shared):
+        return Shared(_form(value.value, tensors))
     if isinstance(value, dict):
         return {name: _form(item, tensors) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

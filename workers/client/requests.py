@@ -11,6 +11,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import Identity, identity
+from parallel_runtime.requests.requests import ComfyuiCode
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class ModelRequest:
         dtype: "bfloat16", "float16" or "float32".
         config: degrees, attention and compile belong to the request; its devices choose the pool.
         identity: of the files that the artist's MODEL was made from; empty where any will do.
+        comfyui: whose own network runs it; None for diffusers'.
     """
 
     path: str
     dtype: str
     config: ParallelConfig
     identity: Identity = ()
+    comfyui: ComfyuiCode | None = None
 
     @property
     def key(self) -> str:

@@ -1,0 +1,30 @@
+"""Which ComfyUI this is, and how it was started: what the ranks need to compute as it would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import comfy
+import comfy.cli_args
+import torch
+
+from parallel_runtime.requests.requests import ComfyuiCode, Scalar
+
+_SCALARS = (bool, int, float, str, type(None))
+
+
+def comfyui_code(weights: torch.dtype | None) -> ComfyuiCode:
+    """This ComfyUI, for a request.
+
+    Args:
+        weights: type that plain weights are to have; None for a quantised file.
+    """
+    folder = Path(next(iter(comfy.__path__))).resolve().parent
+    usual = vars(comfy.cli_args.parser.parse_args([]))
+    options: dict[str, Scalar] = {
+        name: value
+        for name, value in vars(comfy.cli_args.args).items()
+        if isinstance(value, _SCALARS) and value != usual.get(name)
+    }
+    options["fast"] = ",".join(sorted(feature.value for feature in comfy.cli_args.args.fast or ()))
+    return ComfyuiCode(str(folder), options, "" if weights is None else str(weights).removeprefix("torch."))

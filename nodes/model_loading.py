@@ -1,0 +1,127 @@
+"""Loads a file into the pool and makes the MODEL of it: what the two loader nodes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import comfy.model_management
+from comfy_api.latest import io
+
+from parallel_runtime.config import ParallelConfig
+
+from .network_choice import AUTO, NETWORKS, choose_network
+from .node_text import show_on_running_node, show_text
+from .parallel_config import ConfigSocket
+from .run_notices import explain_stages
+
+if TYPE_CHECKING:
+    from parallel_runtime.requests.requests import Loaded
+
+    from .remote_patcher import RemoteModelPatcher
+
+DEFAULT_DTYPE = "default"
+
+
+WEIGHT_DTYPES = [DEFAULT_DTYPE, "bf16", "fp16", "fp32"]
+
+
+def model_inputs() -> list[io.Input]:
+    """What both loaders ask beside the file."""
+    return [
+        io.Combo.Input(
+            "weight_dtype",
+            options=WEIGHT_DTYPES,
+            default=DEFAULT_DTYPE,
+            tooltip="Number type of the weights. Default takes what Load Diffusion Model would take for "
+            "this file and this GPU.",
+        ),
+        io.Combo.Input(
+            "network",
+            options=list(NETWORKS),
+            default=AUTO,
+            optional=True,
+            extra_dict={"advanced": True},
+            tooltip="Whose code computes the model. Auto takes diffusers' class where there is one for a "
+            "plain file, which is fastest, and ComfyUI's own network for everything else.",
+        ),
+        ConfigSocket.Input(
+            "parallel_config",
+            optional=True,
+            tooltip="Which GPUs, and how the work is split. Without one, all GPUs take part and the split is "
+            "chosen for the model.",
+        ),
+    ]
+
+
+def load_on_node(
+    path: Path, weight_dtype: str, network: str, parallel_config: Mapping[str, Any] | None, node_id: str | None
+) -> tuple[RemoteModelPatcher, str]:
+    """`load_model` for a node: stops with the prompt, and shows the plan of each run on the node.
+
+    Returns:
+        The MODEL, and what the node says of it now.
+
+    Raises:
+        ParallelError: see `load_model`.
+    """
+    from .interrupt import stopping_with_prompt
+
+    config = ParallelConfig() if parallel_config is None else ParallelConfig.from_mapping(parallel_config)
+    with stopping_with_prompt() as interrupted:
+        show_plan = partial(show_text, node_id)
+        model, loaded, why = load_model(path, weight_dtype, config, interrupted, show_plan, network)
+    # Which batch and size will run is not known yet; after the run, the plan that ran is.
+    stages = explain_stages(loaded.stages, config.keeps_pixels)
+    text = " ".join(filter(None, [f"One picture of 1024 × 1024: {loaded.explanation}", stages, why]))
+    return model, text
+
+
+def load_model(
+    path: Path,
+    weight_dtype: str,
+    config: ParallelConfig,
+    interrupted,
+    show_plan: Callable[[str], None],
+    network: str = AUTO,
+) -> tuple[RemoteModelPatcher, Loaded, str]:
+    """Read the header, load the weights in the pool, make the MODEL.
+
+    Returns:
+        The MODEL, what the pool says of it, and why this network runs it.
+
+    Args:
+        network: one of NETWORKS.
+        show_plan: puts a text on the loader; called after each run, too.
+
+    Raises:
+        ParallelError: file, model, configuration or pool; typed, with cause and fix.
+    """
+    # Imported here and not at the top: ComfyUI's start shall not pay for it.
+    from workers.client.client import ModelRequest
+
+    from .comfyui_code import comfyui_code
+    from .remote_model import build_model, choose_types, draw_blueprint
+    from .remote_transformer import RemoteTransformer
+
+    chosen = choose_network(path, network)
+    blueprint = draw_blueprint(chosen.opened)
+    types = choose_types(blueprint, weight_dtype)
+    plain = None if blueprint.stored_dtype is None else types.weights
+    code = comfyui_code(plain) if blueprint.own_network else None
+    request = ModelRequest(str(path), str(types.compute).removeprefix("torch."), config, chosen.opened.identity, code)
+    remote = RemoteTransformer(
+        request,
+        show=show_on_running_node,
+        show_on_loader=lambda text: show_plan(f"{text} {chosen.why}".strip()),
+    )
+    model = build_model(blueprint, types, remote)
+    if model.shares_device:
+        # ComfyUI's own models (text encoders, VAE) may fill the GPU that the pool is about to load on.
+        weights = blueprint.size or blueprint.parameters * types.weights.itemsize
+        comfy.model_management.free_memory(
+            weights + comfy.model_management.minimum_inference_memory(), model.load_device
+        )
+    return model, remote.load(interrupted), chosen.why

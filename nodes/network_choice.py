@@ -1,0 +1,60 @@
+"""Which network runs a file: the diffusers class that we accelerate most, or ComfyUI's own. Decided here alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parallel_runtime.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from parallel_runtime.loading.checkpoint import Checkpoint
+    from parallel_runtime.loading.host_file import HostFile
+
+AUTO, DIFFUSERS, COMFYUI = "auto", "diffusers", "ComfyUI"
+NETWORKS = (AUTO, DIFFUSERS, COMFYUI)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A file, opened for the network that runs it: diffusers' or ComfyUI's own.
+
+    Args:
+        why: for the node, a sentence; "" where there was no choice to explain.
+    """
+
+    opened: Checkpoint | HostFile
+    why: str = ""
+
+
+def choose_network(path: Path, wanted: str = AUTO) -> Chosen:
+    """Open a file or folder for a network.
+
+    `auto` takes diffusers' class where there is one for the file, and its weights are plain; else ComfyUI's.
+
+    Raises:
+        CheckpointError: missing or damaged files.
+        UnsupportedModelError: the network that was asked for does not run it, or none does.
+    """
+    from parallel_runtime.loading.checkpoint import open_checkpoint
+
+    if wanted == COMFYUI:
+        return Chosen(_open_host_file(path), "Runs ComfyUI's own network, as asked.")
+    try:
+        return Chosen(open_checkpoint(path))
+    except UnsupportedModelError as error:
+        if wanted == DIFFUSERS or path.is_dir():
+            raise
+        return Chosen(_open_host_file(path), f"Runs ComfyUI's own network: {error.cause}")
+
+
+def _open_host_file(path: Path) -> HostFile:
+    from parallel_runtime.loading.host_file import open_host_file
+
+    if path.is_dir():
+        raise UnsupportedModelError(
+            f"{path} is a diffusers folder, and ComfyUI's own network is loaded from a file.",
+            "Set network to auto or diffusers, or choose a .safetensors file.",
+        )
+    return open_host_file(path)

@@ -1,0 +1,97 @@
+"""Parallel Checkpoint Loader: a checkpoint's MODEL on all GPUs; its CLIP and VAE are ComfyUI's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import comfy.sd
+import folder_paths
+from comfy_api.latest import io
+
+from parallel_runtime.errors import CheckpointError, ParallelError
+
+from .model_loading import DEFAULT_DTYPE, load_on_node, model_inputs
+from .network_choice import AUTO
+from .node_text import errors_shown, show_text
+
+
+def find_checkpoint(name: str) -> Path:
+    """Path of a menu entry.
+
+    Raises:
+        CheckpointError: it is no longer there.
+    """
+    path = folder_paths.get_full_path("checkpoints", name)
+    if path is None:
+        raise CheckpointError(
+            f"The checkpoint {name} is not in ComfyUI's checkpoints folders.",
+            "Refresh the list of models (key R) and choose one of it.",
+        )
+    return Path(path)
+
+
+class ParallelCheckpointLoader(io.ComfyNode):
+    """Load Checkpoint, with the diffusion model in the pool."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs, outputs and texts of the node."""
+        return io.Schema(
+            node_id="ParallelCheckpointLoader",
+            display_name="Parallel Checkpoint Loader",
+            category="parallel",
+            description="Loads a checkpoint's diffusion model on several GPUs at once; its CLIP and VAE are loaded as "
+            "Load Checkpoint does. Takes the place of Load Checkpoint; the rest of the graph stays as it is.",
+            search_aliases=["multi gpu", "load checkpoint", "ckpt", "parallel"],
+            inputs=[
+                io.Combo.Input(
+                    "ckpt_name",
+                    options=folder_paths.get_filename_list("checkpoints"),
+                    tooltip="A file of models/checkpoints with diffusion model, text encoder and VAE.",
+                ),
+                *model_inputs(),
+            ],
+            outputs=[
+                io.Model.Output(tooltip="An ordinary MODEL, for KSampler, Parallel Sampler or any other."),
+                io.Clip.Output(tooltip="The text encoder of the checkpoint, as Load Checkpoint gives it."),
+                io.Vae.Output(tooltip="The VAE of the checkpoint, as Load Checkpoint gives it."),
+            ],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, ckpt_name: str, **others: Any) -> str:
+        """Change when the file behind the name does."""
+        from parallel_runtime.loading.files import identity
+
+        try:
+            return str(identity(find_checkpoint(ckpt_name)))
+        except ParallelError as error:
+            return str(error)  # execute says it to the artist
+
+    @classmethod
+    @errors_shown()
+    def execute(
+        cls,
+        ckpt_name: str,
+        weight_dtype: str = DEFAULT_DTYPE,
+        network: str = AUTO,
+        parallel_config: dict[str, Any] | None = None,
+    ) -> io.NodeOutput:
+        """Load the model in the pool, CLIP and VAE here.
+
+        Raises:
+            ParallelError: see `load_model`.
+        """
+        path = find_checkpoint(ckpt_name)
+        # First, as it is what may be refused.
+        model, text = load_on_node(path, weight_dtype, network, parallel_config, cls.hidden.unique_id)
+        _, clip, vae, *_ = comfy.sd.load_checkpoint_guess_config(
+            str(path),
+            output_vae=True,
+            output_clip=True,
+            embedding_directory=folder_paths.get_folder_paths("embeddings"),
+            output_model=False,
+        )
+        return io.NodeOutput(model, clip, vae, ui=show_text(cls.hidden.unique_id, text))

@@ -1,0 +1,104 @@
+"""What the engine asks of a model's family before it runs a request: two sources of networks answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import RequestError
+from ..networks.diffusers.spec import ModelSpec
+from ..planning.describe import describe_request
+from ..requests.conditioning import Conditioning
+from ..requests.facts import RequestFacts
+
+
+class Family(Protocol):
+    """A family with the configuration of one file."""
+
+    @property
+    def name(self) -> str:
+        """Key of the family, for the client."""
+        ...
+
+    def check(self, conditioning: Conditioning, x: torch.Tensor) -> tuple[int, ...]:
+        """Refuse what the network cannot take, from shapes alone.
+
+        Args:
+            x: that it will see, (B, C, ...), on the meta device.
+
+        Returns:
+            The shape of the text, (B, T, D).
+
+        Raises:
+            RequestError: with what does not fit.
+        """
+        ...
+
+    def describe(self, x_shape: tuple[int, ...], text: tuple[int, ...], *, batch: int, steps: int = 0) -> RequestFacts:
+        """A request's facts; see `describe_request` for the arguments."""
+        ...
+
+
+@dataclass(frozen=True)
+class DiffusersFamily:
+    """A family of diffusers' classes.
+
+    Args:
+        config: diffusers config of the file.
+    """
+
+    spec: ModelSpec
+    config: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Registry name."""
+        return self.spec.name
+
+    def check(self, conditioning: Conditioning, x: torch.Tensor) -> tuple[int, ...]:
+        """See `Family`."""
+        check_arguments(conditioning, self.spec, self.config, x.shape[0])
+        shapes = conditioning.on_meta()
+        timestep = torch.empty(x.shape[0], device="meta")
+        arguments = self.spec.adapter.to_transformer(x, timestep, shapes.context, self.config, **shapes.extras)
+        self.spec.check_widths(arguments, self.config)
+        return tuple(conditioning.context.shape)
+
+    def describe(self, x_shape: tuple[int, ...], text: tuple[int, ...], *, batch: int, steps: int = 0) -> RequestFacts:
+        """See `Family`."""
+        return describe_request(self.spec, x_shape, text, batch=batch, steps=steps)
+
+
+def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping[str, Any], batch: int) -> None:
+    """Refuse what the model's adapter cannot carry, and what this checkpoint has nothing to do with.
+
+    Raises:
+        RequestError: no context, a batch that differs from x, or an argument, by name, that is not known or that needs
+            a part which the checkpoint lacks.
+    """
+    context = conditioning.arguments.get("context")
+    if not isinstance(context, torch.Tensor) or context.ndim != 3:
+        raise RequestError(
+            f"{spec.title} needs text conditioning of three dimensions.",
+            "Connect the text encoder that belongs to the model.",
+        )
+    if context.shape[0] not in (1, batch):
+        raise RequestError(
+            f"The conditioning holds {context.shape[0]} items, but the latent batch holds {batch}.",
+            "Use one prompt, or as many as latents.",
+        )
+    given = {name for name, value in conditioning.extras.items() if value is not None}
+    if unknown := sorted(given - spec.adapter.extras):
+        raise RequestError(
+            f"{spec.title} in the pool cannot carry {', '.join(unknown)}.",
+            "Remove the node that adds it, or load the model with Load Diffusion Model.",
+        )
+    for name, part in spec.needs.items():
+        if name in given and config.get(part.key) is None:
+            raise RequestError(
+                f"The conditioning holds {name}, and this {spec.title} checkpoint has no {part.title} to take it in.",
+                "Disconnect what adds it, or choose a checkpoint made for it.",
+            )

@@ -1,0 +1,17 @@
+"""Opens the file of a load request for the network that runs it."""
+
+from __future__ import annotations
+
+from ..requests.requests import Load
+from .opened import Opened
+from .opened_host import OpenedHost
+
+
+def open_model(request: Load) -> Opened | OpenedHost:
+    """Examine a file.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: what it is not.
+        ConfigurationError: this rank has no ComfyUI for it.
+    """
+    return Opened.open(request) if request.comfyui is None else OpenedHost.open(request)

@@ -1,0 +1,102 @@
+"""A file for ComfyUI's own network, opened and not read: the other source of networks; see opened.py."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+
+from ..acceleration.pulse import Pulse
+from ..config import ParallelConfig
+from ..loading.held_network import HeldNetwork
+from ..loading.held_weights import HeldWeights, MakeArena
+from ..loading.host_file import HostFile, open_host_file
+from ..networks.comfyui.description import Described, describe_network
+from ..networks.comfyui.host_code import use_comfyui
+from ..networks.comfyui.host_family import HostFamily
+from ..networks.comfyui.host_network import HostNetwork
+from ..requests.facts import ModelFacts
+from ..requests.requests import Load
+from .opened import NewWeights
+from .plan_meshes import Place
+from .structure import HostStructure
+
+
+@dataclass(frozen=True)
+class OpenedHost:
+    """A file that ComfyUI recognises, before its weights are read. Methods as those of `Opened`.
+
+    Args:
+        dtype: that the network computes in.
+        weights: that plain weights are to have; None for a quantised file.
+    """
+
+    file: HostFile
+    described: Described
+    dtype: torch.dtype
+    weights: torch.dtype | None
+    family: HostFamily
+
+    @classmethod
+    def open(cls, request: Load) -> OpenedHost:
+        """Have ComfyUI look at a file.
+
+        Raises:
+            ConfigurationError: there is no ComfyUI on this rank's host.
+            CheckpointError, UnsupportedModelError: see `open_host_file`.
+        """
+        code = request.comfyui
+        assert code is not None
+        use_comfyui(code.folder, code.options)
+        file = open_host_file(request.path)
+        described = describe_network(file.build(), file.size, file.config.latent_format.latent_dimensions)
+        title = described.facts.title
+        family = HostFamily(f"ComfyUI {title}", title, described.patch, described.data is not None)
+        weights = getattr(torch, code.weights) if code.weights else None
+        return cls(file, described, getattr(torch, request.dtype), weights, family)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What plans are made from."""
+        return self.described.facts
+
+    @property
+    def identity(self) -> Hashable:
+        """What the weights are read from, and into which type."""
+        return self.file.identity, self.weights
+
+    @property
+    def notes(self) -> str:
+        """What the artist should know of it; a sentence, or ""."""
+        return self.described.why_whole
+
+    def allocate(
+        self, owned: tuple[int, int] | None, device: torch.device, arena: MakeArena | None = None
+    ) -> NewWeights:
+        """The weights, nowhere yet; ComfyUI decides where each lies."""
+        title = f"{self.facts.title} of {self.file.path.name}"
+        costs = self.file.size if device.type == "cuda" else 0
+        return NewWeights(title, costs, lambda: self._hold(device), list)
+
+    def _hold(self, device: torch.device) -> HeldWeights:
+        return HeldNetwork(self.file, self.described.data, self.weights, device)
+
+    def structure(
+        self,
+        weights: HeldWeights,
+        new: NewWeights | None,
+        options: tuple[str, bool, bool],
+        place: Place | None,
+        owned: tuple[int, int] | None,
+        pulse: Pulse,
+    ) -> HostStructure:
+        """The network, to be run over any mesh."""
+        assert isinstance(weights, HeldNetwork)
+        weights.mark(pulse)
+        latent = self.file.config.latent_format
+        return HostStructure(HostNetwork(weights, self.described, latent, options[0], self.dtype))
+
+    def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool, bool]:
+        """Two configurations with equal options share a structure: (attention, compile, ahead)."""
+        return config.attention, False, False

@@ -1,0 +1,107 @@
+"""A ComfyUI network with its weights as a rank holds it: loaded by ComfyUI, let go, loaded again."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+
+import torch
+from torch import nn
+
+from ..acceleration.pulse import Pulse
+from ..errors import NotLoadedError, UnsupportedModelError
+from ..mesh.mesh import single_rank_mesh
+from ..networks.comfyui.attention_names import ask_the_split
+from ..networks.comfyui.blocks import Network
+from ..networks.comfyui.cut_blocks import cut_blocks
+from ..networks.comfyui.token_split import TokenSplit
+from ..networks.marked_blocks import mark_blocks
+from .files import identity
+from .host_file import HostFile
+from .reading import OnBytes
+
+
+class HeldNetwork:
+    """A network's weights; see `HeldWeights` for the methods.
+
+    Args:
+        data: None where the ranks do not share out its tokens.
+        dtype: of plain weights; None where the file is quantised and says it itself.
+    """
+
+    keeps_addresses = False
+
+    def __init__(self, file: HostFile, data: Network | None, dtype: torch.dtype | None, device: torch.device):
+        self.size = file.size
+        self.here = False
+        self.split = TokenSplit(single_rank_mesh())
+        self._file = file
+        self._data = data
+        self._dtype = dtype
+        self.device = device
+        self._pulse: Pulse | None = None
+        self._network: nn.Module | None = None
+
+    @property
+    def network(self) -> nn.Module:
+        """The network, on the device."""
+        assert self._network is not None
+        return self._network
+
+    def mark(self, pulse: Pulse) -> None:
+        """Have forwards mark their way through the blocks, from the next fill on or from now."""
+        if self._pulse is None and self.here and self._data is not None:
+            mark_blocks(self.network, [blocks.path for blocks in self._data.blocks], pulse)
+        self._pulse = pulse
+
+    def attach(self, module: nn.Module) -> None:
+        """Nothing: the network comes with its weights."""
+
+    def fill(self, on_bytes: OnBytes) -> None:
+        """Have ComfyUI load the network; see `HeldWeights.fill`."""
+        if self.here:
+            return
+        path = self._file.path
+        if identity(path) != self._file.identity:
+            raise NotLoadedError(f"{path} was replaced since it was loaded.", "Queue the prompt again.")
+        on_bytes(0, self.size)
+        network = load_network(self._file, self._dtype)
+        on_bytes(self.size // 2, self.size)
+        network.to(self.device)
+        if self._data is not None:
+            ask_the_split(self._data.attention_in)
+            cut_blocks(network, self._data.blocks, self.split)
+            if self._pulse is not None:
+                mark_blocks(network, [blocks.path for blocks in self._data.blocks], self._pulse)
+        self._network = network
+        self.here = True
+
+    def give_back(self) -> None:
+        """See `HeldWeights.give_back`."""
+        self.here = False
+        self._network = None
+        gc.collect()  # a cut block holds the forward that it stands for, in a circle
+
+
+def load_network(file: HostFile, dtype: torch.dtype | None) -> nn.Module:
+    """ComfyUI's own loader on the file; the network is on the CPU.
+
+    Raises:
+        UnsupportedModelError: ComfyUI cannot read it, with its reason.
+    """
+    import comfy.sd
+    import comfy.utils
+
+    load = comfy.sd.load_diffusion_model_state_dict
+    options = {"disable_dynamic": True} if "disable_dynamic" in inspect.signature(load).parameters else {}
+    state_dict, metadata = comfy.utils.load_torch_file(str(file.path), return_metadata=True)
+    if "metadata" in inspect.signature(load).parameters:
+        options["metadata"] = metadata
+    cpu = torch.device("cpu")
+    try:
+        patcher = load(state_dict, model_options={"dtype": dtype, "offload_device": cpu}, **options)
+    except (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError) as error:
+        raise UnsupportedModelError(f"ComfyUI cannot load {file.path}: {error}", "Choose another file.") from error
+    if patcher is None:
+        raise UnsupportedModelError(f"ComfyUI does not recognise {file.path}.", "Choose another file.")
+    return patcher.model.diffusion_model

@@ -1,0 +1,128 @@
+"""What a model file is to ComfyUI: its own recognition, run on the file's header. No weight is read.
+
+`comfy` must be importable (networks/comfyui/host_code.py): ComfyUI's process and a rank both come here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from ..errors import CheckpointError, UnsupportedModelError
+from ..networks.diffusers.spec import TensorInfo
+from .files import Identity, identity
+from .header import read_header
+
+_SMALL = 1 << 16
+"""Bytes of a tensor that is read: ComfyUI looks into norms and into descriptions of quantised layers."""
+_NAMES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+"""Types of safetensors files -> torch's; an older torch lacks some."""
+
+
+@dataclass(frozen=True)
+class HostFile:
+    """A file that ComfyUI recognises.
+
+    Args:
+        config: ComfyUI's model configuration; its types are not chosen yet.
+        state_dict: without the prefix of a checkpoint, in the names of ComfyUI's class; tensors of some size are on
+            the meta device.
+        size: bytes of the weights in the file.
+        stored: the type that most weights have; None where they are quantised.
+        metadata: of the file's header, as ComfyUI reads it.
+    """
+
+    path: Path
+    identity: Identity
+    config: Any
+    state_dict: dict[str, torch.Tensor]
+    size: int
+    stored: torch.dtype | None
+    metadata: Mapping[str, str]
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the file."""
+        return sum(tensor.numel() for tensor in self.state_dict.values())
+
+    def build(self, dtype: torch.dtype | None = None) -> nn.Module:
+        """ComfyUI's network on the meta device, with plain operations, to be looked at and not run."""
+        import comfy.ops
+
+        config = self.config
+        config.set_inference_dtype(dtype or torch.float32, None)
+        operations, config.custom_operations = config.custom_operations, comfy.ops.disable_weight_init
+        try:
+            return config.get_model(dict(self.state_dict), "", device=torch.device("meta")).diffusion_model
+        finally:
+            config.custom_operations = operations
+
+
+def open_host_file(path: str | Path) -> HostFile:
+    """Have ComfyUI recognise a safetensors file: a diffusion model, or the one in a checkpoint.
+
+    Raises:
+        CheckpointError: missing or damaged.
+        UnsupportedModelError: ComfyUI does not know it.
+    """
+    import comfy.model_detection as detection
+    import comfy.utils
+
+    path = Path(path)
+    stamp = identity(path)
+    content = read_header(path)
+    state_dict = _read_small(path, content.tensors)
+    metadata: Mapping[str, str] = dict(content.metadata)
+    # As comfy.sd.load_diffusion_model_state_dict does, up to the configuration.
+    state_dict, metadata = _old_quants(state_dict, metadata)
+    prefix = detection.unet_prefix_from_state_dict(state_dict)
+    if inner := comfy.utils.state_dict_prefix_replace(state_dict, {prefix: ""}, filter_keys=True):
+        state_dict, metadata = _old_quants(inner, metadata)
+    config = detection.model_config_from_unet(state_dict, "", metadata=metadata)
+    if config is None:
+        converted = detection.convert_diffusers_mmdit(state_dict, "")
+        if converted is not None:
+            state_dict = converted
+            config = detection.model_config_from_unet(state_dict, "")
+    if config is None:
+        raise UnsupportedModelError(
+            f"ComfyUI does not recognise {path} as a diffusion model.",
+            "Update ComfyUI, or choose another file.",
+        )
+    size = sum(tensor.nbytes for tensor in state_dict.values())
+    stored = None if getattr(config, "quant_config", None) else comfy.utils.weight_dtype(state_dict)
+    return HostFile(path, stamp, config, state_dict, size, stored, metadata)
+
+
+def _old_quants(state_dict: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> Any:
+    """Older names of quantised layers in today's, where this ComfyUI has today's."""
+    import comfy.utils
+
+    convert = getattr(comfy.utils, "convert_old_quants", None)
+    return convert(state_dict, "", metadata=metadata) if convert is not None else (state_dict, metadata)
+
+
+def _read_small(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, torch.Tensor]:
+    state_dict = {}
+    with safe_open(path, framework="pt", device="cpu") as file:
+        for name, info in tensors.items():
+            dtype = getattr(torch, _NAMES.get(info.dtype, ""), None)
+            if dtype is None:
+                raise CheckpointError(
+                    f"{path} has numbers of the type {info.dtype} ({name}), which torch {torch.__version__} lacks.",
+                    "Update torch, or choose another file.",
+                )
+            small = math.prod(info.shape) * dtype.itemsize <= _SMALL
+            state_dict[name] = file.get_tensor(name) if small else torch.empty(info.shape, dtype=dtype, device="meta")
+    return state_dict

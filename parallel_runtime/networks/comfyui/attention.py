@@ -1,0 +1,114 @@
+"""ComfyUI's attention call, over the tokens of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...attention.kernels import AttentionKernel
+from ..sequence_attention import SequenceAttention
+from .token_split import TokenSplit, take
+
+
+class HostAttention:
+    """What stands in `transformer_options["optimized_attention_override"]`.
+
+    Args:
+        kernel: attends where tokens are shared out; elsewhere ComfyUI's own function does.
+    """
+
+    def __init__(self, kernel: AttentionKernel, split: TokenSplit):
+        self._split = split
+        self._attend = SequenceAttention(kernel, split.tokens)
+
+    def __call__(
+        self,
+        function: Callable[..., torch.Tensor],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        heads: int,
+        mask: torch.Tensor | None = None,
+        attn_precision: Any = None,
+        skip_reshape: bool = False,
+        skip_output_reshape: bool = False,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Attend as `function` would to the whole; see comfy.ldm.modules.attention for the arguments.
+
+        Queries, keys and values are (B, heads, N, D) with `skip_reshape`, else (B, N, heads * D) or (B, N, heads, D);
+        the result is likewise, by `skip_output_reshape`.
+        """
+        split = self._split
+        streams = split.streams
+        if streams is None:
+            return function(
+                q, k, v, heads, mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
+                skip_output_reshape=skip_output_reshape, **kwargs,
+            )  # fmt: skip
+        dim = 2 if skip_reshape else 1
+        if split.alone is not None and k.shape[dim] == streams.own[split.alone]:
+            with split.running(streams.only(split.alone), k.shape[0], k.device):
+                return self(
+                    function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
+                )  # fmt: skip
+        own = sum(streams.own)
+        pieces = split.whole_queries or split.gathers_keys or split.kept > 0
+        if k.shape[dim] != split.kept + own or (q.shape[dim] != own and not pieces):
+            raise ValueError(
+                f"attention over {q.shape[dim]} queries and {k.shape[dim]} keys, where this rank has {own} tokens"
+            )
+        mask = _as_four(mask)
+        if pieces or (mask is not None and mask.shape[2] > 1):
+            return self._over_gathered_keys(
+                function, q, k, v, heads, mask, dim, attn_precision=attn_precision, skip_reshape=skip_reshape,
+                skip_output_reshape=skip_output_reshape, **kwargs,
+            )  # fmt: skip
+        if mask is not None and mask.shape[3] == streams.total != own:
+            mask = take(mask, 3, streams.intervals())
+        width = q.shape[3] if skip_reshape else q.shape[2] // heads
+        query, key, value = (
+            each.transpose(1, 2) if skip_reshape else each.flatten(2).unflatten(2, (-1, width)) for each in (q, k, v)
+        )
+        if key.shape[2] != query.shape[2]:  # heads of keys that serve several heads of queries
+            key, value = (each.repeat_interleave(query.shape[2] // each.shape[2], 2) for each in (key, value))
+        attended = self._attend(query, key, value, mask, kwargs.get("scale"))
+        return attended.transpose(1, 2) if skip_output_reshape else attended.flatten(2)
+
+    def _over_gathered_keys(
+        self,
+        function: Callable[..., torch.Tensor],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        heads: int,
+        mask: torch.Tensor | None,
+        dim: int,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """With whole keys on every rank, as a mask of queries and keys, whole queries, or pieces of them ask for."""
+        split = self._split
+        streams = split.streams
+        assert streams is not None
+        if mask is not None:
+            if mask.shape[3] == sum(streams.own) != streams.total:
+                if mask.shape[2] > 1 and not split.whole_queries:
+                    raise ValueError("a mask of this rank's queries and keys alone")
+                mask = split.gather_all(mask, 3)
+            if mask.shape[2] == streams.total and not (split.whole_queries or split.gathers_keys):
+                mask = take(mask, 2, streams.intervals())
+        if not (split.gathered and split.gathered[0] is k and split.gathered[1] is v):
+            split.gathered = k, v, split.gather_all(k, dim), split.gather_all(v, dim)
+        key, value = split.gathered[2:]
+        if not q.shape[dim] and not kwargs["skip_reshape"] and not kwargs["skip_output_reshape"]:
+            return q  # of a piece, this rank has nothing
+        return function(q, key, value, heads, mask=mask, **kwargs)
+
+
+def _as_four(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """A mask as ComfyUI's attention takes it, as (B or 1, heads or 1, queries or 1, keys)."""
+    if mask is None or mask.ndim == 4:
+        return mask
+    return mask[None, None] if mask.ndim == 2 else mask[:, None]

@@ -1,0 +1,102 @@
+"""What is said of a ComfyUI network so that ranks can share out its tokens: data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LATENT_SHAPES = "latent_shapes"
+"""Argument of a call that says of which latents (video, audio) a packed x consists."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A list of blocks that are alike, and what their forward's arguments are.
+
+    An argument that is a tuple is named with the index of its item, "x.0". Arguments of the forward that no field names
+    are an error, unless they are None: a block of another version of ComfyUI is not cut by data that was not written
+    for it. Submodules and attributes are named by their path in the block.
+
+    Args:
+        path: attribute path of the list in the network.
+        tokens: argument -> dim of its tokens. Together they are what the block's self-attention goes over, in this
+            order.
+        returns: which of `tokens` each returned value is; None for a value that is whole on every rank.
+        joint: argument -> dim, over the tokens of all streams one after the other, such as rotary tables; also inside
+            of lists and tuples.
+        rows: argument -> (stream, dim): one row per token of a stream, or per frame of it (then they are repeated), or
+            one for all.
+        segments: argument -> stream: a list of (start, stop, ...) over its tokens; None as stop is the end.
+        border: argument -> stream: the index of a token.
+        alike: arguments that are the same for all tokens.
+        cross: submodules whose attention is not over the tokens: their keys are whole on every rank.
+        gathers: submodules whose queries are whole on every rank, and whose keys are the tokens.
+        apart: submodules that compute each token by itself, but from the number of all (audio beside each frame).
+        alone: a stream over which the block attends once more without the others (Boogu, SD3.5 medium).
+        grids: those of `tokens` and `rows` whose tokens have three dims, frames, rows and columns (Cosmos, Anima).
+        stretched: those of `rows` whose number need not divide the tokens': each row is repeated so often that all
+            tokens have one, and what is over is dropped (Wan: references and poses behind the video).
+        positional: names for the arguments of a forward that has none, only *args (SD3).
+        when: attribute -> what it is in blocks that can be cut; every rank computes the others whole (blocks with
+            windows, means or convolutions over the tokens).
+        whole_with: arguments with which every rank computes the block whole (caches, lists of other tokens).
+        patched: patches inside of the block that can be given all tokens: called with one dict of tensors
+            (B, tokens, ...) and return one (Wan, for MultiTalk). With others, every rank computes the block whole.
+        kept: an argument that is (keys, values, how many), which stand before the tokens' on every rank; while there
+            are none, every rank computes the block whole, as it may keep some of it (HiDream O1).
+    """
+
+    path: str
+    tokens: Mapping[str, int]
+    returns: tuple[str | None, ...]
+    joint: Mapping[str, int] = field(default_factory=dict)
+    rows: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    segments: Mapping[str, str] = field(default_factory=dict)
+    border: Mapping[str, str] = field(default_factory=dict)
+    alike: tuple[str, ...] = ()
+    cross: tuple[str, ...] = ()
+    gathers: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    alone: str = ""
+    grids: tuple[str, ...] = ()
+    stretched: tuple[str, ...] = ()
+    positional: tuple[str, ...] = ()
+    when: Mapping[str, Any] = field(default_factory=dict)
+    whole_with: tuple[str, ...] = ()
+    patched: tuple[str, ...] = ()
+    kept: str = ""
+
+    @property
+    def names(self) -> set[str]:
+        """All arguments that are named."""
+        named = [
+            *self.tokens,
+            *self.joint,
+            *self.rows,
+            *self.segments,
+            *self.border,
+            *self.alike,
+            *self.whole_with,
+            self.kept,
+        ]
+        return {name.partition(".")[0] for name in named if name}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A class of ComfyUI's as data.
+
+    Args:
+        title: how artists call the family.
+        blocks: what is cut; () where ranks share out the batch alone.
+        whole: why the tokens are not shared out, as the rest of a sentence about the family; "" where they are.
+        attention_in: modules of ComfyUI whose attention function does not ask `transformer_options` what to call.
+        heads: attribute path of the number of attention heads.
+    """
+
+    title: str
+    blocks: tuple[Blocks, ...] = ()
+    whole: str = ""
+    attention_in: tuple[str, ...] = ()
+    heads: str = "num_heads"

@@ -1,0 +1,179 @@
+"""Cuts the blocks of a ComfyUI network: outside of them tensors have the whole shape, inside a rank has its tokens.
+
+The network's own forward runs on every rank, unchanged. A block takes this rank's rows of its token arguments and puts
+its rows back into a tensor of the whole shape; what stands in the other rows is never read, as nothing outside of
+blocks mixes tokens. After the last block of a list the rows are gathered; where a patch sees what blocks return, after
+every block.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import UnsupportedModelError
+from .block_call import KEYWORD, BlockCall
+from .blocks import Blocks
+from .own_arguments import GRID, OwnArguments, said
+from .own_objects import is_guide_mask
+from .token_split import Streams, TokenSplit, put
+from .whole_patches import over_all_tokens
+
+# Patches that ComfyUI calls inside of a block, with the tokens that the block has.
+_INSIDE = {"attn1_patch", "attn2_patch", "attn1_output_patch", "attn2_output_patch", "mlp_patch"}
+
+
+def unknown_blocks(network: nn.Module, lists: Sequence[Blocks]) -> str:
+    """Why the network is not as the data says, in words; "" where it is."""
+    for blocks in lists:
+        try:
+            found = list(network.get_submodule(blocks.path).children())
+        except AttributeError:
+            return f"it has no {blocks.path}"
+        fitting = [block for block in found if _fits(block, blocks)]
+        if found and not fitting:
+            is_so = ", ".join(f"{name} {_attribute(found[0], name)}" for name in blocks.when)
+            return f"its {blocks.path} have {is_so}"
+        for block in fitting:
+            parameters = inspect.signature(block.forward).parameters.values()
+            taken = {each.name for each in parameters if each.kind is not KEYWORD}
+            if blocks.positional and taken == {"args"}:
+                taken = set(blocks.positional)
+            if extra := taken - blocks.names:
+                return f"a block of {blocks.path} takes {', '.join(sorted(extra))}"
+            if missing := {name.partition(".")[0] for name in blocks.tokens} - taken:
+                return f"a block of {blocks.path} takes no {', '.join(sorted(missing))}"
+            for name in (*blocks.cross, *blocks.gathers, *blocks.apart):
+                if _attribute(block, name) is None:
+                    return f"a block of {blocks.path} has no {name}"
+    return ""
+
+
+def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -> None:
+    """Let the ranks of `split` share out the tokens of these lists of blocks."""
+    for blocks in lists:
+        found = list(network.get_submodule(blocks.path).children())
+        fits = [*(_fits(block, blocks) for block in found), False]
+        for index, block in enumerate(found):
+            if not fits[index]:
+                continue
+            for name in blocks.cross:
+                _inside(_attribute(block, name), split.outside)
+            for name in blocks.gathers:
+                _inside(_attribute(block, name), split.gathering)
+            for name in blocks.apart:
+                _apart(_attribute(block, name), split)
+            block.forward = _CutBlock(block, blocks, split, last=not fits[index + 1])
+
+
+def _attribute(block: nn.Module, path: str) -> Any:
+    found: Any = block
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _fits(block: nn.Module, blocks: Blocks) -> bool:
+    return all(_attribute(block, name) == value for name, value in blocks.when.items())
+
+
+def _inside(module: nn.Module, context: Callable[[], Any]) -> None:
+    """Have a module's forward run inside of a context."""
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return forward(*args, **kwargs)
+
+    module.forward = run
+
+
+def _apart(module: nn.Module, split: TokenSplit) -> None:
+    """Have a module's forward see as many tokens (B, tokens, D) as there are, of which own ones are true."""
+    forward = module.forward
+
+    def run(own: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if split.streams is None:
+            return forward(own, *args, **kwargs)
+        (length,), ((start, stop),) = split.streams.lengths, split.streams.intervals()
+        with split.outside():
+            return forward(put(own, 1, (start, stop), length), *args, **kwargs)[:, start:stop]
+
+    module.forward = run
+
+
+class _CutBlock:
+    """The forward of one block on this rank's tokens."""
+
+    def __init__(self, block: nn.Module, blocks: Blocks, split: TokenSplit, last: bool):
+        self._forward = block.forward
+        self._signature = inspect.signature(block.forward)
+        self._blocks = blocks
+        self._split = split
+        self._last = last
+        self._own = OwnArguments(blocks, self._unlike)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        split, blocks = self._split, self._blocks
+        if split.degree == 1:
+            return self._forward(*args, **kwargs)
+        call = BlockCall(self._signature, blocks.positional, args, kwargs)
+        if unknown := call.others - blocks.names:
+            raise self._unlike(f"takes {', '.join(sorted(unknown))}")
+        whole = self._own.tokens(call)
+        shapes = {name: call[name].shape for name in whole}
+        lengths = [tensor.shape[blocks.tokens[name]] for name, tensor in whole.items()]
+        streams = Streams.share_out(lengths, split.mesh)
+        options = (call["transformer_options"] if "transformer_options" in blocks.names else None) or {}
+        patches = options.get("patches") or {}
+        kept = call[blocks.kept] if blocks.kept else None
+        inside = _INSIDE & set(patches)
+        needs_all = any(call[name] is not None for name in blocks.whole_with) or bool(inside - set(blocks.patched))
+        needs_all |= bool(blocks.kept) and not kept
+        if kept and not (isinstance(kept, tuple) and len(kept) == 3 and isinstance(kept[2], int)):
+            raise self._unlike(f"takes {said(kept)} as {blocks.kept}")
+        if needs_all or not streams.enough:  # of a handful of tokens every rank computes all
+            if blocks.path in split.pending:
+                raise self._unlike("needs all tokens, where the one before it did not")
+            return self._forward(*args, **kwargs)
+        by_guide = any(is_guide_mask(call[name]) for name in blocks.rows)
+        self._own.cut(call, whole, streams)
+        if inside:
+            call["transformer_options"] = {**options, "patches": over_all_tokens(patches, inside, split)}
+        alone = list(whole).index(blocks.alone) if blocks.alone else None
+        first = next(iter(whole.values()))
+        with split.running(streams, first.shape[0], first.device, alone, by_guide, kept[2] if kept else 0):
+            returned = self._forward(*call.args, **call.kwargs)
+        outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
+        if len(outputs) != len(blocks.returns):
+            raise self._unlike(f"returns {len(outputs)} values, not {len(blocks.returns)}")
+        gather = self._last or bool(set(patches) - inside or options.get("patches_replace"))
+        made = [
+            output if name is None or output is None else self._whole_again(output, name, shapes[name], gather)
+            for name, output in zip(blocks.returns, outputs, strict=True)
+        ]
+        (split.pending.discard if gather else split.pending.add)(blocks.path)
+        return type(returned)(made) if isinstance(returned, (tuple, list)) else made[0]
+
+    def _whole_again(self, output: torch.Tensor, name: str, shape: torch.Size, gather: bool) -> torch.Tensor:
+        dim = self._blocks.tokens[name]
+        grid = shape[dim : dim + (GRID if name in self._blocks.grids else 1)]
+        length = grid.numel()
+        (interval,) = Streams.share_out((length,), self._split.mesh).intervals()
+        flat = output.flatten(dim, dim + len(grid) - 1)
+        if flat.shape[dim] != interval[1] - interval[0]:
+            raise self._unlike(f"returns {said(output)} as {name} of {interval[1] - interval[0]} tokens")
+        if not gather:
+            return put(flat, dim, interval, length).unflatten(dim, grid)
+        # As a block's own output is: some networks take views of it.
+        return self._split.gather(flat, dim, length).contiguous().unflatten(dim, grid)
+
+    def _unlike(self, what: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"A block of {self._blocks.path} {what}: this ComfyUI's network is not the one whose tokens can be split.",
+            "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
+        )

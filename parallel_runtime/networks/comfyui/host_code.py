@@ -1,0 +1,44 @@
+"""Makes the client's ComfyUI importable in this process, under the options that it was started with."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigurationError
+
+
+def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
+    """Make `comfy` importable: call before anything imports it, and after this process has taken its device.
+
+    Args:
+        folder: of a ComfyUI checkout.
+        options: values of ComfyUI's command line by the parser's names; those that this one does not have are left out.
+
+    Raises:
+        ConfigurationError: there is no ComfyUI, or the process has another one already.
+    """
+    root = Path(folder)
+    if not (root / "comfy" / "sd.py").is_file():
+        raise ConfigurationError(
+            f"There is no ComfyUI in {folder} on the host of this rank.",
+            "Install ComfyUI at the same place on every host, or choose the diffusers network in Parallel Loader.",
+        )
+    if loaded := sys.modules.get("comfy.cli_args"):
+        if loaded.__file__ is None or Path(loaded.__file__).resolve().parent.parent != root.resolve():
+            raise ConfigurationError(
+                f"The pool runs with the ComfyUI of {loaded.__file__}, and is asked for that of {folder}.",
+                "Restart ComfyUI.",
+            )
+        return
+    # At the end: ComfyUI has a module `nodes`, as this pack has a package of that name.
+    sys.path.append(str(root))
+    code = importlib.import_module("comfy.cli_args")
+    for name, value in options.items():
+        if name == "fast":
+            code.args.fast = {code.PerformanceFeature(each) for each in str(value).split(",") if each}
+        elif hasattr(code.args, name):
+            setattr(code.args, name, value)

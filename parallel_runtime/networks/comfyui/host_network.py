@@ -1,0 +1,147 @@
+"""A ComfyUI network that the ranks of a mesh run together; beside ParallelTransformer, which wraps diffusers'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from ...attention.choice import check_ring, resolve_kernel
+from ...attention.kernels import KERNELS
+from ...errors import ConfigurationError, UnsupportedModelError
+from ...mesh.agreement import offer_nothing
+from ...mesh.mesh import Layout, Mesh, single_rank_mesh
+from .attention import HostAttention
+from .blocks import LATENT_SHAPES
+from .description import Described
+from .token_split import TokenSplit
+
+
+class HeldSplit(Protocol):
+    """A network as a rank holds it (loading/held_network.py)."""
+
+    here: bool
+    device: torch.device
+    split: TokenSplit
+
+    @property
+    def network(self) -> torch.nn.Module:
+        """With its weights, on the device."""
+        ...
+
+
+class HostNetwork:
+    """Runs calls in ComfyUI's convention over a mesh, which is what the network takes by itself.
+
+    Args:
+        latent: ComfyUI's format of the latents.
+        attention: one of config.ATTENTION_BACKENDS.
+        dtype: that it computes in.
+    """
+
+    def __init__(self, held: HeldSplit, described: Described, latent: Any, attention: str, dtype: torch.dtype):
+        self.mesh = single_rank_mesh()
+        self.before_compiling: Callable[[], None] = lambda: None
+        self._held = held
+        self._described = described
+        self._latent = latent
+        self._traits = (held.device, dtype, described.head_dim)
+        self.attention = resolve_kernel(attention, *self._traits)
+        self._attend = HostAttention(KERNELS[self.attention], held.split)
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Of the network; none while it is not on the device."""
+        return self._held.network.parameters() if self._held.here else iter(())
+
+    def set_mesh(self, mesh: Mesh) -> None:
+        """Run over another mesh from the next call on.
+
+        Raises:
+            ConfigurationError: see `check_mesh`.
+        """
+        self.check_mesh(mesh)
+        self.mesh = mesh
+        self._held.split.set_mesh(mesh)
+
+    def check_mesh(self, mesh: Layout) -> None:
+        """Refuse a mesh that the network cannot run over. No collective.
+
+        Raises:
+            ConfigurationError: tokens that are not shared out, stages, or a ring without a kernel for it.
+        """
+        if mesh.plan.sequence > 1 and self._described.data is None:
+            raise ConfigurationError(
+                f"The plan asks for {mesh.plan}. {self._described.why_whole}",
+                "Set ulysses and ring to 1; cfg and data share out CFG branches and pictures.",
+            )
+        if mesh.plan.pipe > 1:
+            raise ConfigurationError(
+                f"The plan asks for pipe {mesh.plan.pipe}, and ComfyUI's own network has no stages.",
+                "Set stages to 1, or choose the diffusers network in Parallel Loader.",
+            )
+        self.check_ring(mesh)
+
+    def check_ring(self, layout: Layout) -> None:
+        """Refuse a layout with a ring for which the attention backend is not made. No collective."""
+        if layout.plan.ring > 1:
+            check_ring(self.attention, *self._traits)
+
+    @torch.no_grad()
+    def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
+        """One call in ComfyUI's convention. Collective over the sequence group.
+
+        Args:
+            x: (B, C, ...), or (B, 1, N) of several latents one after the other, whose shapes the conditioning names.
+            timestep: (B,) or (B, frames), float32.
+            conditioning: context and the family's extras; control, residuals of a ControlNet.
+
+        Returns:
+            The prediction, shaped as the latent part of x.
+
+        Raises:
+            UnsupportedModelError: the network did not run as its data says.
+        """
+        import comfy.utils
+
+        arguments = dict(conditioning)
+        shapes = arguments.pop(LATENT_SHAPES, None)
+        given = x if shapes is None else comfy.utils.unpack_latents(x, [tuple(shape) for shape in shapes])
+        split = self._held.split
+        split.pending.clear()
+        split.attention = self._attend
+        options = {**arguments.pop("transformer_options", {}), "optimized_attention_override": self._attend}
+        output = self._held.network(given, timestep, transformer_options=options, **arguments)
+        if split.pending:
+            raise UnsupportedModelError(
+                f"The network left {', '.join(sorted(split.pending))} before the last block.",
+                "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
+            )
+        return output if isinstance(output, torch.Tensor) else comfy.utils.pack_latents(output)[0]
+
+    def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape that `predict` gives for an x of that shape."""
+        if len(x_shape) - 2 != self._latent.latent_dimensions:
+            return x_shape  # several latents in one row
+        return (x_shape[0], self._latent.latent_channels, *x_shape[2:])
+
+    def offers(self, layout: Layout) -> dict[str, int]:
+        """Nothing is recorded."""
+        return offer_nothing(layout.sequence_ranks)
+
+    def go_on(self, agreed: Mapping[str, int]) -> None:
+        """Nothing is recorded."""
+
+    def leave(self, mesh: Mesh) -> None:
+        """Nothing is recorded."""
+
+    def leave_world(self) -> None:
+        """Let go of what is of several ranks."""
+        self.set_mesh(single_rank_mesh())
+
+    def forget_recordings(self) -> None:
+        """Nothing is recorded."""
+
+    def forget_runs(self) -> None:
+        """Let go of what runs have left behind on the device."""
+        self._held.split.forget()

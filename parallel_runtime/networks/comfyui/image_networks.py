@@ -1,0 +1,203 @@
+"""Networks that make pictures, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .blocks import Blocks, Network
+
+_OPTIONS = ("transformer_options",)
+
+# Global conditioning (vec) is one row per picture; modulation_dims tells which tokens take which of its rows.
+FLUX = (
+    Blocks(
+        "double_blocks", {"txt": 1, "img": 1}, ("img", "txt"), joint={"pe": 2},
+        segments={"modulation_dims_img": "img", "modulation_dims_txt": "txt"}, alike=("vec", "attn_mask", *_OPTIONS),
+    ),
+    Blocks(
+        "single_blocks", {"x": 1}, ("x",), joint={"pe": 2}, segments={"modulation_dims": "x"},
+        alike=("vec", "attn_mask", *_OPTIONS),
+    ),
+)  # fmt: skip
+
+_QWEN_IMAGE = Blocks(
+    "transformer_blocks", {"encoder_hidden_states": 1, "hidden_states": 1},
+    ("encoder_hidden_states", "hidden_states"), joint={"image_rotary_emb": 2},
+    rows={"encoder_hidden_states_mask": ("encoder_hidden_states", 1)},
+    border={"timestep_zero_index": "hidden_states"}, alike=("temb", *_OPTIONS),
+)  # fmt: skip
+
+
+def _lumina(path: str) -> Blocks:
+    return Blocks(
+        path, {"x": 1}, ("x",), joint={"freqs_cis": 1}, segments={"timestep_zero_index": "x"},
+        alike=("x_mask", "adaln_input", *_OPTIONS),
+    )  # fmt: skip
+
+
+def _omnigen(path: str) -> Blocks:
+    return Blocks(
+        path, {"hidden_states": 1}, ("hidden_states",), joint={"image_rotary_emb": 1},
+        alike=("attention_mask", "temb", *_OPTIONS),
+    )  # fmt: skip
+
+
+_BOOGU = Blocks(
+    "double_stream_layers", {"instruct_hidden_states": 1, "img_hidden_states": 1},
+    ("img_hidden_states", "instruct_hidden_states"), joint={"joint_rotary_emb": 1},
+    rows={"img_rotary_emb": ("img_hidden_states", 1)}, alone="img_hidden_states",
+    alike=("temb", "joint_attention_mask", "img_attention_mask", *_OPTIONS),
+)  # fmt: skip
+
+_HIDREAM = (
+    Blocks(
+        "double_stream_blocks", {"image_tokens": 1, "text_tokens": 1}, ("image_tokens", "text_tokens"),
+        joint={"rope": 1}, rows={"image_tokens_masks": ("image_tokens", 1)}, alike=("adaln_input", *_OPTIONS),
+    ),
+    Blocks(
+        "single_stream_blocks", {"image_tokens": 1}, ("image_tokens",), joint={"rope": 1},
+        rows={"image_tokens_masks": ("image_tokens", 1)}, alike=("text_tokens", "adaln_input", *_OPTIONS),
+    ),
+)  # fmt: skip
+
+# A frame of the grid is a timestep's; with an own one for each token, any tokens can be shared out.
+PREDICT_2 = Blocks(
+    "blocks", {"x_B_T_H_W_D": 1}, ("x_B_T_H_W_D",), joint={"rope_emb_L_1_1_D": 1},
+    rows={
+        "emb_B_T_D": ("x_B_T_H_W_D", 1), "adaln_lora_B_T_3D": ("x_B_T_H_W_D", 1),
+        "extra_per_block_pos_emb": ("x_B_T_H_W_D", 1),
+    },
+    grids=("x_B_T_H_W_D", "extra_per_block_pos_emb"), cross=("cross_attn",), alike=("crossattn_emb", *_OPTIONS),
+)  # fmt: skip
+
+_LENS = Blocks(
+    "transformer_blocks", {"hidden_states": 1, "encoder_hidden_states": 1}, ("encoder_hidden_states", "hidden_states"),
+    joint={"freqs_cis": 2, "attention_mask": 3}, alike=("temb", *_OPTIONS),
+)  # fmt: skip
+
+_JOY = Blocks(
+    "double_blocks", {"hidden_states": 1, "encoder_hidden_states": 1}, ("hidden_states", "encoder_hidden_states"),
+    rows={"image_rotary_emb": ("hidden_states", 1)}, alike=("temb", *_OPTIONS),
+)  # fmt: skip
+
+_SD3 = Blocks(
+    "joint_blocks", {"context": 1, "x": 1}, ("context", "x"), positional=("context", "x"), alone="x",
+    alike=("c", "use_checkpoint", *_OPTIONS),
+)  # fmt: skip
+
+_PIXEL_DIT = Blocks(
+    "patch_blocks", {"y": 1, "x": 1}, ("x", "y"), rows={"pos_img": ("x", 0), "pos_txt": ("y", 0)},
+    alike=("c", "attn_mask", *_OPTIONS),
+)  # fmt: skip
+
+IMAGE: Mapping[str, Network] = {
+    "comfy.ldm.flux.model:Flux": Network("FLUX, LongCat and Ovis", FLUX),
+    "comfy.ldm.chroma.model:Chroma": Network("Chroma", FLUX),
+    "comfy.ldm.chroma_radiance.model:ChromaRadiance": Network("Chroma Radiance", FLUX),
+    "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel": Network(
+        "Qwen-Image", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads"
+    ),
+    "comfy.ldm.mage_flow.model:MageFlowTransformer2DModel": Network(
+        "Mage-Flow", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads"
+    ),
+    "comfy.ldm.lumina.model:NextDiT": Network(
+        "Lumina 2 and Z-Image", (_lumina("layers"), _lumina("noise_refiner")), heads="n_heads"
+    ),
+    "comfy.ldm.lumina.model:NextDiTPixelSpace": Network(
+        "Z-Image in pixels", (_lumina("layers"), _lumina("noise_refiner")), heads="n_heads"
+    ),
+    "comfy.ldm.krea2.model:SingleStreamDiT": Network(
+        "Krea 2",
+        (
+            Blocks(
+                "blocks", {"x": 1}, ("x",), joint={"freqs": 2}, border={"timestep_zero_index": "x"},
+                alike=("vec", "mask", *_OPTIONS),
+            ),
+        ),
+        heads="heads",
+    ),
+    "comfy.ldm.anima.model:Anima": Network("Anima", (PREDICT_2,)),
+    "comfy.ldm.hidream.model:HiDreamImageTransformer2DModel": Network(
+        "HiDream", _HIDREAM, heads="num_attention_heads"
+    ),
+    # The first step with a prompt keeps what the prompt makes of it, causally: every rank computes it.
+    "comfy.ldm.hidream_o1.model:HiDreamO1Transformer": Network(
+        "HiDream O1",
+        (
+            Blocks(
+                "language_model.layers", {"x": 1}, ("x", None), joint={"freqs_cis": -2}, kept="past_key_value",
+                alike=("attention_mask", "optimized_attention"),
+            ),
+        ),
+        heads="language_model.layers.0.self_attn.num_heads",
+    ),
+    "comfy.ldm.omnigen.omnigen2:OmniGen2Transformer2DModel": Network(
+        "OmniGen 2", (_omnigen("layers"), _omnigen("noise_refiner"), _omnigen("ref_image_refiner")),
+        heads="layers.0.attn.heads",
+    ),
+    "comfy.ldm.boogu.model:BooguTransformer2DModel": Network(
+        "Boogu",
+        (_BOOGU, _omnigen("single_stream_layers"), _omnigen("noise_refiner"), _omnigen("ref_image_refiner")),
+        heads="single_stream_layers.0.attn.heads",
+    ),
+    "comfy.ldm.ideogram4.model:Ideogram4Transformer2DModel": Network(
+        "Ideogram 4",
+        (
+            Blocks(
+                "layers", {"x": 1}, ("x",), joint={"freqs_cis": 1}, rows={"adaln_input": ("x", 1)},
+                alike=("attn_mask", *_OPTIONS),
+            ),
+        ),
+        heads="layers.0.attention.num_heads",
+    ),
+    "comfy.ldm.ernie.model:ErnieImageModel": Network(
+        "ERNIE-Image",
+        (Blocks("layers", {"x": 1}, ("x",), joint={"rotary_pos_emb": 1}, alike=("temb", "attention_mask")),),
+        attention_in=("comfy.ldm.ernie.model",),
+    ),
+    "comfy.ldm.joyimage.model:JoyImageTransformer3DModel": Network(
+        "JoyImage", (_JOY,), heads="double_blocks.0.attn.num_attention_heads"
+    ),
+    "comfy.ldm.lens.model:LensTransformer2DModel": Network(
+        "Lens", (_LENS,), heads="transformer_blocks.0.attn.heads"
+    ),
+    "comfy.ldm.modules.diffusionmodules.mmdit:OpenAISignatureMMDITWrapper": Network(
+        "Stable Diffusion 3 and 3.5", (_SD3,), heads="joint_blocks.0.x_block.attn.num_heads"
+    ),
+    "comfy.ldm.aura.mmdit:MMDiT": Network(
+        "AuraFlow",
+        (
+            Blocks("double_layers", {"c": 1, "x": 1}, ("c", "x"), alike=("global_cond", *_OPTIONS)),
+            Blocks("single_layers", {"cx": 1}, ("cx",), alike=("global_cond", *_OPTIONS)),
+        ),
+        heads="single_layers.0.attn.n_heads",
+    ),
+    "comfy.ldm.pixart.pixartms:PixArtMS": Network(
+        "PixArt",
+        (
+            Blocks(
+                "blocks", {"x": 1}, ("x",), cross=("cross_attn",), when={"attn.sr_ratio": 1},
+                alike=("y", "t", "mask", "HW"),
+            ),
+        ),
+        attention_in=("comfy.ldm.pixart.blocks",),
+    ),
+    "comfy.ldm.hydit.models:HunYuanDiT": Network(
+        "HunyuanDiT",
+        (
+            Blocks(
+                "blocks", {"x": 1}, ("x",), joint={"freq_cis_img": 0}, rows={"skip": ("x", 1)}, cross=("attn2",),
+                alike=("c", "text_states"),
+            ),
+        ),
+        attention_in=("comfy.ldm.hydit.attn_layers",),
+    ),
+    # Blocks of pixels come after those of patches: every rank computes all of them.
+    "comfy.ldm.pixeldit.model:PixDiT_T2I": Network("PixelDiT", (_PIXEL_DIT,), heads="num_groups"),
+    "comfy.ldm.pixeldit.pid:PidNet": Network("PiD", (_PIXEL_DIT,), heads="num_groups"),
+    "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel": Network(
+        "U-Nets (SD 1.5, SDXL, SVD, Lotus)", whole="a U-Net convolves over the whole picture"
+    ),
+    "comfy.ldm.cascade.stage_c:StageC": Network("Stable Cascade", whole="it convolves over the whole picture"),
+    "comfy.ldm.cascade.stage_b:StageB": Network("Stable Cascade", whole="it convolves over the whole picture"),
+}  # fmt: skip

@@ -1,0 +1,180 @@
+"""Which tokens are whose while one block of a ComfyUI network runs: streams one after the other, a share of each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from ...mesh.mesh import Mesh
+from ..attended_tokens import AttendedTokens
+from ..shares import gather_shares, split_sizes
+
+_RUNNING = threading.local()
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Token streams that one attention goes over, and the shares of all ranks.
+
+    Args:
+        lengths: tokens of each stream.
+        sizes: of each stream, what each rank has.
+        index: this rank's.
+    """
+
+    lengths: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], ...]
+    index: int
+
+    @classmethod
+    def share_out(cls, lengths: Sequence[int], mesh: Mesh) -> Streams:
+        """Share out streams over the ranks of a mesh. Pure: all ranks get the same."""
+        sizes = tuple(split_sizes(length, mesh.plan.sequence, mesh.speeds) for length in lengths)
+        return cls(tuple(lengths), sizes, mesh.sequence_index)
+
+    @property
+    def enough(self) -> bool:
+        """Every rank has some of every stream."""
+        return all(min(sizes) > 0 for sizes in self.sizes)
+
+    @property
+    def total(self) -> int:
+        """Tokens of all streams."""
+        return sum(self.lengths)
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """This rank's tokens of each stream."""
+        return tuple(sizes[self.index] for sizes in self.sizes)
+
+    def counts(self) -> tuple[int, ...]:
+        """Tokens of each rank, of all streams together."""
+        return tuple(map(sum, zip(*self.sizes, strict=True)))
+
+    def only(self, stream: int) -> Streams:
+        """One of the streams."""
+        return Streams((self.lengths[stream],), (self.sizes[stream],), self.index)
+
+    def intervals(self) -> list[tuple[int, int]]:
+        """(start, stop) of this rank's tokens of each stream, among the tokens of all streams."""
+        firsts = (0, *accumulate(self.lengths))
+        starts = [first + sum(sizes[: self.index]) for first, sizes in zip(firsts, self.sizes, strict=False)]
+        return [(start, start + own) for start, own in zip(starts, self.own, strict=True)]
+
+
+class TokenSplit:
+    """The share of the block that is running; one object per network.
+
+    While no block runs whose tokens are shared out, `streams` is None, and attention is ComfyUI's own.
+    """
+
+    def __init__(self, mesh: Mesh):
+        self.tokens = AttendedTokens(mesh, (), None)
+        """What the exchange reads of them."""
+        self.streams: Streams | None = None
+        self.attention: Callable[..., torch.Tensor] | None = None
+        """What attends over the tokens of all ranks (attention.py)."""
+        self.alone: int | None = None
+        """A stream over which the running block attends without the others, too."""
+        self.gathers_keys = False
+        """The running block attends in pieces of its queries, and ranks may have other pieces: keys are gathered."""
+        self.kept = 0
+        """Keys that stand before those of the running block's tokens, on every rank."""
+        self.gathered: tuple[torch.Tensor, ...] = ()
+        """The keys and values that were gathered last, as they came and whole."""
+        self.whole_queries = False
+        self.pending: set[str] = set()
+        """Lists of blocks of which the last has not run: their output is this rank's share still."""
+        self.set_mesh(mesh)
+
+    def set_mesh(self, mesh: Mesh) -> None:
+        """Split over another mesh from the next forward on."""
+        self.mesh = mesh
+        self.degree = mesh.plan.sequence
+        self.tokens.set_mesh(mesh)
+
+    def forget(self) -> None:
+        """Let go of what is on the device."""
+        self.tokens.forget()
+
+    @contextmanager
+    def running(
+        self,
+        streams: Streams,
+        batch: int,
+        device: torch.device,
+        alone: int | None = None,
+        gathers_keys: bool = False,
+        kept: int = 0,
+    ) -> Iterator[None]:
+        """Inside, attention goes over the tokens of all ranks."""
+        before = self.streams, self.alone, self.gathers_keys, self.kept
+        outer, _RUNNING.split = running_split(), self
+        self.streams, self.alone, self.gathers_keys, self.kept = streams, alone, gathers_keys, kept
+        self._lay_out(batch, device)
+        try:
+            yield
+        finally:
+            self.streams, self.alone, self.gathers_keys, self.kept = before
+            self._lay_out(batch, device)
+            self.gathered = ()
+            _RUNNING.split = outer
+
+    def _lay_out(self, batch: int, device: torch.device) -> None:
+        self.tokens.start(self.degree)
+        if self.streams is not None:
+            self.tokens.split(self.streams.counts(), batch, device)
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Inside, attention is not over the tokens."""
+        before, self.streams = self.streams, None
+        try:
+            yield
+        finally:
+            self.streams = before
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Inside, queries are whole on every rank, and keys are the tokens."""
+        self.whole_queries = True
+        try:
+            yield
+        finally:
+            self.whole_queries = False
+
+    def gather(self, share: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+        """One stream made whole. Collective over the sequence group."""
+        group = self.mesh.sequence
+        assert group is not None
+        return gather_shares(share.contiguous(), dim, length, group, self.degree, self.mesh.speeds)
+
+    def gather_all(self, share: torch.Tensor, dim: int) -> torch.Tensor:
+        """The running block's streams made whole, one after the other. Collective over the sequence group."""
+        assert self.streams is not None
+        kept, *parts = share.split((self.kept, *self.streams.own), dim)
+        whole = [self.gather(part, dim, length) for part, length in zip(parts, self.streams.lengths, strict=True)]
+        return torch.cat([kept, *whole] if self.kept else whole, dim)
+
+
+def running_split() -> TokenSplit | None:
+    """The split of the block that runs in this thread; None outside of blocks that are cut."""
+    return getattr(_RUNNING, "split", None)
+
+
+def take(tensor: torch.Tensor, dim: int, intervals: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """The rows of `dim` in these intervals, one after the other; a view where it is one interval."""
+    parts = [tensor.narrow(dim, start, stop - start) for start, stop in intervals]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def put(share: torch.Tensor, dim: int, interval: tuple[int, int], length: int) -> torch.Tensor:
+    """A tensor of the whole length with the share in its place; what else is in it is zero, and nobody's."""
+    placed = share.new_zeros((*share.shape[:dim], length, *share.shape[dim + 1 :]))
+    placed.narrow(dim, interval[0], interval[1] - interval[0]).copy_(share)
+    return placed

@@ -1,0 +1,78 @@
+"""Networks that make video, as data; Wan's are in a table of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .blocks import Blocks, Network
+from .image_networks import FLUX, PREDICT_2
+
+_OPTIONS = ("transformer_options",)
+
+_LTX_VIDEO = Blocks(
+    "transformer_blocks", {"x": 1}, ("x",), joint={"pe": 1},
+    rows={"timestep": ("x", 1), "self_attention_mask": ("x", 1)}, cross=("attn2",),
+    alike=("context", "attention_mask", "prompt_timestep", *_OPTIONS),
+)  # fmt: skip
+
+# The audio stream is short: it is whole on every rank, and the video's tokens are shared out.
+_LTX_2 = Blocks(
+    "transformer_blocks", {"x.0": 1}, ("x.0", None), joint={"v_pe": 1, "v_cross_pe": 1},
+    rows={
+        "v_timestep": ("x.0", 1), "v_cross_scale_shift_timestep": ("x.0", 1), "v_cross_gate_timestep": ("x.0", 1),
+        "self_attention_mask": ("x.0", 1),
+    },
+    cross=("attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn"), gathers=("video_to_audio_attn",),
+    alike=(
+        "v_context", "a_context", "attention_mask", "a_timestep", "a_pe", "a_cross_pe", "a_cross_scale_shift_timestep",
+        "a_cross_gate_timestep", "v_prompt_timestep", "a_prompt_timestep", *_OPTIONS,
+    ),
+)  # fmt: skip
+
+_COG_VIDEO = Blocks(
+    "blocks", {"encoder_hidden_states": 1, "hidden_states": 1}, ("hidden_states", "encoder_hidden_states"),
+    rows={"image_rotary_emb": ("hidden_states", 0)}, alike=("temb", *_OPTIONS),
+)  # fmt: skip
+
+_COSMOS = Blocks(
+    "blocks", {"x": 0}, ("x",), joint={"rope_emb_L_1_1_D": 0}, grids=("x",), cross=("blocks.1",),
+    when={"blocks.1.block_type": "ca", "x_format": "THWBD"},
+    alike=("emb_B_D", "crossattn_emb", "crossattn_mask", "adaln_lora_B_3D", *_OPTIONS),
+)  # fmt: skip
+
+VIDEO: Mapping[str, Network] = {
+    "comfy.ldm.minimax.model:MiniMaxH3Model": Network(
+        "MiniMax H3",
+        (
+            Blocks(
+                "blocks", {"x": 0}, ("x",), joint={"rope_freqs": 1}, segments={"mod_segments": "x"},
+                alike=("t_emb", *_OPTIONS),
+            ),
+        ),
+        heads="blocks.0.attn.heads",
+    ),
+    "comfy.ldm.lightricks.model:LTXVModel": Network("LTX-Video", (_LTX_VIDEO,), heads="num_attention_heads"),
+    "comfy.ldm.lightricks.av_model:LTXAVModel": Network("LTX-2", (_LTX_2,), heads="num_attention_heads"),
+    "comfy.ldm.hunyuan_video.model:HunyuanVideo": Network("HunyuanVideo and HunyuanImage", FLUX),
+    "comfy.ldm.kandinsky5.model:Kandinsky5": Network(
+        "Kandinsky 5",
+        (
+            Blocks(
+                "visual_transformer_blocks", {"visual_embed": 1}, ("visual_embed",), joint={"freqs": 1},
+                cross=("cross_attention",), alike=("text_embed", "time_embed", *_OPTIONS),
+            ),
+        ),
+        heads="visual_transformer_blocks.0.self_attention.num_heads",
+    ),
+    "comfy.ldm.cosmos.predict2:MiniTrainDIT": Network("Cosmos-Predict 2", (PREDICT_2,)),
+    "comfy.ldm.cosmos.model:GeneralDIT": Network("Cosmos 1", (_COSMOS,)),
+    "comfy.ldm.cogvideo.model:CogVideoXTransformer3DModel": Network(
+        "CogVideoX", (_COG_VIDEO,), heads="num_attention_heads"
+    ),
+    "comfy.ldm.genmo.joint_model.asymm_models_joint:AsymmDiTJoint": Network(
+        "Mochi", whole="blocks crop their text tokens to the prompt's length"
+    ),
+    "comfy.ldm.seedvr.model:NaDiT": Network(
+        "SeedVR2", whole="it attends within windows of frames, rows and columns, of many lengths"
+    ),
+}  # fmt: skip

@@ -1,0 +1,69 @@
+"""Values with tensors anywhere inside of them (dicts, lists, tuples), as plain data beside a list of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import RequestError
+
+_DEEPEST = 8
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def flatten(value: Any, tensors: list[torch.Tensor], depth: int = 0) -> Any:
+    """The value as plain data, in which a tensor is its place in `tensors`, to which it is added.
+
+    Raises:
+        TypeError: a kind of value that does not travel.
+    """
+    if depth > _DEEPEST:
+        raise TypeError(f"a value nested deeper than {_DEEPEST}")
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, _PLAIN):
+        return {"plain": value}
+    if type(value) in (list, tuple, torch.Size):
+        kind = "list" if type(value) is list else "tuple"
+        return {kind: [flatten(item, tensors, depth + 1) for item in value]}
+    if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
+        return {"dict": [[key, flatten(item, tensors, depth + 1)] for key, item in value.items()]}
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def restore(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The value that `flatten` was given.
+
+    Raises:
+        RequestError: no such data.
+    """
+    if isinstance(tree, Mapping) and len(tree) == 1:
+        ((kind, inner),) = tree.items()
+        if kind == "plain" and isinstance(inner, _PLAIN):
+            return inner
+        if kind == "tensor" and isinstance(inner, int) and 0 <= inner < len(tensors):
+            return tensors[inner]
+        if kind == "dtype" and isinstance(dtype := getattr(torch, str(inner), None), torch.dtype):
+            return dtype
+        if kind in ("list", "tuple") and isinstance(inner, list):
+            items = [restore(item, tensors) for item in inner]
+            return items if kind == "list" else tuple(items)
+        if kind == "dict" and isinstance(inner, list):
+            return {key: restore(item, tensors) for key, item in inner}
+    raise RequestError("The pool was sent an argument that is not what it says.", "Report this.")
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The value with each of its tensors replaced."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, function) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map_tensors(item, function) for item in value)
+    return value

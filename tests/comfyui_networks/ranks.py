@@ -1,0 +1,62 @@
+"""What one rank does in the tests of cut networks: each call whole, then with the tokens shared out."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from parallel_runtime.attention.kernels import KERNELS
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.mesh.mesh import build_mesh
+from parallel_runtime.networks.comfyui.attention import HostAttention
+from parallel_runtime.networks.comfyui.attention_names import ask_the_split
+from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks, unknown_blocks
+from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.networks import find_network
+from parallel_runtime.networks.comfyui.token_split import TokenSplit
+
+
+def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: list[list[int]]) -> dict[str, Any]:
+    """{"differences": {network: {"plan, call": largest over the result's own scale}}, "classes": those compared}.
+
+    Args:
+        plans: (ulysses, ring) of each.
+    """
+    use_comfyui(comfyui, {"cpu": True})
+    from tests.comfyui_networks.catalogue import TINY, call
+
+    torch.set_grad_enabled(False)
+    meshes = {
+        f"ulysses {ulysses} ring {ring}": build_mesh(ParallelPlan(ulysses=ulysses, ring=ring), rank, world_size)
+        for ulysses, ring in plans
+    }
+    found: dict[str, dict[str, float]] = {}
+    classes = set()
+    for name in names:
+        made = TINY[name]()
+        data = find_network(type(made.network))
+        assert data is not None, name
+        classes.add(f"{type(made.network).__module__}:{type(made.network).__qualname__}")
+        assert unknown_blocks(made.network, data.blocks) == "", name
+        expected = {each: call(made, each) for each in made.calls}
+        split = TokenSplit(next(iter(meshes.values())))
+        assert isinstance(attrgetter(data.heads)(made.network), int), name
+        ask_the_split(data.attention_in)
+        cut_blocks(made.network, data.blocks, split)
+        attention = split.attention = HostAttention(KERNELS["sdpa"], split)
+        found[name] = {}
+        for plan, mesh in meshes.items():
+            split.set_mesh(mesh)
+            for each, whole in expected.items():
+                with mock.patch.object(split, "running", wraps=split.running) as running:
+                    shared = call(made, each, attention)
+                assert running.called != (each in made.whole), (name, each)
+                assert not split.pending
+                difference = (shared - whole).abs().max() / whole.abs().max()
+                found[name][f"{plan}, {each}"] = float(difference)
+        dist.barrier()
+    return {"differences": found, "classes": sorted(classes)}

@@ -1,0 +1,89 @@
+"""ComfyUI's own networks in the pool, in a real ComfyUI: the latents that Load Diffusion Model gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.comfyui_networks.formats import FORMATS
+
+from .workflow import MODEL, SAVE, Workflow, sampled_in_pool
+
+pytestmark = pytest.mark.host
+
+TOLERANCE = 1e-4
+"""Of the latent's scale."""
+ROUNDED = {"int8_tensorwise": 0.05, "int8_rotated": 0.05}
+"""Formats whose products take one scale for all rows of a call: ranks that share them out each have their own, and so
+has ComfyUI when it cuts a batch. The bound is that rounding's; with one rank and one row it is nothing."""
+
+CASES = {
+    "plain": Workflow(),
+    "cfg, unequal prompts": Workflow(cfg=4.0, lengths=(9, 5)),
+    "cfg, batch, odd sizes": Workflow(cfg=4.0, latent=(0, 2, 13, 19), sampler="dpmpp_2m", scheduler="beta"),
+    "a reference latent": Workflow(reference=True, cfg=4.0),
+    "noise mask": Workflow(latent=(9, 1, 14, 20), mask=True, cfg=4.0),
+    "a bf16 file": Workflow(model="bf16.safetensors", cfg=4.0),
+}
+
+
+def compare(host, workflow: Workflow, parallel: Workflow, tolerance: float = TOLERANCE) -> list[tuple[str, str]]:
+    """Assert that both make the same latent; return what the parallel run showed on its nodes."""
+    ours = host.run(parallel.prompt())
+    latent, wanted = host.latent(ours, SAVE), host.latent(host.run(workflow.prompt()), SAVE)
+    assert wanted.std() > 0.1
+    assert latent.shape == wanted.shape
+    assert (latent - wanted).abs().max() < tolerance * wanted.abs().max()
+    return ours.texts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flux_through_comfyuis_network_under_ksampler(host, name):
+    workflow = CASES[name]
+    texts = compare(host, workflow, replace(workflow.on("cpu:2"), network="ComfyUI"))
+    assert any("ComfyUI's own network, as asked" in text for _, text in texts), texts
+
+
+@pytest.mark.parametrize("name", ["cfg, unequal prompts", "cfg, batch, odd sizes", "a reference latent"])
+def test_flux_through_comfyuis_network_in_the_pool(host, name):
+    workflow = CASES[name]
+    parallel = replace(workflow.on("cpu:2", "ParallelSampler"), network="ComfyUI")
+    assert sampled_in_pool(compare(host, workflow, parallel))
+
+
+@pytest.fixture(scope="module")
+def formats(host) -> Iterator[list[str]]:
+    """Names of files of one model in every format that this ComfyUI has."""
+    folder = host.base / "models" / "diffusion_models"
+    script = Path(__file__).parents[1] / "comfyui_networks" / "formats.py"
+    command = [host.host.python, str(script), str(host.host.path), str(folder / MODEL), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": host.host.python_path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = json.loads(done.stdout.splitlines()[-1])
+    yield names
+    for name in names:
+        (folder / f"{name}.safetensors").unlink()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_stay_in_their_format_and_give_comfyuis_latent(host, formats, name):
+    if name not in formats:
+        pytest.skip(f"this ComfyUI has no {name}")
+    workflow = Workflow(model=f"{name}.safetensors", cfg=4.0, lengths=(9, 5), steps=2)
+    texts = compare(host, workflow, workflow.on("cpu:2"), ROUNDED.get(name, TOLERANCE))
+    assert any("Runs ComfyUI's own network" in text for _, text in texts), texts
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_one_rank_rounds_an_int8_file_as_comfyui_does(host, formats, name):
+    if name not in formats:
+        pytest.skip(f"this ComfyUI has no {name}")
+    workflow = Workflow(model=f"{name}.safetensors", steps=2)
+    compare(host, workflow, workflow.on("cpu:1"))

@@ -1,0 +1,50 @@
+"""ComfyUI's own networks, their tokens shared out over ranks: against the same class in one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallel_runtime.networks.comfyui.networks import NETWORKS
+from tests.comfyui_checkout import HOW, find_comfyui
+from tests.comfyui_networks.catalogue import TINY
+from tests.ranks import run_ranks
+
+COMFYUI = find_comfyui()
+pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
+PLANS = {2: [[2, 1], [1, 2]], 3: [[3, 1], [1, 3]]}
+# What ComfyUI lists among its models, and is no network that denoises.
+NO_DIFFUSION = {
+    "comfy.ldm.rt_detr.rtdetr_v4:RTv4": "finds objects",
+    "comfy.ldm.depth_anything_3.model:DepthAnything3Net": "measures depth",
+    "comfy.ldm.sam3.detector:SAM3Model": "finds outlines",
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_compute_what_one_does(ranks):
+    arguments = {"comfyui": str(COMFYUI), "names": list(TINY), "plans": PLANS[ranks]}
+    found = run_ranks(ranks, "tests.comfyui_networks.ranks:compare", arguments, timeout=280)
+    for each in found:
+        differences = each["differences"]
+        wrong = {
+            (name, case): diff for name, cases in differences.items() for case, diff in cases.items() if not diff < 1e-5
+        }
+        assert not wrong
+        assert set(differences) == set(TINY)
+        assert all(differences.values())
+        assert set(each["classes"]) == {name for name, data in NETWORKS.items() if data.blocks}
+
+
+def test_every_model_of_comfyui_is_known():
+    (found,) = run_ranks(1, "tests.comfyui_networks.inventory:inventory", {"comfyui": str(COMFYUI)})
+    networks, known = found["networks"], {*NETWORKS, *NO_DIFFUSION}
+    assert len(networks) > 80
+    new = {model: network for model, network in networks.items() if network not in known}
+    assert not new, f"batch axes only, until there are data for them, or why not: {new}"
+    assert not found["gone"], "the table has classes that this ComfyUI has not"
+    assert not set(NO_DIFFUSION) - set(networks.values())
+
+
+def test_a_network_is_cut_or_said_why_not():
+    for name, data in NETWORKS.items():
+        assert bool(data.blocks) != bool(data.whole), name
