@@ -192,7 +192,7 @@ def test_a_whole_model_runs_in_stages_and_without_in_turn():
 def test_an_error_in_a_stage_comes_out_at_once_and_waits_for_no_other_stage(monkeypatch):
     """The others may never send or vote again: waiting for them would hide the error behind a stall."""
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no room on this stage")
 
     def wait(*_: Any) -> None:
