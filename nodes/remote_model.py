@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.host_file import HostFile
 from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.networks.diffusers.headers import original_header
+from parallel_runtime.requests.requests import INVOKABLE
 
 from .interrupt import stopping_with_prompt
 from .kept_conds import keeping
@@ -164,6 +166,19 @@ def remote_of(model: Any) -> RemoteTransformer:
     )
 
 
+def _invoking(transformer: torch.nn.Module, method: str, remote: RemoteTransformer) -> Callable[..., torch.Tensor]:
+    """A method that needs the weights, which are in the pool."""
+    signature = inspect.signature(getattr(transformer, method))
+
+    def invoke(*args: Any, **kwargs: Any) -> torch.Tensor:
+        arguments = signature.bind(*args, **kwargs).arguments
+        first = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
+        with stopping_with_prompt() as interrupted:
+            return remote.invoke(method, arguments, interrupted).to(first)
+
+    return invoke
+
+
 def _redirect(transformer: torch.nn.Module, remote: RemoteTransformer, shared: set[str]) -> Untouched:
     """Replace `_forward`, behind the wrappers that other nodes add; `forward` in families that have no `_forward`.
 
@@ -187,6 +202,9 @@ def _redirect(transformer: torch.nn.Module, remote: RemoteTransformer, shared: s
             return comfy.utils.unpack_latents(output, shapes)
 
     setattr(transformer, name, forward)
+    for method in INVOKABLE:
+        if hasattr(transformer, method):
+            setattr(transformer, method, _invoking(transformer, method, remote))
     # A wrapper around the call may have replaced this very method, which would then not get to look.
     transformer.register_forward_pre_hook(lambda *_: untouched.check_methods())
     untouched = Untouched(transformer)

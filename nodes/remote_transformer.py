@@ -127,6 +127,11 @@ class RemoteTransformer:
             self.notices.in_turn()
         return output.to(call.x)
 
+    def invoke(self, method: str, arguments: Mapping[str, Any], should_cancel: Callable[[], bool]) -> torch.Tensor:
+        """What a method of the network gives that needs its weights; see PoolClient.invoke."""
+        pool = self._use_pool()
+        return pool.invoke(self.model, method, arguments, should_cancel=self._watching(pool, should_cancel))
+
     def sample(
         self,
         request: LoopRequest,

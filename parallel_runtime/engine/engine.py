@@ -12,10 +12,11 @@ import torch
 
 from ..errors import NotLoadedError
 from ..requests.control import Control
-from ..requests.requests import Forward, Grow, Load, Release, Request, Step
+from ..requests.requests import Forward, Grow, Invoke, Load, Release, Request, Step
 from .prepared import Prepared
 from .prepared_forward import PreparedForward
 from .prepared_growth import PreparedGrowth
+from .prepared_invoke import PreparedInvoke
 from .prepared_load import PreparedLoad
 from .prepared_release import PreparedRelease
 from .prepared_sample import PreparedSample
@@ -46,6 +47,8 @@ class Engine(RankState):
         self.tell_all_held()  # the answer to a request that was prepared tells all
         resident = self.residency.get(request.model)
         resident.activate(control.loading)
+        if isinstance(request, Invoke):
+            return PreparedInvoke.prepare(self, request, resident, meta)
         if isinstance(request, Forward):
             return PreparedForward.prepare(self, request, resident, meta)
         return PreparedSample.prepare(self, request, resident, meta)

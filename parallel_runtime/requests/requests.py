@@ -10,6 +10,9 @@ from .facts import MachineFacts
 
 Scalar = bool | int | float | str | None
 
+INVOKABLE = ("preprocess_text_embeds",)
+"""Methods of ComfyUI's networks that its models call while they prepare a prompt."""
+
 
 class ConditioningRef(msgspec.Struct, frozen=True):
     """Arguments of the transformer's call that stay the same over a sampling run: context and extras.
@@ -134,6 +137,21 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     concat: bool = False
 
 
+class Invoke(msgspec.Struct, frozen=True, tag=True):
+    """Call a method of ComfyUI's own network that needs its weights, outside of a forward; the answer is a tensor.
+
+    Args:
+        method: one of INVOKABLE.
+        arguments: by name, as a conditioning.
+        dropped: as in `Forward`.
+    """
+
+    model: str
+    method: str
+    arguments: ConditioningRef
+    dropped: tuple[int, ...] = ()
+
+
 class Release(msgspec.Struct, frozen=True, tag=True):
     """Free a resident model's memory; the processes stay. An unknown model is no error."""
 
@@ -153,7 +171,7 @@ class Grow(msgspec.Struct, frozen=True, tag=True):
     devices: tuple[int, ...]
 
 
-Request = Load | Forward | Step | Sample | Release | Grow
+Request = Load | Forward | Step | Sample | Invoke | Release | Grow
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):

@@ -1,7 +1,9 @@
-"""Values with tensors anywhere inside of them (dicts, lists, tuples), as plain data beside a list of tensors."""
+"""Values with tensors anywhere inside of them (dicts, lists, tuples, objects of ComfyUI's networks), as plain data
+beside a list of tensors."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,8 @@ import torch
 from ..errors import RequestError
 
 _DEEPEST = 8
+_OBJECTS = "comfy.ldm."
+"""Modules whose objects travel: ComfyUI's networks, which take some of their own (the layout of a packed sequence)."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -33,6 +37,9 @@ def flatten(value: Any, tensors: list[torch.Tensor], depth: int = 0) -> Any:
         return {kind: [flatten(item, tensors, depth + 1) for item in value]}
     if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
         return {"dict": [[key, flatten(item, tensors, depth + 1)] for key, item in value.items()]}
+    if _is_object(value):
+        fields = flatten(vars(value), tensors, depth + 1)
+        return {"object": [type(value).__module__, type(value).__qualname__, fields]}
     raise TypeError(f"a {type(value).__name__}")
 
 
@@ -55,7 +62,20 @@ def restore(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
             return items if kind == "list" else tuple(items)
         if kind == "dict" and isinstance(inner, list):
             return {key: restore(item, tensors) for key, item in inner}
+        if kind == "object" and isinstance(inner, list) and len(inner) == 3:
+            module, name, fields = inner
+            return _restore_object(str(module), str(name), fields, tensors)
     raise RequestError("The pool was sent an argument that is not what it says.", "Report this.")
+
+
+def _restore_object(module: str, name: str, fields: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """An object of one of ComfyUI's networks' own classes, its attributes put in as they were: nothing of it runs."""
+    found = getattr(importlib.import_module(module), name, None) if module.startswith(_OBJECTS) else None
+    if not isinstance(found, type):
+        raise RequestError(f"The pool knows no {module}.{name}.", "Restart ComfyUI.")
+    made: Any = object.__new__(found)
+    made.__dict__.update(restore(fields, tensors))
+    return made
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
@@ -66,4 +86,12 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         return {key: map_tensors(item, function) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map_tensors(item, function) for item in value)
+    if _is_object(value):
+        made: Any = object.__new__(type(value))
+        made.__dict__.update(map_tensors(vars(value), function))
+        return made
     return value
+
+
+def _is_object(value: Any) -> bool:
+    return type(value).__module__.startswith(_OBJECTS) and hasattr(value, "__dict__")

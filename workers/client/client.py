@@ -11,7 +11,7 @@ import torch
 
 from parallel_runtime.errors import NotLoadedError, OutOfMemoryError
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import Finished, Load, Loaded, Release
+from parallel_runtime.requests.requests import Finished, Invoke, Load, Loaded, Release
 
 from ..gpus import find_machine, remember
 from ..launch import PoolSpec, resolve_devices
@@ -168,6 +168,28 @@ class PoolClient:
             job, tensors = loop_job(model.key, request, self._calls.cache)
             reply = self._submit(Submission(request=job, tensors=tensors, callbacks=callbacks))
             return require_finite(reply.tensors["latent"])
+
+        with self._turn(should_cancel):
+            return self._with(model, run, should_cancel)
+
+    def invoke(
+        self, model: ModelRequest, method: str, arguments: Mapping[str, Any], *, should_cancel: ShouldCancel = never
+    ) -> torch.Tensor:
+        """What a method of ComfyUI's own network gives, outside of its forward.
+
+        Args:
+            method: one of INVOKABLE.
+
+        Raises:
+            As `forward`.
+        """
+
+        def run() -> torch.Tensor:
+            reference, tensors, dropped = self._calls.cache.refer(arguments)
+            request = Invoke(model.key, method, reference, dropped)
+            callbacks = Callbacks(should_cancel=should_cancel)
+            reply = self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks))
+            return require_finite(reply.tensors["output"])
 
         with self._turn(should_cancel):
             return self._with(model, run, should_cancel)

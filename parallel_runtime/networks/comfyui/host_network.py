@@ -119,6 +119,12 @@ class HostNetwork:
             )
         return output if isinstance(output, torch.Tensor) else comfy.utils.pack_latents(output)[0]
 
+    @torch.no_grad()
+    def invoke(self, method: str, arguments: Mapping[str, Any]) -> torch.Tensor:
+        """What a method of the network gives, outside of its forward; no collective."""
+        result: torch.Tensor = getattr(self._held.network, method)(**arguments)
+        return result
+
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape that `predict` gives for an x of that shape."""
         if len(x_shape) - 2 != self._latent.latent_dimensions:
