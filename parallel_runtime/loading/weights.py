@@ -10,12 +10,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
-import diffusers
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..attention.projections import neighbours
 from ..errors import CheckpointError, UnsupportedModelError
+from ..networks.diffusers.lean_imports import diffusers
 from ..networks.diffusers.spec import WeightRule
 from .arena import make_arena
 from .checkpoint import Checkpoint

@@ -13,12 +13,13 @@ from tests.tiny_flux import tiny_config, write_original
 
 CODE = """
 import json, sys
-import workers.rank
+import workers.rank.start
 from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
 leave_out_unused_packages()
 import diffusers
 made = [getattr(diffusers, name).__name__ for name in json.loads(sys.argv[1])]
-heavy = {"transformers", "scipy.stats", "accelerate", "torch._dynamo", "torch._inductor", "sympy"}
+heavy = {"transformers", "scipy.stats", "accelerate", "sympy"}
+heavy |= {"torch._dynamo", "torch._inductor", "torch.distributed._symmetric_memory"}
 print(json.dumps([made, sorted(heavy & sys.modules.keys())]))
 """
 
@@ -35,7 +36,7 @@ def test_every_familys_transformer_is_there_without_transformers_scipy_and_the_c
 PLAIN_FORWARD = """
 import sys
 from pathlib import Path
-import workers.rank
+import workers.rank.start
 from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages, untraced_classes
 leave_out_unused_packages()
 import torch

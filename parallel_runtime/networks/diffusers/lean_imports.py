@@ -1,4 +1,7 @@
-"""Keeps diffusers from importing what no transformer's forward needs. The first to import diffusers in a rank."""
+"""Keeps diffusers from importing what no transformer's forward needs.
+
+Who needs diffusers imports it from here, so that this file is the first to, in whatever order the others are imported.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,7 @@ def _without_compiler() -> contextlib.AbstractContextManager[None]:
 
 
 with _without_compiler():
+    import diffusers  # noqa: F401 - others import it from here
     import diffusers.utils.import_utils as availability
 
 
