@@ -19,6 +19,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.diffusers.spec import TensorInfo
 from .files import Identity, identity
 from .header import read_header
+from .recognise import name_contents
 
 _SMALL = 1 << 16
 """Bytes of a tensor that is read: ComfyUI looks into norms and into descriptions of quantised layers."""
@@ -97,7 +98,7 @@ def open_host_file(path: str | Path) -> HostFile:
             config = detection.model_config_from_unet(state_dict, "")
     if config is None:
         raise UnsupportedModelError(
-            f"ComfyUI does not recognise {path} as a diffusion model.",
+            f"{path} is {name_contents(state_dict)}, not a diffusion model supported by this ComfyUI.",
             "Update ComfyUI, or choose another file.",
         )
     size = sum(tensor.nbytes for tensor in state_dict.values())
