@@ -46,7 +46,13 @@ def choose_network(path: Path, wanted: str = AUTO) -> Chosen:
     except UnsupportedModelError as error:
         if wanted == DIFFUSERS or path.is_dir():
             raise
-        return Chosen(_open_host_file(path), f"Runs ComfyUI's own network: {error.cause}")
+        try:
+            file = _open_host_file(path)
+        except UnsupportedModelError:
+            # What it is instead, in words, helps more than that ComfyUI does not know it either.
+            raise UnsupportedModelError(f"{error.cause} ComfyUI does not recognise it either.", error.fix) from error
+        why = error.cause.replace(str(path), path.name)
+        return Chosen(file, f"Runs ComfyUI's own network: {why}")
 
 
 def _open_host_file(path: Path) -> HostFile:

@@ -154,5 +154,7 @@ def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Ma
 
 def _quantised(path: Path, why: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{path} {why}.", "Quantised files come later: use the bf16, fp16 or fp32 file of this model."
+        f"{path} {why}.",
+        "The diffusers network runs plain files alone: set network to auto in Parallel Loader, or use the bf16, fp16 "
+        "or fp32 file of this model.",
     )

@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.comfyui_networks.formats import FORMATS
 
-from .workflow import MODEL, SAVE, Workflow, sampled_in_pool
+from .workflow import MODEL, SAVE, Workflow, link, node, sampled_in_pool
 
 pytestmark = pytest.mark.host
 
@@ -87,3 +89,24 @@ def test_one_rank_rounds_an_int8_file_as_comfyui_does(host, formats, name):
         pytest.skip(f"this ComfyUI has no {name}")
     workflow = Workflow(model=f"{name}.safetensors", steps=2)
     compare(host, workflow, workflow.on("cpu:1"))
+
+
+@pytest.mark.parametrize("network", ["auto", "ComfyUI"])
+def test_a_checkpoints_model_runs_in_the_pool_beside_comfyuis_clip_and_vae(host, network):
+    folder = host.base / "models" / "checkpoints"
+    file = folder / "whole.safetensors"
+    folder.mkdir(exist_ok=True)
+    tensors = load_file(host.base / "models" / "diffusion_models" / MODEL)
+    whole = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file({**whole, "text_encoders.clip_l.logit_scale": torch.zeros(())}, file)
+    try:
+        workflow = Workflow(cfg=4.0, lengths=(9, 5), steps=2)
+        native, parallel = workflow.prompt(), workflow.on("cpu:2").prompt()
+        native["model"] = node("CheckpointLoaderSimple", ckpt_name=file.name)
+        inputs = {"weight_dtype": "default", "network": network, "parallel_config": link("config")}
+        parallel["model"] = node("ParallelCheckpointLoader", ckpt_name=file.name, **inputs)
+        latent, wanted = (host.latent(host.run(graph), SAVE) for graph in (parallel, native))
+    finally:
+        file.unlink()
+    assert wanted.std() > 0.1
+    assert (latent - wanted).abs().max() < TOLERANCE * wanted.abs().max()

@@ -165,7 +165,10 @@ BAD = {
     ),
     "scaled positions": (Workflow(loader="cpu:2", patch="rope"), r"RoPE.*comes later"),
     "a MODEL of another loader": (Workflow(sampler_node="ParallelSampler"), r"Parallel Loader.*another loader"),
-    "a VAE": (Workflow(loader="cpu:2", model="vae.safetensors"), r"a VAE.*supported"),
+    "a VAE": (
+        Workflow(loader="cpu:2", model="vae.safetensors"),
+        r"a VAE.*supported.*ComfyUI does not recognise it either",
+    ),
     "truncated file": (Workflow(loader="cpu:2", model="truncated.safetensors"), r"truncated.*again"),
     "devices that mean nothing": (Workflow(loader="gpu one"), r"not understood.*Write auto"),
 }
