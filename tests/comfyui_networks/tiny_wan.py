@@ -65,7 +65,7 @@ def wan_further_inputs() -> Tiny:
             "frames behind": plain | {"time_dim_concat": noise(2, 16, 2, 6, 10, seed=9)},
             "context latents": plain | {"context_latents": [noise(2, 16, 2, 4, 6, seed=10), noise(2, 16, 1, 6, 6)]},
             "by frame": plain | {"timestep": _by_frame(2, 3)},
-            "by frame, context": plain | {"timestep": _by_frame(2, 3), "context_latents": [noise(2, 16, 1, 4, 6)]},
+            "by frame, context": plain | {"timestep": _by_frame(2, 3), "context_latents": [noise(2, 16, 1, 4, 4)]},
         },
     )
 
