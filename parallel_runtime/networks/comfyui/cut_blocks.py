@@ -25,6 +25,8 @@ from .whole_patches import over_all_tokens
 
 # Patches that ComfyUI calls inside of a block, with the tokens that the block has.
 _INSIDE = {"attn1_patch", "attn2_patch", "attn1_output_patch", "attn2_output_patch", "mlp_patch"}
+# Those that it calls before all blocks; others see what blocks return.
+_BEFORE = {"post_input"}
 
 
 def unknown_blocks(network: nn.Module, lists: Sequence[Blocks]) -> str:
@@ -151,7 +153,8 @@ class _CutBlock:
         outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
         if len(outputs) != len(blocks.returns):
             raise self._unlike(f"returns {len(outputs)} values, not {len(blocks.returns)}")
-        gather = self._last or bool(set(patches) - inside or options.get("patches_replace"))
+        replaced = any((options.get("patches_replace") or {}).values())
+        gather = self._last or replaced or bool(set(patches) - inside - _BEFORE)
         made = [
             output if name is None or output is None else self._whole_again(output, name, shapes[name], gather)
             for name, output in zip(blocks.returns, outputs, strict=True)
