@@ -81,7 +81,13 @@ def unlike(rank: int, world_size: int) -> dict[str, str]:
     ask_the_split([HOST.__name__])
     x = torch.randn(1, 7, 4, generator=torch.Generator().manual_seed(0))
 
-    def said(kind: type[Block], run: Callable[[nn.ModuleList], Any], data: Blocks = BLOCKS, **more: Any) -> str:
+    def said(
+        kind: type[Block],
+        run: Callable[[nn.ModuleList], Any],
+        data: Blocks = BLOCKS,
+        without: bool = False,
+        **more: Any,
+    ) -> str:
         network = nn.Module()
         network.blocks = nn.ModuleList(kind() for _ in range(2))
         for block in network.blocks:
@@ -89,7 +95,7 @@ def unlike(rank: int, world_size: int) -> dict[str, str]:
         if reason := unknown_blocks(network, (data,)):
             return reason
         split = TokenSplit(mesh)
-        HostAttention(KERNELS["sdpa"], split)
+        split.attention = None if without else HostAttention(KERNELS["sdpa"], split)
         expected = run(network.blocks) if data is LIKE else None
         cut_blocks(network, (data,), split)
         try:
@@ -112,5 +118,6 @@ def unlike(rank: int, world_size: int) -> dict[str, str]:
         "fewer": said(Fewer, both),
         "other": said(Other, both),
         "newer": said(Newer, both),
-        "no options": str(HOST.optimized_attention(x, x, x, 1).equal(attend(x, x, x, 1))),
+        "no attention": said(Block, both, without=True),
+        "no split": str(HOST.optimized_attention(x, x, x, 1).equal(attend(x, x, x, 1))),
     }

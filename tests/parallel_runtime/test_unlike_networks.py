@@ -24,7 +24,8 @@ def said():
         ("window told", "its blocks have window 2"),
         ("other", "keys, where this rank has"),
         ("newer", "a block of blocks takes more"),
-        ("no options", "True"),
+        ("no attention", "no attention is set"),
+        ("no split", "True"),
     ],
 )
 def test_what_does_not_match_is_said(said, case, words):

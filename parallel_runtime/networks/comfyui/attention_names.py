@@ -41,8 +41,10 @@ def _asking(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def attend(*args: Any, **kwargs: Any) -> Any:
         split = running_split()
-        if split is None or split.attention is None:
+        if split is None or split.streams is None:
             return function(*args, **kwargs)
+        if split.attention is None:  # over own tokens alone it would be another picture
+            raise ValueError("no attention is set for the split that is running")
         return split.attention(function, *args, **kwargs)
 
     setattr(attend, _MARK, True)

@@ -148,7 +148,8 @@ class _CutBlock:
             call["transformer_options"] = {**options, "patches": over_all_tokens(patches, inside, split)}
         alone = list(whole).index(blocks.alone) if blocks.alone else None
         first = next(iter(whole.values()))
-        with split.running(streams, first.shape[0], first.device, alone, by_guide, kept[2] if kept else 0):
+        batch = first.numel() // (lengths[0] * first.shape[-1])  # tokens may be on the first dim, too
+        with split.running(streams, batch, first.device, alone, by_guide, kept[2] if kept else 0):
             returned = self._forward(*call.args, **call.kwargs)
         outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
         if len(outputs) != len(blocks.returns):
