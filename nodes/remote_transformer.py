@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,9 +108,9 @@ class RemoteTransformer:
             RequestError: the call holds what is not transportable, or numbers that are not finite.
             ParallelError: see PoolClient.forward.
         """
-        if self._capture is not None:
-            return self._capture(call)
         conditioning = self._checked(call)
+        if self._capture is not None:
+            return self._capture(replace(call, conditioning=conditioning))
         pool = self._use_pool()
         watching = self._watching(pool, should_cancel)
         output = pool.forward(

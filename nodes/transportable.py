@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from parallel_runtime.requests.conditioning import BRANCHES, OPTIONS, Shared
 from parallel_runtime.requests.trees import flatten
 
 from .transformer_call import TransformerCall
@@ -25,6 +26,11 @@ _TRANSFORMER_PATCHES = {
 _PLAIN_OPTIONS = {"cond_or_uncond", "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "rope_options"}
 _HERE_ALONE = {"uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "wrappers", "callbacks"}
 """Options that ComfyUI's sampler reads and its networks do not, or that act before the network is called."""
+_WRITTEN = {
+    "ar_state": "the memory of an autoregressive sampler",
+    "animate2_cache": "a cache that the network fills",
+}
+"""Options that a network writes into: what a rank wrote would not come back."""
 _PLAIN_MODEL_OPTIONS = {"transformer_options", "disable_cfg1_optimization", "to_load_options"}
 _MODEL_FUNCTIONS = {
     "sampler_cfg_function": "a custom CFG function",
@@ -53,7 +59,8 @@ def patch_obstacles(options: Mapping[str, Any]) -> list[str]:
     """Name the Python functions that `transformer_options` has for the inside of the network, and what else of it no
     data can say."""
     found = [text for key, text in _TRANSFORMER_PATCHES.items() if _is_set(options.get(key))]
-    known = _TRANSFORMER_PATCHES.keys() | _HERE_ALONE
+    found += [text for key, text in _WRITTEN.items() if _is_set(options.get(key))]
+    known = _TRANSFORMER_PATCHES.keys() | _HERE_ALONE | _WRITTEN.keys()
     return found + [
         f"the transformer option {key}"
         for key in options.keys() - known
@@ -182,6 +189,8 @@ def split_branches(calls: Sequence[TransformerCall]) -> list[tuple[int, dict[str
         count = len(call.cond_or_uncond)
         for position, index in enumerate(call.cond_or_uncond):
             part = {name: _chunk(value, count, position) for name, value in call.conditioning.items()}
+            if OPTIONS in part:
+                part[OPTIONS] = Shared({**part[OPTIONS].value, BRANCHES: [index]})
             branches.append((index, part))
     return sorted(branches, key=lambda branch: branch[0])
 

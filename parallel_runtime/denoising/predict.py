@@ -44,6 +44,8 @@ class Predictor:
         CFG branches land on different ranks even where their texts differ in length.
         """
         self.transformer.set_mesh(self.mesh)
+        if self.transformer.rows_together:
+            return [self._forward(call) for call in calls]
         total = sum(call.batch for call in calls)
         outputs = [self._forward(call) for call in own_calls(calls, self.mesh)]
         # A rank whose share is empty computes nothing, but joins the gather: every rank must.

@@ -52,7 +52,7 @@ class OpenedHost:
         file = open_host_file(request.path)
         described = describe_network(file.build(), file.size, file.config.latent_format.latent_dimensions)
         title = described.facts.title
-        family = HostFamily(f"ComfyUI {title}", title, described.patch, described.data is not None)
+        family = HostFamily(f"ComfyUI {title}", title, described.patch, described.rows_together)
         weights = getattr(torch, code.weights) if code.weights else None
         return cls(file, described, getattr(torch, request.dtype), weights, family)
 

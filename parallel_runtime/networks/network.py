@@ -15,6 +15,11 @@ class Network(Protocol):
 
     before_compiling: Callable[[], None]
 
+    @property
+    def rows_together(self) -> bool:
+        """Rows of a batch cannot be told apart: every rank computes all of them."""
+        ...
+
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Of this rank."""
         ...

@@ -222,6 +222,11 @@ class ParallelTransformer:
     def _ahead(self) -> CompileAhead | None:
         return self._compilation.ahead if self._compilation is not None else None
 
+    @property
+    def rows_together(self) -> bool:
+        """Rows of a batch are independent of one another."""
+        return False
+
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape that `predict` gives for an x of that shape."""
         return self.spec.adapter.output_shape(x_shape, self.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from nodes.run_notices import IN_TURN, USE_PARALLEL_SAMPLER, RunNotices, explain
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import RequestError
+from parallel_runtime.requests.requests import ComfyuiCode
 from workers.client.client import LoopRequest, ModelRequest, never
 
 
@@ -110,6 +112,23 @@ def test_a_controlnet_or_a_patch_is_refused_by_name():
     with pytest.raises(RequestError, match=r"patches inside.*ControlNet.*comes later"):
         remote.forward(make_call(torch.zeros(1, 4, 2, 2), control={"input": []}, patches={"a": [1]}), never)
     assert pool.requests == []
+
+
+def test_comfyuis_own_network_gets_the_residuals_of_a_controlnet_and_options_that_are_data():
+    remote, pool = make_remote()
+    remote.model = replace(remote.model, comfyui=ComfyuiCode("/comfyui"))
+    sent = []
+    forward = pool.forward
+    pool.forward = lambda model, x, timestep, conditioning, **more: (
+        sent.append(conditioning) or forward(model, x, timestep, conditioning, **more)
+    )
+    control = {"input": [torch.ones(1, 3), None]}
+    remote.forward(make_call(torch.zeros(1, 4, 2, 2), control=control, rope_options={"scale_x": 2.0}), never)
+    assert sent[0]["control"] is control
+    assert sent[0]["transformer_options"].value == {"rope_options": {"scale_x": 2.0}}
+    with pytest.raises(RequestError, match=r"patches inside.*comes later"):
+        remote.forward(make_call(torch.zeros(1, 4, 2, 2), patches={"a": [1]}), never)
+    assert pool.requests == ["forward"]
 
 
 def test_capture_records_calls_and_sends_nothing():

@@ -13,10 +13,13 @@ from nodes.transportable import (
     condition_obstacles,
     forward_obstacles,
     loop_obstacles,
+    patch_obstacles,
+    plain_options,
     split_branches,
     split_extra_channels,
     weight_obstacles,
 )
+from parallel_runtime.requests.conditioning import Shared
 
 LATENT = (2, 4, 6, 8)
 SIGMA = torch.full((2,), 0.75)
@@ -196,3 +199,48 @@ def test_arguments_are_named_by_the_familys_own_signature():
     call = read_call(inspect.signature(other), (x, t), {"cap_feats": context, "num_tokens": 5, "control": None})
     assert dict(call.conditioning) == {"cap_feats": context, "num_tokens": 5}
     assert call.cond_or_uncond == (0,)
+
+
+def test_comfyuis_own_network_gets_the_options_that_are_data():
+    options = {
+        "cond_or_uncond": [0, 1], "rope_options": {"scale_x": 2.0}, "run_vx": True, "uuids": [1], "sigmas": SIGMA,
+        "wrappers": {"apply_model": {"a": [print]}}, "patches": {}, "empty": {},
+    }  # fmt: skip
+    assert patch_obstacles(options) == []
+    assert plain_options(options) == {"cond_or_uncond": [0, 1], "rope_options": {"scale_x": 2.0}, "run_vx": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"patches_replace": {"dit": {("block", 0): print}}}, "replaced attention or blocks"),
+        ({"of_a_pack": print}, "the transformer option of_a_pack"),
+        ({"of_a_pack": {"latent": SIGMA}}, "the transformer option of_a_pack"),
+        ({"ar_state": {"start_frame": 0}}, "the memory of an autoregressive sampler"),
+        ({"animate2_cache": {"a": 1}}, "a cache that the network fills"),
+    ],
+)
+def test_options_that_are_no_data_or_are_written_to_are_named(options, name):
+    assert patch_obstacles(options) == [name]
+
+
+def test_each_branch_is_told_which_one_it_is_and_keeps_what_is_shared():
+    options = Shared({"cond_or_uncond": [1, 0], "rope_options": {"scale_x": 2.0}})
+    call = make_call((1, 0), transformer_options=options, mask=Shared(torch.zeros(4, 1)))
+    branches = split_branches([call])
+    assert [index for index, _ in branches] == [0, 1]
+    for index, part in branches:
+        assert part["transformer_options"].value == {"cond_or_uncond": [index], "rope_options": {"scale_x": 2.0}}
+        assert part["mask"].value.shape == (4, 1)
+        assert part["context"].shape[0] == 2
+
+
+def test_arguments_that_are_one_for_all_rows_are_marked():
+    def forward(x, timestep, context, audio=None, frame_rate=25):
+        """A network."""
+
+    given = {"context": torch.ones(2, 3), "audio": torch.ones(2, 5), "frame_rate": 24}
+    call = read_call(inspect.signature(forward), (torch.ones(2, 4), SIGMA), given, {"audio", "frame_rate"})
+    assert isinstance(call.conditioning["audio"], Shared)
+    assert call.conditioning["frame_rate"] == 24
+    assert isinstance(call.conditioning["context"], torch.Tensor)

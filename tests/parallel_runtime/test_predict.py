@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from parallel_runtime.denoising.predict import Call, merge, select
+from parallel_runtime.denoising.predict import Call, Predictor, merge, select
+from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.pixart import PIXART
 from parallel_runtime.requests.conditioning import Conditioning
 from tests.tiny_pixart import make_call, tiny_config
@@ -54,3 +57,28 @@ def test_a_conditioning_for_all_pictures_is_spread_over_them_before_it_is_joined
 def test_branches_of_unequal_texts_stay_two_calls():
     unequal = [branch(1, 512.0, 1), branch(2, 512.0, 1, text=4)]
     assert merge(unequal) == unequal
+
+
+def test_calls_whose_shared_arguments_differ_are_not_joined():
+    def call(mask: torch.Tensor) -> Call:
+        arguments = {"context": torch.ones(1, 3, 4), "mask": mask}
+        return Call(torch.zeros(1, 4), torch.zeros(1), Conditioning(arguments, frozenset({"mask"})))
+
+    assert len(merge([call(torch.ones(2)), call(torch.zeros(2))])) == 2
+    (joined,) = merge([call(torch.ones(2)), call(torch.ones(2))])
+    assert joined.conditioning.arguments["mask"].shape == (2,)
+    assert joined.conditioning.arguments["context"].shape == (2, 3, 4)
+
+
+def test_rows_that_cannot_be_told_apart_are_neither_joined_nor_cut():
+    seen = []
+
+    def predict(x: torch.Tensor, timestep: torch.Tensor, arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+        seen.append(x.shape[0])
+        return x + 1
+
+    network = SimpleNamespace(rows_together=True, predict=predict, set_mesh=lambda mesh: None)
+    calls = [Call(torch.zeros(2, 4), torch.zeros(2), Conditioning({"context": torch.ones(2, 1, 1)}))] * 2
+    outputs = Predictor(network, single_rank_mesh())(calls)
+    assert seen == [2, 2]
+    assert [output.shape for output in outputs] == [(2, 4), (2, 4)]

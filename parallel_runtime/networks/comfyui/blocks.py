@@ -93,6 +93,7 @@ class Network:
         whole: why the tokens are not shared out, as the rest of a sentence about the family; "" where they are.
         attention_in: modules of ComfyUI whose attention function does not ask `transformer_options` what to call.
         heads: attribute path of the number of attention heads.
+        rows_together: it tells the CFG branches apart by their place in the batch, so every rank computes all rows.
     """
 
     title: str
@@ -100,3 +101,4 @@ class Network:
     whole: str = ""
     attention_in: tuple[str, ...] = ()
     heads: str = "num_heads"
+    rows_together: bool = False

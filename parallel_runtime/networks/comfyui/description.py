@@ -23,6 +23,7 @@ class Described:
         why_whole: why they do that, a sentence; "" where they share out tokens.
         head_dim: of its attention.
         patch: latent positions that a token takes, by the last dims of the latent.
+        rows_together: see the data.
     """
 
     facts: ModelFacts
@@ -30,6 +31,7 @@ class Described:
     why_whole: str
     head_dim: int
     patch: tuple[int, ...]
+    rows_together: bool
 
 
 def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> Described:
@@ -70,7 +72,8 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> D
         splits_sequence=data is not None,
     )
     patch = patch_of(network, latent_dimensions)
-    return Described(facts, data, why, width // heads, patch)
+    together = known is not None and known.rows_together
+    return Described(facts, data, why, width // heads, patch, together)
 
 
 def _block_sizes(network: nn.Module, data: Network | None) -> tuple[int, ...]:

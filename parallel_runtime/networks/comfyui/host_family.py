@@ -20,13 +20,13 @@ class HostFamily:
         name: for the client.
         title: how artists call it.
         patch: latent positions that a token takes, by the last dims of the latent.
-        splits_sequence: ranks share out its tokens.
+        rows_together: every rank computes all rows of a batch, so that there is one to plan for.
     """
 
     name: str
     title: str
     patch: tuple[int, ...]
-    splits_sequence: bool
+    rows_together: bool
 
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> tuple[int, ...]:
         """The network checks its arguments itself, as in ComfyUI: what is seen here is the batch alone.
@@ -49,6 +49,7 @@ class HostFamily:
         sizes = x_shape[2:]
         patch = (1,) * max(0, len(sizes) - len(self.patch)) + self.patch[-len(sizes) :] if sizes else ()
         tokens = math.prod(-(-size // by) for size, by in zip(sizes, patch, strict=True))
+        batch = 1 if self.rows_together else batch
         request = RequestFacts(tokens, text[1], batch, 1, in_pool=steps > 0)
         return request if not steps else RequestFacts(tokens, text[1], batch, 1, steps)
 

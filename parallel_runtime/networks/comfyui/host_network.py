@@ -50,6 +50,11 @@ class HostNetwork:
         self.attention = resolve_kernel(attention, *self._traits)
         self._attend = HostAttention(KERNELS[self.attention], held.split)
 
+    @property
+    def rows_together(self) -> bool:
+        """Every rank computes all rows of a batch."""
+        return self._described.rows_together
+
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Of the network; none while it is not on the device."""
         return self._held.network.parameters() if self._held.here else iter(())

@@ -24,7 +24,7 @@ SHAPES: Mapping[str, Network] = {
                 cross=("attn2",), alike=("conditioning", "text_states"),
             ),
         ),
-        attention_in=("comfy.ldm.hunyuan3dv2_1.hunyuandit",),
+        attention_in=("comfy.ldm.hunyuan3dv2_1.hunyuandit",), rows_together=True,
     ),
     "comfy.ldm.triposplat.model:LatentSeqMMFlowModel": Network(
         "TripoSplat", (_triposplat("blocks"), _triposplat("noise_refiner"))
