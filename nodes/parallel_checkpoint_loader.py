@@ -14,6 +14,7 @@ from parallel_runtime.errors import CheckpointError, ParallelError
 from .model_loading import DEFAULT_DTYPE, load_on_node, model_inputs
 from .network_choice import AUTO
 from .node_text import errors_shown, show_text
+from .search_words import found_by
 
 
 def find_checkpoint(name: str) -> Path:
@@ -43,7 +44,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
             category="parallel",
             description="Loads a checkpoint's diffusion model on several GPUs at once; its CLIP and VAE are loaded as "
             "Load Checkpoint does. Takes the place of Load Checkpoint; the rest of the graph stays as it is.",
-            search_aliases=["multi gpu", "load checkpoint", "ckpt", "parallel"],
+            **found_by("multi gpu", "load checkpoint", "ckpt", "parallel"),
             inputs=[
                 io.Combo.Input(
                     "ckpt_name",

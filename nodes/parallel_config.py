@@ -8,6 +8,7 @@ from parallel_runtime.config import ATTENTION_BACKENDS, AXES, COMPILE_MODES, FAS
 from parallel_runtime.errors import ConfigurationError
 
 from .node_text import show_text
+from .search_words import found_by
 
 ConfigSocket = io.Custom("PARALLEL_CONFIG")
 
@@ -34,7 +35,7 @@ class ParallelConfigNode(io.ComfyNode):
             category="parallel",
             description="How a model is split over the GPUs. Leave everything on auto, or connect no config at all: "
             "the split is then chosen from the model, the picture and the devices.",
-            search_aliases=["multi gpu", "devices", "ulysses", "parallel"],
+            **found_by("multi gpu", "devices", "ulysses", "parallel"),
             inputs=[
                 io.String.Input(
                     "devices",

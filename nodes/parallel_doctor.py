@@ -11,6 +11,7 @@ from parallel_runtime.config import ParallelConfig
 
 from .node_text import show_text
 from .parallel_config import ConfigSocket
+from .search_words import found_by
 
 log = logging.getLogger("parallel_dit")
 
@@ -27,7 +28,7 @@ class ParallelDoctor(io.ComfyNode):
             category="parallel",
             description="Checks versions, GPUs, memory and the links between GPUs, with real exchanges between them, "
             "and says what to mend. Takes half a minute; nothing of it stays in GPU memory.",
-            search_aliases=["multi gpu", "diagnose", "check", "nccl", "bandwidth", "parallel"],
+            **found_by("multi gpu", "diagnose", "check", "nccl", "bandwidth", "parallel"),
             inputs=[
                 ConfigSocket.Input(
                     "parallel_config",

@@ -14,6 +14,7 @@ from comfy_api.latest import io
 
 from .node_text import errors_shown, show_text
 from .run_notices import IN_TURN
+from .search_words import found_by
 from .transportable import listed
 
 log = logging.getLogger("parallel_dit")
@@ -46,7 +47,7 @@ class ParallelSampler(io.ComfyNode):
             display_name="Parallel Sampler",
             category="parallel",
             description="Denoises like KSampler, with the whole loop in the pool. Takes a MODEL of Parallel Loader.",
-            search_aliases=["ksampler", "multi gpu", "parallel"],
+            **found_by("ksampler", "multi gpu", "parallel"),
             inputs=[
                 io.Model.Input("model", tooltip="A MODEL of Parallel Loader."),
                 io.Int.Input(
