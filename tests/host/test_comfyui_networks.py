@@ -45,6 +45,7 @@ def compare(host, workflow: Workflow, parallel: Workflow, tolerance: float = TOL
     return ours.texts
 
 
+@pytest.mark.slow_but_for("cfg, batch, odd sizes", "a reference latent")
 @pytest.mark.parametrize("name", CASES)
 def test_flux_through_comfyuis_network_under_ksampler(host, name):
     workflow = CASES[name]
@@ -52,6 +53,7 @@ def test_flux_through_comfyuis_network_under_ksampler(host, name):
     assert any("ComfyUI's own network, as asked" in text for _, text in texts), texts
 
 
+@pytest.mark.slow_but_for("cfg, batch, odd sizes")
 @pytest.mark.parametrize("name", ["cfg, unequal prompts", "cfg, batch, odd sizes", "a reference latent"])
 def test_flux_through_comfyuis_network_in_the_pool(host, name):
     workflow = CASES[name]
@@ -74,6 +76,7 @@ def formats(host) -> Iterator[list[str]]:
         (folder / f"{name}.safetensors").unlink()
 
 
+@pytest.mark.slow_but_for("scaled_fp8", "int8_rotated")
 @pytest.mark.parametrize("name", FORMATS)
 def test_files_stay_in_their_format_and_give_comfyuis_latent(host, formats, name):
     if name not in formats:
@@ -83,6 +86,7 @@ def test_files_stay_in_their_format_and_give_comfyuis_latent(host, formats, name
     assert any("Runs ComfyUI's own network" in text for _, text in texts), texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROUNDED)
 def test_one_rank_rounds_an_int8_file_as_comfyui_does(host, formats, name):
     if name not in formats:
@@ -91,6 +95,7 @@ def test_one_rank_rounds_an_int8_file_as_comfyui_does(host, formats, name):
     compare(host, workflow, workflow.on("cpu:1"))
 
 
+@pytest.mark.slow_but_for("auto")
 @pytest.mark.parametrize("network", ["auto", "ComfyUI"])
 def test_a_checkpoints_model_runs_in_the_pool_beside_comfyuis_clip_and_vae(host, network):
     folder = host.base / "models" / "checkpoints"

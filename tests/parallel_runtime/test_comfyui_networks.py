@@ -12,6 +12,7 @@ from tests.ranks import run_ranks
 COMFYUI = find_comfyui()
 pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
 PLANS = {2: [[2, 1], [1, 2]], 3: [[3, 1], [1, 3]]}
+USED_MOST = ["flux2", "qwen-image", "wan t2v", "z-image", "ltx-2", "krea 2", "minimax h3"]
 # What ComfyUI lists among its models, and is no network that denoises.
 NO_DIFFUSION = {
     "comfy.ldm.rt_detr.rtdetr_v4:RTv4": "finds objects",
@@ -20,9 +21,9 @@ NO_DIFFUSION = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_compute_what_one_does(ranks):
-    arguments = {"comfyui": str(COMFYUI), "names": list(TINY), "plans": PLANS[ranks]}
+def compare(ranks: int, names: list[str]) -> set[str]:
+    """Assert that so many ranks compute what one does; return the classes."""
+    arguments = {"comfyui": str(COMFYUI), "names": names, "plans": PLANS[ranks]}
     found = run_ranks(ranks, "tests.comfyui_networks.ranks:compare", arguments, timeout=280)
     for each in found:
         differences = each["differences"]
@@ -30,9 +31,19 @@ def test_ranks_compute_what_one_does(ranks):
             (name, case): diff for name, cases in differences.items() for case, diff in cases.items() if not diff < 1e-5
         }
         assert not wrong
-        assert set(differences) == set(TINY)
+        assert set(differences) == set(names)
         assert all(differences.values())
-        assert set(each["classes"]) == {name for name, data in NETWORKS.items() if data.blocks}
+    return set(found[0]["classes"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_compute_what_one_does_with_every_class(ranks):
+    assert compare(ranks, list(TINY)) == {name for name, data in NETWORKS.items() if data.blocks}
+
+
+def test_ranks_compute_what_one_does_with_the_classes_that_are_used_most():
+    assert len(compare(2, USED_MOST)) >= 6
 
 
 def test_every_model_of_comfyui_is_known():
