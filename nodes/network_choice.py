@@ -63,4 +63,6 @@ def _open_host_file(path: Path) -> HostFile:
             f"{path} is a diffusers folder, and ComfyUI's own network is loaded from a file.",
             "Set network to auto or diffusers, or choose a .safetensors file.",
         )
-    return open_host_file(path)
+    file = open_host_file(path)
+    file.build()  # what ComfyUI cannot build is refused here, with its reason
+    return file

@@ -58,7 +58,11 @@ class HostFile:
         return sum(tensor.numel() for tensor in self.state_dict.values())
 
     def build(self, dtype: torch.dtype | None = None) -> nn.Module:
-        """ComfyUI's network on the meta device, with plain operations, to be looked at and not run."""
+        """ComfyUI's network on the meta device, with plain operations, to be looked at and not run.
+
+        Raises:
+            UnsupportedModelError: ComfyUI recognises the file and cannot build its network, with its reason.
+        """
         import comfy.ops
 
         config = self.config
@@ -66,6 +70,11 @@ class HostFile:
         operations, config.custom_operations = config.custom_operations, comfy.ops.disable_weight_init
         try:
             return config.get_model(dict(self.state_dict), "", device=torch.device("meta")).diffusion_model
+        except (RuntimeError, ValueError, KeyError, TypeError, AssertionError) as error:
+            raise UnsupportedModelError(
+                f"ComfyUI cannot build the network of {self.path.name}: {error}.",
+                "Update ComfyUI, or choose another file.",
+            ) from error
         finally:
             config.custom_operations = operations
 
