@@ -1,0 +1,175 @@
+"""ComfyUI's nodes that give, take or change a MODEL, as data: what each does to it, and so whether the pool can follow.
+
+Read from ComfyUI 0.33's source. A test holds each effect against nodes/transportable.py, which refuses it or not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Effect(Enum):
+    """What a node does to a MODEL; the value is what is said of it where the pool cannot follow."""
+
+    OUTSIDE = ""
+    """Nothing, or it acts between the steps or around the network's call: model sampling, CFG functions, wrappers."""
+    LORA = "a LoRA"
+    PATCHES = "functions inside of the model's blocks"
+    OPTION = "an object or tensors among the transformer options"
+    REPLACES = "something else in place of a part of the network"
+    WEIGHTS = "weights of the network, which are in the pool"
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """A type of node.
+
+    Args:
+        detail: what of `effect` it is, for the reason.
+        samples: it runs the network for an image, video, sound or shape: what a template's MODEL is for.
+        idle: by the node's widgets: whether it does nothing.
+    """
+
+    effect: Effect = Effect.OUTSIDE
+    detail: str = ""
+    samples: bool = False
+    idle: Callable[[Mapping[str, Any]], bool] = lambda widgets: False
+
+    @property
+    def reason(self) -> str:
+        """Why the pool cannot follow; "" where it can."""
+        return f"{self.effect.value} ({self.detail})" if self.detail and self.effect.value else self.effect.value
+
+
+def _zero(*names: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda widgets: all(widgets.get(name) in (0, 0.0) for name in names)
+
+
+def _no_layers(widgets: Mapping[str, Any]) -> bool:
+    """No layer is named, or the guidance that skips them has no strength."""
+    layers = f"{widgets.get('double_layers', '0')} {widgets.get('single_layers', '0')}"
+    return not re.search(r"\d", layers) or widgets.get("scale") == 0
+
+
+_OUTSIDE = NodeType()
+_SAMPLES = NodeType(samples=True)
+_PATCHES = NodeType(Effect.PATCHES)
+_READS = NodeType(Effect.WEIGHTS, "it runs the network itself")
+
+NODE_TYPES: Mapping[str, NodeType] = {
+    **dict.fromkeys(
+        (
+            "KSampler", "KSamplerAdvanced", "SamplerCustom", "CFGGuider", "BasicGuider", "DualCFGGuider",
+            "DualModelGuider", "LTXVDualCFGGuider",
+        ),
+        _SAMPLES,
+    ),
+    **dict.fromkeys(
+        # Model sampling, which is an object patch beside the network; schedules; what is attached to the MODEL.
+        (
+            "ModelSamplingSD3", "ModelSamplingAuraFlow", "ModelSamplingFlux", "ModelSamplingLTXV",
+            "ModelSamplingDiscrete", "ModelSamplingContinuousEDM", "ModelSamplingContinuousV", "ModelNoiseScale",
+            "BasicScheduler", "BetaSamplingScheduler", "SDTurboScheduler", "GetICLoRAParameters", "ComfySwitchNode",
+            # Functions of the sampler, on the network's predictions.
+            "CFGNorm", "CFGZeroStar", "RescaleCFG", "LatentApplyOperationCFG", "VideoLinearCFGGuidance",
+            "DifferentialDiffusion", "LTXVReferenceAudio",
+            # Wrappers around the loop, a prediction or the network's call.
+            "CFGOverride", "HiDreamO1PatchSeamSmoothing", "TripoSplatSamplingPreview",
+            # Numbers among the transformer options, which travel.
+            "ChromaRadianceOptions", "ScaleROPE",
+        ),
+        _OUTSIDE,
+    ),
+    "LoraLoaderModelOnly": NodeType(Effect.LORA, idle=_zero("strength_model")),
+    "LoraLoader": NodeType(Effect.LORA, idle=_zero("strength_model")),
+    "UNetTemporalAttentionMultiply": NodeType(
+        Effect.LORA, "multiplied weights", idle=lambda widgets: bool(widgets) and set(widgets.values()) <= {1, 1.0}
+    ),
+    **dict.fromkeys(
+        (
+            "AnimaLLLiteApply", "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "USOStyleReference",
+            "WanInfiniteTalkToVideo", "FluxKVCache",
+        ),
+        _PATCHES,
+    ),
+    "SkipLayerGuidanceDiT": NodeType(Effect.PATCHES, "it leaves out blocks", idle=_no_layers),
+    "SkipLayerGuidanceDiTSimple": NodeType(Effect.PATCHES, "it leaves out blocks", idle=_no_layers),
+    "EasyCache": NodeType(Effect.OPTION, "easycache"),
+    "ContextWindowsManual": NodeType(Effect.OPTION, "context_window"),
+    "WanAnimate2Cache": NodeType(Effect.OPTION, "animate2_cache"),
+    "ARVideoI2V": NodeType(Effect.OPTION, "ar_config"),
+    "SeedVR2Conditioning": NodeType(Effect.WEIGHTS, "it reads the network's own conditioning"),
+    **dict.fromkeys(("SAM3_Detect", "SAM3_VideoTrack", "SDPoseKeypointExtractor", "RTDETR_detect"), _READS),
+}  # fmt: skip
+"""Nodes that take a MODEL, and give one or not. One that is not here is not known."""
+
+
+@dataclass(frozen=True)
+class LoaderType:
+    """A node that makes a MODEL of a file.
+
+    Args:
+        file: widget with the file's name.
+        reason: why no loader of ours takes its place; "" where one does.
+    """
+
+    file: str
+    reason: str = ""
+
+
+LOADERS: Mapping[str, LoaderType] = {
+    "UNETLoader": LoaderType("unet_name"),
+    "CheckpointLoaderSimple": LoaderType("ckpt_name"),
+    "ImageOnlyCheckpointLoader": LoaderType("ckpt_name", "Parallel Checkpoint Loader has no output for CLIP Vision"),
+    "UnetLoaderGGUF": LoaderType("unet_name", "GGUF files cannot be read yet"),
+}
+
+SAMPLERS: Mapping[str, NodeType] = {
+    **dict.fromkeys(
+        (
+            "KSamplerSelect", "SamplerEulerAncestral", "SamplerEulerAncestralCFGPP", "SamplerLCM", "SamplerLMS",
+            "SamplerDPMPP_2M_SDE", "SamplerDPMPP_3M_SDE", "SamplerDPMPP_SDE", "SamplerER_SDE", "SamplerSASolver",
+            "VOIDSampler",
+        ),
+        _OUTSIDE,
+    ),
+    "SamplerARVideo": NodeType(Effect.OPTION, "ar_state: keys and values that it keeps in the network"),
+}  # fmt: skip
+"""Nodes that give a SAMPLER: their loops call the network as any other does, or set something in it."""
+
+CONDITIONINGS = frozenset(
+    """
+    BerniniConditioning CLIPTextEncode CLIPTextEncodeFlux CLIPTextEncodeSDXL CLIPTextEncodeSDXLRefiner
+    ConditioningCombine ConditioningConcat ConditioningZeroOut ControlNetApply ControlNetApplyAdvanced
+    ControlNetApplySD3 ControlNetInpaintingAliMamaApply FluxGuidance FluxKontextMultiReferenceLatentMethod
+    HiDreamO1ReferenceImages Hunyuan3Dv2Conditioning Hunyuan3Dv2ConditioningMultiView HunyuanVideo15ImageToVideo
+    HunyuanVideo15SuperResolution InpaintModelConditioning InstructPixToPixConditioning Kandinsky5ImageToVideo
+    LTXVAddGuide LTXVConditioning LTXVCropGuides LTXVImgToVideo LTXVReferenceAudio LotusConditioning
+    MiniMaxH3ImageToVideo MiniMaxH3ReferenceToVideo MiniMaxMusic3TextEncode PiDConditioning ReferenceLatent
+    SVD_img2vid_Conditioning StyleModelApply TextEncodeAceStepAudio TextEncodeAceStepAudio1.5 TextEncodeBooguEdit
+    TextEncodeJoyImageEdit TextEncodeMageFlowEdit TextEncodeQwenImageEdit TextEncodeQwenImageEditPlus
+    TripoSplatConditioning VOIDInpaintConditioning Wan22FunControlToVideo WanAnimate2ToVideo WanAnimateToVideo
+    WanCameraImageToVideo WanDancerVideo WanFirstLastFrameToVideo WanFunControlToVideo WanFunInpaintToVideo
+    WanHuMoImageToVideo WanImageToVideo WanMoveTrackToVideo WanPhantomSubjectToVideo WanSCAILToVideo
+    WanSoundImageToVideo WanSoundImageToVideoExtend WanTrackToVideo WanVaceToVideo unCLIPConditioning
+    """.split()
+)
+"""Nodes that give a CONDITIONING of tensors and numbers, which travel, or add control residuals, which do, too. Hooks
+and GLIGEN, which change weights and blocks, are not among them."""
+
+OWN_NETWORK_FOR: Mapping[str, str] = {
+    "ControlNetApply": "ControlNet",
+    "ControlNetApplyAdvanced": "ControlNet",
+    "ControlNetApplySD3": "ControlNet",
+    "ScaleROPE": "scaled positions",
+}
+"""What diffusers' networks refuse and ComfyUI's own take: then the loader's `network` has to say ComfyUI."""
+
+OUTPUTS = re.compile(
+    r"(Save|Preview)\w+|ImageCompare|MaskPreview|ImageCompositor|CreateBoundingBoxes|(Meshy|Tencent|Tripo)\w+ModelNode"
+)
+"""Types of nodes that a server runs for themselves; all others run for one of these, or not at all."""
