@@ -155,9 +155,7 @@ class _Run:
     def _guides(self, path: Path, takers: set[Path]) -> bool:
         """Whether a node samples with a guider that has one of these MODELs."""
         node = self.prompt[path]
-        return any(
-            to.node in takers and self._carries(node, name, "GUIDER") for name, to in self.links(node).items()
-        )
+        return any(to.node in takers and self._carries(node, name, "GUIDER") for name, to in self.links(node).items())
 
     def distance(self, path: Path) -> int:
         """Nodes between it and the farthest loader, so that reasons come in the order of execution."""

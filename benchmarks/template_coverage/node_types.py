@@ -87,7 +87,7 @@ NODE_TYPES: Mapping[str, NodeType] = {
     "LoraLoaderModelOnly": NodeType(Effect.LORA, idle=_zero("strength_model")),
     "LoraLoader": NodeType(Effect.LORA, idle=_zero("strength_model")),
     "UNetTemporalAttentionMultiply": NodeType(
-        Effect.LORA, "multiplied weights", idle=lambda widgets: bool(widgets) and set(widgets.values()) <= {1, 1.0}
+        Effect.LORA, "multiplied weights", idle=lambda widgets: set(widgets.values()) == {1}
     ),
     **dict.fromkeys(
         (
@@ -102,7 +102,7 @@ NODE_TYPES: Mapping[str, NodeType] = {
     "ContextWindowsManual": NodeType(Effect.OPTION, "context_window"),
     "WanAnimate2Cache": NodeType(Effect.OPTION, "animate2_cache"),
     "ARVideoI2V": NodeType(Effect.OPTION, "ar_config"),
-    "SeedVR2Conditioning": NodeType(Effect.WEIGHTS, "it reads the network's own conditioning"),
+    "SeedVR2Conditioning": NodeType(Effect.WEIGHTS, "it takes its prompts from them"),
     **dict.fromkeys(("SAM3_Detect", "SAM3_VideoTrack", "SDPoseKeypointExtractor", "RTDETR_detect"), _READS),
 }  # fmt: skip
 """Nodes that take a MODEL, and give one or not. One that is not here is not known."""
@@ -142,22 +142,24 @@ SAMPLERS: Mapping[str, NodeType] = {
 """Nodes that give a SAMPLER: their loops call the network as any other does, or set something in it."""
 
 CONDITIONINGS = frozenset(
-    """
-    BerniniConditioning CLIPTextEncode CLIPTextEncodeFlux CLIPTextEncodeSDXL CLIPTextEncodeSDXLRefiner
-    ConditioningCombine ConditioningConcat ConditioningZeroOut ControlNetApply ControlNetApplyAdvanced
-    ControlNetApplySD3 ControlNetInpaintingAliMamaApply FluxGuidance FluxKontextMultiReferenceLatentMethod
-    HiDreamO1ReferenceImages Hunyuan3Dv2Conditioning Hunyuan3Dv2ConditioningMultiView HunyuanVideo15ImageToVideo
-    HunyuanVideo15SuperResolution InpaintModelConditioning InstructPixToPixConditioning Kandinsky5ImageToVideo
-    LTXVAddGuide LTXVConditioning LTXVCropGuides LTXVImgToVideo LTXVReferenceAudio LotusConditioning
-    MiniMaxH3ImageToVideo MiniMaxH3ReferenceToVideo MiniMaxMusic3TextEncode PiDConditioning ReferenceLatent
-    SVD_img2vid_Conditioning StyleModelApply TextEncodeAceStepAudio TextEncodeAceStepAudio1.5 TextEncodeBooguEdit
-    TextEncodeJoyImageEdit TextEncodeMageFlowEdit TextEncodeQwenImageEdit TextEncodeQwenImageEditPlus
-    TripoSplatConditioning VOIDInpaintConditioning Wan22FunControlToVideo WanAnimate2ToVideo WanAnimateToVideo
-    WanCameraImageToVideo WanDancerVideo WanFirstLastFrameToVideo WanFunControlToVideo WanFunInpaintToVideo
-    WanHuMoImageToVideo WanImageToVideo WanMoveTrackToVideo WanPhantomSubjectToVideo WanSCAILToVideo
-    WanSoundImageToVideo WanSoundImageToVideoExtend WanTrackToVideo WanVaceToVideo unCLIPConditioning
-    """.split()
-)
+    (
+        "BerniniConditioning", "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL",
+        "CLIPTextEncodeSDXLRefiner", "ConditioningCombine", "ConditioningConcat", "ConditioningZeroOut",
+        "ControlNetApply", "ControlNetApplyAdvanced", "ControlNetApplySD3", "ControlNetInpaintingAliMamaApply",
+        "FluxGuidance", "FluxKontextMultiReferenceLatentMethod", "HiDreamO1ReferenceImages", "Hunyuan3Dv2Conditioning",
+        "Hunyuan3Dv2ConditioningMultiView", "HunyuanVideo15ImageToVideo", "HunyuanVideo15SuperResolution",
+        "InpaintModelConditioning", "InstructPixToPixConditioning", "Kandinsky5ImageToVideo", "LTXVAddGuide",
+        "LTXVConditioning", "LTXVCropGuides", "LTXVImgToVideo", "LTXVReferenceAudio", "LotusConditioning",
+        "MiniMaxH3ImageToVideo", "MiniMaxH3ReferenceToVideo", "MiniMaxMusic3TextEncode", "PiDConditioning",
+        "ReferenceLatent", "SVD_img2vid_Conditioning", "StyleModelApply", "TextEncodeAceStepAudio",
+        "TextEncodeAceStepAudio1.5", "TextEncodeBooguEdit", "TextEncodeJoyImageEdit", "TextEncodeMageFlowEdit",
+        "TextEncodeQwenImageEdit", "TextEncodeQwenImageEditPlus", "TripoSplatConditioning", "VOIDInpaintConditioning",
+        "Wan22FunControlToVideo", "WanAnimate2ToVideo", "WanAnimateToVideo", "WanCameraImageToVideo", "WanDancerVideo",
+        "WanFirstLastFrameToVideo", "WanFunControlToVideo", "WanFunInpaintToVideo", "WanHuMoImageToVideo",
+        "WanImageToVideo", "WanMoveTrackToVideo", "WanPhantomSubjectToVideo", "WanSCAILToVideo", "WanSoundImageToVideo",
+        "WanSoundImageToVideoExtend", "WanTrackToVideo", "WanVaceToVideo", "unCLIPConditioning",
+    )
+)  # fmt: skip
 """Nodes that give a CONDITIONING of tensors and numbers, which travel, or add control residuals, which do, too. Hooks
 and GLIGEN, which change weights and blocks, are not among them."""
 

@@ -6,7 +6,7 @@ Follows what ComfyUI's frontend 1.49 does when it serialises a workflow (graphTo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 _NEVER, _BYPASS = 2, 4
@@ -102,7 +102,9 @@ class _Prompt:
             # Of subgraph nodes inside of others the frontend does not ask whether they are muted.
             self._open(self._root, node, (), inside=node.get("mode") not in (_NEVER, _BYPASS))
 
-    def _open(self, graph: _Graph, node: Mapping[str, Any], outer: Path, inside: bool, seen: tuple[str, ...] = ()) -> None:
+    def _open(
+        self, graph: _Graph, node: Mapping[str, Any], outer: Path, inside: bool, seen: tuple[str, ...] = ()
+    ) -> None:
         path = (*outer, node["id"])
         self._places[path] = (graph, node)
         inner = self._subgraphs.get(node["type"])
@@ -117,11 +119,11 @@ class _Prompt:
         """What runs, with all links resolved; a link to what does not run is left out."""
         found = {}
         for path, (_, node) in self._places.items():
-            if node["type"] not in self._subgraphs and node["type"] not in VIRTUAL:
-                if node.get("mode") not in (_NEVER, _BYPASS):
-                    found[path] = self._node(path, node)
+            runs = node.get("mode") not in (_NEVER, _BYPASS) and node["type"] not in VIRTUAL
+            if runs and node["type"] not in self._subgraphs:
+                found[path] = self._node(path, node)
         return {
-            path: Node(**{**vars(node), "links": {key: to for key, to in node.links.items() if to.node in found}})
+            path: replace(node, links={key: to for key, to in node.links.items() if to.node in found})
             for path, node in found.items()
         }
 
@@ -207,7 +209,9 @@ def _fits(one: Any, other: Any) -> bool:
 def _widgets(node: Mapping[str, Any]) -> dict[str, Any]:
     """Values of a node's own widgets, as far as their names are known."""
     values = node.get("widgets_values_named") or node.get("widgets_values") or ()
-    return dict(values) if isinstance(values, Mapping) else dict(zip(WIDGETS.get(node["type"], ()), values))
+    return (
+        dict(values) if isinstance(values, Mapping) else dict(zip(WIDGETS.get(node["type"], ()), values, strict=False))
+    )
 
 
 WIDGETS: Mapping[str, tuple[str, ...]] = {

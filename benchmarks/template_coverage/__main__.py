@@ -1,0 +1,50 @@
+"""Prints which official templates convert to our loaders; `--write-docs` makes docs/models.md of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from .installed import PACKAGE, installed_version, read_templates
+from .totals import judge_all, reason_totals, total, total_lines
+
+
+def main() -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.template_coverage", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found of each template")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/models.md")
+    arguments = parser.parse_args()
+    version = installed_version()
+    if version is None:
+        print(f"{PACKAGE} is not installed: pip install it, or run where ComfyUI's requirements are.", file=sys.stderr)
+        return 1
+    judged = judge_all(read_templates())
+    for each in judged:
+        families = "; ".join(map(str, each.runners))
+        print(f"{each.status:9}  {each.usage:6}  {each.name}  [{families}]  {each.why}".rstrip())
+    whole = total(judged)
+    print(f"\n{PACKAGE} {version}: {whole.templates} templates sample with a local diffusion model")
+    for what, count in total_lines(judged):
+        print(f"{what}: {count}")
+    print("\nfirst reasons of the others, by use:")
+    for reason, found in reason_totals(judged):
+        print(f"  {found.of(whole)}: {reason}")
+    if arguments.json is not None:
+        data = {
+            "package": f"{PACKAGE} {version}",
+            "totals": dict(total_lines(judged)),
+            "templates": [each.as_data() for each in judged],
+        }
+        arguments.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if arguments.write_docs:
+        from .models_page import PAGE, write_page  # imports torch, for diffusers' families
+
+        PAGE.write_text(write_page(judged, version), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

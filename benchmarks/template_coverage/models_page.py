@@ -1,0 +1,117 @@
+"""docs/models.md, generated: families, formats, and the official templates that convert and that do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from parallel_runtime.networks.comfyui.networks import NETWORKS
+from parallel_runtime.networks.diffusers.registry import MODELS
+
+from .installed import PACKAGE
+from .totals import Judged, reason_totals, total, total_lines
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+_TEMPLATES = "## Official templates"
+
+_HEAD = """# Models
+
+*Made by `python -m benchmarks.template_coverage --write-docs`; a test compares it with the tables that it is made of.*
+
+Parallel Loader and Parallel Checkpoint Loader run any diffusion model that your ComfyUI loads. Two sources of networks
+run them: diffusers' class for a plain file of the families below, and ComfyUI's own class for everything else; the
+loader's `network` input chooses, and `auto` does what this page says. A network shares out the tokens of one picture or
+video over the GPUs, or, where that cannot be done, CFG branches and the pictures of a batch alone."""
+
+_FORMATS = """## Formats
+
+| Weights | Network |
+|---|---|
+| plain bf16, fp16, fp32 | diffusers' where there is one, else ComfyUI's |
+| fp8 as it is, scaled fp8 (old and current keys), mixed fp8 | ComfyUI's, in the format of the file |
+| int8 by tensor, also rotated (`convrot`) | ComfyUI's, in the format of the file |
+| nvfp4, mxfp8 | ComfyUI's, in the format of the file |
+| a diffusers folder | diffusers' |
+| GGUF | none yet |"""
+
+
+def write_families() -> str:
+    """The part of the page that depends on this project's tables alone."""
+    own = [
+        f"| {network.title} | `{path.removeprefix('comfy.ldm.')}` | "
+        f"{'tokens' if network.blocks else f'batch alone: {network.whole}'} |"
+        for path, network in sorted(NETWORKS.items(), key=lambda item: (item[1].title.lower(), item[0]))
+    ]
+    diffusers = [
+        f"| {spec.title} | `{spec.transformer_class}` | {'tokens' if spec.splits_sequence else 'batch alone'} | "
+        f"{'yes' if spec.stages else 'no'} |"
+        for spec in MODELS
+    ]
+    return "\n\n".join(
+        [
+            _HEAD,
+            "## Families of diffusers\n\n| Family | Class | Shared out | PipeFusion |\n|---|---|---|---|\n"
+            + "\n".join(diffusers),
+            "## ComfyUI's own networks\n\nA class that is not here, of a newer ComfyUI, shares out the batch alone.\n\n"
+            "| Family | Class in `comfy.ldm` | Shared out |\n|---|---|---|\n" + "\n".join(own),
+            _FORMATS,
+        ]
+    )
+
+
+def write_templates(judged: Sequence[Judged], version: str) -> str:
+    """The part of the page that depends on the templates' package."""
+    whole = total(judged)
+    totals = "\n".join(f"| {what} | {count} |" for what, count in total_lines(judged))
+    reasons = "\n".join(
+        f"| {reason} | {found.templates} | {100 * found.usage / whole.usage:.1f} % |"
+        for reason, found in reason_totals(judged)
+    )
+    left = "\n".join(
+        f"| `{each.name}` | {each.usage} | {'; '.join(map(str, each.judgement.reasons))} | {_families(each)} |"
+        for each in judged
+        if not each.judgement.converts
+    )
+    return f"""{_TEMPLATES}
+
+Of {PACKAGE} {version}, {whole.templates} templates sample with a local diffusion model. A template
+converts when it runs with our loaders in the place of its own and nothing else changed. Read from the files, not run:
+which nodes a server would execute, and what each of them does to the MODEL. *Use* is how often a template was opened,
+by the package's index.
+
+| | |
+|---|---|
+{totals}
+
+What stands against the others, by the first reason that is more than LoRA:
+
+| First reason | Templates | Use |
+|---|---|---|
+{reasons}
+
+All that do not convert now; families are told by the names of their files:
+
+| Template | Opened | Reasons | Runs on |
+|---|---|---|---|
+{left}"""
+
+
+def write_page(judged: Sequence[Judged], version: str) -> str:
+    """The whole page."""
+    return f"{write_families()}\n\n{write_templates(judged, version)}\n"
+
+
+def families_of(page: str) -> str:
+    """The part of a page that `write_families` makes."""
+    return page.partition(f"\n\n{_TEMPLATES}")[0]
+
+
+def version_of(page: str) -> str:
+    """The templates' version that a page was made of; "" where it does not say."""
+    found = re.search(rf"{PACKAGE} (\S+),", page)
+    return found[1] if found else ""
+
+
+def _families(each: Judged) -> str:
+    return "; ".join(map(str, each.runners))

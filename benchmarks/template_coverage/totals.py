@@ -1,0 +1,109 @@
+"""Judgements of all templates, and their totals by template and by use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .file_names import Runner, find_runner
+from .installed import Template
+from .judgement import Judgement, judge
+from .prompt_graph import read_prompt
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A template that samples with a local diffusion model."""
+
+    name: str
+    usage: int
+    judgement: Judgement
+
+    @property
+    def runners(self) -> list[Runner]:
+        """What runs its files."""
+        return list(dict.fromkeys(map(find_runner, self.judgement.files)))
+
+    @property
+    def needs_own_network(self) -> bool:
+        """The loader's `network` has to say ComfyUI."""
+        return bool(self.judgement.needs) and any(runner.diffusers for runner in self.runners)
+
+    @property
+    def tokens_split(self) -> bool:
+        """Ranks share out the tokens of one picture for each of its files."""
+        return all(runner.tokens_split for runner in self.runners)
+
+    @property
+    def status(self) -> str:
+        """One word or two."""
+        if self.judgement.converts:
+            return "converts"
+        return "with LoRA" if self.judgement.converts_with_lora else "not yet"
+
+    @property
+    def why(self) -> str:
+        """The first reason, or how it converts."""
+        if self.judgement.first is not None:
+            return str(self.judgement.first)
+        return f"with network = ComfyUI, for {', '.join(self.judgement.needs)}" if self.needs_own_network else ""
+
+    def as_data(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "name": self.name,
+            "usage": self.usage,
+            "status": self.status,
+            "why": self.why,
+            "reasons": [str(reason) for reason in self.judgement.reasons],
+            "files": list(self.judgement.files),
+            "runners": [str(runner) for runner in self.runners],
+            "tokens_split": self.tokens_split,
+        }
+
+
+@dataclass(frozen=True)
+class Total:
+    """How many templates, and how much of the use."""
+
+    templates: int
+    usage: int
+
+    def of(self, whole: Total) -> str:
+        """As a share of a whole."""
+        share = 100 * self.usage / whole.usage if whole.usage else 0.0
+        return f"{self.templates} of {whole.templates} templates, {share:.1f} % of use"
+
+
+def judge_all(templates: Iterable[Template]) -> list[Judged]:
+    """Those that sample with a local diffusion model, in the order given."""
+    found = ((each, judge(read_prompt(each.workflow))) for each in templates)
+    return [Judged(each.name, each.usage, judgement) for each, judgement in found if judgement is not None]
+
+
+def total(judged: Sequence[Judged], holds: Callable[[Judged], bool] = lambda each: True) -> Total:
+    """Of those for which something holds."""
+    chosen = [each for each in judged if holds(each)]
+    return Total(len(chosen), sum(each.usage for each in chosen))
+
+
+def total_lines(judged: Sequence[Judged]) -> list[tuple[str, str]]:
+    """(what, how many) for the end of the report."""
+    whole = total(judged)
+    now = [each for each in judged if each.judgement.converts]
+    return [
+        ("convert now", total(now).of(whole)),
+        ("of these, one picture's tokens are shared out", total(now, lambda each: each.tokens_split).of(whole)),
+        ("of these, `network` is set to ComfyUI", total(now, lambda each: each.needs_own_network).of(whole)),
+        ("convert once LoRA is carried", total(judged, lambda each: each.judgement.converts_with_lora).of(whole)),
+    ]
+
+
+def reason_totals(judged: Sequence[Judged]) -> list[tuple[str, Total]]:
+    """(first reason, templates that it stops), most used first."""
+    stopped: dict[str, list[Judged]] = {}
+    for each in judged:
+        if each.judgement.first is not None:
+            stopped.setdefault(str(each.judgement.first), []).append(each)
+    return sorted(((reason, total(found)) for reason, found in stopped.items()), key=lambda pair: -pair[1].usage)
