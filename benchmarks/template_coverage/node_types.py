@@ -20,7 +20,6 @@ class Effect(Enum):
     LORA = "a LoRA"
     PATCHES = "functions inside of the model's blocks"
     OPTION = "an object or tensors among the transformer options"
-    REPLACES = "something else in place of a part of the network"
     WEIGHTS = "weights of the network, which are in the pool"
 
 

@@ -1,0 +1,303 @@
+"""Templates are judged as the server would run them, by tables that agree with what the pool refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.template_coverage import file_names
+from benchmarks.template_coverage.file_names import find_runner
+from benchmarks.template_coverage.installed import installed_version, read_templates
+from benchmarks.template_coverage.judgement import judge
+from benchmarks.template_coverage.models_page import PAGE, families_of, version_of, write_families, write_page
+from benchmarks.template_coverage.node_types import NODE_TYPES, Effect
+from benchmarks.template_coverage.prompt_graph import read_prompt
+from benchmarks.template_coverage.totals import judge_all, reason_totals, total_lines
+from nodes.transportable import forward_obstacles, patch_obstacles, weight_obstacles
+from parallel_runtime.networks.comfyui.networks import NETWORKS
+from parallel_runtime.networks.diffusers.registry import MODELS
+from tests.template_graphs import BYPASS, GRAPH_INPUT, NEVER, Graph, add_lora, load, sample, save
+
+
+def found(graph: Graph, **subgraphs: Graph):
+    return judge(read_prompt(graph.workflow(**subgraphs)))
+
+
+def reasons(graph: Graph, **subgraphs: Graph) -> list[str]:
+    judgement = found(graph, **subgraphs)
+    assert judgement is not None
+    return [str(reason) for reason in judgement.reasons]
+
+
+def test_a_loader_and_a_sampler_convert():
+    graph = Graph()
+    save(graph, sample(graph, load(graph)))
+    judgement = found(graph)
+    assert judgement.converts
+    assert judgement.files == ("z_image_bf16.safetensors",)
+
+
+def test_what_no_output_asks_for_does_not_count():
+    graph = Graph()
+    sample(graph, load(graph))
+    assert found(graph) is None
+
+
+@pytest.mark.parametrize(
+    ("strength", "mode", "converts"), [(0.8, 0, False), (0, 0, True), (0.8, BYPASS, True)], ids=str
+)
+def test_a_lora_waits_for_lora(strength, mode, converts):
+    graph = Graph()
+    save(graph, sample(graph, add_lora(graph, load(graph), strength, mode)))
+    judgement = found(graph)
+    assert judgement.converts is converts
+    assert judgement.converts_with_lora
+    if not converts:
+        assert str(judgement.first) == "LoraLoaderModelOnly: a LoRA"
+
+
+def test_muted_nodes_take_their_links_with_them():
+    graph = Graph()
+    save(graph, sample(graph, load(graph)))
+    # A second stage whose loader is muted, and a third that is muted itself.
+    save(graph, sample(graph, add_lora(graph, load(graph, "other.safetensors", mode=NEVER), mode=BYPASS)))
+    save(graph, sample(graph, add_lora(graph, load(graph, "third.safetensors")), mode=NEVER))
+    judgement = found(graph)
+    assert judgement.converts
+    assert judgement.files == ("z_image_bf16.safetensors",)
+
+
+def test_a_bypassed_node_hands_through_by_slot_and_then_by_type():
+    graph = Graph()
+    model, other = load(graph), load(graph, "other.safetensors")
+    patch = graph.add("CLIPLoader", "CLIP")
+    inputs = {"clip": ("CLIP", patch), "model": ("MODEL", model), "second": ("MODEL", other)}
+    by_type = graph.add("LoraLoader", "MODEL", BYPASS, **inputs)
+    by_slot = graph.add("ModelMergeSimple", "MODEL", BYPASS, one=("MODEL", other), two=("MODEL", model))
+    save(graph, sample(graph, by_type))
+    assert found(graph).files == ("z_image_bf16.safetensors",)
+    save(graph, sample(graph, by_slot))
+    assert found(graph).files == ("z_image_bf16.safetensors", "other.safetensors")
+
+
+def test_reroutes_are_the_frontends_alone():
+    graph = Graph()
+    through = graph.add("Reroute", "MODEL", **{"": ("*", add_lora(graph, load(graph)))})
+    save(graph, sample(graph, through))
+    assert reasons(graph) == ["LoraLoaderModelOnly: a LoRA"]
+
+
+def _picture(strength: float = 1.0) -> Graph:
+    """A subgraph with everything: (lora strength, latent) -> latent."""
+    inner = Graph([("latent", "LATENT"), ("strength", "FLOAT")], ["LATENT"])
+    lora = inner.add(
+        "LoraLoaderModelOnly", "MODEL", 0, ["a.safetensors", strength], ["strength_model"],
+        model=("MODEL", load(inner)), strength_model=("FLOAT", (GRAPH_INPUT, 1)),
+    )  # fmt: skip
+    inner.give(0, sample(inner, lora, latent=(GRAPH_INPUT, 0)))
+    return inner
+
+
+@pytest.mark.parametrize(("outside", "converts"), [([0], True), ([0.5], False), ([], False)])
+def test_a_promoted_widget_has_its_outer_value(outside, converts):
+    graph = Graph()
+    save(graph, graph.add("picture", "LATENT", widgets=outside, strength=("FLOAT", None)))
+    assert found(graph, picture=_picture()).converts is converts
+
+
+def test_each_use_of_a_subgraph_has_its_own_values():
+    graph = Graph()
+    first = graph.add("picture", "LATENT", widgets=[0])
+    save(graph, graph.add("picture", "LATENT", widgets=[1], latent=("LATENT", first)))
+    prompt = read_prompt(graph.workflow(picture=_picture()))
+    strengths = {path: node.widgets["strength_model"] for path, node in prompt.items() if "Lora" in node.kind}
+    assert strengths == {(1, 2): 0, (2, 2): 1}
+    # The second one starts from the first one's latent, three levels of ids apart.
+    assert prompt[(2, 3)].links["latent_image"].node == (1, 3)
+
+
+def test_subgraphs_inside_of_subgraphs_are_opened():
+    outer = Graph([("strength", "FLOAT")], ["LATENT"])
+    inside = outer.add(
+        "picture", "LATENT", wired=["strength"], latent=("LATENT", None), strength=("FLOAT", (GRAPH_INPUT, 0))
+    )
+    outer.give(0, inside)
+    graph = Graph()
+    save(graph, graph.add("outer", "LATENT", widgets=[0]))
+    assert found(graph, outer=outer, picture=_picture()).converts
+    graph = Graph()
+    save(graph, graph.add("outer", "LATENT", widgets=[1]))
+    assert reasons(graph, outer=outer, picture=_picture()) == ["LoraLoaderModelOnly: a LoRA"]
+
+
+def test_a_subgraph_can_be_muted_or_bypassed():
+    graph = Graph()
+    save(graph, sample(graph, load(graph)))
+    save(graph, graph.add("picture", "LATENT", NEVER))
+    plain = sample(graph, load(graph))
+    save(graph, graph.add("picture", "LATENT", BYPASS, latent=("LATENT", plain)))
+    assert found(graph, picture=_picture()).converts
+
+
+def test_a_subgraph_in_itself_is_an_error():
+    inner = Graph((), ["LATENT"])
+    inner.give(0, inner.add("picture", "LATENT"))
+    graph = Graph()
+    save(graph, graph.add("picture", "LATENT"))
+    with pytest.raises(ValueError, match="contains itself"):
+        found(graph, picture=inner)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(False, []), (True, ["LoraLoaderModelOnly: a LoRA"])])
+def test_a_switch_asks_for_what_it_has_chosen(value, expected):
+    graph = Graph()
+    model = load(graph)
+    chosen = graph.add("PrimitiveBoolean", "BOOLEAN", widgets=[value])
+    switch = graph.add(
+        "ComfySwitchNode", "MODEL", widgets=[not value],
+        on_false=("MODEL", model), on_true=("MODEL", add_lora(graph, model)), switch=("BOOLEAN", chosen),
+    )  # fmt: skip
+    save(graph, sample(graph, switch))
+    assert reasons(graph) == expected
+
+
+def test_a_switch_that_is_computed_may_choose_either():
+    graph = Graph()
+    model = load(graph)
+    computed = graph.add("ComfyMathExpression", "BOOLEAN")
+    switch = graph.add(
+        "ComfySwitchNode", "MODEL", widgets=[False],
+        on_false=("MODEL", model), on_true=("MODEL", add_lora(graph, model)), switch=("BOOLEAN", computed),
+    )  # fmt: skip
+    save(graph, sample(graph, switch))
+    assert reasons(graph) == ["LoraLoaderModelOnly: a LoRA"]
+
+
+def test_two_loaders_are_judged_both():
+    graph = Graph()
+    high = sample(graph, add_lora(graph, load(graph, "high.safetensors")))
+    patched = graph.add("WanAnimate2Cache", "MODEL", model=("MODEL", add_lora(graph, load(graph, "low.safetensors"))))
+    save(graph, sample(graph, patched, latent=high))
+    judgement = found(graph)
+    assert judgement.files == ("high.safetensors", "low.safetensors")
+    assert [reason.node for reason in judgement.reasons] == ["LoraLoaderModelOnly", "WanAnimate2Cache"]
+    assert not judgement.converts_with_lora
+    assert judgement.first.node == "WanAnimate2Cache"
+
+
+def test_a_model_that_is_not_sampled_keeps_its_loader():
+    graph = Graph()
+    sam = graph.add("ImageOnlyCheckpointLoader", "MODEL", widgets=["sam3.safetensors"])
+    mask = graph.add("SAM3_Detect", "MASK", model=("MODEL", sam))
+    graph.add("SaveImage", images=("IMAGE", mask))
+    assert found(graph) is None
+    save(graph, sample(graph, load(graph)))
+    judgement = found(graph)
+    assert judgement.converts
+    assert judgement.files == ("z_image_bf16.safetensors",)
+
+
+@pytest.mark.parametrize("gives", ["MODEL", ""])
+def test_a_node_that_is_not_known_is_a_reason(gives):
+    graph = Graph()
+    model = load(graph)
+    unknown = graph.add("NodeOfTomorrow", f"{gives} IMAGE".strip(), model=("MODEL", model))
+    if gives:
+        save(graph, sample(graph, unknown))
+    else:
+        graph.add("SaveImage", images=("IMAGE", unknown))
+    assert reasons(graph) == ["NodeOfTomorrow: not known"]
+
+
+def test_loaders_that_ours_do_not_replace_are_named():
+    graph = Graph()
+    save(graph, sample(graph, graph.add("UnetLoaderGGUF", "MODEL", widgets=["a.gguf"])))
+    save(graph, sample(graph, graph.add("LoaderOfTomorrow", "MODEL")))
+    save(graph, sample(graph, load(graph, "a_bf16.safetensors", "fp8_e4m3fn")))
+    save(graph, sample(graph, load(graph, "a_fp8_e4m3fn.safetensors", "fp8_e4m3fn")))
+    gguf, unknown, cast = reasons(graph)
+    assert gguf.startswith("UnetLoaderGGUF: GGUF")
+    assert unknown == "LoaderOfTomorrow: not known"
+    assert "fp8_e4m3fn" in cast
+
+
+def test_what_goes_into_a_guider_is_judged_too():
+    graph = Graph()
+    prompt = graph.add("ConditioningOfTomorrow", "CONDITIONING")
+    guider = graph.add("CFGGuider", "GUIDER", model=("MODEL", load(graph)), positive=("CONDITIONING", prompt))
+    loop = graph.add("SamplerARVideo", "SAMPLER")
+    save(
+        graph,
+        graph.add("SamplerCustomAdvanced", "LATENT", guider=("GUIDER", guider), sampler=("SAMPLER", loop)),
+    )
+    assert {text.partition(":")[0] for text in reasons(graph)} == {"ConditioningOfTomorrow", "SamplerARVideo"}
+
+
+def test_blocks_that_nothing_skips_are_no_reason():
+    for layers, converts in ((["", "", 3.0], True), (["9", "", 0], True), (["", "9, 10", 3.0], False)):
+        graph = Graph()
+        skipped = graph.add("SkipLayerGuidanceDiT", "MODEL", widgets=layers, model=("MODEL", load(graph)))
+        save(graph, sample(graph, skipped))
+        assert found(graph).converts is converts
+
+
+def _weights(**changes):
+    nothing = {
+        "patches": {}, "hook_patches": {}, "weight_wrappers": {}, "object_patches": (), "injections": {},
+        "wrappers": {},
+    }  # fmt: skip
+    return weight_obstacles(**(nothing | changes))
+
+
+def test_effects_are_refused_as_the_pool_refuses_them():
+    def function():
+        pass
+
+    refused = {
+        Effect.LORA: [_weights(patches={"key": [(1.0, None, 1.0)]}), _weights(patches={"key": [(0.0, None, 1.2)]})],
+        Effect.PATCHES: [
+            check({kind: {"attn1_patch": [function]}})
+            for check in (patch_obstacles, forward_obstacles)
+            for kind in ("patches", "patches_replace")
+        ],
+        Effect.OPTION: [
+            patch_obstacles({"easycache": object()}),
+            patch_obstacles({"ar_config": {"initial_latent": torch.zeros(1)}}),
+        ],
+    }
+    for effect, answers in refused.items():
+        assert all(answers), f"the pool takes {effect.name} now: its nodes convert"
+    assert not patch_obstacles({"wrappers": {"diffusion_model": {"key": [function]}}, "rope_options": {"scale_x": 2.0}})
+    assert not _weights(object_patches=["model_sampling"], patches={"key": [(0.0, None, 1.0)]})
+    assert {each.effect for each in NODE_TYPES.values()} == {Effect.OUTSIDE, Effect.WEIGHTS, *refused}
+
+
+def test_names_of_files_tell_classes_that_the_tables_have():
+    for _, path in file_names._CLASSES:
+        assert f"comfy.ldm.{path}" in NETWORKS
+    assert {family for _, family in file_names._DIFFUSERS} <= {spec.name for spec in MODELS}
+    runner = find_runner("wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors")
+    assert (runner.title, runner.diffusers, runner.tokens_split, runner.weights) == ("Wan", "", True, "scaled fp8")
+    assert find_runner("sub/wan2.1_t2v_1.3B_fp16.safetensors").diffusers == "wan"
+    assert find_runner("wan_animate_2_int8_convrot.safetensors").weights == "int8_convrot"
+    assert not find_runner("sd_xl_base_1.0.safetensors").tokens_split
+    assert find_runner("tomorrow.safetensors").title == "?"
+
+
+def test_the_page_of_models_has_the_families():
+    assert families_of(PAGE.read_text(encoding="utf-8")) == write_families(), (
+        "run: python -m benchmarks.template_coverage --write-docs"
+    )
+
+
+@pytest.mark.skipif(installed_version() is None, reason="comfyui-workflow-templates is not installed")
+def test_installed_templates_are_all_known():
+    judged = judge_all(read_templates())
+    assert len(judged) > 150
+    assert not [reason for reason, _ in reason_totals(judged) if "not known" in reason]
+    assert not [(each.name, each.judgement.files) for each in judged if any(r.title == "?" for r in each.runners)]
+    totals = dict(total_lines(judged))
+    assert int(totals["convert now"].split()[0]) >= 120
+    page, version = PAGE.read_text(encoding="utf-8"), installed_version()
+    if version_of(page) == version:
+        assert page == write_page(judged, version), "run: python -m benchmarks.template_coverage --write-docs"
