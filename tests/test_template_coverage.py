@@ -73,10 +73,10 @@ def test_a_bypassed_node_hands_through_by_slot_and_then_by_type():
     patch = graph.add("CLIPLoader", "CLIP")
     inputs = {"clip": ("CLIP", patch), "model": ("MODEL", model), "second": ("MODEL", other)}
     by_type = graph.add("LoraLoader", "MODEL", BYPASS, **inputs)
-    by_slot = graph.add("ModelMergeSimple", "MODEL", BYPASS, one=("MODEL", other), two=("MODEL", model))
+    merged, _ = graph.add("ModelMergeSimple", "MODEL MODEL", BYPASS, one=("MODEL", model), two=("MODEL", other))
     save(graph, sample(graph, by_type))
     assert found(graph).files == ("z_image_bf16.safetensors",)
-    save(graph, sample(graph, by_slot))
+    save(graph, sample(graph, (merged, 1)))
     assert found(graph).files == ("z_image_bf16.safetensors", "other.safetensors")
 
 
@@ -137,6 +137,24 @@ def test_a_subgraph_can_be_muted_or_bypassed():
     plain = sample(graph, load(graph))
     save(graph, graph.add("picture", "LATENT", BYPASS, latent=("LATENT", plain)))
     assert found(graph, picture=_picture()).converts
+
+
+@pytest.mark.parametrize("mode", [0, NEVER, BYPASS])
+def test_nothing_runs_in_a_subgraph_that_is_muted_or_bypassed(mode):
+    inner = Graph()
+    save(inner, sample(inner, load(inner)))
+    graph = Graph()
+    graph.add("saved", mode=mode)
+    assert (found(graph, saved=inner) is None) is (mode != 0)
+
+
+@pytest.mark.parametrize("mode", [0, NEVER])
+def test_a_muted_subgraph_inside_of_another_gives_nothing(mode):
+    outer = Graph((), ["LATENT"])
+    outer.give(0, outer.add("picture", "LATENT", mode))
+    graph = Graph()
+    save(graph, graph.add("outer", "LATENT"))
+    assert (found(graph, outer=outer, picture=_picture()) is None) is (mode == NEVER)
 
 
 def test_a_subgraph_in_itself_is_an_error():
