@@ -47,7 +47,7 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
     whole = write_original(tmp_path / "whole.safetensors")
     prefixed = write_original(tmp_path / "prefixed.safetensors", prefix="model.diffusion_model.")
     tensors = load_file(whole)
-    strange = {**tensors, "img_in.weight": torch.zeros(500, 64), "img_in.bias": torch.zeros(500)}
+    strange = {**tensors, "txt_in.weight": torch.zeros(500, 64), "txt_in.bias": torch.zeros(500)}
     save_file(strange, tmp_path / "strange.safetensors")
     save_file({"decoder.conv_in.weight": torch.zeros(4, 4, 3, 3)}, tmp_path / "vae.safetensors")
     names = ("strange", "vae")
@@ -56,4 +56,4 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
     blocks += len({key.split(".")[1] for key in tensors if key.startswith("single_blocks.")})
     assert said[0] == said[1] == f"FLUX, LongCat and Ovis 4 (2, 2) {blocks} torch.float32 True"
     assert said[2].startswith("UnsupportedModelError ComfyUI cannot build the network of strange.safetensors: ")
-    assert said[3].startswith("UnsupportedModelError ComfyUI does not recognise")
+    assert "is a VAE, not a diffusion model supported by this ComfyUI" in said[3]
