@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 DEFAULT_DTYPE = "default"
 
 
-WEIGHT_DTYPES = [DEFAULT_DTYPE, "bf16", "fp16", "fp32"]
+FAST_FLOAT8 = "fp8_e4m3fn_fast"
+WEIGHT_DTYPES = [DEFAULT_DTYPE, "bf16", "fp16", "fp32", "fp8_e4m3fn", FAST_FLOAT8, "fp8_e5m2"]
 
 
 def model_inputs() -> list[io.Input]:
@@ -36,7 +37,7 @@ def model_inputs() -> list[io.Input]:
             options=WEIGHT_DTYPES,
             default=DEFAULT_DTYPE,
             tooltip="Number type of the weights. Default takes what Load Diffusion Model would take for "
-            "this file and this GPU.",
+            "this file and this GPU; fp8 types are those of Load Diffusion Model.",
         ),
         io.Combo.Input(
             "network",
@@ -106,11 +107,11 @@ def load_model(
     from .remote_model import build_model, choose_types, draw_blueprint
     from .remote_transformer import RemoteTransformer
 
-    chosen = choose_network(path, network)
+    chosen = choose_network(path, network, weight_dtype)
     blueprint = draw_blueprint(chosen.opened)
     types = choose_types(blueprint, weight_dtype)
     plain = None if blueprint.stored_dtype is None else types.weights
-    code = comfyui_code(plain) if blueprint.own_network else None
+    code = comfyui_code(plain, weight_dtype == FAST_FLOAT8) if blueprint.own_network else None
     request = ModelRequest(str(path), str(types.compute).removeprefix("torch."), config, chosen.opened.identity, code)
     remote = RemoteTransformer(
         request,

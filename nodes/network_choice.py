@@ -28,10 +28,11 @@ class Chosen:
     why: str = ""
 
 
-def choose_network(path: Path, wanted: str = AUTO) -> Chosen:
+def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default") -> Chosen:
     """Open a file or folder for a network.
 
-    `auto` takes diffusers' class where there is one for the file, and its weights are plain; else ComfyUI's.
+    `auto` takes diffusers' class where there is one for the file, and its weights are plain and to stay so; else
+    ComfyUI's.
 
     Raises:
         CheckpointError: missing or damaged files.
@@ -41,6 +42,13 @@ def choose_network(path: Path, wanted: str = AUTO) -> Chosen:
 
     if wanted == COMFYUI:
         return Chosen(_open_host_file(path), "Runs ComfyUI's own network, as asked.")
+    if weight_dtype.startswith("fp8"):
+        if wanted == DIFFUSERS:
+            raise UnsupportedModelError(
+                f"The diffusers network has no weights of the type {weight_dtype}.",
+                "Set network to auto, or weight_dtype to default.",
+            )
+        return Chosen(_open_host_file(path), f"Runs ComfyUI's own network, as weight_dtype is {weight_dtype}.")
     try:
         return Chosen(open_checkpoint(path))
     except UnsupportedModelError as error:

@@ -35,6 +35,9 @@ from .untouched import Untouched
 if TYPE_CHECKING:
     from parallel_runtime.loading.checkpoint import Checkpoint
 
+FLOAT8 = {
+    "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
+}  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
@@ -114,7 +117,7 @@ def choose_types(blueprint: Blueprint, weight_dtype: str) -> Types:
     """
     supported = blueprint.model_config.supported_inference_dtypes
     device = comfy.model_management.get_torch_device()
-    weights = DTYPES.get(weight_dtype) or comfy.model_management.unet_dtype(
+    weights = (DTYPES | FLOAT8).get(weight_dtype) or comfy.model_management.unet_dtype(
         model_params=blueprint.parameters, supported_dtypes=list(supported), weight_dtype=blueprint.stored_dtype
     )
     quantised = blueprint.stored_dtype is None

@@ -193,7 +193,4 @@ class _Run:
         loader = LOADERS.get(node.kind)
         if loader is None:
             return [Reason(node.kind, "not known")]
-        dtype = str(node.widgets.get("weight_dtype", "default"))
-        if dtype != "default" and "fp8" not in self.file(node.path).lower():
-            return [Reason(node.kind, f"casts the file's weights to {dtype}, which Parallel Loader does not offer")]
         return [Reason(node.kind, loader.reason)] if loader.reason else []

@@ -30,12 +30,14 @@ class OpenedHost:
     Args:
         dtype: that the network computes in.
         weights: that plain weights are to have; None for a quantised file.
+        fast_float8: see ComfyuiCode.
     """
 
     file: HostFile
     described: Described
     dtype: torch.dtype
     weights: torch.dtype | None
+    fast_float8: bool
     family: HostFamily
 
     @classmethod
@@ -54,7 +56,7 @@ class OpenedHost:
         title = described.facts.title
         family = HostFamily(f"ComfyUI {title}", title, described.patch, described.rows_together)
         weights = getattr(torch, code.weights) if code.weights else None
-        return cls(file, described, getattr(torch, request.dtype), weights, family)
+        return cls(file, described, getattr(torch, request.dtype), weights, code.fast_float8, family)
 
     @property
     def facts(self) -> ModelFacts:
@@ -64,7 +66,7 @@ class OpenedHost:
     @property
     def identity(self) -> Hashable:
         """What the weights are read from, and into which type."""
-        return self.file.identity, self.weights
+        return self.file.identity, self.weights, self.fast_float8
 
     @property
     def notes(self) -> str:
@@ -80,7 +82,7 @@ class OpenedHost:
         return NewWeights(title, costs, lambda: self._hold(device), list)
 
     def _hold(self, device: torch.device) -> HeldWeights:
-        return HeldNetwork(self.file, self.described.data, self.weights, device)
+        return HeldNetwork(self.file, self.described.data, self.weights, device, self.fast_float8)
 
     def structure(
         self,

@@ -27,17 +27,21 @@ class HeldNetwork:
     Args:
         data: None where the ranks do not share out its tokens.
         dtype: of plain weights; None where the file is quantised and says it itself.
+        fast_float8: see ComfyuiCode.
     """
 
     keeps_addresses = False
 
-    def __init__(self, file: HostFile, data: Network | None, dtype: torch.dtype | None, device: torch.device):
+    def __init__(
+        self, file: HostFile, data: Network | None, dtype: torch.dtype | None, device: torch.device, fast_float8: bool
+    ):
         self.size = file.size
         self.here = False
         self.split = TokenSplit(single_rank_mesh())
         self._file = file
         self._data = data
         self._dtype = dtype
+        self._fast_float8 = fast_float8
         self.device = device
         self._pulse: Pulse | None = None
         self._network: nn.Module | None = None
@@ -65,7 +69,7 @@ class HeldNetwork:
         if identity(path) != self._file.identity:
             raise NotLoadedError(f"{path} was replaced since it was loaded.", "Queue the prompt again.")
         on_bytes(0, self.size)
-        network = load_network(self._file, self._dtype)
+        network = load_network(self._file, self._dtype, self._fast_float8)
         on_bytes(self.size // 2, self.size)
         network.to(self.device)
         if self._data is not None:
@@ -83,7 +87,7 @@ class HeldNetwork:
         gc.collect()  # a cut block holds the forward that it stands for, in a circle
 
 
-def load_network(file: HostFile, dtype: torch.dtype | None) -> nn.Module:
+def load_network(file: HostFile, dtype: torch.dtype | None, fast_float8: bool) -> nn.Module:
     """ComfyUI's own loader on the file; the network is on the CPU.
 
     Raises:
@@ -99,7 +103,11 @@ def load_network(file: HostFile, dtype: torch.dtype | None) -> nn.Module:
         options["metadata"] = metadata
     cpu = torch.device("cpu")
     try:
-        patcher = load(state_dict, model_options={"dtype": dtype, "offload_device": cpu}, **options)
+        patcher = load(
+            state_dict,
+            model_options={"dtype": dtype, "offload_device": cpu, "fp8_optimizations": fast_float8},
+            **options,
+        )
     except (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise UnsupportedModelError(f"ComfyUI cannot load {file.path}: {error}", "Choose another file.") from error
     if patcher is None:

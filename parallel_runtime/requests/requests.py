@@ -58,11 +58,13 @@ class ComfyuiCode(msgspec.Struct, frozen=True):
         folder: where it is, on every host alike.
         options: of its command line, by the parser's names: it decides by them how to compute.
         weights: a torch dtype's name that plain weights are to have; "" for a quantised file, which says it itself.
+        fast_float8: multiply in float8, as Load Diffusion Model's fp8_e4m3fn_fast does.
     """
 
     folder: str
     options: dict[str, Scalar] = {}
     weights: str = ""
+    fast_float8: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):

@@ -115,3 +115,11 @@ def test_a_checkpoints_model_runs_in_the_pool_beside_comfyuis_clip_and_vae(host,
         file.unlink()
     assert wanted.std() > 0.1
     assert (latent - wanted).abs().max() < TOLERANCE * wanted.abs().max()
+
+
+@pytest.mark.slow_but_for("fp8_e4m3fn")
+@pytest.mark.parametrize("dtype", ["fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"])
+def test_a_plain_file_is_cast_to_float8_as_load_diffusion_model_does(host, dtype):
+    workflow = Workflow(cfg=4.0, lengths=(9, 5), steps=2, weight_dtype=dtype)
+    texts = compare(host, workflow, workflow.on("cpu:2"))
+    assert any(f"as weight_dtype is {dtype}" in text for _, text in texts), texts

@@ -89,9 +89,14 @@ class Workflow:
         graph[SAVE] = node("SaveLatent", samples=link(SAMPLER), filename_prefix="latents/test")
         return graph
 
+    @property
+    def _native_dtype(self) -> str:
+        """What Load Diffusion Model is told: it has float8 types alone."""
+        return self.weight_dtype if self.weight_dtype.startswith("fp8") else "default"
+
     def _model(self) -> Prompt:
         if self.loader == "native":
-            loaded = {LOADER: node("UNETLoader", unet_name=self.model, weight_dtype="default")}
+            loaded = {LOADER: node("UNETLoader", unet_name=self.model, weight_dtype=self._native_dtype)}
         else:
             auto = dict.fromkeys(("cfg", "data", "ulysses", "attention"), "auto")
             piped: dict[str, Any] = {}
