@@ -1,6 +1,6 @@
 """Builds an ordinary MODEL around a transformer that is elsewhere.
 
-ComfyUI's own class for the checkpoint is made from the file's header alone, on the meta device (no weight is read),
+ComfyUI's own class for the checkpoint is made from the file's header alone (no weight is read),
 and `_forward` of its transformer is replaced by the call to the pool. All that ComfyUI knows of the family stays:
 latent format, conditioning, model sampling, wrappers of other nodes.
 """
@@ -22,6 +22,8 @@ import torch
 from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.host_file import HostFile
 from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
+from parallel_runtime.networks.comfyui.seam import seam_of
+from parallel_runtime.networks.comfyui.without_weights import WithoutWeights
 from parallel_runtime.networks.diffusers.headers import original_header
 from parallel_runtime.requests.requests import INVOKABLE
 
@@ -139,7 +141,8 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     config = blueprint.model_config
     config.set_inference_dtype(types.weights, types.cast)
     config.custom_operations = comfy.ops.disable_weight_init
-    model = config.get_model(blueprint.state_dict, "", device="meta")
+    with WithoutWeights():
+        model = config.get_model(dict(blueprint.state_dict), "", device=torch.device("cpu"))
     model.parallel_remote = remote
     # The batch of CFG branches is the pool's to split: ComfyUI shall hand it over whole.
     model.memory_required = lambda *args, **kwargs: 0
@@ -183,12 +186,12 @@ def _invoking(transformer: torch.nn.Module, method: str, remote: RemoteTransform
 
 
 def _redirect(transformer: torch.nn.Module, remote: RemoteTransformer, shared: set[str]) -> Untouched:
-    """Replace `_forward`, behind the wrappers that other nodes add; `forward` in families that have no `_forward`.
+    """Replace the method at the seam.
 
     What other nodes change in it from now on is found before a run (RemoteModelPatcher.pre_run) and, where a wrapper
     does it during one, at the next call.
     """
-    name = "_forward" if hasattr(transformer, "_forward") else "forward"
+    name = seam_of(transformer)
     signature = inspect.signature(getattr(transformer, name))
     untouched: Untouched
 

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import nn
 
 from ..errors import CheckpointError, UnsupportedModelError
+from ..networks.comfyui.without_weights import WithoutWeights
 from ..networks.diffusers.spec import TensorInfo
 from .files import Identity, identity
 from .header import read_header
@@ -58,7 +59,7 @@ class HostFile:
         return sum(tensor.numel() for tensor in self.state_dict.values())
 
     def build(self, dtype: torch.dtype | None = None) -> nn.Module:
-        """ComfyUI's network on the meta device, with plain operations, to be looked at and not run.
+        """ComfyUI's network without its weights, with plain operations, to be looked at and not run.
 
         Raises:
             UnsupportedModelError: ComfyUI recognises the file and cannot build its network, with its reason.
@@ -69,7 +70,8 @@ class HostFile:
         config.set_inference_dtype(dtype or torch.float32, None)
         operations, config.custom_operations = config.custom_operations, comfy.ops.disable_weight_init
         try:
-            return config.get_model(dict(self.state_dict), "", device=torch.device("meta")).diffusion_model
+            with WithoutWeights():
+                return config.get_model(dict(self.state_dict), "", device=torch.device("cpu")).diffusion_model
         except (RuntimeError, ValueError, KeyError, TypeError, AssertionError) as error:
             raise UnsupportedModelError(
                 f"ComfyUI cannot build the network of {self.path.name}: {error}.",

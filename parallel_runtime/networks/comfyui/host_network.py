@@ -15,6 +15,7 @@ from ...mesh.mesh import Layout, Mesh, single_rank_mesh
 from .attention import HostAttention
 from .blocks import LATENT_SHAPES
 from .description import Described
+from .seam import enter
 from .token_split import TokenSplit
 
 
@@ -116,7 +117,7 @@ class HostNetwork:
         split.pending.clear()
         split.attention = self._attend
         options = {**arguments.pop("transformer_options", {}), "optimized_attention_override": self._attend}
-        output = self._held.network(given, timestep, transformer_options=options, **arguments)
+        output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options})
         if split.pending:
             raise UnsupportedModelError(
                 f"The network left {', '.join(sorted(split.pending))} before the last block.",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from unittest.mock import patch
 
+import comfy.nested_tensor
+import comfy.utils
 import torch
 from comfy_api.latest import ComfyExtension, io
 
@@ -47,7 +50,7 @@ class ConditioningValues(io.ComfyNode):
             category="test",
             inputs=[
                 io.Conditioning.Input("conditioning"),
-                io.String.Input("values", tooltip="JSON: name -> a number, the shape of a random tensor, or a mask."),
+                io.String.Input("values", tooltip="JSON: name -> what `_make` knows."),
             ],
             outputs=[io.Conditioning.Output()],
         )
@@ -57,11 +60,23 @@ class ConditioningValues(io.ComfyNode):
         made = {name: cls._make(value, number) for number, (name, value) in enumerate(json.loads(values).items())}
         return io.NodeOutput([[text, {**extras, **made}] for text, extras in conditioning])
 
-    @staticmethod
-    def _make(value, seed: int):
-        if isinstance(value, dict):
+    @classmethod
+    def _make(cls, value, seed: int):
+        """A number as it is; of a list, the random tensor of that shape; of a dict, what its key says."""
+        if isinstance(value, list):
+            return _random(seed + 50, *value)
+        if not isinstance(value, dict):
+            return value
+        if "kept" in value:  # a mask over tokens
             return (torch.arange(value["length"])[None] < value["kept"]).long()
-        return _random(seed + 50, *value) if isinstance(value, list) else value
+        if "plain" in value:
+            return value["plain"]
+        if "integers" in value:
+            return torch.tensor(value["integers"])
+        if "list" in value:
+            return [cls._make(item, seed + 10 * number) for number, item in enumerate(value["list"])]
+        # As nodes for CLIP vision return it.
+        return SimpleNamespace(**{name: cls._make(item, seed) for name, item in value["fields"].items()})
 
 
 class RandomLatent(io.ComfyNode):
@@ -88,6 +103,43 @@ class RandomLatent(io.ComfyNode):
         if broken:
             samples[0, 0, 0, 0] = float("nan")
         return io.NodeOutput({"samples": samples})
+
+
+class EmptyLatents(io.ComfyNode):
+    """Latents of zeros of any shape; of several shapes, as video with audio has them."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestEmptyLatents",
+            category="test",
+            inputs=[io.String.Input("shapes", tooltip="JSON: a list of shapes.")],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, shapes: str) -> io.NodeOutput:
+        latents = [torch.zeros(shape) for shape in json.loads(shapes)]
+        several = len(latents) > 1
+        return io.NodeOutput({"samples": comfy.nested_tensor.NestedTensor(latents) if several else latents[0]})
+
+
+class PackedLatent(io.ComfyNode):
+    """Latents as one tensor, which can be saved."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestPackedLatent",
+            category="test",
+            inputs=[io.Latent.Input("samples")],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, samples) -> io.NodeOutput:
+        latent = samples["samples"]
+        return io.NodeOutput({"samples": comfy.utils.pack_latents(latent.unbind())[0] if latent.is_nested else latent})
 
 
 class RandomMask(io.ComfyNode):
@@ -155,7 +207,15 @@ def _run_patched(apply_model, arguments):
 
 class TensorPack(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [RandomConditioning, ConditioningValues, RandomLatent, RandomMask, ModelPatch]
+        return [
+            RandomConditioning,
+            ConditioningValues,
+            RandomLatent,
+            EmptyLatents,
+            PackedLatent,
+            RandomMask,
+            ModelPatch,
+        ]
 
 
 def comfy_entrypoint() -> TensorPack:

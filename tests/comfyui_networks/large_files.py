@@ -1,0 +1,58 @@
+"""As files.py, families of which ComfyUI recognises large files only; and those that are too large even for that."""
+
+from __future__ import annotations
+
+from tests.comfyui_networks.files import File, wan
+
+_NEXT_DIT = {"image_model": "lumina2", "patch_size": 2, "in_channels": 16, "cap_feat_dim": 48, "qk_norm": True}
+_PREDICT_2 = {
+    "max_img_h": 240, "max_img_w": 240, "max_frames": 128, "in_channels": 16, "out_channels": 16, "patch_spatial": 2,
+    "patch_temporal": 1, "model_channels": 2048, "concat_padding_mask": True, "crossattn_emb_channels": 1024,
+    "pos_emb_cls": "rope3d", "pos_emb_learnable": True, "pos_emb_interpolation": "crop", "min_fps": 1, "max_fps": 30,
+    "use_adaln_lora": True, "adaln_lora_dim": 256, "num_blocks": 1, "num_heads": 16,
+    "extra_per_block_abs_pos_emb": False,
+}  # fmt: skip
+
+LARGE_FILES: dict[str, File] = {
+    "wan-humo": File(wan("humo", 36)),
+    "wan-animate": File(wan("animate", 36, num_layers=5)),
+    "ace-step-15": File({
+        "audio_model": "ace1.5", "hidden_size": 256, "intermediate_size": 256, "num_heads": 8,
+        "encoder_hidden_size": 2048, "encoder_intermediate_size": 256, "encoder_num_heads": 8, "num_dit_layers": 2,
+    }),
+    "lumina-2": File({
+        **_NEXT_DIT, "dim": 2304, "n_layers": 1, "n_heads": 24, "n_kv_heads": 8, "axes_dims": [32, 32, 32],
+        "axes_lens": [300, 512, 512], "rope_theta": 10000.0, "ffn_dim_multiplier": 4.0,
+    }),
+    "z-image": File({
+        **_NEXT_DIT, "dim": 3840, "n_layers": 1, "n_heads": 30, "n_kv_heads": 30, "axes_dims": [32, 48, 48],
+        "axes_lens": [1536, 512, 512], "rope_theta": 256.0, "ffn_dim_multiplier": 8 / 3, "z_image_modulation": True,
+        "time_scale": 1000.0, "pad_tokens_multiple": 32,
+    }),
+    "qwen-image": File({"image_model": "qwen_image", "in_channels": 64, "num_layers": 1}),
+    "mage-flow": File({"image_model": "mage_flow", "in_channels": 128, "num_layers": 1}),
+    "auraflow": File({"max_seq": 64, "cond_seq_dim": 2048, "n_double_layers": 1, "n_layers": 1}),
+    "cosmos-predict-2": File({"image_model": "cosmos_predict2", **_PREDICT_2}),
+    "anima": File({"image_model": "anima", **_PREDICT_2}),
+    "ideogram-4": File({"image_model": "ideogram4", "in_channels": 128, "num_layers": 1}),
+    "chroma": File({
+        "image_model": "chroma", "in_channels": 64, "out_channels": 64, "context_in_dim": 48, "hidden_size": 3072,
+        "mlp_ratio": 4.0, "num_heads": 24, "depth": 1, "depth_single_blocks": 1, "axes_dim": [16, 56, 56],
+        "theta": 10000, "patch_size": 2, "qkv_bias": True, "in_dim": 64, "out_dim": 3072, "hidden_dim": 5120,
+        "n_layers": 5, "txt_ids_dims": [], "vec_in_dim": None,
+    }),
+}  # fmt: skip
+"""At most 900 MB each, with products in float8."""
+
+TOO_LARGE = {
+    "Boogu": "28 heads of 120 whatever the file: 1.1 GB in float8",
+    "HiDream": "48 blocks of 2560",
+    "HiDream O1": "the text model of 8 billion",
+    "ACE-Step": "24 blocks of 2560",
+    "OmniGen 2": "32 blocks of 2520",
+    "ERNIE-Image": "36 blocks of 4096",
+    "SeedVR2": "32 blocks of 2560",
+    "Mochi": "48 blocks of 3072",
+    "MiniMax Music 3": "36 blocks of 2048",
+}
+"""Families of which ComfyUI recognises the published width and depth alone."""

@@ -1,0 +1,68 @@
+"""Families through ComfyUI's own networks, in a real ComfyUI: the latents that Load Diffusion Model gives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+import pytest
+
+from .comfyui_families import FAMILIES, LARGE_FAMILIES
+from .find_host import PACK_ROOT
+from .workflow import SAMPLER, SAVE, Workflow, sampled_in_pool
+
+pytestmark = pytest.mark.host
+
+TOLERANCE = 1e-4
+"""Of the latent's scale."""
+
+
+@pytest.fixture(scope="module")
+def write(host) -> Iterator[Callable[[str], str]]:
+    """Makes a family's file, of the small ones all at once; a large one goes when the next is asked for."""
+    folder = host.base / "models" / "diffusion_models"
+    written: set[str] = set()
+
+    def remove(names: Collection[str]) -> None:
+        for name in names:
+            (folder / f"{name}.safetensors").unlink()
+        written.difference_update(names)
+
+    def write_file(name: str) -> str:
+        remove((written & LARGE_FAMILIES.keys()) - {name})
+        if name not in written:
+            wanted = [name] if name in LARGE_FAMILIES else list(FAMILIES)
+            module = "tests.comfyui_networks.write_files"
+            command = [host.host.python, "-m", module, str(host.host.path), str(folder), *wanted]
+            environment = {**os.environ, "PYTHONPATH": host.host.python_path}
+            done = subprocess.run(
+                command, cwd=PACK_ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False
+            )
+            assert done.returncode == 0, done.stderr[-3000:]
+            written.update(wanted)
+        return f"{name}.safetensors"
+
+    yield write_file
+    remove(set(written))
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE_FAMILIES)])
+def test_families_give_comfyuis_latent_with_tokens_shared_out_and_branches_dealt(host, write, name):
+    family = (FAMILIES | LARGE_FAMILIES)[name]
+    alone = Workflow(model=write(name), network="ComfyUI", steps=2)
+    both = replace(alone, cfg=4.0)
+    expected = {each: host.latent(host.run(family.graph(each)), SAVE) for each in (alone, both)}
+    runs = [
+        (alone, host.run(family.graph(alone.on("cpu:2")))),
+        (both, host.run(family.graph(both.on("cpu:2")))),
+        (both, in_pool := host.run(family.graph(both.on("cpu:2", "ParallelSampler")))),
+    ]
+    for workflow, run in runs:
+        latent, wanted = host.latent(run, SAVE), expected[workflow]
+        assert wanted.std() > 0.1
+        assert latent.shape == wanted.shape
+        assert (latent - wanted).abs().max() < TOLERANCE * wanted.abs().max()
+    assert sampled_in_pool(in_pool.texts) == (not family.per_step), in_pool.texts
+    assert any(node == SAMPLER and family.per_step in text for node, text in in_pool.texts), in_pool.texts
