@@ -209,5 +209,5 @@ def test_ctrl_c_ends_the_client_and_its_pool_in_every_state(tmp_path, state):
     started = time.monotonic()
     client.send_signal(signal.SIGINT)
     assert client.wait(15) != 0
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 12  # 2 to 4 s where nothing else runs
     FaultyPool(None, pool).check_gone()  # type: ignore[arg-type]
