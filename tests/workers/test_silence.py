@@ -181,7 +181,7 @@ def work():
         pool.sample(steps=100000, on_progress=lambda *_: print("now", flush=True))
     if sys.argv[1] == "loading":
         print("now", flush=True)
-        pool.client.load(pool.model("slow 0 -1"))
+        pool.client.load(pool.model("hang 0 -1"))
     if sys.argv[1] == "idle":
         print("now", flush=True)
 
@@ -206,8 +206,8 @@ def test_ctrl_c_ends_the_client_and_its_pool_in_every_state(tmp_path, state):
     while client.stdout.readline() != "now\n":
         pass
     pool = psutil.Process(client.pid).children(recursive=True)
-    started = time.monotonic()
     client.send_signal(signal.SIGINT)
-    assert client.wait(15) != 0
-    assert time.monotonic() - started < 12  # 2 to 4 s where nothing else runs
+    # It gives its pool 5 s to end and 2 s to be killed; the rest is for the interpreter's own end on a busy machine.
+    # What it must not wait for, the job of its thread, takes minutes.
+    assert client.wait(20) != 0
     FaultyPool(None, pool).check_gone()  # type: ignore[arg-type]
