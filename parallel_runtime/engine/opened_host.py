@@ -41,7 +41,7 @@ class OpenedHost:
     family: HostFamily
 
     @classmethod
-    def open(cls, request: Load) -> OpenedHost:
+    def open(cls, request: Load, device: torch.device) -> OpenedHost:
         """Have ComfyUI look at a file.
 
         Raises:
@@ -50,7 +50,7 @@ class OpenedHost:
         """
         code = request.comfyui
         assert code is not None
-        use_comfyui(code.folder, code.options)
+        use_comfyui(code.folder, {**code.options, "cpu": device.type == "cpu"})
         file = open_host_file(request.path)
         described = describe_network(file.build(), file.size, file.config.latent_format.latent_dimensions)
         title = described.facts.title

@@ -57,7 +57,7 @@ class PreparedLoad(Prepared):
         # The same on every rank: from the request, and from the collective that an engine starts with.
         machine = replace(request.machine or CPU, speeds=tuple(state.meshes.speeds or ()))
         # Whatever fails on all ranks alike comes before any model is let go.
-        opened = open_model(request)
+        opened = open_model(request, state.device)
         loaded = plan_loading(config, request.ranks, opened.facts, machine)
         resolve_plan(config, request.ranks, opened.facts, TYPICAL, machine, loaded)
         place = state.meshes.place(loaded, opened.facts.mirrored) if loaded.pipe > 1 else None
