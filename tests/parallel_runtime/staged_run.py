@@ -10,6 +10,7 @@ import torch
 from parallel_runtime.config import ParallelConfig, ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.denoising.predict import Call, Predictor
+from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.engine.plan_meshes import Meshes
 from parallel_runtime.engine.resident import Resident
 from parallel_runtime.engine.structure import Structure
@@ -132,7 +133,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     shapes = {name: tuple(parameter.shape) for name, parameter in transformer.named_parameters()}
     facts = describe_model(FLUX, dict(transformer.config), shapes, 4)
     resident = Resident(
-        "m", FLUX, dict(transformer.config), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
+        "m", DiffusersFamily(FLUX, dict(transformer.config)), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
         ParallelPlan(), Structure.wrap(transformer, FLUX, "auto", False, False),
     )  # fmt: skip
     meshes = Meshes(rank, world_size)

@@ -34,7 +34,7 @@ def test_a_forward_is_counted_block_by_block_and_gives_the_same_output(name):
     arguments = spec.adapter.to_transformer(x, timestep, context, family.config, **call)
     expected = transformer(**arguments, return_dict=False)[0]
     pulse, keys = Pulse(CPU), list(transformer.state_dict())
-    mark_blocks(transformer, spec, pulse)
+    mark_blocks(transformer, spec.block_lists, pulse)
     for forward in (1, 2):
         assert torch.equal(transformer(**arguments, return_dict=False)[0], expected)
         assert pulse.count == forward * count_blocks(transformer, spec)
@@ -44,7 +44,7 @@ def test_a_forward_is_counted_block_by_block_and_gives_the_same_output(name):
 def test_compiled_blocks_without_graph_breaks_are_counted_as_well():
     transformer, pulse = build_transformer(layers=2), Pulse(CPU)
     expected = run(transformer, (5, 3), 7)
-    mark_blocks(transformer, FLUX, pulse)
+    mark_blocks(transformer, FLUX.block_lists, pulse)
     for blocks in find_modules(transformer, FLUX.block_lists).values():
         for block in blocks.children():
             block.compile(fullgraph=True, backend="eager")
@@ -55,6 +55,6 @@ def test_compiled_blocks_without_graph_breaks_are_counted_as_well():
 def test_a_long_list_is_marked_about_as_often_as_a_short_one():
     transformer, pulse = build_transformer(layers=1), Pulse(CPU)
     transformer.transformer_blocks = nn.ModuleList(nn.Identity() for _ in range(5 * MARKS))
-    mark_blocks(transformer, FLUX, pulse)
+    mark_blocks(transformer, FLUX.block_lists, pulse)
     assert len(list(transformer.transformer_blocks)) == 5 * MARKS
     assert pulse.count == MARKS
