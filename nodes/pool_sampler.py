@@ -11,6 +11,7 @@ import comfy.samplers
 import torch
 
 from parallel_runtime.device_kind import device_kind
+from parallel_runtime.networks.comfyui.networks import find_network
 from parallel_runtime.sampling.samplers import SAMPLERS
 
 from .interrupt import stopping_with_prompt
@@ -106,6 +107,8 @@ class PoolSampler(comfy.samplers.Sampler):
         found += sampling_obstacles(model) + loop_obstacles(model_options) + condition_obstacles(model_wrap.conds)
         if self._native.extra_options:
             found.append("sampler options")
+        if self._rows_together(model) and model_wrap.cfg != 1.0:
+            found.append("rows of a batch that depend on one another")
         if len(getattr(model, "latent_shapes", None) or ()) > 1:
             found.append("several latents in one")
         rule = type(model).scale_latent_inpaint
@@ -114,6 +117,11 @@ class PoolSampler(comfy.samplers.Sampler):
         if self._adds_noise and not self._same_noise(model_wrap.model_patcher.load_device):
             found.append("noise of a device that the pool does not have")
         return found
+
+    def _rows_together(self, model) -> bool:
+        """Whether ComfyUI's own network runs, and takes the branches as one batch in ComfyUI's order."""
+        network = find_network(type(model.diffusion_model)) if self.remote.model.comfyui is not None else None
+        return network is not None and network.rows_together
 
     @property
     def _adds_noise(self) -> bool:

@@ -31,7 +31,7 @@ LARGE_FILES: dict[str, File] = {
     }),
     "qwen-image": File({"image_model": "qwen_image", "in_channels": 64, "num_layers": 1}),
     "mage-flow": File({"image_model": "mage_flow", "in_channels": 128, "num_layers": 1}),
-    "auraflow": File({"max_seq": 64, "cond_seq_dim": 2048, "n_double_layers": 1, "n_layers": 1}),
+    "auraflow": File({"max_seq": 64, "cond_seq_dim": 2048, "n_double_layers": 1, "n_layers": 2}),
     "cosmos-predict-2": File({"image_model": "cosmos_predict2", **_PREDICT_2}),
     "anima": File({"image_model": "anima", **_PREDICT_2}),
     "ideogram-4": File({"image_model": "ideogram4", "in_channels": 128, "num_layers": 1}),

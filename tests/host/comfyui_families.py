@@ -157,7 +157,7 @@ FAMILIES: dict[str, ComfyFamily] = {
     "sd3": ComfyFamily([[2, 16, 9, 7]], _TEXT),
     "cogvideox": ComfyFamily([_VIDEO], _TEXT, per_step="the model sampling"),
     "hunyuan-3d-2": ComfyFamily([[1, 64, 37]], _TEXT),
-    "hunyuan-3d-21": ComfyFamily([[1, 64, 37]], (9, 1024)),
+    "hunyuan-3d-21": ComfyFamily([[1, 64, 37]], (9, 1024), per_step="rows of a batch"),
     "sd15": ComfyFamily([[1, 4, 9, 7]], (77, 768)),
 }
 LARGE_FAMILIES: dict[str, ComfyFamily] = {
@@ -169,6 +169,7 @@ LARGE_FAMILIES: dict[str, ComfyFamily] = {
         [[1, 64, 45]],
         (9, 1024),
         values={"conditioning_lyrics": [1, 7, 1024], "reference_audio_timbre_latents": {"list": [[1, 64, 60]]}},
+        per_step="rows of a batch",
     ),
     "lumina-2": ComfyFamily([[2, 16, 9, 7]], _TEXT, values=_ALL, negative=_KEPT),
     "z-image": ComfyFamily([[2, 16, 9, 7]], _TEXT),
@@ -178,7 +179,7 @@ LARGE_FAMILIES: dict[str, ComfyFamily] = {
         values={"reference_latents": {"list": [[1, 16, 1, 4, 6]]}, **_ALL},
         negative=_KEPT,
     ),
-    "mage-flow": ComfyFamily([[1, 128, 5, 7]], (9, 2560)),
+    "mage-flow": ComfyFamily([[1, 128, 5, 7]], (9, 2560), per_step="timesteps of the model's own"),
     "auraflow": ComfyFamily([[2, 4, 9, 7]], (9, 2048)),
     "cosmos-predict-2": ComfyFamily([_VIDEO], (9, 1024), per_step="the model sampling"),
     "anima": ComfyFamily(

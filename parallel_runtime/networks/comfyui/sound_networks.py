@@ -10,7 +10,8 @@ _OPTIONS = ("transformer_options",)
 
 
 SOUND: Mapping[str, Network] = {
-    # Every other layer attends within a window, which it makes from the number of its tokens.
+    # Every other layer attends within a window, which it makes from the number of its tokens. The timbres of all rows
+    # of a batch go to the first.
     "comfy.ldm.ace.ace_step15:AceStepConditionGenerationModel": Network(
         "ACE-Step 1.5",
         (
@@ -21,7 +22,7 @@ SOUND: Mapping[str, Network] = {
             ),
         ),
         attention_in=("comfy.ldm.ace.ace_step15",),
-        heads="decoder.layers.0.self_attn.num_heads",
+        heads="decoder.layers.0.self_attn.num_heads", rows_together=True,
     ),
     "comfy.ldm.ace.model:ACEStepTransformer2DModel": Network(
         "ACE-Step", whole="its blocks convolve along the song, and their linear attention sums over it"
