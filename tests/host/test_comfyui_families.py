@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from .comfyui_families import FAMILIES, LARGE_FAMILIES
@@ -50,10 +52,24 @@ def write(host) -> Iterator[Callable[[str], str]]:
     remove(set(written))
 
 
+@pytest.fixture
+def turn(tmp_path_factory) -> Iterator[Callable[[], None]]:
+    """Call it to be the only one with a large file, whatever other workers of this run do."""
+    with (tmp_path_factory.getbasetemp().parent / "large files").open("w") as lock:
+        yield lambda: fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 @pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE_FAMILIES)])
-def test_families_give_comfyuis_latent_with_tokens_shared_out_and_branches_dealt(host, write, name):
+def test_families_give_comfyuis_latent_with_tokens_shared_out_and_branches_dealt(host, write, turn, name):
     family = (FAMILIES | LARGE_FAMILIES)[name]
-    alone = Workflow(model=write(name), network="ComfyUI", steps=2)
+    if name in LARGE_FAMILIES:
+        turn()
+    file = write(name)
+    # On a CPU float8 becomes float32: in ComfyUI, and in both ranks.
+    needed = 3 * 4 * (host.base / "models" / "diffusion_models" / file).stat().st_size
+    if name in LARGE_FAMILIES and psutil.virtual_memory().available < needed + (4 << 30):
+        pytest.skip(f"needs {(needed >> 30) + 4} GiB of free memory")
+    alone = Workflow(model=file, network="ComfyUI", steps=2)
     both = replace(alone, cfg=4.0)
     expected = {each: host.latent(host.run(family.graph(each)), SAVE) for each in (alone, both)}
     guided = (expected[both] - expected[alone]).abs().max() / expected[alone].abs().max()
