@@ -11,6 +11,7 @@ import comfy.model_management
 from comfy_api.latest import io
 
 from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import ParallelError
 
 from .network_choice import AUTO, NETWORKS, choose_network
 from .node_text import show_on_running_node, show_text
@@ -55,6 +56,16 @@ def model_inputs() -> list[io.Input]:
             "chosen for the model.",
         ),
     ]
+
+
+def file_stamp(find: Callable[[], Path]) -> str:
+    """What changes when the files of a loader's choice do; why they are not found where they are not."""
+    from parallel_runtime.loading.files import identity
+
+    try:
+        return str(identity(find()))
+    except ParallelError as error:
+        return str(error)  # execute says it to the artist
 
 
 def load_on_node(

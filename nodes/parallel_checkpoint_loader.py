@@ -9,9 +9,9 @@ import comfy.sd
 import folder_paths
 from comfy_api.latest import io
 
-from parallel_runtime.errors import CheckpointError, ParallelError
+from parallel_runtime.errors import CheckpointError
 
-from .model_loading import DEFAULT_DTYPE, load_on_node, model_inputs
+from .model_loading import DEFAULT_DTYPE, file_stamp, load_on_node, model_inputs
 from .network_choice import AUTO
 from .node_text import errors_shown, show_text
 from .search_words import found_by
@@ -64,12 +64,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, ckpt_name: str, **others: Any) -> str:
         """Change when the file behind the name does."""
-        from parallel_runtime.loading.files import identity
-
-        try:
-            return str(identity(find_checkpoint(ckpt_name)))
-        except ParallelError as error:
-            return str(error)  # execute says it to the artist
+        return file_stamp(lambda: find_checkpoint(ckpt_name))
 
     @classmethod
     @errors_shown()

@@ -8,10 +8,10 @@ from typing import Any
 import folder_paths
 from comfy_api.latest import io
 
-from parallel_runtime.errors import CheckpointError, ParallelError
+from parallel_runtime.errors import CheckpointError
 
 from .model_list import find_folder, list_folders
-from .model_loading import DEFAULT_DTYPE, load_on_node, model_inputs
+from .model_loading import DEFAULT_DTYPE, file_stamp, load_on_node, model_inputs
 from .network_choice import AUTO
 from .node_text import errors_shown, show_text
 from .search_words import found_by
@@ -71,12 +71,7 @@ class ParallelLoader(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, model_name: str, **others: Any) -> str:
         """Change when the files behind the name do: a model that was replaced on disk is loaded again."""
-        from parallel_runtime.loading.files import identity
-
-        try:
-            return str(identity(find_model(model_name)))
-        except ParallelError as error:
-            return str(error)  # execute says it to the artist
+        return file_stamp(lambda: find_model(model_name))
 
     @classmethod
     @errors_shown()

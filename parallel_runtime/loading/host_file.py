@@ -62,7 +62,8 @@ class HostFile:
         """ComfyUI's network without its weights, with plain operations, to be looked at and not run.
 
         Raises:
-            UnsupportedModelError: ComfyUI recognises the file and cannot build its network, with its reason.
+            UnsupportedModelError: ComfyUI recognises the file and cannot build its network, with its reason; or its
+                model has weights beside the network (Stable Audio's lengths).
         """
         import comfy.ops
 
@@ -71,7 +72,7 @@ class HostFile:
         operations, config.custom_operations = config.custom_operations, comfy.ops.disable_weight_init
         try:
             with WithoutWeights():
-                return config.get_model(dict(self.state_dict), "", device=torch.device("cpu")).diffusion_model
+                model = config.get_model(dict(self.state_dict), "", device=torch.device("cpu"))
         except (RuntimeError, ValueError, KeyError, TypeError, AssertionError) as error:
             raise UnsupportedModelError(
                 f"ComfyUI cannot build the network of {self.path.name}: {error}.",
@@ -79,6 +80,14 @@ class HostFile:
             ) from error
         finally:
             config.custom_operations = operations
+        named = (*model.named_parameters(), *model.named_buffers())
+        outside = [name for name, value in named if value.is_meta and not name.startswith("diffusion_model.")]
+        if outside:  # ComfyUI's process computes with them, and would with nothing
+            raise UnsupportedModelError(
+                f"{self.path.name} has weights beside its network ({outside[0]}), which are not read yet.",
+                "Load it with ComfyUI's own loader.",
+            )
+        return model.diffusion_model
 
 
 def open_host_file(path: str | Path) -> HostFile:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
+from parallel_runtime.errors import UnsupportedModelError
+from parallel_runtime.loading.host_file import HostFile
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.tiny_flux import write_original
 
@@ -57,3 +61,26 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
     assert said[0] == said[1] == f"FLUX, LongCat and Ovis 4 (2, 2) {blocks} torch.float32 True"
     assert said[2].startswith("UnsupportedModelError ComfyUI cannot build the network of strange.safetensors: ")
     assert "is a VAE, not a diffusion model supported by this ComfyUI" in said[3]
+
+
+def test_weights_beside_the_network_are_refused_by_name(monkeypatch):
+    for name in ("comfy", "comfy.ops"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["comfy"].ops = sys.modules["comfy.ops"]
+    sys.modules["comfy.ops"].disable_weight_init = None
+    model = nn.Module()
+    model.diffusion_model = nn.Linear(2, 2, device="meta")
+
+    def config() -> SimpleNamespace:
+        built = {"set_inference_dtype": lambda *types: None, "get_model": lambda *given, **options: model}
+        return SimpleNamespace(custom_operations=None, **built)
+
+    def build() -> nn.Module:
+        return HostFile(Path("song.safetensors"), (), config(), {}, 0, torch.float32, {}).build()
+
+    assert build() is model.diffusion_model
+    model.lengths = nn.Linear(2, 2)
+    assert build() is model.diffusion_model
+    model.lengths = nn.Linear(2, 2, device="meta")
+    with pytest.raises(UnsupportedModelError, match=r"song.safetensors has weights beside its network \(lengths"):
+        build()
