@@ -22,9 +22,11 @@ import torch
 from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.host_file import HostFile
 from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
+from parallel_runtime.networks.comfyui.run_sigmas import RUN_SIGMAS, reads_sigmas, tabulate
 from parallel_runtime.networks.comfyui.seam import seam_of
 from parallel_runtime.networks.comfyui.without_weights import WithoutWeights
 from parallel_runtime.networks.diffusers.headers import original_header
+from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.requests.requests import INVOKABLE
 
 from .interrupt import stopping_with_prompt
@@ -148,7 +150,7 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     model.memory_required = lambda *args, **kwargs: 0
     shared: set[str] = set()
     model.extra_conds = keeping(model, types.compute, shared)
-    model.parallel_untouched = _redirect(model.diffusion_model, remote, shared)
+    model.parallel_untouched = _redirect(model, remote, shared)
     return RemoteModelPatcher(
         model,
         load_device=comfy.model_management.get_torch_device(),
@@ -185,19 +187,24 @@ def _invoking(transformer: torch.nn.Module, method: str, remote: RemoteTransform
     return invoke
 
 
-def _redirect(transformer: torch.nn.Module, remote: RemoteTransformer, shared: set[str]) -> Untouched:
-    """Replace the method at the seam.
+def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouched:
+    """Replace the method at the seam of a BaseModel's network.
 
     What other nodes change in it from now on is found before a run (RemoteModelPatcher.pre_run) and, where a wrapper
     does it during one, at the next call.
     """
+    transformer = model.diffusion_model
     name = seam_of(transformer)
     signature = inspect.signature(getattr(transformer, name))
+    asks_sigmas = reads_sigmas(transformer)
     untouched: Untouched
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         untouched.check_quickly()
         call = read_call(signature, args, kwargs, shared)
+        # The model sampling is asked for at each call: other nodes replace it.
+        if asks_sigmas and (table := tabulate(call.options, model.model_sampling.timestep)):
+            call = replace(call, conditioning={**call.conditioning, RUN_SIGMAS: Shared(table)})
         with stopping_with_prompt() as interrupted:
             if isinstance(call.x, torch.Tensor):
                 return remote.forward(call, interrupted)

@@ -90,6 +90,9 @@ FILES: dict[str, File] = {
     "hunyuan-image": File(_hunyuan(
         64, out_channels=64, vec_in_dim=None, patch_size=[1, 1], axes_dim=[64, 64], byt5=True,
     )),
+    "hunyuan-image-distilled": File(_hunyuan(
+        64, out_channels=64, vec_in_dim=None, patch_size=[1, 1], axes_dim=[64, 64], byt5=True, meanflow=True,
+    )),
     "flux-2": File(_flux(
         image_model="flux2", axes_dim=[32] * 4, mlp_ratio=3.0, theta=2000, out_channels=128, in_channels=128,
         global_modulation=True, mlp_silu_act=True, qkv_bias=False, ops_bias=False, default_ref_method="index",

@@ -148,6 +148,7 @@ FAMILIES: dict[str, ComfyFamily] = {
         },
     ),
     "hunyuan-image": ComfyFamily([[1, 64, 5, 7]], _TEXT, values={"conditioning_byt5small": [1, 5, 1472]}),
+    "hunyuan-image-distilled": ComfyFamily([[1, 64, 5, 7]], _TEXT, values={"conditioning_byt5small": [1, 5, 1472]}),
     "flux-2": ComfyFamily([[1, 128, 7, 9]], _TEXT, values={"reference_latents": {"list": [[1, 128, 4, 5]]}}),
     "ovis": ComfyFamily([[2, 16, 9, 7]], _TEXT),
     "longcat": ComfyFamily([[2, 16, 9, 7]], (9, 3584)),

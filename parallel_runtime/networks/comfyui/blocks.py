@@ -94,6 +94,7 @@ class Network:
         attention_in: modules of ComfyUI whose attention function does not ask `transformer_options` what to call.
         heads: attribute path of the number of attention heads.
         rows_together: it tells the CFG branches apart by their place in the batch, so every rank computes all rows.
+        sigmas_with: a submodule with which it asks for the sigmas of the run; None in files that do without.
     """
 
     title: str
@@ -102,3 +103,4 @@ class Network:
     attention_in: tuple[str, ...] = ()
     heads: str = "num_heads"
     rows_together: bool = False
+    sigmas_with: str = ""

@@ -15,6 +15,7 @@ from ...mesh.mesh import Layout, Mesh, single_rank_mesh
 from .attention import HostAttention
 from .blocks import LATENT_SHAPES
 from .description import Described
+from .run_sigmas import RUN_SIGMAS, look_up
 from .seam import enter
 from .token_split import TokenSplit
 
@@ -114,11 +115,14 @@ class HostNetwork:
 
         arguments = dict(conditioning)
         shapes = arguments.pop(LATENT_SHAPES, None)
+        table = arguments.pop(RUN_SIGMAS, None)
         given = x if shapes is None else comfy.utils.unpack_latents(x, [tuple(shape) for shape in shapes])
         split = self._held.split
         split.pending.clear()
         split.attention = self._attend
         options = {**arguments.pop("transformer_options", {}), "optimized_attention_override": self._attend}
+        if table is not None:
+            options |= look_up(table, timestep)
         output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options})
         if split.pending:
             raise UnsupportedModelError(

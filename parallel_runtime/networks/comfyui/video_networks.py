@@ -53,7 +53,9 @@ VIDEO: Mapping[str, Network] = {
     ),
     "comfy.ldm.lightricks.model:LTXVModel": Network("LTX-Video", (_LTX_VIDEO,), heads="num_attention_heads"),
     "comfy.ldm.lightricks.av_model:LTXAVModel": Network("LTX-2", (_LTX_2,), heads="num_attention_heads"),
-    "comfy.ldm.hunyuan_video.model:HunyuanVideo": Network("HunyuanVideo and HunyuanImage", FLUX),
+    "comfy.ldm.hunyuan_video.model:HunyuanVideo": Network(
+        "HunyuanVideo and HunyuanImage", FLUX, sigmas_with="time_r_in"
+    ),
     "comfy.ldm.kandinsky5.model:Kandinsky5": Network(
         "Kandinsky 5",
         (
