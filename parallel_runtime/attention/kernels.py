@@ -132,6 +132,8 @@ def _efficient_lse(
 def _cudnn_lse(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if query.dtype not in _HALF:  # called by itself the operator does not refuse: it gives what lies in memory
+        raise RuntimeError(f"cuDNN's attention takes bfloat16 and float16, not {query.dtype}")
     cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
     attended, lse, *_ = cudnn(query, key, value, bias, True, scale=scale)
     return attended, lse.reshape(query.shape[:3])  # some versions of PyTorch have one more dim, of one
