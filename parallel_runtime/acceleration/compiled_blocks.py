@@ -39,16 +39,8 @@ class CompiledBlocks:
 
     def __init__(self, blocks: Sequence[nn.Module], together: bool):
         self._blocks = blocks
-        self._options = _rewrites(together) if is_on("rewrites") else {}
-        # The options of a block come too late for a pass as early as ours in torch 2.6, so they hold all around.
-        self._settings = _usable(
-            {
-                "a limit of graphs": _graph_limits,
-                "open sizes": _unequal_sizes,
-                "rewrites": lambda: _inductor_options(self._options),
-                "norms in one pass": _rows_at_once,
-            }
-        )
+        self._options = rewriting(together)
+        self._settings = Settings(self._options)
         self._calls: list[Any] = []
         for block in blocks:
             block.compile(fullgraph=True, options=self._options or None)
@@ -61,21 +53,51 @@ class CompiledBlocks:
         for block, call in zip(self._blocks, self._calls, strict=True):
             block._compiled_call_impl = call if compiled else None  # what Module.compile sets
 
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
+    def compiling(self) -> contextlib.AbstractContextManager[None]:
         """What must hold around every forward, as any may be the first of its kind."""
-        with contextlib.ExitStack() as held:
-            for setting in self._settings:
-                held.enter_context(setting())
-            yield
+        return self._settings.hold()
 
     def undo(self) -> None:
         """Leave the blocks as they were."""
         self.use(False)
 
 
-def _rewrites(together: bool) -> dict[str, Any]:
-    """Options by which torch.compile applies our rewrites, none where this torch has no place for them."""
+class Settings:
+    """What torch.compile is told around whatever may compile.
+
+    Args:
+        options: of its backend. Those of a block come too late for a pass as early as ours in torch 2.6, so they hold
+            all around.
+    """
+
+    def __init__(self, options: Mapping[str, Any]):
+        self._settings = _usable(
+            {
+                "a limit of graphs": _graph_limits,
+                "open sizes": _unequal_sizes,
+                "rewrites": lambda: _inductor_options(dict(options)),
+                "norms in one pass": _rows_at_once,
+            }
+        )
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Inside, they hold."""
+        with contextlib.ExitStack() as held:
+            for setting in self._settings:
+                held.enter_context(setting())
+            yield
+
+
+def rewriting(together: bool) -> dict[str, Any]:
+    """Options by which torch.compile applies our rewrites, none where they are switched off, or this torch has no place
+    for them.
+
+    Args:
+        together: see `Rewrites`.
+    """
+    if not is_on("rewrites"):
+        return {}
     try:
         from .rewrites import Rewrites
     except (ImportError, AttributeError) as error:

@@ -31,7 +31,12 @@ of picture."""
 _FREE_FRACTION = 8
 """Recordings keep their memory. Where less than this part of the GPU is free, a new kind of call lets them go."""
 
+_UNLIKE = 1e-3
+"""A recording is not used that gives something else than the forward, by more than this part of the largest number."""
+
 Forward = Callable[..., Any]
+Probe = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+"""Other values for a call's tensors, of the same shapes."""
 Record = Callable[["RecordedForward", Callable[[list[torch.Tensor]], Any], list[torch.Tensor]], Replay]
 """(owner, call, its tensors) -> replay; see `CudaGraphs.record`."""
 
@@ -79,6 +84,8 @@ class RecordedForward:
         record: how to record; CUDA graphs (cuda_graphs.py) unless a test says otherwise.
         kept: recorded kinds of each group.
         pulse: that the forward marks between its blocks, if it does; see `CudaGraphs`.
+        probe: of a forward that may read values where the host sees them, which a recording would repeat forever: one
+            is believed only if it gives what the forward gives for these values.
     """
 
     def __init__(
@@ -88,8 +95,10 @@ class RecordedForward:
         record: Record | None = None,
         kept: int = KEPT,
         pulse: Pulse | None = None,
+        probe: Probe | None = None,
     ):
         self._kept = kept
+        self._probe = probe
         self._forward = forward
         self.made_outside = made_outside
         graphs = CudaGraphs(pulse)
@@ -152,6 +161,8 @@ class RecordedForward:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         recordings = self._recordings(mesh)
         key = _key(mesh, leaves, structure, compiled) if recordings.enabled else None
+        if self._probe is not None and len({leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}) > 1:
+            key = None  # the host may read some of them, and a recording does not
         if key is None:
             return self._forward(*args, **kwargs)
         if compiled:
@@ -196,17 +207,35 @@ class RecordedForward:
         replay, output, reason = None, None, ""
         static = [tensor.clone() for tensor in tensors]
         output = call(static)  # this call's result, and the last warm-up: on the very tensors that are recorded
+        other = self._probe(static) if self._probe is not None else None
+        expected = None if other is None else call([tensor.clone() for tensor in other])
         try:
             replay = self._record(self, call, static)
         except Exception as error:  # noqa: BLE001 - forwards run as well without one, whatever torch or CUDA raises
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if all_agree(replay is not None, kind.mesh.sequence, tensors[0].device):
+        recorded = all_agree(replay is not None, kind.mesh.sequence, tensors[0].device)
+        if recorded and other is not None:
+            assert replay is not None
+            alike = _alike(replay(other), expected)
+            reason = "" if alike else "its graph gives something else for other values"
+            recorded = all_agree(alike, kind.mesh.sequence, tensors[0].device)
+        if recorded:
             kind.replay, kind.recorded = replay, True
         else:
             self._recordings(kind.mesh).enabled = False
             self.begin_anew(kind.mesh)
             log.warning("Forwards are launched kernel by kernel, as recording one failed: %s", reason or "another rank")
         return output
+
+
+def _alike(found: Any, expected: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
+    for one, other in pairs:
+        if isinstance(one, torch.Tensor) and one.numel():
+            one, other = one.nan_to_num().float(), other.nan_to_num().float()
+            if bool((one - other).abs().max() > _UNLIKE * other.abs().max()):
+                return False
+    return True
 
 
 def _key(mesh: Mesh, leaves: list[Any], structure: Any, compiled: bool) -> Hashable | None:

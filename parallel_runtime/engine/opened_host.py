@@ -97,8 +97,9 @@ class OpenedHost:
         assert isinstance(weights, HeldNetwork)
         weights.mark(pulse)
         latent = self.file.config.latent_format
-        return HostStructure(HostNetwork(weights, self.described, latent, options[0], self.dtype))
+        return HostStructure(HostNetwork(weights, self.described, latent, options[0], self.dtype, *options[1:]))
 
     def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool, bool]:
         """Two configurations with equal options share a structure: (attention, compile, ahead)."""
-        return config.attention, False, False
+        compiles = config.compiles(device.type == "cuda") and self.described.data is not None
+        return config.attention, compiles, compiles and config.compile == "auto"

@@ -46,7 +46,7 @@ class HeldNetwork:
         self._dtype = dtype
         self._fast_float8 = fast_float8
         self.device = device
-        self._pulse: Pulse | None = None
+        self.pulse: Pulse | None = None
         self._network: nn.Module | None = None
 
     @property
@@ -57,9 +57,9 @@ class HeldNetwork:
 
     def mark(self, pulse: Pulse) -> None:
         """Have forwards mark their way through the blocks, from the next fill on or from now."""
-        if self._pulse is None and self.here and self._data is not None:
+        if self.pulse is None and self.here and self._data is not None:
             mark_blocks(self.network, [blocks.path for blocks in self._data.blocks], pulse)
-        self._pulse = pulse
+        self.pulse = pulse
 
     def attach(self, module: nn.Module) -> None:
         """Nothing: the network comes with its weights."""
@@ -77,8 +77,8 @@ class HeldNetwork:
         if self._data is not None:
             ask_the_split(self._data.attention_in)
             cut_blocks(network, self._data.blocks, self.split)
-            if self._pulse is not None:
-                mark_blocks(network, [blocks.path for blocks in self._data.blocks], self._pulse)
+            if self.pulse is not None:
+                mark_blocks(network, [blocks.path for blocks in self._data.blocks], self.pulse)
         self._network = network
         self.here = True
 

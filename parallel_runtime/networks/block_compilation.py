@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -18,26 +18,35 @@ from .absent_blocks import is_absent
 from .module_paths import first_blocks
 from .network_parts import NetworkParts
 
-if TYPE_CHECKING:
-    from ..acceleration.compiled_blocks import CompiledBlocks
+
+class Compiled(Protocol):
+    """Blocks that can run compiled."""
+
+    def use(self, compiled: bool) -> None:
+        """Run them so, or as they are, from the next forward on."""
+        ...
+
+    def compiling(self) -> contextlib.AbstractContextManager[None]:
+        """What must hold around every forward."""
+        ...
+
+    def undo(self) -> None:
+        """Leave the blocks as they were."""
+        ...
 
 
 class BlockCompilation:
-    """The compiled blocks of one wrapped transformer.
+    """The compiled blocks of one wrapped network.
 
     Args:
+        make: of the blocks, when they first run compiled.
         ahead: None where the first forward compiles; else blocks run as they are until it has made their graphs.
     """
 
-    def __init__(self, parts: NetworkParts, ahead: CompileAhead | None):
-        self._parts = parts
-        self._present = [block for block in parts.blocks if not is_absent(block)]
-        # On a CPU the weights may be the memory-mapped file itself, which they would leave.
-        self._together = parts.device.type == "cuda"
-        if self._together:
-            place_side_by_side(parts.attention.values())
+    def __init__(self, make: Callable[[], Compiled], ahead: CompileAhead | None):
+        self._make = make
         self.ahead = ahead
-        self.compiled: CompiledBlocks | None = None
+        self.compiled: Compiled | None = None
         """None until they first run compiled."""
         self.in_use = False
         self.before_compiling: Callable[[], None] = lambda: None
@@ -54,17 +63,9 @@ class BlockCompilation:
         if compiled == self.in_use:
             return
         self.in_use = compiled
-        if self.compiled is not None:
-            self.compiled.use(compiled)
-            return
-        # Imports much of torch that nothing else needs.
-        from ..acceleration.compiled_blocks import CompiledBlocks
-        from ..acceleration.compiler import allow_in_graph
-        from .diffusers.lean_imports import untraced_classes
-
-        allow_in_graph(untraced_classes(self._parts.transformer))
-        exchange_rotary(self._parts.attention.values())
-        self.compiled = CompiledBlocks(self._present, self._together)
+        if self.compiled is None:
+            self.compiled = self._make()
+        self.compiled.use(compiled)
 
     def run(self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any], launch: Callable[[], Any]) -> Any:
         """Return launch(), with the blocks as they are or compiled. Collective over the mesh's sequence group.
@@ -97,6 +98,27 @@ class BlockCompilation:
             self.compiled = None
         if self.ahead is not None:
             self.ahead.give_up()
+
+
+def prepare_blocks(parts: NetworkParts) -> Callable[[], Compiled]:
+    """What compiles a diffusers transformer's blocks when it is called; weights are laid out for that at once."""
+    present = [block for block in parts.blocks if not is_absent(block)]
+    # On a CPU the weights may be the memory-mapped file itself, which they would leave.
+    together = parts.device.type == "cuda"
+    if together:
+        place_side_by_side(parts.attention.values())
+
+    def make() -> Compiled:
+        # Imports much of torch that nothing else needs.
+        from ..acceleration.compiled_blocks import CompiledBlocks
+        from ..acceleration.compiler import allow_in_graph
+        from .diffusers.lean_imports import untraced_classes
+
+        allow_in_graph(untraced_classes(parts.transformer))
+        exchange_rotary(parts.attention.values())
+        return CompiledBlocks(present, together)
+
+    return make
 
 
 def compile_ahead(parts: NetworkParts, process: str, peer_bytes: Callable[[], int | None]) -> CompileAhead:

@@ -63,7 +63,7 @@ class NetworkParts:
         weight = next(transformer.parameters())
         head_dim = getattr(config, "attention_head_dim", 64)
         if spec.splits_sequence:
-            kernel = resolve_kernel(attention, weight.device, weight.dtype, head_dim, _measurements())
+            kernel = resolve_kernel(attention, weight.device, weight.dtype, head_dim, measurements())
         else:
             kernel = untouched_kernel(attention, spec.title)
         return cls(
@@ -126,7 +126,7 @@ class MeshCheck:
             self._runs_in_a_ring = True
 
 
-def _measurements() -> Path | None:
+def measurements() -> Path | None:
     """The folder that keeps measured times of attention kernels between processes; the pool says."""
     folder = os.environ.get("PARALLEL_DIT_STATE")
     return Path(folder) / "measured" if folder else None

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..acceleration.compile_ahead import CompileAhead
 from ..acceleration.peer_sharing import PeerSharing
 from ..acceleration.recordings import RecordedForward
-from ..mesh.agreement import COMPILED, NONE, agreed_history, offer_history
 from ..mesh.mesh import Layout, Mesh, single_rank_mesh
 from ..switches import is_on
 from .absent_blocks import stages_of
-from .block_compilation import BlockCompilation, compile_ahead
+from .block_compilation import BlockCompilation, compile_ahead, prepare_blocks
 from .borders import Borders
 from .diffusers.spec import ModelSpec
 from .marked_blocks import pulse_of
 from .network_parts import MeshCheck, NetworkParts
+from .repeated_calls import RepeatedCalls
 from .stale_keys import Place, StaleKeys
 
 
@@ -63,12 +62,12 @@ def parallelize(
     compilation = None
     if compile:
         process = compile_ahead(parts, ahead, borders.split.peer_bytes) if ahead else None
-        compilation = BlockCompilation(parts, process)
+        compilation = BlockCompilation(prepare_blocks(parts), process)
     recorded = record and parts.device.type == "cuda" and is_on("recordings")
     return ParallelTransformer(parts, mesh, check, borders, compilation, keys, recorded)
 
 
-class ParallelTransformer:
+class ParallelTransformer(RepeatedCalls):
     """A transformer whose forward is computed by all ranks of a sequence group; see `parallelize`.
 
     Called as the wrapped transformer is, with whole (not split) arguments, alike on all ranks of the group, and
@@ -133,62 +132,16 @@ class ParallelTransformer:
         self.mesh = mesh
         self._borders.set_mesh(mesh)
 
-    @property
-    def before_compiling(self) -> Callable[[], None]:
-        """Called once, before the first forward that may compile."""
-        return self._compilation.before_compiling if self._compilation is not None else lambda: None
-
-    @before_compiling.setter
-    def before_compiling(self, tell: Callable[[], None]) -> None:
-        if self._compilation is not None:
-            self._compilation.before_compiling = tell
-
-    def forget_recordings(self) -> None:
-        """Let go of the recordings and their memory, on this rank alone."""
-        if self._recorded is not None:
-            self._recorded.lose()
-
     def forget_runs(self) -> None:
         """Let go of all that runs have left behind: recordings, layouts, outputs of the last forward. What is compiled
         stays."""
-        if self._recorded is not None:
-            self._recorded.clear()
-        if self._ahead is not None:
-            self._ahead.give_up()
+        self.forget_calls()
         self._borders.forget()
-
-    def offers(self, layout: Layout) -> dict[str, int]:
-        """What this rank has recorded over the layout's sequence group, for `go_on`."""
-        ranks = layout.sequence_ranks
-        recorded = self._recorded.history(ranks) if self._recorded is not None else NONE
-        compiled = self._ahead.history(ranks) if self._ahead is not None else NONE
-        return offer_history(ranks, recorded) | offer_history(ranks, compiled, COMPILED)
-
-    def go_on(self, agreed: Mapping[str, int]) -> None:
-        """Use recordings over the mesh at hand only where all ranks have them; before a request's first forward.
-
-        Args:
-            agreed: of all ranks' `offers`.
-        """
-        history = agreed_history(self.mesh.sequence_ranks, agreed)
-        if self._recorded is not None and history is not None:
-            self._recorded.go_on(self.mesh.sequence_ranks, history)
-        compiled = agreed_history(self.mesh.sequence_ranks, agreed, COMPILED)
-        if self._ahead is not None and compiled is not None:
-            self._ahead.go_on(self.mesh.sequence_ranks, compiled)
-
-    def leave(self, mesh: Mesh) -> None:
-        """Let go of what was recorded over a mesh whose groups will be gone."""
-        if self._recorded is not None:
-            self._recorded.leave(mesh)
 
     def leave_world(self) -> None:
         """Let go of all that is of several ranks, whose groups will be gone. What this rank has by itself stays."""
         self.set_mesh(single_rank_mesh())
-        if self._recorded is not None:
-            self._recorded.leave_world()
-        if self._ahead is not None:
-            self._ahead.leave_world()
+        self.leave_calls_of_several()
 
     def unwrap(self) -> nn.Module:
         """Undo everything and return the transformer as it was. The wrapper is of no use afterwards."""
@@ -202,7 +155,7 @@ class ParallelTransformer:
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped transformer's forward. Collective over the sequence group."""
-        return self._record_or_call("forward", *args, **kwargs)
+        return self.record_or_call("forward", *args, **kwargs)
 
     @torch.no_grad()
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
@@ -216,11 +169,7 @@ class ParallelTransformer:
         Returns:
             The prediction, shaped like the latent part of x, in the model's dtype.
         """
-        return self._record_or_call("predict", x, timestep, dict(conditioning))
-
-    @property
-    def _ahead(self) -> CompileAhead | None:
-        return self._compilation.ahead if self._compilation is not None else None
+        return self.record_or_call("predict", x, timestep, dict(conditioning))
 
     @property
     def rows_together(self) -> bool:
@@ -230,17 +179,6 @@ class ParallelTransformer:
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape that `predict` gives for an x of that shape."""
         return self.spec.adapter.output_shape(x_shape, self.config)
-
-    def _record_or_call(self, *args: Any, **kwargs: Any) -> Any:
-        if self._compilation is None:
-            return self._launch(args, kwargs)
-        return self._compilation.run(self.mesh, args, kwargs, lambda: self._launch(args, kwargs))
-
-    def _launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._recorded is None:
-            return self.call_at_once(*args, **kwargs)
-        compiled = self._compilation is not None and self._compilation.in_use
-        return self._recorded(self.mesh, args, kwargs, compiled)
 
     def call_at_once(self, convention: str, *args: Any, **kwargs: Any) -> Any:
         """What `forward` and `predict` (their names are the convention) do, without recording."""

@@ -122,6 +122,35 @@ def test_a_failed_recording_ends_the_recording_with_one_line_and_the_call_has_it
     assert runs[0] == WARM_RUNS + 4
 
 
+class Baking(Recorder):
+    """Records as a CUDA graph does where the host has read a value: it stays what it was."""
+
+    def __call__(self, owner: RecordedForward, call: Any, static: list[torch.Tensor]) -> Any:
+        read = [tensor.clone() for tensor in static]
+        return lambda tensors: call([tensors[0], *read[1:]])
+
+
+@pytest.mark.parametrize(("recorder", "believed"), [(Recorder(), True), (Baking(), False)])
+def test_a_recording_is_believed_only_if_it_follows_other_values(recorder, believed, caplog):
+    def forward(x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        return x * timestep
+
+    recorded = RecordedForward(forward, record=recorder, probe=lambda given: [0.9 * each for each in given])
+    for step in range(WARM_RUNS + 3):
+        x, timestep = torch.randn(3), torch.tensor(1.0 + step)
+        assert torch.equal(recorded(ONE, (x, timestep), {}), x * timestep)
+    replays = [kind.replay for kind in recorded._over[ONE.sequence_ranks].kinds.values()]
+    assert any(replay is not None for replay in replays) == believed
+    assert caplog.messages == (
+        []
+        if believed
+        else [
+            "Forwards are launched kernel by kernel, as recording one failed: "
+            "its graph gives something else for other values"
+        ]
+    )
+
+
 def test_a_rank_alone_records_again_what_it_lost_and_one_of_several_only_when_they_begin_anew(monkeypatch):
     monkeypatch.setattr(graphs, "all_agree", lambda agreed, *_: agreed)
     forward, _ = counted()

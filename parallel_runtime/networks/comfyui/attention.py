@@ -2,26 +2,76 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...attention.kernels import AttentionKernel
 from ..sequence_attention import SequenceAttention
+from .attention_operator import through_operator
 from .token_split import TokenSplit, take
+
+log = logging.getLogger(__name__)
+
+_EXACT = {"attention_pytorch", "attention_flash", "attention_xformers"}
+"""ComfyUI's functions that compute attention as it is, in the type of what they get: a faster kernel may stand for
+them. Others round more, as ComfyUI was asked to (SageAttention, int8), or less."""
+_SMALL = 1 << 17
+"""Numbers in a query that no kernel is worth a choice for."""
+
+
+@dataclass(frozen=True)
+class Suited:
+    """Attention that a kernel was tried for; see `resolve_kernel`.
+
+    Args:
+        chosen: the artist asked for this kernel, so it stands for any function of ComfyUI's.
+    """
+
+    dtype: torch.dtype
+    head_dim: int
+    chosen: bool
+
+    def fits(self, function: Callable[..., torch.Tensor], query: torch.Tensor, width: int) -> bool:
+        """Whether the kernel may stand for a function of ComfyUI's, for heads of this width."""
+        return (
+            query.dtype == self.dtype
+            and width == self.head_dim
+            and (self.chosen or (query.numel() >= _SMALL and function.__name__ in _EXACT))
+        )
 
 
 class HostAttention:
     """What stands in `transformer_options["optimized_attention_override"]`.
 
     Args:
-        kernel: attends where tokens are shared out; elsewhere ComfyUI's own function does.
+        kernel: attends where tokens are shared out, and elsewhere where it is `suited` and there is no mask; else
+            ComfyUI's own function does.
+        suited: None: never elsewhere.
     """
 
-    def __init__(self, kernel: AttentionKernel, split: TokenSplit):
+    def __init__(self, kernel: AttentionKernel, split: TokenSplit, suited: Suited | None = None):
         self._split = split
+        self._kernel = kernel
+        self._suited = suited
+        self.calls = 0
+        """That compiled blocks have made."""
         self._attend = SequenceAttention(kernel, split.tokens)
+
+    def at(self, function: Callable[..., torch.Tensor], where: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """What a compiled block calls.
+
+        Args:
+            where: "cross" or "gathers" where that field of the block's data names the submodule that is running.
+        """
+        self.calls += 1
+        inside = {"cross": self._split.outside, "gathers": self._split.gathering}.get(where, nullcontext)
+        with inside():
+            return self(function, *args, **kwargs)
 
     def __call__(
         self,
@@ -41,9 +91,18 @@ class HostAttention:
         Queries, keys and values are (B, heads, N, D) with `skip_reshape`, else (B, N, heads * D) or (B, N, heads, D);
         the result is likewise, by `skip_output_reshape`.
         """
+        if torch.compiler.is_compiling():
+            return through_operator(
+                function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
+            )  # fmt: skip
         split = self._split
         streams = split.streams
         if streams is None:
+            width = q.shape[3] if skip_reshape else q.shape[2] // heads
+            if mask is None and self._suited is not None and self._suited.fits(function, q, width):
+                attended = self._attend_whole(q, k, v, width, skip_reshape, kwargs.get("scale"))
+                if attended is not None:
+                    return attended.transpose(1, 2) if skip_output_reshape else attended.flatten(2)
             return function(
                 q, k, v, heads, mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
                 skip_output_reshape=skip_output_reshape, **kwargs,
@@ -76,6 +135,25 @@ class HostAttention:
             key, value = (each.repeat_interleave(query.shape[2] // each.shape[2], 2) for each in (key, value))
         attended = self._attend(query, key, value, mask, kwargs.get("scale"))
         return attended.transpose(1, 2) if skip_output_reshape else attended.flatten(2)
+
+    def _attend_whole(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: int, skip_reshape: bool, scale: float | None
+    ) -> torch.Tensor | None:
+        """The kernel's attention over what this rank has, (B, N, heads, D); None where it cannot."""
+        query, key, value = (
+            each.transpose(1, 2) if skip_reshape else each.flatten(2).unflatten(2, (-1, width)) for each in (q, k, v)
+        )
+        if value.shape[3] != width or key.shape[2] != query.shape[2]:
+            return None
+        try:
+            return self._kernel.attend(query, key, value, None, scale)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # shapes that it is not made for
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            log.warning("Attention is ComfyUI's own, as %s cannot: %s", self._kernel.name, reason)
+            self._suited = None
+            return None
 
     def _over_gathered_keys(
         self,

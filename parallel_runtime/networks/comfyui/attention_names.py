@@ -7,7 +7,10 @@ import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from ...errors import UnsupportedModelError
+from .attention_operator import through_operator
 from .token_split import running_split
 
 _NAMES = ("optimized_attention", "optimized_attention_masked")
@@ -40,6 +43,8 @@ def ask_the_split(modules: Iterable[str]) -> None:
 def _asking(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def attend(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return through_operator(function, *args, **kwargs)
         split = running_split()
         if split is None or split.streams is None:
             return function(*args, **kwargs)

@@ -9,13 +9,14 @@ every block.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...errors import UnsupportedModelError
+from .attention_operator import TRACED
 from .block_call import KEYWORD, BlockCall
 from .blocks import Blocks
 from .own_arguments import GRID, OwnArguments, said
@@ -64,9 +65,9 @@ def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -
             if not fits[index]:
                 continue
             for name in blocks.cross:
-                _inside(_attribute(block, name), split.outside)
+                _inside(_attribute(block, name), "cross", split.outside)
             for name in blocks.gathers:
-                _inside(_attribute(block, name), split.gathering)
+                _inside(_attribute(block, name), "gathers", split.gathering)
             for name in blocks.apart:
                 _apart(_attribute(block, name), split)
             block.forward = _CutBlock(block, blocks, split, last=not fits[index + 1])
@@ -83,11 +84,16 @@ def _fits(block: nn.Module, blocks: Blocks) -> bool:
     return all(_attribute(block, name) == value for name, value in blocks.when.items())
 
 
-def _inside(module: nn.Module, context: Callable[[], Any]) -> None:
-    """Have a module's forward run inside of a context."""
+def _inside(module: nn.Module, where: str, context: Callable[[], Any]) -> None:
+    """Have a module's forward run inside of a context, of which attention in a compiled block is told by name."""
     forward = module.forward
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            before, TRACED.where = TRACED.where, where
+            returned = forward(*args, **kwargs)
+            TRACED.where = before
+            return returned
         with context():
             return forward(*args, **kwargs)
 
@@ -122,7 +128,7 @@ class _CutBlock:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         split, blocks = self._split, self._blocks
         if split.degree == 1:
-            return self._forward(*args, **kwargs)
+            return self._compute(args, kwargs)
         call = BlockCall(self._signature, blocks.positional, args, kwargs)
         if unknown := call.others - blocks.names:
             raise self._unlike(f"takes {', '.join(sorted(unknown))}")
@@ -141,7 +147,7 @@ class _CutBlock:
         if needs_all or not streams.enough:  # of a handful of tokens every rank computes all
             if blocks.path in split.pending:
                 raise self._unlike("needs all tokens, where the one before it did not")
-            return self._forward(*args, **kwargs)
+            return self._compute(args, kwargs)
         by_guide = any(is_guide_mask(call[name]) for name in blocks.rows)
         self._own.cut(call, whole, streams)
         if inside:
@@ -150,7 +156,11 @@ class _CutBlock:
         first = next(iter(whole.values()))
         batch = first.numel() // (lengths[0] * first.shape[-1])  # tokens may be on the first dim, too
         with split.running(streams, batch, first.device, alone, by_guide, kept[2] if kept else 0):
-            returned = self._forward(*call.args, **call.kwargs)
+            if inside or by_guide or kept or blocks.alone or blocks.gathers or blocks.apart:
+                # Several exchanges, whose order a graph does not keep, or what reads how the tokens are shared out.
+                returned = self._forward(*call.args, **call.kwargs)
+            else:
+                returned = self._compute(call.args, call.kwargs)
         outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
         if len(outputs) != len(blocks.returns):
             raise self._unlike(f"returns {len(outputs)} values, not {len(blocks.returns)}")
@@ -162,6 +172,23 @@ class _CutBlock:
         ]
         (split.pending.discard if gather else split.pending.add)(blocks.path)
         return type(returned)(made) if isinstance(returned, (tuple, list)) else made[0]
+
+    def _compute(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        run = self._split.run_block
+        if run is None:
+            return self._forward(*args, **kwargs)
+        return run(self._forward, args, kwargs, lambda: self._varying(args, kwargs))
+
+    def _varying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, int]]:
+        """Arguments that have tokens, or rows for such, with the dims that these are on."""
+        blocks = self._blocks
+        call = BlockCall(self._signature, blocks.positional, args, kwargs)
+        dims = {**blocks.tokens, **blocks.joint, **{name: dim for name, (_, dim) in blocks.rows.items()}}
+        return [
+            (call[name], dim + further)
+            for name, dim in dims.items()
+            for further in range(GRID if name in blocks.grids else 1)
+        ]
 
     def _whole_again(self, output: torch.Tensor, name: str, shape: torch.Size, gather: bool) -> torch.Tensor:
         dim = self._blocks.tokens[name]

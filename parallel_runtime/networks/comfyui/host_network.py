@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 
+from ...acceleration.compile_ahead import CompileAhead, NextCall
+from ...acceleration.peer_sharing import PeerSharing
+from ...acceleration.pulse import Pulse
+from ...acceleration.recordings import RecordedForward
 from ...attention.choice import check_ring, resolve_kernel
 from ...attention.kernels import KERNELS
 from ...errors import ConfigurationError, UnsupportedModelError
-from ...mesh.agreement import offer_nothing
 from ...mesh.mesh import Layout, Mesh, single_rank_mesh
-from .attention import HostAttention
+from ...switches import is_on
+from ..block_compilation import BlockCompilation, Compiled
+from ..network_parts import measurements
+from ..repeated_calls import RepeatedCalls
+from .attention import HostAttention, Suited
+from .attention_operator import attending
 from .blocks import LATENT_SHAPES
 from .description import Described
 from .run_sigmas import RUN_SIGMAS, look_up
 from .seam import enter
-from .token_split import TokenSplit
+from .token_split import RunBlock, TokenSplit
+
+_WORD = 8
+"""Bytes that peers exchange at once (acceleration/peer_exchange.py)."""
+_OTHER_VALUES = 0.9
+"""What x and timestep are multiplied by to see whether a recording follows them."""
 
 
 class HeldSplit(Protocol):
@@ -26,6 +40,7 @@ class HeldSplit(Protocol):
     here: bool
     device: torch.device
     split: TokenSplit
+    pulse: Pulse | None
 
     @property
     def network(self) -> torch.nn.Module:
@@ -33,25 +48,60 @@ class HeldSplit(Protocol):
         ...
 
 
-class HostNetwork:
+class HostNetwork(RepeatedCalls):
     """Runs calls in ComfyUI's convention over a mesh, which is what the network takes by itself.
 
     Args:
         latent: ComfyUI's format of the latents.
         attention: one of config.ATTENTION_BACKENDS.
         dtype: that it computes in.
+        compile: the blocks that the data names are compiled.
+        ahead: they run as they are the first time.
     """
 
-    def __init__(self, held: HeldSplit, described: Described, latent: Any, attention: str, dtype: torch.dtype):
+    def __init__(
+        self,
+        held: HeldSplit,
+        described: Described,
+        latent: Any,
+        attention: str,
+        dtype: torch.dtype,
+        compile: bool = False,
+        ahead: bool = False,
+    ):
         self.mesh = single_rank_mesh()
-        self.before_compiling: Callable[[], None] = lambda: None
         self._held = held
         self._described = described
         self._latent = latent
         self._runs_in_a_ring = False
         self._traits = (held.device, dtype, described.head_dim)
-        self.attention = resolve_kernel(attention, *self._traits)
-        self._attend = HostAttention(KERNELS[self.attention], held.split)
+        self.attention = resolve_kernel(attention, *self._traits, measurements())
+        on_gpu, chosen = held.device.type == "cuda", attention != "auto"
+        suited = Suited(dtype, described.head_dim, chosen) if on_gpu or chosen else None
+        self._attend = HostAttention(KERNELS[self.attention], held.split, suited)
+        self._peers = self._share_memory(dtype) if is_on("peers") else None
+        self._run_block: RunBlock | None = None
+        self._compilation = None
+        if compile and described.data is not None:
+            self._compilation = BlockCompilation(self._compiled, CompileAhead(NextCall()) if ahead else None)
+        self._recorded = None
+        if on_gpu and is_on("recordings"):
+            self._recorded = RecordedForward(
+                self.call_at_once, made_outside=held.split.read, pulse=held.pulse, probe=_other_values
+            )
+
+    def _share_memory(self, dtype: torch.dtype) -> PeerSharing | None:
+        facts, head_dim = self._described.facts, self._described.head_dim
+        if self._described.data is None or head_dim * dtype.itemsize % _WORD:
+            return None
+        return PeerSharing(facts.heads, head_dim, dtype, self._held.device, self.attention)
+
+    def _compiled(self) -> Compiled:
+        from .compiled_cut import CompiledCut  # imports much of torch that nothing else needs
+
+        compiled = CompiledCut(self._held.network, self._held.split, self._attend)
+        self._run_block = compiled.run
+        return compiled
 
     @property
     def rows_together(self) -> bool:
@@ -111,6 +161,11 @@ class HostNetwork:
         Raises:
             UnsupportedModelError: the network did not run as its data says.
         """
+        output: torch.Tensor = self.record_or_call(x, timestep, dict(conditioning))
+        return output
+
+    def call_at_once(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
+        """What `predict` does, without recording."""
         import comfy.utils
 
         arguments = dict(conditioning)
@@ -118,12 +173,15 @@ class HostNetwork:
         table = arguments.pop(RUN_SIGMAS, None)
         given = x if shapes is None else comfy.utils.unpack_latents(x, [tuple(shape) for shape in shapes])
         split = self._held.split
-        split.pending.clear()
-        split.attention = self._attend
+        split.begin(self._attend, self._run_block, self._peers)
         options = {**arguments.pop("transformer_options", {}), "optimized_attention_override": self._attend}
         if table is not None:
             options |= look_up(table, timestep)
-        output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options})
+        with contextlib.ExitStack() as held:
+            held.enter_context(attending(self._attend.at))
+            if self._compilation is not None:
+                held.enter_context(self._compilation.around_forward())
+            output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options})
         if split.pending:
             raise UnsupportedModelError(
                 f"The network left {', '.join(sorted(split.pending))} before the last block.",
@@ -143,23 +201,17 @@ class HostNetwork:
             return x_shape  # several latents in one row
         return (x_shape[0], self._latent.latent_channels, *x_shape[2:])
 
-    def offers(self, layout: Layout) -> dict[str, int]:
-        """Nothing is recorded."""
-        return offer_nothing(layout.sequence_ranks)
-
-    def go_on(self, agreed: Mapping[str, int]) -> None:
-        """Nothing is recorded."""
-
-    def leave(self, mesh: Mesh) -> None:
-        """Nothing is recorded."""
-
     def leave_world(self) -> None:
         """Let go of what is of several ranks."""
         self.set_mesh(single_rank_mesh())
-
-    def forget_recordings(self) -> None:
-        """Nothing is recorded."""
+        self.leave_calls_of_several()
 
     def forget_runs(self) -> None:
         """Let go of what runs have left behind on the device."""
+        self.forget_calls()
         self._held.split.forget()
+
+
+def _other_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """A call with another x and timestep, which come first; what else there is stays the same in a run."""
+    return [tensor * _OTHER_VALUES if number < 2 else tensor for number, tensor in enumerate(tensors)]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import is_
+from typing import Any
 
 import torch
 
+from ...acceleration.peer_sharing import PeerSharing
 from ...mesh.mesh import Mesh
 from ..attended_tokens import AttendedTokens
 from ..shares import gather_shares, split_sizes
 
 _RUNNING = threading.local()
+
+RunBlock = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any], Callable[[], list[tuple[Any, int]]]], Any]
+"""(forward, args, kwargs, what gives the arguments that vary with the tokens, and their dims) -> what it returns."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,9 @@ class TokenSplit:
         self.gathered: tuple[torch.Tensor, ...] = ()
         """The keys and values that were gathered last, as they came and whole."""
         self.whole_queries = False
+        self.run_block: RunBlock | None = None
+        """Runs the forward of a block on this rank's tokens; None: it is called."""
+        self._read: list[Any] = []
         self.pending: set[str] = set()
         """Lists of blocks of which the last has not run: their output is this rank's share still."""
         self.set_mesh(mesh)
@@ -98,9 +107,26 @@ class TokenSplit:
         self.degree = mesh.plan.sequence
         self.tokens.set_mesh(mesh)
 
+    def begin(
+        self, attention: Callable[..., torch.Tensor], run_block: RunBlock | None, peers: PeerSharing | None
+    ) -> None:
+        """A forward begins.
+
+        Args:
+            peers: None keeps the exchange of heads on collectives.
+        """
+        self.attention, self.run_block, self.tokens.peers = attention, run_block, peers
+        self.pending.clear()
+        self._read = []
+
+    def read(self) -> list[Any]:
+        """What attention reads beside its arguments, in this forward."""
+        return list(self._read)
+
     def forget(self) -> None:
         """Let go of what is on the device."""
         self.tokens.forget()
+        self._read = []
 
     @contextmanager
     def running(
@@ -129,6 +155,9 @@ class TokenSplit:
         self.tokens.start(self.degree)
         if self.streams is not None:
             self.tokens.split(self.streams.counts(), batch, device)
+            read = self.tokens.read()
+            if not any(all(map(is_, read, known)) for known in self._read):
+                self._read.append(read)
 
     @contextmanager
     def outside(self) -> Iterator[None]:

@@ -1,0 +1,102 @@
+"""Forwards of modules that another code calls one by one, compiled: one graph for all modules of a class.
+
+Where `CompiledBlocks` has the blocks of a class that we know, and fails where it cannot compile one, this takes what
+comes: a class whose forward cannot be compiled runs as it is from then on, and the log says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..attention.varying import leave_open
+from .compiled_blocks import Settings, rewriting
+
+log = logging.getLogger(__name__)
+
+_IN_ORDER = {"reorder_for_peak_memory": False}
+"""Exchanges between ranks keep their order."""
+
+
+class CompiledMethods:
+    """Compiles forwards where they are called.
+
+    Args:
+        plain: weights are tensors as they are: rewrites apply, and the numbers of tokens are left open, so that a
+            second size needs no new graph. Quantised weights are tensors with tensors in them, which torch.compile
+            does not combine with open sizes.
+        backend: of torch.compile.
+    """
+
+    def __init__(self, plain: bool, backend: str = "inductor"):
+        self._plain = plain
+        self._backend = backend
+        self._options = {**(rewriting(together=False) if plain else {}), **_known(_IN_ORDER)}
+        if backend != "inductor":
+            self._options = {}
+        self._settings = Settings(self._options)
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self.refused: dict[Any, str] = {}
+        """Forwards that run as they are, and why."""
+
+    def compiling(self) -> contextlib.AbstractContextManager[None]:
+        """What must hold around every call, as any may be the first of its kind."""
+        return self._settings.hold()
+
+    def call(
+        self,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        varying: Callable[[], Sequence[tuple[Any, int]]],
+        may_repeat: Callable[[], bool],
+    ) -> Any:
+        """Return forward(*args, **kwargs), compiled where that can be.
+
+        Args:
+            forward: a bound method.
+            varying: gives (value, dim): tensors, or lists and tuples with such, and a dim of theirs whose size differs
+                from picture to picture.
+            may_repeat: asked where a compiled call failed: whether it has done nothing yet that others see.
+        """
+        function = getattr(forward, "__func__", None)
+        if function is None or function in self.refused:
+            return forward(*args, **kwargs)
+        if function not in self._compiled:
+            self._compiled[function] = torch.compile(
+                function, fullgraph=True, dynamic=None, backend=self._backend, options=self._options or None
+            )
+        if self._plain:
+            for value, dim in varying():
+                _leave_open(value, dim)
+        try:
+            return self._compiled[function](forward.__self__, *args, **kwargs)  # type: ignore[attr-defined]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the compiler raises; what the forward itself raises, it raises below
+            if not may_repeat():
+                raise
+            reason = next(iter(str(error).splitlines()), "")
+            self.refused[function] = f"{type(error).__name__}: {reason}"
+            log.warning("%s runs as it is, as it cannot be compiled: %s", function.__qualname__, self.refused[function])
+        return forward(*args, **kwargs)
+
+
+def _known(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that this torch has."""
+    import torch._inductor.config
+
+    return {name: value for name, value in options.items() if hasattr(torch._inductor.config, name)}
+
+
+def _leave_open(value: Any, dim: int) -> None:
+    if isinstance(value, torch.Tensor):
+        if -value.ndim <= dim < value.ndim and value.shape[dim] > 1:
+            leave_open(value, dim % value.ndim)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _leave_open(each, dim)

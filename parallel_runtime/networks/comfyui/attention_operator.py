@@ -1,0 +1,135 @@
+"""ComfyUI's attention call as one operator of a compiled block: what is behind it, the graph does not know.
+
+So a graph is the same whatever the mesh, the shares and the kernel are, and ranks whose blocks run compiled exchange as
+those do whose blocks run as they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ...attention.operators import operator, shapes_of
+
+FUNCTIONS = "comfy.ldm.modules.attention"
+"""Module of ComfyUI's attention functions, which are called again by their names."""
+_UNNAMED = {"transformer_options", "_inside_attn_wrapper"}
+"""Arguments of a call that are not about the attention itself."""
+
+Attention = Callable[..., torch.Tensor]
+_NOW = threading.local()
+
+
+class Traced:
+    """Where the code that is being traced is: inside of which submodule of its block (Blocks.cross, Blocks.gathers).
+
+    Torch's compiler follows what is written here while it traces a block, and leaves it as it was.
+    """
+
+    where = ""
+
+
+TRACED = Traced()
+
+
+@contextmanager
+def attending(attention: Attention) -> Iterator[None]:
+    """Inside, in this thread, operators of compiled blocks attend so.
+
+    Args:
+        attention: (function, where, q, k, v, ...) as ComfyUI's override gets them, with the name of a submodule's kind.
+    """
+    before = getattr(_NOW, "attention", None)
+    _NOW.attention = attention
+    try:
+        yield
+    finally:
+        _NOW.attention = before
+
+
+def through_operator(
+    function: Callable[..., torch.Tensor],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: int,
+    mask: torch.Tensor | None = None,
+    attn_precision: torch.dtype | None = None,
+    skip_reshape: bool = False,
+    skip_output_reshape: bool = False,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """The call of a block that is being traced; see `HostAttention`.
+
+    Raises:
+        ValueError: a call that the operator cannot carry: the block is not compiled.
+    """
+    others = {name: value for name, value in kwargs.items() if name not in _UNNAMED and value is not None}
+    scale, gqa = others.pop("scale", None), bool(others.pop("enable_gqa", False))
+    low_precision = bool(others.pop("low_precision_attention", True))
+    if others or function.__module__ != FUNCTIONS:
+        raise ValueError("attention with arguments that are not known here")
+    return torch.ops.parallel_dit.host_attention.default(
+        q, k, v, heads, mask, function.__name__, TRACED.where, attn_precision, skip_reshape, skip_output_reshape,
+        scale, gqa, low_precision,
+    )  # fmt: skip
+
+
+@operator(
+    "host_attention",
+    "(Tensor q, Tensor k, Tensor v, int heads, Tensor? mask, str function, str where, ScalarType? precision,"
+    " bool skip_reshape, bool skip_output_reshape, float? scale, bool gqa, bool low_precision) -> Tensor",
+)
+def host_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: int,
+    mask: torch.Tensor | None,
+    function: str,
+    where: str,
+    precision: torch.dtype | None,
+    skip_reshape: bool,
+    skip_output_reshape: bool,
+    scale: float | None,
+    gqa: bool,
+    low_precision: bool,
+) -> torch.Tensor:
+    """What the thread's attention gives, token by token in memory, and no view of an argument."""
+    named: dict[str, Any] = {"scale": scale} if scale is not None else {}
+    if gqa:
+        named["enable_gqa"] = True
+    if not low_precision:
+        named["low_precision_attention"] = False
+    attend = getattr(importlib.import_module(FUNCTIONS), function)
+    made: torch.Tensor = _NOW.attention(
+        getattr(attend, "__wrapped__", attend), where, q, k, v, heads, mask=mask, attn_precision=precision,
+        skip_reshape=skip_reshape, skip_output_reshape=skip_output_reshape, **named,
+    )  # fmt: skip
+    made = made.transpose(1, 2).contiguous().transpose(1, 2) if skip_output_reshape else made.contiguous()
+    return made.clone() if made.data_ptr() in {each.data_ptr() for each in (q, k, v)} else made
+
+
+@shapes_of(host_attention)
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: int,
+    mask: torch.Tensor | None,
+    function: str,
+    where: str,
+    precision: torch.dtype | None,
+    skip_reshape: bool,
+    skip_output_reshape: bool,
+    *more: Any,
+) -> torch.Tensor:
+    batch, tokens = q.shape[0], q.shape[2 if skip_reshape else 1]
+    width = q.shape[3] if skip_reshape else (q.shape[2] // heads if q.ndim == 3 else q.shape[3])
+    made = q.new_empty((batch, tokens, heads, width))
+    return made.transpose(1, 2) if skip_output_reshape else made.flatten(2)

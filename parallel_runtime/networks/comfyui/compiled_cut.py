@@ -1,0 +1,62 @@
+"""The cut blocks of a ComfyUI network, compiled."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ...acceleration.compiled_methods import CompiledMethods
+from .attention import HostAttention
+from .token_split import TokenSplit
+
+
+class CompiledCut:
+    """Runs the forwards of blocks compiled; see `Compiled` for the methods.
+
+    Args:
+        attention: of the network; counts what blocks have exchanged.
+        backend: of torch.compile.
+    """
+
+    def __init__(self, network: nn.Module, split: TokenSplit, attention: HostAttention, backend: str = "inductor"):
+        self._split = split
+        self._attention = attention
+        self._in_use = False
+        self.methods = CompiledMethods(is_plain(network), backend)
+
+    def use(self, compiled: bool) -> None:
+        """See `Compiled`."""
+        self._in_use = compiled
+
+    def compiling(self) -> contextlib.AbstractContextManager[None]:
+        """See `Compiled`."""
+        return self.methods.compiling()
+
+    def undo(self) -> None:
+        """See `Compiled`."""
+        self.use(False)
+
+    def run(
+        self,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        varying: Callable[[], list[tuple[Any, int]]],
+    ) -> Any:
+        """What stands in `TokenSplit.run_block`."""
+        if not self._in_use:
+            return forward(*args, **kwargs)
+        attended = self._attention.calls
+        return self.methods.call(
+            forward, args, kwargs, varying,
+            # The other ranks went on after an exchange: the pool ends, and does not wait for them a second time.
+            may_repeat=lambda: self._split.degree == 1 or self._attention.calls == attended,
+        )  # fmt: skip
+
+
+def is_plain(network: nn.Module) -> bool:
+    """All weights are tensors as they are, none of which is quantised."""
+    return all(type(each.data).__name__ == "Tensor" and each.dtype.is_floating_point for each in network.parameters())

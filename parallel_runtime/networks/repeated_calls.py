@@ -1,0 +1,97 @@
+"""What calls of a network that repeat have left on a rank: recordings, and blocks that were compiled ahead.
+
+Both sources of networks have it: what is recorded or compiled over a group is agreed the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..acceleration.compile_ahead import CompileAhead
+from ..acceleration.recordings import RecordedForward
+from ..mesh.agreement import COMPILED, NONE, agreed_history, offer_history
+from ..mesh.mesh import Layout, Mesh
+from .block_compilation import BlockCompilation
+
+
+class RepeatedCalls:
+    """A network's calls, which are recorded and compiled where they repeat. `mesh` is the one at hand."""
+
+    mesh: Mesh
+    _compilation: BlockCompilation | None
+    _recorded: RecordedForward | None
+
+    def call_at_once(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call does, without recording."""
+        raise NotImplementedError
+
+    def record_or_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call, in the way that is fastest by now. Collective over the sequence group."""
+        if self._compilation is None:
+            return self._launch(args, kwargs)
+        return self._compilation.run(self.mesh, args, kwargs, lambda: self._launch(args, kwargs))
+
+    def _launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._recorded is None:
+            return self.call_at_once(*args, **kwargs)
+        compiled = self._compilation is not None and self._compilation.in_use
+        return self._recorded(self.mesh, args, kwargs, compiled)
+
+    @property
+    def before_compiling(self) -> Callable[[], None]:
+        """Called once, before the first forward that may compile."""
+        return self._compilation.before_compiling if self._compilation is not None else lambda: None
+
+    @before_compiling.setter
+    def before_compiling(self, tell: Callable[[], None]) -> None:
+        if self._compilation is not None:
+            self._compilation.before_compiling = tell
+
+    @property
+    def _ahead(self) -> CompileAhead | None:
+        return self._compilation.ahead if self._compilation is not None else None
+
+    def offers(self, layout: Layout) -> dict[str, int]:
+        """What this rank has recorded over the layout's sequence group, for `go_on`."""
+        ranks = layout.sequence_ranks
+        recorded = self._recorded.history(ranks) if self._recorded is not None else NONE
+        compiled = self._ahead.history(ranks) if self._ahead is not None else NONE
+        return offer_history(ranks, recorded) | offer_history(ranks, compiled, COMPILED)
+
+    def go_on(self, agreed: Mapping[str, int]) -> None:
+        """Use recordings over the mesh at hand only where all ranks have them; before a request's first forward.
+
+        Args:
+            agreed: of all ranks' `offers`.
+        """
+        history = agreed_history(self.mesh.sequence_ranks, agreed)
+        if self._recorded is not None and history is not None:
+            self._recorded.go_on(self.mesh.sequence_ranks, history)
+        compiled = agreed_history(self.mesh.sequence_ranks, agreed, COMPILED)
+        if self._ahead is not None and compiled is not None:
+            self._ahead.go_on(self.mesh.sequence_ranks, compiled)
+
+    def leave(self, mesh: Mesh) -> None:
+        """Let go of what was recorded over a mesh whose groups will be gone."""
+        if self._recorded is not None:
+            self._recorded.leave(mesh)
+
+    def forget_recordings(self) -> None:
+        """Let go of the recordings and their memory, on this rank alone."""
+        if self._recorded is not None:
+            self._recorded.lose()
+
+    def forget_calls(self) -> None:
+        """Let go of recordings, and of what is being compiled. What is compiled stays."""
+        if self._recorded is not None:
+            self._recorded.clear()
+        if self._ahead is not None:
+            self._ahead.give_up()
+
+    def leave_calls_of_several(self) -> None:
+        """Let go of what calls over several ranks have left, whose groups will be gone."""
+        if self._recorded is not None:
+            self._recorded.leave_world()
+        if self._ahead is not None:
+            self._ahead.leave_world()

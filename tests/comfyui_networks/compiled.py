@@ -1,0 +1,84 @@
+"""What one rank does in the tests of compiled networks: calls as they are, then with the blocks compiled."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.networks.comfyui import compiled_cut
+from parallel_runtime.networks.comfyui.attention_names import ask_the_split
+from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
+from parallel_runtime.networks.comfyui.description import describe_network
+from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.host_network import HostNetwork
+from parallel_runtime.networks.comfyui.token_split import TokenSplit
+
+
+def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend: str) -> dict[str, Any]:
+    """{"differences": {network: {"ranks, call": largest over the scale}}, "refused": {network: {block: why}},
+    "graphs": {network: how many}, "warnings": lines of the log}.
+
+    Args:
+        backend: of torch.compile.
+    """
+    use_comfyui(comfyui, {"cpu": True})
+    import torch._dynamo.utils
+
+    from tests.comfyui_networks.catalogue import TINY
+
+    torch.set_grad_enabled(False)
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("parallel_runtime").addHandler(handler)
+    meshes = {1: single_rank_mesh()}
+    if world_size > 1:
+        meshes[world_size] = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
+    found: dict[str, Any] = {"differences": {}, "refused": {}, "graphs": {}, "warnings": lines}
+    for name in names:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        made = TINY[name]()
+        described = describe_network(made.network, 0, made.calls["plain"]["x"].ndim - 2 if "plain" in made.calls else 2)
+        assert described.data is not None, described.why_whole
+        split = TokenSplit(single_rank_mesh())
+        ask_the_split(described.data.attention_in)
+        cut_blocks(made.network, described.data.blocks, split)
+        held = SimpleNamespace(network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None)
+        plain = HostNetwork(held, described, None, "auto", torch.float32)
+        with mock.patch.object(
+            compiled_cut, "CompiledCut", functools.partial(compiled_cut.CompiledCut, backend=backend)
+        ):
+            compiled = HostNetwork(held, described, None, "auto", torch.float32, compile=True)
+        differences = found["differences"][name] = {}
+        for ranks, mesh in meshes.items():
+            for each, arguments in made.calls.items():
+                calls = [_predict(network, mesh, arguments) for network in (plain, compiled, compiled)]
+                scale = calls[0].abs().max()
+                differences[f"{ranks}, {each}"] = max(float((call - calls[0]).abs().max() / scale) for call in calls)
+        cut = compiled._run_block.__self__  # type: ignore[union-attr]
+        found["refused"][name] = {each.__qualname__: why for each, why in cut.methods.refused.items()}
+        found["graphs"][name] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        dist.barrier()
+    return found
+
+
+def _predict(network: HostNetwork, mesh: Any, arguments: dict[str, Any]) -> torch.Tensor:
+    import copy
+
+    network.set_mesh(mesh)
+    given = copy.deepcopy(arguments)  # some networks write into them
+    x, timestep = given.pop("x"), given.pop("timestep")
+    if isinstance(x, list | tuple):
+        from comfy.utils import pack_latents
+
+        x, given["latent_shapes"] = pack_latents(x)
+    return network.predict(x, timestep, given)

@@ -1,0 +1,217 @@
+"""ComfyUI's own networks with their blocks compiled, and with the fastest kernel: against the same as they are."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from parallel_runtime.acceleration.compiled_methods import CompiledMethods
+from parallel_runtime.attention.kernels import AttentionKernel
+from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.networks.comfyui.attention import HostAttention, Suited
+from parallel_runtime.networks.comfyui.attention_operator import TRACED, attending, host_attention, through_operator
+from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from tests.comfyui_checkout import HOW, find_comfyui
+from tests.comfyui_networks.catalogue import TINY
+from tests.ranks import run_ranks
+
+COMFYUI = find_comfyui()
+with_comfyui = pytest.mark.skipif(COMFYUI is None, reason=HOW)
+NOT_COMPILED = {
+    "hidream o1": "writes into a tensor that is given",
+    "hunyuan3d 2.1": "counts the tokens of each expert on the host",
+    "multitalk": "its patch runs beside the network",
+}
+"""Networks with blocks that torch.compile cannot take as one graph."""
+
+
+def compare(ranks: int, names: list[str], backend: str) -> list[dict[str, Any]]:
+    """Assert that compiled blocks compute what the blocks do."""
+    arguments = {"comfyui": str(COMFYUI), "names": names, "backend": backend}
+    found = run_ranks(ranks, "tests.comfyui_networks.compiled:compare", arguments, timeout=580)
+    for each in found:
+        differences = {
+            (name, call): diff for name, calls in each["differences"].items() for call, diff in calls.items()
+        }
+        assert set(each["differences"]) == set(names)
+        assert differences
+        assert not {call: diff for call, diff in differences.items() if not diff < 1e-5}
+        assert {name for name, refused in each["refused"].items() if refused} <= set(NOT_COMPILED)
+    return found
+
+
+@with_comfyui
+@pytest.mark.slow
+def test_compiled_blocks_compute_what_they_do_and_one_that_cannot_be_compiled_runs_as_it_is():
+    for found in compare(2, ["pixart", "hidream o1"], "eager"):
+        assert found["graphs"]["pixart"] > 0
+        assert list(found["refused"]["hidream o1"]) == ["TransformerBlock.forward"]
+        said = [line for line in found["warnings"] if "cannot be compiled" in line]
+        assert len(said) == 1
+        assert said[0].startswith("TransformerBlock.forward runs as it is, as it cannot be compiled: ")
+
+
+@with_comfyui
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("half", [0, 1])
+def test_every_class_computes_compiled_what_it_does(half):
+    names = sorted(TINY)[half::2]
+    for found in compare(2, names, "eager"):
+        assert {name for name, refused in found["refused"].items() if refused} == set(NOT_COMPILED) & set(names)
+        assert all(found["graphs"][name] for name in set(names) - set(NOT_COMPILED))
+
+
+@with_comfyui
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_the_compiler_makes_of_blocks_computes_what_they_do():
+    compare(2, ["flux", "z-image"], "inductor")
+
+
+class Twice(torch.nn.Module):
+    """Breaks where it is told to."""
+
+    def forward(self, x: torch.Tensor, breaks: bool = False) -> torch.Tensor:
+        if breaks:
+            torch._dynamo.graph_break()
+        return 2 * x
+
+
+def test_a_forward_that_cannot_be_compiled_runs_as_it_is_with_one_line(caplog):
+    module, methods = Twice(), CompiledMethods(plain=True, backend="eager")
+    x = torch.ones(1, 3, 2)
+
+    def call(breaks: bool, may_repeat: bool = True) -> torch.Tensor:
+        with methods.compiling():
+            return methods.call(module.forward, (x, breaks), {}, lambda: [(x, 1)], lambda: may_repeat)
+
+    assert call(False).equal(2 * x)
+    assert not methods.refused
+    with pytest.raises(torch._dynamo.exc.Unsupported):  # others have had what it sent
+        call(True, may_repeat=False)
+    assert call(True).equal(2 * x)
+    assert call(False).equal(2 * x)
+    own = [record for record in caplog.records if record.name.startswith("parallel_runtime")]
+    assert [record.getMessage().partition(":")[0] for record in own] == [
+        "Twice.forward runs as it is, as it cannot be compiled"
+    ]
+
+
+def test_a_second_number_of_tokens_needs_no_new_graph_and_a_quantised_network_has_one_for_each():
+    made: list[int] = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        made.append(1)
+        return graph.forward
+
+    for plain, graphs in ((True, 1), (False, 3)):
+        torch._dynamo.reset()
+        made.clear()
+        methods = CompiledMethods(plain, backend=count)  # type: ignore[arg-type]
+        for tokens in (5, 6, 7):
+            x = torch.ones(1, tokens, 2)
+            with methods.compiling():
+                methods.call(Twice().forward, (x,), {}, lambda x=x: [((x,), 1)], lambda: True)
+        assert len(made) == graphs
+
+
+def attention_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **given: Any) -> torch.Tensor:
+    """As ComfyUI's, of that name."""
+    own = [each if given["skip_reshape"] else each.unflatten(2, (heads, -1)).transpose(1, 2) for each in (q, k, v)]
+    made = F.scaled_dot_product_attention(*own, attn_mask=given["mask"], scale=given.get("scale"), enable_gqa=True)
+    return made if given["skip_output_reshape"] else made.transpose(1, 2).flatten(2)
+
+
+def attention_sage(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Another one, which the artist has chosen."""
+    return attention_pytorch(*args, **kwargs)
+
+
+class Counted:
+    """A kernel that counts its calls."""
+
+    def __init__(self, fails: bool = False):
+        self.calls = 0
+        self.kernel = AttentionKernel("counted", self.attend)
+        self._fails = fails
+
+    def attend(self, query: torch.Tensor, key: Any, value: Any, mask: Any, scale: float | None) -> torch.Tensor:
+        self.calls += 1
+        if self._fails:
+            raise RuntimeError("No available kernel.\nmore")
+        own = [each.transpose(1, 2) for each in (query, key, value)]
+        return F.scaled_dot_product_attention(*own, attn_mask=mask, scale=scale).transpose(1, 2)
+
+
+def call_attention(attention: HostAttention, function: Any = attention_pytorch, **changes: Any) -> torch.Tensor:
+    given = {"heads": 4, "skip_reshape": False, "skip_output_reshape": False, "mask": None, "width": 64} | changes
+    heads, width = given["heads"], given.pop("width")
+    generator = torch.Generator().manual_seed(0)
+    keys = given.pop("keys", heads)
+
+    def draw(heads: int) -> torch.Tensor:
+        shape = (1, heads, 600, width) if given["skip_reshape"] else (1, 600, heads * width)
+        return torch.randn(shape, generator=generator)
+
+    q, k, v = draw(heads), draw(keys), draw(keys)
+    expected = function(q, k, v, **given)
+    found = attention(function, q, k, v, **given)
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < 1e-5
+    return found
+
+
+def test_the_kernel_attends_on_one_rank_where_it_can_and_elsewhere_comfyuis_own_does(caplog):
+    split = TokenSplit(single_rank_mesh())
+    layouts = [{"skip_reshape": a, "skip_output_reshape": b} for a in (False, True) for b in (False, True)]
+    kernel = Counted()
+    attention = HostAttention(kernel.kernel, split, Suited(torch.float32, 64, chosen=False))
+    for layout in layouts:
+        call_attention(attention, **layout)
+    call_attention(attention, scale=0.3)
+    assert kernel.calls == 5
+    call_attention(attention, mask=torch.zeros(1, 1, 600, 600))
+    call_attention(attention, width=32)
+    call_attention(attention, attention_sage)
+    call_attention(attention, skip_reshape=True, keys=2)  # heads of keys that serve several of queries
+    assert kernel.calls == 5
+    call_attention(HostAttention(kernel.kernel, split, Suited(torch.float32, 64, chosen=True)), attention_sage)
+    assert kernel.calls == 6
+    failing = Counted(fails=True)
+    attention = HostAttention(failing.kernel, split, Suited(torch.float32, 64, chosen=False))
+    call_attention(attention)
+    call_attention(attention)
+    assert failing.calls == 1
+    assert caplog.messages == ["Attention is ComfyUI's own, as counted cannot: No available kernel."]
+
+
+@with_comfyui
+@pytest.mark.parametrize("skip_reshape", [False, True])
+@pytest.mark.parametrize("skip_output_reshape", [False, True])
+def test_the_operator_has_the_layout_that_graphs_are_told(skip_reshape, skip_output_reshape, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(
+        sys.modules, "comfy.ldm.modules.attention", SimpleNamespace(attention_pytorch=attention_pytorch)
+    )
+    attention = HostAttention(Counted().kernel, TokenSplit(single_rank_mesh()))
+
+    def run(device: str) -> torch.Tensor:
+        shape = (2, 3, 5, 8) if skip_reshape else (2, 5, 24)
+        q, k, v = (torch.ones(shape, device=device) for _ in range(3))
+        with attending(attention.at):
+            return host_attention(
+                q, k, v, 3, None, "attention_pytorch", "", None, skip_reshape, skip_output_reshape, None, False, True
+            )
+
+    made, told = run("cpu"), run("meta")
+    assert made.shape == told.shape
+    assert made.stride() == told.stride()
+    assert TRACED.where == ""
+    with pytest.raises(ValueError, match="not known"):
+        through_operator(attention_sage, made, made, made, 3, dropout=0.5)
