@@ -13,7 +13,7 @@ from comfy_api.latest import io
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 
-from .network_choice import AUTO, NETWORKS, choose_network
+from .network_choice import AUTO, COMFYUI, NETWORKS, choose_network
 from .node_text import show_on_running_node, show_text
 from .parallel_config import ConfigSocket
 from .run_notices import explain_stages
@@ -124,10 +124,17 @@ def load_model(
     plain = None if blueprint.stored_dtype is None else types.weights
     code = comfyui_code(plain, weight_dtype == FAST_FLOAT8) if blueprint.own_network else None
     request = ModelRequest(str(path), str(types.compute).removeprefix("torch."), config, chosen.opened.identity, code)
+
+    def comfyui_request() -> ModelRequest:
+        opened = choose_network(path, COMFYUI, weight_dtype).opened
+        return ModelRequest(str(path), request.dtype, config, opened.identity, comfyui_code(types.weights))
+
+    chosen_for_us = network == AUTO and not blueprint.own_network and path.is_file() and (config.pipe or 1) == 1
     remote = RemoteTransformer(
         request,
         show=show_on_running_node,
         show_on_loader=lambda text: show_plan(f"{text} {chosen.why}".strip()),
+        comfyui=comfyui_request if chosen_for_us else None,
     )
     model = build_model(blueprint, types, remote)
     if model.shares_device:

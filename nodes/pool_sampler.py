@@ -11,6 +11,7 @@ import comfy.samplers
 import torch
 
 from parallel_runtime.device_kind import device_kind
+from parallel_runtime.errors import OtherNetworkError
 from parallel_runtime.networks.comfyui.networks import find_network
 from parallel_runtime.sampling.samplers import SAMPLERS
 
@@ -98,7 +99,12 @@ class PoolSampler(comfy.samplers.Sampler):
             prediction=prediction_name(sampling),
             inpaint=self._inpaint(noise, latent_image, denoise_mask, extra_args["seed"]),
         )
-        return sampling.inverse_noise_scaling(SAMPLERS[self.name].end_sigma(sigmas), self._run(request, callback))
+        try:
+            latent = self._run(request, callback)
+        except OtherNetworkError as error:
+            self.remote.turn_to_comfyui(error)
+            return self.sample(*native)
+        return sampling.inverse_noise_scaling(SAMPLERS[self.name].end_sigma(sigmas), latent)
 
     def _obstacles(self, model_wrap, model_options, denoise_mask) -> list[str]:
         """Everything that can be told without an evaluation."""

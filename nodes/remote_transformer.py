@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import RequestError
+from parallel_runtime.errors import OtherNetworkError, ParallelError, RequestError
+from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
 from parallel_runtime.requests.conditioning import Shared
 
 from .run_notices import RunNotices
@@ -20,6 +22,9 @@ from .transportable import forward_obstacles, listed, patch_obstacles, plain_opt
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
     from workers.client.client import LoopRequest, ModelRequest, PoolClient
+
+
+log = logging.getLogger("parallel_dit")
 
 
 def _connect(config: ParallelConfig) -> PoolClient:
@@ -52,6 +57,8 @@ class RemoteTransformer:
         connect: configuration -> pool.
         show: puts a text on the node that is running.
         show_on_loader: puts a text on the node that loaded the model.
+        comfyui: makes the request for ComfyUI's own network of the same file, for runs that diffusers' class does not
+            take; None where the artist chose, or there is none.
     """
 
     def __init__(
@@ -60,8 +67,12 @@ class RemoteTransformer:
         connect: Callable[[ParallelConfig], PoolClient] = _connect,
         show: Callable[[str], None] = _show_nothing,
         show_on_loader: Callable[[str], None] = _show_nothing,
+        comfyui: Callable[[], ModelRequest] | None = None,
     ):
         self.model = model
+        self.why = ""
+        """Why another network runs it than was chosen at first, a sentence."""
+        self._comfyui = comfyui
         self._show_on_loader = show_on_loader
         self.notices = RunNotices(show)
         self.stages = 1
@@ -113,20 +124,42 @@ class RemoteTransformer:
             return self._capture(replace(call, conditioning=conditioning))
         pool = self._use_pool()
         watching = self._watching(pool, should_cancel)
-        output = pool.forward(
-            self.model,
-            call.x,
-            call.timestep,
-            conditioning,
-            should_cancel=watching,
-            on_compile=self.notices.compiling,
-        )
+        try:
+            output = pool.forward(
+                self.model,
+                call.x,
+                call.timestep,
+                conditioning,
+                should_cancel=watching,
+                on_compile=self.notices.compiling,
+            )
+        except OtherNetworkError as error:
+            self.turn_to_comfyui(error)
+            return self.forward(call, should_cancel)
         self.notices.computed()
         sigmas = call.options.get("sample_sigmas")
         self._note(pool, call.x, 0 if sigmas is None else len(sigmas) - 1)
         if self.stages > 1 and not self.model.config.keeps_pixels:
             self.notices.in_turn()
         return output.to(call.x)
+
+    def turn_to_comfyui(self, obstacle: OtherNetworkError) -> None:
+        """Run ComfyUI's own network from now on, as a graph that needs it once is likely to need it again.
+
+        Raises:
+            OtherNetworkError: the obstacle, where there is no choice.
+        """
+        if self._comfyui is None:
+            raise obstacle
+        try:
+            other = self._comfyui()
+        except ParallelError as error:
+            raise obstacle from error
+        self._comfyui = None
+        self.release()
+        self.model = other
+        self.why = f"Runs ComfyUI's own network: {obstacle.cause}"
+        log.info("Parallel DiT: %s", self.why)
 
     def invoke(self, method: str, arguments: Mapping[str, Any], should_cancel: Callable[[], bool]) -> torch.Tensor:
         """What a method of the network gives that needs its weights; see PoolClient.invoke."""
@@ -171,7 +204,7 @@ class RemoteTransformer:
     def finish_run(self) -> None:
         """A sampling run is over: the loader shows the plan that ran, in the place of the one it foresaw."""
         if summary := self.notices.summary():
-            self._show_on_loader(f"Last run: {summary}")
+            self._show_on_loader(f"Last run: {summary} {self.why}".strip())
 
     def _note(self, pool: PoolClient, x: torch.Tensor, steps: int) -> None:
         if pool.ran is not None:
@@ -220,6 +253,11 @@ class RemoteTransformer:
             found = forward_obstacles(call.options)
             if call.control is not None:
                 found.append("a ControlNet")
+            if found and not patch_obstacles(call.options):
+                self.turn_to_comfyui(
+                    OtherNetworkError(f"The diffusers network cannot carry {listed(found)}.", TAKE_COMFYUIS)
+                )
+                return self._checked(call)
         if found:
             raise RequestError(
                 f"The pool cannot carry {listed(found)}.",

@@ -36,6 +36,10 @@ class RequestError(ParallelError):
     """A forward or sampling request that the loaded model cannot serve."""
 
 
+class OtherNetworkError(RequestError):
+    """A request that diffusers' class of the model does not take, and ComfyUI's own network does."""
+
+
 class NotLoadedError(RequestError):
     """A request for a model that the ranks do not have, or have forgotten; loading it again helps."""
 
@@ -59,6 +63,7 @@ ERROR_TYPES: dict[str, type[ParallelError]] = {
         CheckpointError,
         UnsupportedModelError,
         RequestError,
+        OtherNetworkError,
         NotLoadedError,
         OutOfMemoryError,
         PoolError,

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..errors import RequestError
+from ..errors import OtherNetworkError, RequestError
+from ..networks.diffusers.call import TAKE_COMFYUIS
 from ..networks.diffusers.spec import ModelSpec
 from ..planning.describe import describe_request
 from ..requests.conditioning import Conditioning
@@ -92,13 +93,12 @@ def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping
         )
     given = {name for name, value in conditioning.extras.items() if value is not None}
     if unknown := sorted(given - spec.adapter.extras):
-        raise RequestError(
-            f"{spec.title} in the pool cannot carry {', '.join(unknown)}.",
-            "Remove the node that adds it, or load the model with Load Diffusion Model.",
+        raise OtherNetworkError(
+            f"The diffusers network of {spec.title} cannot carry {', '.join(unknown)}.", TAKE_COMFYUIS
         )
     for name, part in spec.needs.items():
         if name in given and config.get(part.key) is None:
-            raise RequestError(
+            raise OtherNetworkError(
                 f"The conditioning holds {name}, and this {spec.title} checkpoint has no {part.title} to take it in.",
                 "Disconnect what adds it, or choose a checkpoint made for it.",
             )

@@ -163,7 +163,10 @@ BAD = {
         Workflow(loader="cpu:2", patch="inside during a run", sampler_node="ParallelSampler"),
         r"a replaced diffusion_model\.forward_orig",
     ),
-    "scaled positions": (Workflow(loader="cpu:2", patch="rope"), r"RoPE.*comes later"),
+    "scaled positions, with the diffusers network": (
+        Workflow(loader="cpu:2", patch="rope", network="diffusers"),
+        r"diffusers network cannot carry.*RoPE.*network in Parallel Loader to auto",
+    ),
     "a MODEL of another loader": (Workflow(sampler_node="ParallelSampler"), r"Parallel Loader.*another loader"),
     "a VAE": (
         Workflow(loader="cpu:2", model="vae.safetensors"),
@@ -186,6 +189,19 @@ def test_bad_input_names_cause_and_fix_and_the_next_prompt_works(host, name):
         assert [text for node, text in run.texts if node == run.error["node_id"]][-1] in message
     good = host.run(Workflow(loader="cpu:2", seed=1000 + list(BAD).index(name)).prompt())
     assert good.error is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler_node", SAMPLERS)
+def test_scaled_positions_go_to_comfyuis_network_which_then_stays(host, sampler_node):
+    workflow = Workflow(loader="cpu:2", sampler_node=sampler_node, patch="rope", seed=61, model="plan.safetensors")
+    ours = host.run(workflow.prompt())
+    assert ours.error is None, ours.error["exception_message"]
+    wanted = host.latent(host.run(workflow.on("native", "KSampler").prompt()), SAVE)
+    assert (host.latent(ours, SAVE) - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    assert any("ComfyUI's own network: The diffusers network cannot carry scaled" in text for _, text in ours.texts)
+    again = host.run(replace(workflow, seed=62).prompt())
+    assert any("ComfyUI's own network" in text for _, text in again.texts), again.texts
 
 
 def test_a_missing_file_is_refused_by_name(host):

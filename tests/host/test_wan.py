@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from parallel_runtime.networks.diffusers.wan import WAN
 from tests.tiny_model import write_original
-from tests.tiny_wan import tiny_config
+from tests.tiny_wan import image_config, tiny_config
 
-from .workflow import SAVE, Prompt, Workflow, node, sampled_in_pool
+from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node, sampled_in_pool
 
 pytestmark = pytest.mark.host
 
@@ -28,6 +29,27 @@ VIDEOS = {
     "extra input channels": replace(UNEQUAL, model=IMAGE),
     "Wan 2.2 5B": replace(UNEQUAL, model=LARGE_VAE, latent=(0, 1, 8, 8)),
 }
+CLIP, TWO_CLIPS = "wan-clip.safetensors", "wan-two-clips.safetensors"
+_SEEN = {"fields": {"penultimate_hidden_states": [1, 257, 1280]}}
+_START = {"concat_latent_image": [1, 16, 3, 7, 10], "concat_mask": [1, 1, 3, 7, 10]}
+OTHERS = {
+    "2.2 5B from an image: a noise mask, and a timestep per frame": (
+        replace(UNEQUAL, model=LARGE_VAE, latent=(0, 1, 8, 8), mask=True), {}, "denoise_mask"
+    ),
+    "from an image, without CLIP vision": (replace(UNEQUAL, model=CLIP), _START, "CLIP vision's view of a start image"),
+    "from an image, with a prompt of another length": (
+        replace(UNEQUAL, model=CLIP, lengths=(9, 9)), {"clip_vision_output": _SEEN, **_START}, "prompts of 512 tokens"
+    ),
+    "CLIP vision without an image embedder": (
+        replace(UNEQUAL, model=IMAGE), {"clip_vision_output": _SEEN, **_START}, "no image embedder"
+    ),
+    "first and last frame, with one side": (
+        replace(UNEQUAL, model=TWO_CLIPS, lengths=(512, 512), steps=2),
+        {"clip_vision_output": _SEEN, **_START},
+        "a start and an end image",
+    ),
+}  # fmt: skip
+"""What diffusers' Wan does not take: the pool goes on with ComfyUI's own network, and the loader says why."""
 FRAMES = 9
 """Frames of the video, which are three in the latent."""
 
@@ -38,6 +60,8 @@ def wan(host):
     files = host.base / "models" / "diffusion_models"
     write_original(WAN, files / TEXT, tiny_config(), prefix="model.diffusion_model.")
     write_original(WAN, files / IMAGE, tiny_config(in_channels=36, num_layers=1))
+    write_original(WAN, files / CLIP, image_config())
+    write_original(WAN, files / TWO_CLIPS, image_config(pos_embed_seq_len=514))
     write_original(WAN, files / LARGE_VAE, tiny_config(in_channels=48, out_channels=48, num_layers=1))
     return host
 
@@ -67,6 +91,37 @@ def test_a_video_latent_is_the_same_per_step_and_in_the_pool(wan, name, sampler_
     assert (latent - expected).abs().max() < TOLERANCE * expected.abs().max()
     if sampler_node == "ParallelSampler" and workflow.model != IMAGE:
         assert sampled_in_pool(ours.texts)
+
+
+def with_values(graph: Prompt, values: dict) -> Prompt:
+    """The graph with more in both conditionings, as a node of Wan's puts there."""
+    for name in ("positive", "negative") if values else ():
+        graph[f"{name} text"] = graph[name]
+        graph[name] = node("TestConditioningValues", conditioning=link(f"{name} text"), values=json.dumps(values))
+    return graph
+
+
+@pytest.mark.slow_but_for("KSampler-2.2 5B from an image: a noise mask, and a timestep per frame")
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
+def test_what_diffusers_wan_does_not_take_is_the_same_through_comfyuis_network(wan, name, sampler_node):
+    workflow, values, why = OTHERS[name]
+    ours = wan.run(with_values(video(workflow.on("cpu:2", sampler_node)), values))
+    assert ours.error is None, ours.error["exception_message"]
+    latent = wan.latent(ours, SAVE)
+    expected = wan.latent(wan.run(with_values(video(workflow), values)), SAVE)
+    assert expected.std() > 0.1
+    assert (latent - expected).abs().max() < TOLERANCE * expected.abs().max()
+    assert any("ComfyUI's own network" in text and why in text for _, text in ours.texts), ours.texts
+
+
+@pytest.mark.slow
+def test_a_network_that_was_chosen_stays_and_says_what_it_does_not_take(wan):
+    workflow, values, _ = OTHERS["from an image, without CLIP vision"]
+    run = wan.run(with_values(video(replace(workflow.on("cpu:2"), network="diffusers")), values))
+    assert run.error is not None
+    assert run.error["node_id"] == SAMPLER
+    assert "set network in Parallel Loader to auto" in run.error["exception_message"]
 
 
 @pytest.mark.slow

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from ...errors import RequestError
+from ...errors import OtherNetworkError, RequestError
 
 FRAMES = "frames, "
+TAKE_COMFYUIS = "Set network in Parallel Loader to auto or ComfyUI, or remove the node that adds it."
+"""Where diffusers' class does not take what ComfyUI's own network does."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class Call:
             )
         given = {name for name, value in self.extras.items() if value is not None}
         if unknown := sorted(given.difference(known)):
-            raise RequestError(
-                f"{self.title} in the pool does not take {', '.join(unknown)}.", "Remove the node that adds it."
+            raise OtherNetworkError(
+                f"The diffusers network of {self.title} does not take {', '.join(unknown)}.", TAKE_COMFYUIS
             )
 
     def check_channels(self) -> None:

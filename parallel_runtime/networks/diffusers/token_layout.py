@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...errors import RequestError
+from ...errors import OtherNetworkError, RequestError
 from .sides import pad_sides, tokens_along
 
 REFERENCE_METHODS = ("offset", "index", "uxo")
@@ -110,8 +110,8 @@ def check_references(title: str, x: torch.Tensor, references: Sequence[torch.Ten
         RequestError: naming the method or the shape.
     """
     if references and method is not None and method not in REFERENCE_METHODS:
-        raise RequestError(
-            f"Reference latents method {method} is not supported for {title} in the pool.",
+        raise OtherNetworkError(
+            f"Reference latents method {method} is not supported for {title} in the diffusers network.",
             f"Choose one of {', '.join(REFERENCE_METHODS)}.",
         )
     for reference in references:

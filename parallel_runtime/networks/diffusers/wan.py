@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ...errors import RequestError
-from .call import Call
+from ...errors import OtherNetworkError
+from .call import TAKE_COMFYUIS, Call
 from .key_rules import KeyRules
 from .recognition import Config, Header, Recognition, Sizes
 from .sides import tokens_along
@@ -22,15 +22,15 @@ def _check(call: Call) -> None:
     call.check_channels()
     frames, height, width = call.x.shape[2:]
     if max(frames, tokens_along(height, 2), tokens_along(width, 2)) > _LONGEST_SIDE:
-        raise RequestError(
-            f"A video latent of {(frames, height, width)} (frames, height, width) is beyond Wan's positions, of which "
-            f"each side has {_LONGEST_SIDE}.",
-            "Use a shorter or smaller video.",
+        raise OtherNetworkError(
+            f"A video latent of {(frames, height, width)} (frames, height, width) is beyond Wan's positions in "
+            f"diffusers, of which each side has {_LONGEST_SIDE}.",
+            "Use a shorter or smaller video, or set network in Parallel Loader to auto or ComfyUI.",
         )
     if call.timestep.ndim != 1:
-        raise RequestError(
-            "Wan in the pool takes one timestep per video, and got one per frame (Wan 2.2 5B from an image).",
-            "Load the model with Load Diffusion Model.",
+        raise OtherNetworkError(
+            "diffusers' Wan takes one timestep per video, and got one per frame (Wan 2.2 5B from an image).",
+            TAKE_COMFYUIS,
         )
 
 
@@ -40,16 +40,16 @@ def _image(call: Call) -> torch.Tensor | None:
         return None
     clip, both = call.extras.get("clip_fea"), call.config.get("pos_embed_seq_len")
     if clip is not None and call.context.shape[1] != _TEXT_TOKENS:
-        raise RequestError(
-            f"Wan image-to-video in the pool takes prompts of {_TEXT_TOKENS} tokens, and got {call.context.shape[1]}.",
-            "Shorten the prompt, or load the model with Load Diffusion Model.",
+        raise OtherNetworkError(
+            f"diffusers' Wan takes prompts of {_TEXT_TOKENS} tokens with an image, and got {call.context.shape[1]}.",
+            TAKE_COMFYUIS,
         )
     shape = () if clip is None else tuple(clip.shape)
     if clip is None or len(shape) != 3 or shape[0] not in (1, call.batch) or shape[1] != (both or shape[1]):
         wanted = "a start image" if both is None else "a start and an end image"
-        raise RequestError(
-            f"This Wan checkpoint takes CLIP vision's view of {wanted}, and got {shape or 'none'}.",
-            "Connect clip_vision_output, as the checkpoint was made for, to the node that makes the conditioning.",
+        raise OtherNetworkError(
+            f"In diffusers this Wan checkpoint takes CLIP vision's view of {wanted}, and got {shape or 'none'}.",
+            "Connect clip_vision_output, as the checkpoint was made for, or set network in Parallel Loader to auto.",
         )
     clip = clip.to(call.x).expand(call.batch, -1, -1)
     # diffusers puts the two images side by side itself, out of a batch twice as large.
