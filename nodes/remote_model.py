@@ -20,11 +20,11 @@ import comfy.utils
 import torch
 
 from parallel_runtime.errors import RequestError, UnsupportedModelError
-from parallel_runtime.loading.host_file import HostFile
+from parallel_runtime.loading.host_file import HostFile, read_outside
+from parallel_runtime.loading.host_model import build_model as build_host_model
 from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.networks.comfyui.run_sigmas import RUN_SIGMAS, reads_sigmas, tabulate
 from parallel_runtime.networks.comfyui.seam import seam_of
-from parallel_runtime.networks.comfyui.without_weights import WithoutWeights
 from parallel_runtime.networks.diffusers.headers import original_header
 from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.requests.requests import INVOKABLE
@@ -48,15 +48,16 @@ _STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "
 
 @dataclass(frozen=True)
 class Blueprint:
-    """ComfyUI's reading of a checkpoint: its model configuration, and the state dict on the meta device.
+    """ComfyUI's reading of a checkpoint.
 
     Args:
+        build: makes ComfyUI's model of `model_config`, whose network has no weights.
         stored_dtype: of most weights; None where they are quantised.
         size: bytes of the weights in the file; None where the pool converts them to the type that it computes in.
     """
 
     model_config: Any
-    state_dict: dict[str, torch.Tensor]
+    build: Callable[[], Any]
     parameters: int
     stored_dtype: torch.dtype | None
     size: int | None = None
@@ -92,7 +93,7 @@ def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
         UnsupportedModelError: this ComfyUI does not know the model.
     """
     if isinstance(opened, HostFile):
-        return Blueprint(opened.config, opened.state_dict, opened.parameters, opened.stored, opened.size)
+        return Blueprint(opened.config, opened.build_model, opened.parameters, opened.stored, opened.size)
     checkpoint = opened
     header, metadata = checkpoint.header, dict(checkpoint.metadata)
     if checkpoint.layout == "diffusers":
@@ -110,7 +111,13 @@ def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
             f"ComfyUI does not recognise {checkpoint.path}, a {checkpoint.spec.title} transformer.",
             "Update ComfyUI, or choose another file.",
         )
-    return Blueprint(config, state_dict, counts.total(), counts.most_common(1)[0][0])
+    # What else is in the file may say how the model is sampled (SDXL's v_pred).
+    outside = read_outside(checkpoint.files[0], checkpoint.prefix)
+
+    def build() -> Any:
+        return build_host_model(config, checkpoint.path, {**outside, **state_dict}, checkpoint.prefix, set())
+
+    return Blueprint(config, build, counts.total(), counts.most_common(1)[0][0])
 
 
 def choose_types(blueprint: Blueprint, weight_dtype: str) -> Types:
@@ -143,8 +150,7 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     config = blueprint.model_config
     config.set_inference_dtype(types.weights, types.cast)
     config.custom_operations = comfy.ops.disable_weight_init
-    with WithoutWeights():
-        model = config.get_model(dict(blueprint.state_dict), "", device=torch.device("cpu"))
+    model = blueprint.build()
     model.parallel_remote = remote
     # The batch of CFG branches is the pool's to split: ComfyUI shall hand it over whole.
     model.memory_required = lambda *args, **kwargs: 0

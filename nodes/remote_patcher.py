@@ -118,6 +118,10 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             return held
 
     def _move_others(self, device: torch.device | None) -> None:
+        if device is None:
+            return
         for name, module in self.model.named_children():
-            if name != "diffusion_model" and device is not None:
+            if name != "diffusion_model":
                 module.to(device)
+        for parameter in self.model.parameters(recurse=False):
+            parameter.data = parameter.data.to(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -194,6 +193,4 @@ class _Run:
         loader = LOADERS.get(node.kind)
         if loader is None:
             return [Reason(node.kind, "not known")]
-        if re.search(r"stable[-_]audio", self.file(node.path).lower()):
-            return [Reason(node.kind, "its file has weights beside the network (lengths), which are not read yet")]
         return [Reason(node.kind, loader.reason)] if loader.reason else []

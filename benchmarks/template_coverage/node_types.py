@@ -76,6 +76,8 @@ NODE_TYPES: Mapping[str, NodeType] = {
             # Functions of the sampler, on the network's predictions.
             "CFGNorm", "CFGZeroStar", "RescaleCFG", "LatentApplyOperationCFG", "VideoLinearCFGGuidance",
             "DifferentialDiffusion", "LTXVReferenceAudio",
+            # It takes its prompts out of the network: they are in ComfyUI's process, too.
+            "SeedVR2Conditioning",
             # Wrappers around the loop, a prediction or the network's call.
             "CFGOverride", "HiDreamO1PatchSeamSmoothing", "TripoSplatSamplingPreview",
             # Numbers among the transformer options, which travel.
@@ -101,7 +103,6 @@ NODE_TYPES: Mapping[str, NodeType] = {
     "ContextWindowsManual": NodeType(Effect.OPTION, "context_window"),
     "WanAnimate2Cache": NodeType(Effect.OPTION, "animate2_cache"),
     "ARVideoI2V": NodeType(Effect.OPTION, "ar_config"),
-    "SeedVR2Conditioning": NodeType(Effect.WEIGHTS, "it takes its prompts from them"),
     **dict.fromkeys(("SAM3_Detect", "SAM3_VideoTrack", "SDPoseKeypointExtractor", "RTDETR_detect"), _READS),
 }  # fmt: skip
 """Nodes that take a MODEL, and give one or not. One that is not here is not known."""

@@ -112,6 +112,10 @@ def load_network(file: HostFile, dtype: torch.dtype | None, fast_float8: bool) -
     load = comfy.sd.load_diffusion_model_state_dict
     options = {"disable_dynamic": True} if "disable_dynamic" in inspect.signature(load).parameters else {}
     state_dict, metadata = comfy.utils.load_torch_file(str(file.path), return_metadata=True)
+    beside = file.beside & file.outside.keys()
+    if beside:  # ComfyUI would leave out what has not the prefix
+        kept = {name: state_dict[name] for name in beside}
+        state_dict = comfy.utils.state_dict_prefix_replace(state_dict, {file.prefix: ""}, filter_keys=True) | kept
     if "metadata" in inspect.signature(load).parameters:
         options["metadata"] = metadata
     cpu = torch.device("cpu")

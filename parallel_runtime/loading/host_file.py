@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from safetensors import safe_open
 from torch import nn
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..networks.comfyui.without_weights import WithoutWeights
 from ..networks.diffusers.spec import TensorInfo
 from .files import Identity, identity
 from .header import read_header
+from .host_model import build_model
 from .recognise import name_contents
 
 _SMALL = 1 << 16
@@ -43,6 +43,9 @@ class HostFile:
         size: bytes of the weights in the file.
         stored: the type that most weights have; None where they are quantised.
         metadata: of the file's header, as ComfyUI reads it.
+        prefix: what the network's names have in a checkpoint.
+        outside: what else is in the file, in its names; small tensors alone are read.
+        beside: names of tensors that ComfyUI's model is made with, some of them in `outside`.
     """
 
     path: Path
@@ -52,6 +55,9 @@ class HostFile:
     size: int
     stored: torch.dtype | None
     metadata: Mapping[str, str]
+    prefix: str = ""
+    outside: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    beside: set[str] = field(default_factory=set)
 
     @property
     def parameters(self) -> int:
@@ -62,8 +68,7 @@ class HostFile:
         """ComfyUI's network without its weights, with plain operations, to be looked at and not run.
 
         Raises:
-            UnsupportedModelError: ComfyUI recognises the file and cannot build its network, with its reason; or its
-                model has weights beside the network (Stable Audio's lengths).
+            UnsupportedModelError: ComfyUI recognises the file and cannot build its network, with its reason.
         """
         import comfy.ops
 
@@ -71,8 +76,7 @@ class HostFile:
         config.set_inference_dtype(dtype or torch.float32, None)
         operations, config.custom_operations = config.custom_operations, comfy.ops.disable_weight_init
         try:
-            with WithoutWeights():
-                model = config.get_model(dict(self.state_dict), "", device=torch.device("cpu"))
+            network: nn.Module = self.build_model().diffusion_model
         except (RuntimeError, ValueError, KeyError, TypeError, AssertionError) as error:
             raise UnsupportedModelError(
                 f"ComfyUI cannot build the network of {self.path.name}: {error}.",
@@ -80,14 +84,12 @@ class HostFile:
             ) from error
         finally:
             config.custom_operations = operations
-        named = (*model.named_parameters(), *model.named_buffers())
-        outside = [name for name, value in named if value.is_meta and not name.startswith("diffusion_model.")]
-        if outside:  # ComfyUI's process computes with them, and would with nothing
-            raise UnsupportedModelError(
-                f"{self.path.name} has weights beside its network ({outside[0]}), which are not read yet.",
-                "Load it with ComfyUI's own loader.",
-            )
-        return model.diffusion_model
+        return network
+
+    def build_model(self) -> Any:
+        """ComfyUI's model with the types and operations of the configuration; see host_model.py."""
+        tensors = {**self.outside, **self.state_dict}
+        return build_model(self.config, self.path, tensors, self.prefix, self.beside)
 
 
 def open_host_file(path: str | Path) -> HostFile:
@@ -98,6 +100,7 @@ def open_host_file(path: str | Path) -> HostFile:
         UnsupportedModelError: ComfyUI does not know it.
     """
     import comfy.model_detection as detection
+    import comfy.supported_models
     import comfy.utils
 
     path = Path(path)
@@ -108,9 +111,14 @@ def open_host_file(path: str | Path) -> HostFile:
     # As comfy.sd.load_diffusion_model_state_dict does, up to the configuration.
     state_dict, metadata = _old_quants(state_dict, metadata)
     prefix = detection.unet_prefix_from_state_dict(state_dict)
+    outside: dict[str, torch.Tensor] = {}
     if inner := comfy.utils.state_dict_prefix_replace(state_dict, {prefix: ""}, filter_keys=True):
+        outside = state_dict
         state_dict, metadata = _old_quants(inner, metadata)
-    config = detection.model_config_from_unet(state_dict, "", metadata=metadata)
+    # Some models are told by what a checkpoint has beside the network (Zero123).
+    telling = {name for known in comfy.supported_models.models for name in known.required_keys if name in outside}
+    told = {name: outside[name] for name in telling}
+    config = detection.model_config_from_unet({**told, **state_dict}, "", metadata=metadata)
     if config is None:
         converted = detection.convert_diffusers_mmdit(state_dict, "")
         if converted is not None:
@@ -123,7 +131,17 @@ def open_host_file(path: str | Path) -> HostFile:
         )
     size = sum(tensor.nbytes for tensor in state_dict.values())
     stored = None if getattr(config, "quant_config", None) else comfy.utils.weight_dtype(state_dict)
-    return HostFile(path, stamp, config, state_dict, size, stored, metadata)
+    return HostFile(path, stamp, config, state_dict, size, stored, metadata, prefix if inner else "", outside, telling)
+
+
+def read_outside(path: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """What a checkpoint has beside the network, whose names start with `prefix`; see HostFile.
+
+    Raises:
+        CheckpointError: damaged, or with numbers that torch lacks.
+    """
+    tensors = read_header(path).tensors if prefix else {}
+    return _read_small(path, {name: info for name, info in tensors.items() if not name.startswith(prefix)})
 
 
 def _old_quants(state_dict: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> Any:

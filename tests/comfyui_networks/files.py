@@ -49,10 +49,29 @@ def _flux(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_U_NET = {
+U_NET = {
     "use_checkpoint": False, "image_size": 32, "use_spatial_transformer": True, "legacy": False, "in_channels": 4,
     "out_channels": 4, "model_channels": 320, "use_temporal_resblock": False, "use_temporal_attention": False,
 }  # fmt: skip
+_LENGTHS = {"learned": ("0.weights", "1.weight", "1.bias"), "expo": ("1.weight", "1.bias")}
+_SHAPES = {"0.weights": (128,), "1.weight": (768, 257), "1.bias": (768,)}
+
+
+def audio(kind: str, lengths: tuple[str, ...], **more: Any) -> File:
+    """Stable Audio with what it makes of lengths, which is beside the network."""
+    config = {
+        "audio_model": "dit1.0", "project_cond_tokens": False, "timestep_features_type": kind, "input_concat_dim": 0,
+        **more,
+    }  # fmt: skip
+    shapes = {"1.weight": (768, 256)} if kind == "expo" else {}
+    extra = {
+        f"conditioner.conditioners.{length}.embedder.embedding.{name}": shapes.get(name, _SHAPES[name])
+        for length in lengths
+        for name in _LENGTHS[kind]
+    }
+    return File(config, extra)
+
+
 _LTX = {"num_attention_heads": 2, "attention_head_dim": 64, "cross_attention_dim": 128, "caption_channels": 48}
 _LTX_2 = {
     **_LTX, "audio_num_attention_heads": 2, "audio_attention_head_dim": 32, "audio_cross_attention_dim": 64,
@@ -133,8 +152,13 @@ FILES: dict[str, File] = {
         "image_model": "hunyuan3d2_1", "in_channels": 64, "context_dim": 1024, "hidden_size": 256,
         "mlp_ratio": 4.0, "num_heads": 16, "depth": 3, "qkv_bias": False, "guidance_cond_proj_dim": None,
     }),
+    "stable-audio-3": audio(
+        "expo", ("seconds_total",), global_cond_dim=768, embed_dim=768, io_channels=256, local_add_cond_dim=257,
+        num_heads=12, depth=1, global_cond_shared_embed=True, global_cond_type="adaLN", num_memory_tokens=4,
+        norm_type="rms_norm", attn_kwargs={"qk_norm": "rms", "differential": True},
+    ),
     "sd15": File({
-        **_U_NET, "adm_in_channels": None, "num_res_blocks": [1], "transformer_depth": [1],
+        **U_NET, "adm_in_channels": None, "num_res_blocks": [1], "transformer_depth": [1],
         "transformer_depth_output": [1, 1], "channel_mult": [1], "transformer_depth_middle": 1,
         "use_linear_in_transformer": False, "context_dim": 768,
     }),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.comfyui_networks.files import File, wan
+from tests.comfyui_networks.files import U_NET, File, audio, wan
 
 _NEXT_DIT = {"image_model": "lumina2", "patch_size": 2, "in_channels": 16, "cap_feat_dim": 48, "qk_norm": True}
 _PREDICT_2 = {
@@ -41,6 +41,17 @@ LARGE_FILES: dict[str, File] = {
         "theta": 10000, "patch_size": 2, "qkv_bias": True, "in_dim": 64, "out_dim": 3072, "hidden_dim": 5120,
         "n_layers": 5, "txt_ids_dims": [], "vec_in_dim": None,
     }),
+    "stable-audio": audio(
+        "learned", ("seconds_start", "seconds_total"), global_cond_dim=1536, embed_dim=768, io_channels=64, depth=2
+    ),
+    "zero123": File(
+        {
+            **U_NET, "in_channels": 8, "adm_in_channels": None, "num_res_blocks": [1], "transformer_depth": [1],
+            "transformer_depth_output": [1, 1], "channel_mult": [1], "transformer_depth_middle": 1,
+            "use_linear_in_transformer": False, "context_dim": 768,
+        },
+        {"cc_projection.weight": (768, 772), "cc_projection.bias": (768,)},
+    ),
 }  # fmt: skip
 """At most 900 MB each, with products in float8."""
 

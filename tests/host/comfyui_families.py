@@ -159,6 +159,7 @@ FAMILIES: dict[str, ComfyFamily] = {
     "cogvideox": ComfyFamily([_VIDEO], _TEXT, per_step="the model sampling"),
     "hunyuan-3d-2": ComfyFamily([[1, 64, 37]], _TEXT),
     "hunyuan-3d-21": ComfyFamily([[1, 64, 37]], (9, 1024), per_step="rows of a batch"),
+    "stable-audio-3": ComfyFamily([[1, 256, 45]], (9, 768), values={"seconds_total": 30}),
     "sd15": ComfyFamily([[1, 4, 9, 7]], (77, 768)),
 }
 LARGE_FAMILIES: dict[str, ComfyFamily] = {
@@ -188,4 +189,6 @@ LARGE_FAMILIES: dict[str, ComfyFamily] = {
     ),
     "ideogram-4": ComfyFamily([[1, 128, 5, 7]], (9, 53248), values=_ALL, negative=_KEPT),
     "chroma": ComfyFamily([[2, 16, 9, 7]], _TEXT),
+    "stable-audio": ComfyFamily([[1, 64, 45]], (9, 768), values={"seconds_total": 30}, negative={"seconds_start": 4}),
+    "zero123": ComfyFamily([[1, 4, 9, 7]], (1, 772), values={"concat_latent_image": [1, 4, 9, 7]}),
 }

@@ -5,21 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from parallel_runtime.errors import UnsupportedModelError
-from parallel_runtime.loading.host_file import HostFile
+from parallel_runtime.loading.host_model import build_model
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.tiny_flux import write_original
 
 COMFYUI = find_comfyui()
 pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
 
+ONES = torch.ones(2, 2)
 SCRIPT = """
 import sys
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
@@ -63,24 +63,57 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
     assert "is a VAE, not a diffusion model supported by this ComfyUI" in said[3]
 
 
-def test_weights_beside_the_network_are_refused_by_name(monkeypatch):
-    for name in ("comfy", "comfy.ops"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["comfy"].ops = sys.modules["comfy.ops"]
-    sys.modules["comfy.ops"].disable_weight_init = None
-    model = nn.Module()
-    model.diffusion_model = nn.Linear(2, 2, device="meta")
+def test_weights_beside_the_network_are_real_and_the_networks_are_not(tmp_path):
+    tensors = {"lengths.weight": torch.randn(3, 2).half(), "lengths.bias": torch.randn(3), "network.weight": ONES}
+    save_file(tensors, path := tmp_path / "song.safetensors")
 
-    def config() -> SimpleNamespace:
-        built = {"set_inference_dtype": lambda *types: None, "get_model": lambda *given, **options: model}
-        return SimpleNamespace(custom_operations=None, **built)
+    def get_model(state_dict: dict[str, torch.Tensor], prefix: str, device: torch.device) -> nn.Module:
+        model = nn.Module()
+        model.diffusion_model = nn.Module()
+        model.diffusion_model.weight = nn.Parameter(torch.empty(2, 2))
+        # As ComfyUI's operations make layers.
+        model.lengths = skip_init(nn.Linear, 2, 3)
+        model.lengths.load_state_dict({name: state_dict.pop(f"lengths.{name}") for name in ("weight", "bias")})
+        assert "lengths.bias" not in state_dict
+        return model
 
-    def build() -> nn.Module:
-        return HostFile(Path("song.safetensors"), (), config(), {}, 0, torch.float32, {}).build()
+    on_meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    taken: set[str] = set()
+    model = build_model(SimpleNamespace(get_model=get_model), path, on_meta, "", taken)
+    assert taken == {"lengths.weight", "lengths.bias"}
+    assert model.diffusion_model.weight.is_meta
+    assert torch.equal(model.lengths.weight, tensors["lengths.weight"].float())
+    assert torch.equal(model.lengths.bias, tensors["lengths.bias"])
 
-    assert build() is model.diffusion_model
-    model.lengths = nn.Linear(2, 2)
-    assert build() is model.diffusion_model
-    model.lengths = nn.Linear(2, 2, device="meta")
-    with pytest.raises(UnsupportedModelError, match=r"song.safetensors has weights beside its network \(lengths"):
-        build()
+
+class NaDiT(nn.Module):
+    """By its name SeedVR2's network."""
+
+    __module__, __qualname__ = "comfy.ldm.seedvr.model", "NaDiT"
+
+    def __init__(self):
+        super().__init__()
+        for name in ("positive_conditioning", "negative_conditioning"):
+            self.register_buffer(name, torch.empty(3, 2))
+        self.weight = nn.Parameter(torch.empty(2, 2))
+
+
+def test_prompts_that_nodes_take_out_of_a_network_are_real(tmp_path):
+    prompts = {name: torch.randn(3, 2).half() for name in ("positive_conditioning", "negative_conditioning")}
+    save_file({f"net.{name}": tensor for name, tensor in prompts.items()}, path := tmp_path / "upscaler.safetensors")
+
+    def get_model(*given: object, **named: object) -> nn.Module:
+        model = nn.Module()
+        model.diffusion_model = NaDiT()
+        return model
+
+    on_meta = {name: tensor.to("meta") for name, tensor in {**prompts, "weight": ONES}.items()}
+    network = build_model(SimpleNamespace(get_model=get_model), path, on_meta, "net.", set()).diffusion_model
+    assert torch.equal(network.positive_conditioning, prompts["positive_conditioning"].float())
+    assert torch.equal(network.negative_conditioning, prompts["negative_conditioning"].float())
+    assert network.weight.is_meta
+
+
+def skip_init(kind: type[nn.Module], *sizes: int) -> nn.Module:
+    """A layer whose weights are made by torch.empty and are not drawn."""
+    return type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})(*sizes)

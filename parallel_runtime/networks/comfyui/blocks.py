@@ -95,6 +95,7 @@ class Network:
         heads: attribute path of the number of attention heads.
         rows_together: it tells the CFG branches apart by their place in the batch, so every rank computes all rows.
         sigmas_with: a submodule with which it asks for the sigmas of the run; None in files that do without.
+        read_outside: its buffers that nodes of ComfyUI read.
     """
 
     title: str
@@ -104,3 +105,4 @@ class Network:
     heads: str = "num_heads"
     rows_together: bool = False
     sigmas_with: str = ""
+    read_outside: tuple[str, ...] = ()

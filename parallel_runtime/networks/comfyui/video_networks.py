@@ -75,6 +75,7 @@ VIDEO: Mapping[str, Network] = {
         "Mochi", whole="blocks crop their text tokens to the prompt's length"
     ),
     "comfy.ldm.seedvr.model:NaDiT": Network(
-        "SeedVR2", whole="it attends within windows of frames, rows and columns, of many lengths", rows_together=True
+        "SeedVR2", whole="it attends within windows of frames, rows and columns, of many lengths", rows_together=True,
+        read_outside=("positive_conditioning", "negative_conditioning"),
     ),
 }  # fmt: skip

@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 class WithoutWeights(TorchFunctionMode):
     """Inside, tensors without values are on the meta device: ComfyUI's operations make all weights of these.
 
-    On the meta device as a whole, constructors that read a number out of a tensor fail (ACE-Step 1.5).
+    One that gets its values in a constructor becomes real. On the meta device as a whole, constructors that read a
+    number out of a tensor fail (ACE-Step 1.5).
     """
 
     def __torch_function__(
@@ -26,4 +27,8 @@ class WithoutWeights(TorchFunctionMode):
         options = dict(kwargs or {})
         if func is torch.empty:
             options["device"] = "meta"
+        if func is torch.Tensor.copy_ and args[0].is_meta and not args[1].is_meta:
+            real = args[1].detach().to(args[0].dtype, copy=True).expand(args[0].shape)
+            torch.utils.swap_tensors(args[0], torch.nn.Parameter(real, args[0].requires_grad))
+            return args[0]
         return func(*args, **options)

@@ -1,0 +1,89 @@
+"""Checkpoints with more than a network, in a real ComfyUI: Parallel Checkpoint Loader against Load Checkpoint."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from parallel_runtime.networks.diffusers.registry import find_by_name
+from tests import tiny_sdxl
+from tests.tiny_model import write_original
+
+from .comfyui_families import FAMILIES, LARGE_FAMILIES
+from .find_host import PACK_ROOT
+from .workflow import SAVE, Prompt, Workflow, link, node
+
+pytestmark = pytest.mark.host
+
+TOLERANCE = 1e-4
+"""Of the latent's scale."""
+
+
+@pytest.fixture
+def checkpoint(host):
+    """Where a checkpoint may be written."""
+    folder = host.base / "models" / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    yield folder / "whole.safetensors"
+    (folder / "whole.safetensors").unlink(missing_ok=True)
+
+
+def compare(host, file: Path, native: Prompt, parallel: Prompt, network: str) -> torch.Tensor:
+    """Assert that both loaders give the same latent; return it."""
+    native["model"] = node("CheckpointLoaderSimple", ckpt_name=file.name)
+    inputs = {"weight_dtype": "default", "network": network, "parallel_config": link("config")}
+    parallel["model"] = node("ParallelCheckpointLoader", ckpt_name=file.name, **inputs)
+    latent, wanted = (host.latent(host.run(graph), SAVE) for graph in (parallel, native))
+    assert wanted.std() > 0.1
+    assert (latent - wanted).abs().max() < TOLERANCE * wanted.abs().max()
+    return wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("stable-audio-3", "model.model."), ("zero123", "model.diffusion_model.")]
+)
+@pytest.mark.slow_but_for("stable-audio-3-model.model.")
+def test_weights_beside_the_network_are_read(host, checkpoint, name, prefix):
+    command = [host.host.python, "-m", "tests.comfyui_networks.write_files", str(host.host.path)]
+    environment = {**os.environ, "PYTHONPATH": host.host.python_path}
+    written = checkpoint.parent / f"{name}.safetensors"
+    try:
+        subprocess.run(
+            [*command, str(checkpoint.parent), name], cwd=PACK_ROOT, env=environment, timeout=250, check=True
+        )
+        beside = ("conditioner.", "cc_projection.")
+        whole = {key if key.startswith(beside) else prefix + key: value for key, value in load_file(written).items()}
+    finally:
+        written.unlink(missing_ok=True)
+    if name.startswith("stable-audio"):  # as its text encoder's padding is
+        padding = torch.randn(768, generator=torch.Generator().manual_seed(0))
+        whole["conditioner.conditioners.prompt.padding_embedding"] = padding
+    save_file(whole, checkpoint)
+    family, workflow = (FAMILIES | LARGE_FAMILIES)[name], Workflow(cfg=4.0, steps=2)
+    compare(host, checkpoint, family.graph(workflow), family.graph(workflow.on("cpu:2")), "auto")
+
+
+@pytest.mark.parametrize("network", ["auto", "ComfyUI"])
+@pytest.mark.slow_but_for("auto")
+def test_a_checkpoint_says_how_it_is_sampled(host, checkpoint, network):
+    write_original(find_by_name("sdxl"), checkpoint, tiny_sdxl.recognised_config(), "model.diffusion_model.")
+    tensors = load_file(checkpoint)
+    workflow = Workflow(cfg=4.0, steps=2, latent=(0, 1, 16, 24))
+
+    def graph(each: Workflow) -> Prompt:
+        made = each.prompt()
+        made["latent"] = node("EmptyLatentImage", width=192, height=128, batch_size=1)
+        for name in ("positive", "negative"):
+            made[name]["inputs"] |= {"width": 2048, "pooled": 1280}
+        return made
+
+    latents = []
+    for said in ({}, {"v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)}):
+        save_file(tensors | said, checkpoint)
+        latents.append(compare(host, checkpoint, graph(workflow), graph(workflow.on("cpu:2")), network))
+    assert (latents[0] - latents[1]).abs().max() > 0.1 * latents[0].abs().max()
