@@ -13,11 +13,14 @@ from benchmarks.in_comfyui.bench import Bench
 from benchmarks.in_comfyui.families import REAL, tiny
 from benchmarks.in_comfyui.files import FileStore, list_entries, write_file
 from benchmarks.in_comfyui.graphs import SAMPLER, Picture, Way, decoded, dual_guider, fill, plain, two_experts
-from benchmarks.in_comfyui.measures.speed import speed
+from benchmarks.in_comfyui.host_families import HOST_REAL
+from benchmarks.in_comfyui.measures.speed import short_speed, speed
 from benchmarks.in_comfyui.report import tables
 from benchmarks.in_comfyui.runs import Run
 from benchmarks.in_comfyui.sets import SETS, plan
 from parallel_runtime.loading.checkpoint import open_checkpoint
+from tests.comfyui_checkout import HOW, find_comfyui
+from tests.ranks import run_ranks
 
 SMALL = ("flux", "klein", "sd35", "wan1")
 CONFIG_INFO = {"input": {"required": {"devices": ["STRING", {"default": "auto"}], "cfg": [["auto", "1"], {}]}}}
@@ -45,6 +48,16 @@ def test_the_disk_room_that_is_asked_for_holds_the_file_and_little_more(name):
     assert size < family.gigabytes < size + 0.2
 
 
+@pytest.mark.skipif(find_comfyui() is None, reason=HOW)
+def test_files_for_comfyuis_own_networks_are_recognised_in_their_formats(tmp_path):
+    arguments = {"comfyui": str(find_comfyui()), "folder": str(tmp_path)}
+    (found,) = run_ranks(1, "tests.comfyui_networks.benchmark_files:look", arguments)
+    formats = {name: family.format for name, family in HOST_REAL.items()}
+    assert found["quantised"] == {name: kind in ("scaled fp8", "int8") for name, kind in formats.items()}
+    for name, gigabytes in found["gigabytes"].items():
+        assert gigabytes < HOST_REAL[name].gigabytes < gigabytes + 0.5, name
+
+
 def test_files_that_nothing_needs_make_room_and_others_stay(tmp_path, monkeypatch):
     store = FileStore(tmp_path, REAL, small=False)
     for name in ("klein", "sdxl", "wan1"):
@@ -67,6 +80,13 @@ def test_every_input_of_a_node_is_filled_and_what_is_given_stays():
         required = {**CONFIG_INFO["input"]["required"], "compile": choice}
         filled = fill(graph, {"ParallelConfig": {"input": {"required": required}}}, wish)
         assert filled["config"]["inputs"] == {"devices": "0", "cfg": "auto", "compile": expected}
+
+
+def test_a_network_of_comfyuis_is_asked_for_and_several_latents_have_a_node():
+    graph = plain(Way("0", network="ComfyUI"), Picture(HOST_REAL["own-h3"], "own-h3", 1, 4))
+    assert graph["model"]["inputs"]["network"] == "ComfyUI"
+    assert graph["latent"]["class_type"] == "BenchmarkLatents"
+    assert "network" not in plain(Way("0"), Picture(REAL["flux"], "flux", 1, 4))["model"]["inputs"]
 
 
 @pytest.mark.parametrize("way", [Way(), Way("0"), Way("0,1", "ParallelSampler")], ids=lambda way: way.title)
@@ -125,6 +145,15 @@ def test_graphs_that_are_made_beside_the_first_pictures_are_waited_for_in_the_po
     speed(bench, found, "flux", Way(devices))
     assert found["ms"] == found["ms previews"] == expected
     assert len(waited) == (1 if devices else 0)
+
+
+@pytest.mark.parametrize(("devices", "prompts"), [("", 1), ("0", 4)])
+def test_a_short_measurement_takes_few_prompts(devices, prompts):
+    bench = Bench(None, HOST_REAL, "0", "0,1", cpu=False, deadline=time.monotonic() + 60)  # type: ignore[arg-type]
+    bench.make = lambda way, file, **changes: _run(124.0)  # type: ignore[method-assign]
+    found: dict = {}
+    short_speed(bench, found, "own-flux", Way(devices))
+    assert (found["ms"], found["later prompts"]) == (124.0, prompts)
 
 
 @pytest.mark.parametrize("order", [("", "0"), ("0", "")])

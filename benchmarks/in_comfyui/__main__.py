@@ -2,6 +2,7 @@
 
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set quick            # FLUX.1, one and two GPUs: 6 minutes
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set families         # FLUX.2 klein, SD3.5, SDXL, Wan 1.3B
+    python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set host_networks --only own-flux  # ComfyUI's own networks
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set all --out FOLDER # everything: most of an hour
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set quick --cpu      # tiny models: does the command work?
 
@@ -31,8 +32,7 @@ from typing import Any
 from workers.doctor.driver import list_gpus
 
 from .bench import Bench, Measure
-from .families import REAL, tiny
-from .files import FileStore
+from .files import ALL, FileStore, all_tiny
 from .process_tree import dump_stacks
 from .report import describe_machine, tables, write
 from .runs import TimeLimit
@@ -55,15 +55,16 @@ class Session:
         self._options = options
         self._ends = time.monotonic() + options.seconds
         arguments = [*(["--cpu"] if options.cpu else []), *options.comfyui_arguments]
+        comfyui = options.comfyui.expanduser().resolve()
         self.server = Server(
-            comfyui=options.comfyui.expanduser().resolve(),
+            comfyui=comfyui,
             base=folder,
             python=options.python,
             arguments=arguments,
             compile=options.compile,
         )
-        families = tiny() if options.cpu else REAL
-        self._files = FileStore(folder / "models" / "diffusion_models", families, options.cpu)
+        families = all_tiny() if options.cpu else ALL
+        self._files = FileStore(folder / "models" / "diffusion_models", families, options.cpu, comfyui)
         one, many = options.places
         settling = _SETTLING if options.compile == "default" else 0.0
         self._bench = Bench(self.server, families, one, many, options.cpu, settling)
@@ -166,7 +167,7 @@ def read_options() -> argparse.Namespace:
     path = os.environ.get("COMFYUI_PATH", "~/ComfyUI")
     parser.add_argument("--comfyui", type=Path, default=Path(path), help="its folder")
     parser.add_argument("--set", choices=[*SETS, "all"], default="quick")
-    parser.add_argument("--families", type=lambda text: text.split(","), default=[], help=", ".join(REAL))
+    parser.add_argument("--families", type=lambda text: text.split(","), default=[], help=", ".join(ALL))
     parser.add_argument("--only", default="", metavar="TEXT", help="measurements with this expression in their name")
     parser.add_argument("--list", action="store_true", help="print the names of the measurements, and end")
     parser.add_argument("--devices", default="", help="GPUs, the first of which is the single one; by default all")

@@ -1,6 +1,6 @@
 """Model files with random weights in the layout that artists have, written as fast as the disk takes them.
 
-python -m benchmarks.in_comfyui.files --folder FOLDER flux klein klein-b
+python -m benchmarks.in_comfyui.files --folder FOLDER --comfyui ~/ComfyUI flux klein klein-b own-flux-fp8
 """
 
 from __future__ import annotations
@@ -14,19 +14,33 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .families import REAL, Family, family_of, tiny
+from .host_families import HOST_REAL, HostFamily, host_tiny
+from .host_files import Part, header_of, list_parts
 
 ENDING = ".safetensors"
 _WRITERS = 8
-_CODES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+_CODES = {
+    torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3",
+    torch.int8: "I8", torch.uint8: "U8",
+}  # fmt: skip
+
+
+ALL: dict[str, Family] = {**REAL, **HOST_REAL}
+
+
+def all_tiny() -> dict[str, Family]:
+    """The same families for CPUs."""
+    return {**tiny(), **host_tiny()}
 
 
 @dataclass(frozen=True)
@@ -78,18 +92,35 @@ def random_values(entry: Entry, seed: int, device: str) -> torch.Tensor:
     return noise.mul_(0.1).add_(1) if entry.norm else noise.mul_(0.02)
 
 
-def write_file(path: Path, family: Family, seed: int, device: str) -> None:
-    """Write a family's transformer; see `write_tensors`."""
-    write_tensors(path, list_entries(family), family.dtype, seed, device)
+def write_file(path: Path, family: Family, seed: int, device: str, comfyui: Path | None = None) -> None:
+    """Write a family's transformer; see `write_parts`.
+
+    Args:
+        comfyui: its folder, for a HostFamily.
+    """
+    if isinstance(family, HostFamily):
+        assert comfyui is not None
+        write_parts(path, list_parts(family, comfyui, seed), device, header_of(family))
+    else:
+        write_tensors(path, list_entries(family), family.dtype, seed, device)
 
 
 def write_tensors(path: Path, entries: list[Entry], dtype: torch.dtype, seed: int, device: str) -> None:
+    """Write a safetensors file of one type; see `write_parts`."""
+    write_parts(
+        path,
+        [Part(each.key, each.shape, dtype, partial(random_values, each, seed)) for each in entries],
+        device,
+    )
+
+
+def write_parts(path: Path, parts: Sequence[Part], device: str, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file; it appears under its name when it is whole."""
-    header, ends = {}, [0]
-    for entry in entries:
-        ends.append(ends[-1] + math.prod(entry.shape) * dtype.itemsize)
-        place = {"dtype": _CODES[dtype], "shape": entry.shape, "data_offsets": ends[-2:]}
-        header[entry.key] = place
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    ends = [0]
+    for part in parts:
+        ends.append(ends[-1] + math.prod(part.shape) * part.dtype.itemsize)
+        header[part.key] = {"dtype": _CODES[part.dtype], "shape": part.shape, "data_offsets": ends[-2:]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     unfinished = path.with_suffix(".unfinished")
@@ -98,7 +129,7 @@ def write_tensors(path: Path, entries: list[Entry], dtype: torch.dtype, seed: in
         file.flush()
 
         def write(number: int) -> None:
-            values = random_values(entries[number], seed, device).to(dtype).cpu().contiguous()
+            values = parts[number].make(device).to(parts[number].dtype).cpu().contiguous()
             rest = memoryview(values.reshape(-1).view(torch.uint8).numpy().data)
             place = 8 + len(text) + ends[number]
             while rest:
@@ -106,7 +137,7 @@ def write_tensors(path: Path, entries: list[Entry], dtype: torch.dtype, seed: in
                 rest, place = rest[written:], place + written
 
         with ThreadPoolExecutor(_WRITERS) as writers:
-            list(writers.map(write, range(len(entries))))
+            list(writers.map(write, range(len(parts))))
     unfinished.replace(path)
 
 
@@ -117,9 +148,11 @@ class FileStore:
         folder: ComfyUI's models/diffusion_models.
         families: at real size, or tiny.
         small: the families are the tiny ones.
+        comfyui: its folder, for files of its own networks.
     """
 
-    def __init__(self, folder: Path, families: Mapping[str, Family], small: bool):
+    def __init__(self, folder: Path, families: Mapping[str, Family], small: bool, comfyui: Path | None = None):
+        self._comfyui = comfyui
         self._folder = folder
         self._families = families
         self._small = small
@@ -148,6 +181,7 @@ class FileStore:
                 self._free_space(missing, keep={*files, *wanted_later})
                 self._free_space(missing, keep=set(files))
                 command = [sys.executable, "-m", "benchmarks.in_comfyui.files", "--folder", str(self._folder)]
+                command += ["--comfyui", str(self._comfyui)] if self._comfyui is not None else []
                 subprocess.run([*command, *["--tiny"] * self._small, *missing], check=True, timeout=seconds)
         return time.monotonic() - began
 
@@ -184,15 +218,16 @@ def main() -> None:
     """Write the files that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--comfyui", type=Path, help="its folder, for files of its own networks")
     parser.add_argument("--tiny", action="store_true", help="at the size for CPUs")
-    parser.add_argument("files", nargs="+", metavar="NAME", help=f"{', '.join(REAL)}, or such a name with -b")
+    parser.add_argument("files", nargs="+", metavar="NAME", help=f"{', '.join(ALL)}, or such a name with -b")
     options = parser.parse_args()
-    families = tiny() if options.tiny else REAL
+    families = all_tiny() if options.tiny else ALL
     device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
     for file in options.files:
         path = options.folder / f"{file}{ENDING}"
         family = family_of(file, families)
-        write_file(path, family, zlib.crc32(file.encode()), device)
+        write_file(path, family, zlib.crc32(file.encode()), device, options.comfyui)
         if family.vae is not None:
             vae = options.folder.parent / "vae" / f"{family.name}{ENDING}"
             vae.parent.mkdir(exist_ok=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .families import Family
 from .files import ENDING
+from .host_families import HostFamily
 
 Graph = dict[str, dict[str, Any]]
 
@@ -21,10 +23,12 @@ class Way:
     Args:
         devices: of Parallel Config; "" is ComfyUI's own loader.
         sampler: node of the sampler.
+        network: whose code Parallel Loader takes; "" leaves it to it.
     """
 
     devices: str = ""
     sampler: str = "KSampler"
+    network: str = ""
 
     @property
     def title(self) -> str:
@@ -155,7 +159,12 @@ def load(way: Way, file: str, name: str) -> Graph:
         return {name: node("UNETLoader", unet_name=file + ENDING, weight_dtype="default")}
     return {
         f"{name} config": node("ParallelConfig", devices=way.devices),
-        name: node("ParallelLoader", model_name=file + ENDING, parallel_config=link(f"{name} config")),
+        name: node(
+            "ParallelLoader",
+            model_name=file + ENDING,
+            parallel_config=link(f"{name} config"),
+            **({"network": way.network} if way.network else {}),
+        ),
     }
 
 
@@ -215,10 +224,13 @@ def _surroundings(picture: Picture, last: str) -> Graph:
         "pooled": family.text.pooled,
         "guidance": family.text.guidance,
     }
+    latent = node(family.latent, **size)
+    if isinstance(family, HostFamily) and family.latents:
+        latent = node("BenchmarkLatents", shapes=json.dumps(family.latents))
     return {
         "positive": node("BenchmarkText", seed=11, **text),
         "negative": node("BenchmarkText", seed=22, **text),
-        "latent": node(family.latent, **size),
+        "latent": latent,
         MARK: node("BenchmarkMark", samples=link(last)),
         SAVE: node("SaveLatent", samples=link(MARK), filename_prefix=f"benchmark/{picture.file}-{picture.seed}"),
     }

@@ -8,14 +8,15 @@ from functools import partial
 from .bench import Measure
 from .families import TWIN
 from .graphs import Way
+from .host_families import HOST_REAL, HostFamily
 from .measures.faults import cancel, fault, kill_rank, stop_rank
 from .measures.memory import unload
-from .measures.speed import speed
+from .measures.speed import short_speed, speed
 from .measures.start import comes_back, fresh, sequence
 from .measures.switch import experts, turns, two_in_a_step
 
-SETS = ("quick", "families", "memory", "start", "switch", "experts", "video", "faults")
-SECONDS = {"quick": 350.0}
+SETS = ("quick", "families", "memory", "start", "switch", "experts", "video", "faults", "host_networks")
+SECONDS = {"quick": 350.0, "host_networks": 1500.0}
 """Of a whole set, by default `USUAL`."""
 USUAL = 470.0
 NATIVE = Way()
@@ -30,7 +31,7 @@ def plan(name: str, one: str, many: str, families: tuple[str, ...] = ()) -> list
         one, many: devices, see Bench; the same where there is only one.
         families: those that the set is limited to; none is all of them.
     """
-    names = SETS if name == "all" else (name,)
+    names = tuple(each for each in SETS if each != "host_networks") if name == "all" else (name,)
     measures = [measure for part in names for measure in _MAKERS[part](one, many)]
     there = {measure.name: measure for measure in measures if one != many or measure.devices == 1}
     return [
@@ -81,6 +82,16 @@ def _families(one: str, many: str) -> Iterator[Measure]:
 def _video(one: str, many: str) -> Iterator[Measure]:
     for way in (NATIVE, *reversed(_ways(one, many))):
         yield _speed("wan14", way, 150)
+
+
+def _host_networks(one: str, many: str) -> Iterator[Measure]:
+    for file, family in HOST_REAL.items():
+        own = [Way(way.devices, way.sampler, "ComfyUI") for way in _ways(one, many)]
+        several = isinstance(family, HostFamily) and family.latents  # Parallel Sampler takes them step by step
+        for way in (NATIVE, *(each for each in own if each.sampler == "KSampler" or not several)):
+            name = f"{file} {'native' if not way.devices else f'{way.sampler} {way.devices}'}"
+            bound = 150 if family.frames or several else 100
+            yield Measure(name, (file,), bound, partial(short_speed, file=file, way=way), way.gpus)
 
 
 def _memory(one: str, many: str) -> Iterator[Measure]:
@@ -139,4 +150,5 @@ _MAKERS = {
     "experts": _experts,
     "video": _video,
     "faults": _faults,
+    "host_networks": _host_networks,
 }

@@ -10,6 +10,8 @@ from ..graphs import Way
 _LATER = 10
 """Prompts at most after the first one until the times stand still."""
 _STILL = 0.02
+_FEW, _REST = 4, 12.0
+"""Prompts of `short_speed` after the first, and seconds between them in which graphs may be made."""
 _LONG = 15.0
 """Seconds; prompts that take longer are run once only after the first one."""
 
@@ -47,3 +49,31 @@ def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
         found |= {"ms previews": per_step(shown), "shown prompt s": round(shown.seconds, 2)}
     if bench.family(file).vae is not None and time.monotonic() + 6 * later.seconds < bench.deadline:
         found["later image s"] = round(bench.image(way, file).seconds, 2)
+
+
+def short_speed(bench: Bench, found: Found, file: str, way: Way) -> None:
+    """As `speed`, with few prompts: the first, and later ones until the graphs that are made beside them are in use."""
+    family = bench.family(file)
+    found |= {"kind": "speed", "model": family.described, "way": way.title, "gpus": way.gpus}
+    first = bench.make(way, file, seed=COMPARED_SEED)
+    bench.note_use(file, way)
+    found |= {
+        "first prompt s": round(first.seconds, 2),
+        "first step s": round(first.first_step, 2),
+        "distance": bench.distance(file, way, first),
+        "texts": first.texts,
+        "first steps ms": step_times(first),
+    }
+    for number in range(_FEW):
+        later = bench.make(way, file)
+        found |= {
+            "ms": per_step(later),
+            "ms mean": mean_step(later),
+            "later prompt s": round(later.seconds, 2),
+            "later prompts": number + 1,
+            "steps ms": step_times(later),
+        }
+        if not way.devices or time.monotonic() + _REST + 2 * later.seconds > bench.deadline:
+            break
+        if number + 2 < _FEW:
+            bench.wait(min(_REST, bench.unsettled(file, way)))

@@ -5,9 +5,11 @@ Moments are `time.monotonic()`, the same clock for every process of a machine.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
+import comfy.nested_tensor
 import comfy.utils
 import torch
 from aiohttp import web
@@ -68,8 +70,26 @@ class RandomText(io.ComfyNode):
         return io.NodeOutput([[text, extras]])
 
 
+class Latents(io.ComfyNode):
+    """Empty latents of any shapes, sampled together."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="BenchmarkLatents",
+            category="benchmark",
+            inputs=[io.String.Input("shapes", tooltip="JSON: a list of shapes.")],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, shapes: str) -> io.NodeOutput:
+        made = [torch.zeros(shape) for shape in json.loads(shapes)]
+        return io.NodeOutput({"samples": comfy.nested_tensor.NestedTensor(made)})
+
+
 class Mark(io.ComfyNode):
-    """Passes a latent on and notes when it was there."""
+    """Passes a latent on, several as one row, and notes when it was there."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -83,6 +103,9 @@ class Mark(io.ComfyNode):
     @classmethod
     def execute(cls, samples: dict[str, Any]) -> io.NodeOutput:
         note("mark")
+        latent = samples["samples"]
+        if getattr(latent, "is_nested", False):
+            samples = {"samples": comfy.utils.pack_latents(latent.unbind())[0]}
         return io.NodeOutput(samples)
 
 
@@ -95,7 +118,7 @@ async def events(request: web.Request) -> web.Response:
 class BenchmarkPack(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         follow_progress()
-        return [RandomText, Mark]
+        return [RandomText, Latents, Mark]
 
 
 def comfy_entrypoint() -> BenchmarkPack:

@@ -1,0 +1,124 @@
+"""Files for ComfyUI's own networks: its classes' tensors at a configuration's size, in its formats."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parallel_runtime.networks.comfyui.without_weights import WithoutWeights
+
+from .host_families import HostFamily
+
+_ROTATED = 256
+"""Numbers that int8's rotation takes together."""
+_FLOAT8_MOST, _INT8_DEVIATION, _DEVIATIONS = 448.0, 32.0, 4.0
+_CAST_FROM = 1 << 20
+"""Numbers of a weight that a cast file has in float8."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a file.
+
+    Args:
+        make: of the device, gives its values.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[str], torch.Tensor]
+
+
+def list_parts(family: HostFamily, comfyui: Path, seed: int) -> list[Part]:
+    """Tensors of the file.
+
+    Args:
+        comfyui: its folder.
+
+    Raises:
+        AssertionError: ComfyUI's detection would take the file for something else.
+    """
+    parts = []
+    for key, shape in _shapes(family, comfyui).items():
+        parts += _parts(family, key, shape, seed)
+    return parts
+
+
+def header_of(family: HostFamily) -> dict[str, str]:
+    """Metadata of the file."""
+    return {"config": json.dumps({"transformer": family.header})} if family.header else {}
+
+
+def _shapes(family: HostFamily, comfyui: Path) -> dict[str, tuple[int, ...]]:
+    if str(comfyui) not in sys.path:
+        sys.path.append(str(comfyui))  # at the end: it has a module `nodes`
+    import comfy.cli_args
+
+    comfy.cli_args.args.cpu = True  # it decides nothing here, and shall take no GPU
+    import comfy.model_detection as detection
+    import comfy.ops
+
+    config = detection.model_config_from_unet_config(dict(family.config), {})
+    assert config is not None, f"ComfyUI knows no {family.title}"
+    config.set_inference_dtype(torch.float32, None)
+    config.custom_operations = comfy.ops.disable_weight_init
+    with WithoutWeights():
+        network = config.get_model({}, "", device=torch.device("cpu")).diffusion_model
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    metadata = header_of(family)
+    empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    seen = detection.model_config_from_unet(empty, "", metadata=metadata)
+    assert type(seen) is type(config), f"recognised as {type(seen).__name__}, not {type(config).__name__}"
+    return shapes
+
+
+def _parts(family: HostFamily, key: str, shape: tuple[int, ...], seed: int) -> list[Part]:
+    deviation = 1 / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else 0.02
+    of_block = len(shape) == 2 and key.endswith(".weight") and "blocks." in key
+
+    def noise(device: str) -> torch.Tensor:
+        generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}/{key}".encode()))
+        return torch.randn(shape, generator=generator, device=device)
+
+    def plain(device: str) -> torch.Tensor:
+        values = noise(device)
+        if key.endswith("inv_freq"):
+            return values.abs()
+        if len(shape) < 2 and "norm" in key and key.endswith(("weight", "scale")):
+            return values * 0.1 + 1
+        return values * deviation
+
+    if of_block and family.format == "scaled fp8":
+        scale = _DEVIATIONS * deviation / _FLOAT8_MOST
+        return [
+            Part(
+                key, shape, torch.float8_e4m3fn, lambda device: (noise(device) * (deviation / scale)).clamp(-448, 448)
+            ),
+            *_described(key, {"format": "float8_e4m3fn"}, (), scale),
+        ]
+    if of_block and family.format == "int8" and shape[1] % _ROTATED == 0:
+        said = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": _ROTATED}
+        return [
+            Part(key, shape, torch.int8, lambda device: (noise(device) * _INT8_DEVIATION).round().clamp(-127, 127)),
+            *_described(key, said, (shape[0], 1), deviation / _INT8_DEVIATION),
+        ]
+    cast = family.format == "fp8" and len(shape) == 2 and math.prod(shape) >= _CAST_FROM
+    return [Part(key, shape, torch.float8_e4m3fn if cast else family.dtype, plain)]
+
+
+def _described(key: str, said: Mapping[str, Any], shape: tuple[int, ...], scale: float) -> list[Part]:
+    layer = key.removesuffix(".weight")
+    text = list(json.dumps(said).encode())
+    return [
+        Part(f"{layer}.weight_scale", shape, torch.float32, lambda device: torch.full(shape, scale, device=device)),
+        Part(f"{layer}.comfy_quant", (len(text),), torch.uint8, lambda _: torch.tensor(text)),
+    ]

@@ -1,0 +1,34 @@
+"""What ComfyUI says of the files that benchmarks/in_comfyui writes for its own networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.in_comfyui.files import write_file
+from benchmarks.in_comfyui.host_families import HOST_REAL, HostFamily, host_tiny
+from benchmarks.in_comfyui.host_files import list_parts
+from parallel_runtime.loading.host_file import open_host_file
+from parallel_runtime.networks.comfyui.host_code import use_comfyui
+
+
+def look(rank: int, world_size: int, comfyui: str, folder: str) -> dict[str, Any]:
+    """{"quantised": {tiny file: whether}, "gigabytes": {real one: of its tensors}}."""
+    use_comfyui(comfyui, {"cpu": True})
+    quantised = {}
+    for name, family in host_tiny().items():
+        path = Path(folder) / f"{name}.safetensors"
+        write_file(path, family, 3, "cpu", Path(comfyui))
+        quantised[name] = open_host_file(path).stored is None
+    gigabytes = {}
+    for name, family in HOST_REAL.items():
+        assert isinstance(family, HostFamily)
+        parts = list_parts(family, Path(comfyui), 3)
+        gigabytes[name] = sum(_bytes(part.shape, part.dtype.itemsize) for part in parts) / 1e9
+    return {"quantised": quantised, "gigabytes": gigabytes}
+
+
+def _bytes(shape: tuple[int, ...], each: int) -> int:
+    for size in shape:
+        each *= size
+    return each
