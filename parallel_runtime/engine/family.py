@@ -12,7 +12,7 @@ from ..errors import OtherNetworkError, RequestError
 from ..networks.diffusers.call import TAKE_COMFYUIS
 from ..networks.diffusers.spec import ModelSpec
 from ..planning.describe import describe_request
-from ..requests.conditioning import Conditioning
+from ..requests.conditioning import Conditioning, hollow
 from ..requests.facts import RequestFacts
 
 
@@ -62,9 +62,9 @@ class DiffusersFamily:
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> tuple[int, ...]:
         """See `Family`."""
         check_arguments(conditioning, self.spec, self.config, x.shape[0])
-        shapes = conditioning.on_meta()
-        timestep = torch.empty(x.shape[0], device="meta")
-        arguments = self.spec.adapter.to_transformer(x, timestep, shapes.context, self.config, **shapes.extras)
+        shapes = conditioning.hollow()
+        timestep = torch.zeros(x.shape[0])
+        arguments = self.spec.adapter.to_transformer(hollow(x), timestep, shapes.context, self.config, **shapes.extras)
         self.spec.check_widths(arguments, self.config)
         return tuple(conditioning.context.shape)
 

@@ -18,7 +18,7 @@ from ..networks.diffusers.spec import ModelSpec
 from ..networks.key_slots import Slots
 from ..networks.shares import split_sizes
 from ..planning.cut import Patch, cut_patches
-from ..requests.conditioning import Conditioning
+from ..requests.conditioning import Conditioning, hollow
 from .stage import Stage
 
 
@@ -200,9 +200,8 @@ def _slots(patches: Sequence[Patch], text: int, layout: Layout, spec: ModelSpec)
 
 def _count_tokens(spec: ModelSpec, config: Any, call: Call, x: torch.Tensor) -> tuple[int | None, int]:
     """Image tokens (None where an embedding makes them) and text tokens of a forward."""
-    shapes = call.conditioning.on_meta()
-    timestep = call.timestep.to("meta")
-    arguments = spec.adapter.to_transformer(x.to("meta"), timestep, shapes.context, config, **shapes.extras)
+    shapes = call.conditioning.hollow()
+    arguments = spec.adapter.to_transformer(hollow(x), hollow(call.timestep), shapes.context, config, **shapes.extras)
     dims = spec.sequence_inputs.get("", {})
     image = spec.attended[0]
     text = next((name for name in stages_of(spec).text if name in dims), None)

@@ -59,10 +59,18 @@ class Conditioning:
             arguments[OPTIONS] = {**options, BRANCHES: each if len(set(each)) > 1 else each[:1]}
         return Conditioning(arguments, self.shared)
 
-    def on_meta(self) -> Conditioning:
+    def hollow(self) -> Conditioning:
         """The same without data: shapes and plain values."""
-        arguments = map_tensors(dict(self.arguments), lambda tensor: tensor.to("meta"))
-        return Conditioning(arguments, self.shared)
+        return Conditioning(map_tensors(dict(self.arguments), hollow), self.shared)
+
+
+def hollow(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros of its shape and type in the memory of one number, to find out what shapes a function makes of it.
+
+    Not on the meta device, where many of PyTorch's operators are written in Python: the first one imports the compiler,
+    800 modules and seconds of the first step of every pool.
+    """
+    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 def assemble(reference: ConditioningRef, tensors: Mapping[str, torch.Tensor]) -> Conditioning:

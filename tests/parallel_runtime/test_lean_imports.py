@@ -67,3 +67,30 @@ def test_a_plain_forward_needs_no_compiler_which_learns_later_what_diffusers_say
     path = write_original(tmp_path / "tiny.safetensors", tiny_config(num_layers=1, num_single_layers=1))
     run = subprocess.run([sys.executable, "-c", PLAIN_FORWARD, str(path)], capture_output=True, text=True)
     assert run.stdout == "['FluxTransformerBlock']\n", run.stderr
+
+
+CHECKED = """
+import json, sys
+import workers.rank.start
+from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
+import diffusers.utils
+diffusers.utils.USE_PEFT_BACKEND = True  # as where peft is installed
+leave_out_unused_packages()
+import torch
+from parallel_runtime.engine.family import DiffusersFamily
+from parallel_runtime.requests.conditioning import Conditioning
+from tests.families import FAMILIES
+for name, family in FAMILIES.items():
+    for call in family.calls:
+        given = {key: value for key, value in call.items() if key not in ("x", "timestep")}
+        if name == "FLUX.1":
+            given["ref_latents"] = [torch.zeros(1, 16, 6, 6)]
+        DiffusersFamily(family.model, family.config).check(Conditioning(given), call["x"].to("meta"))
+heavy = {"torch._dynamo", "torch._inductor", "sympy", "torch.fx.experimental.symbolic_shapes"}
+print(sorted(heavy & sys.modules.keys()), diffusers.utils.USE_PEFT_BACKEND)
+"""
+
+
+def test_a_call_is_checked_before_it_runs_without_the_compiler():
+    run = subprocess.run([sys.executable, "-c", CHECKED], capture_output=True, text=True)
+    assert run.stdout == "[] False\n", run.stdout + run.stderr

@@ -49,6 +49,7 @@ def _without_compiler() -> contextlib.AbstractContextManager[None]:
 
 with _without_compiler():
     import diffusers  # noqa: F401 - others import it from here
+    import diffusers.utils as utilities
     import diffusers.utils.import_utils as availability
 
 
@@ -63,6 +64,8 @@ def leave_out_unused_packages() -> None:
     for package in _UNUSED:
         if hasattr(availability, flag := f"_{package}_available"):
             setattr(availability, flag, False)
+    # Of LoRA layers of diffusers' own there are none; each forward would look for them, and the first import peft.
+    utilities.USE_PEFT_BACKEND = False
     with _without_compiler(), _instead_of("transformers", None):
         import diffusers.hooks
         import diffusers.quantizers  # noqa: F401 - asks for transformers whatever is said to be available
