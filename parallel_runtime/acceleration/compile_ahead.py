@@ -41,6 +41,10 @@ class Progress(enum.IntEnum):
 class Compiler(Protocol):
     """Makes graphs somewhere else."""
 
+    def watch(self) -> None:
+        """A call of a new kind runs plainly now."""
+        ...
+
     def submit(self, number: int, mesh: Mesh, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Begin with a call of these arguments over this mesh, right after it ran plainly."""
         ...
@@ -52,20 +56,6 @@ class Compiler(Protocol):
     def close(self) -> None:
         """Give up what is under way."""
         ...
-
-
-class NextCall:
-    """Makes nothing: the rank compiles at the second call of a kind, which waits for it. See Compiler."""
-
-    def submit(self, number: int, mesh: Mesh, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """See Compiler."""
-
-    def progress(self, number: int) -> Progress:
-        """See Compiler."""
-        return Progress.DONE
-
-    def close(self) -> None:
-        """See Compiler."""
 
 
 class _State(enum.Enum):
@@ -116,6 +106,7 @@ class CompileAhead:
                 return swap(call)
         if state is not _State.NEW:
             return call(state is _State.READY)
+        self._compiler.watch()
         output = call(False)
         self._count += 1
         kinds[kind] = self._count, _State.PENDING

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 _IN_ORDER = {"reorder_for_peak_memory": False}
 """Exchanges between ranks keep their order."""
+Varying = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[tuple[Any, int]]]
+"""(args, kwargs) -> (value, dim): tensors, or lists and tuples with such, and a dim of theirs."""
 
 
 class CompiledMethods:
@@ -52,15 +54,14 @@ class CompiledMethods:
         forward: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        varying: Callable[[], Sequence[tuple[Any, int]]],
+        varying: Varying,
         may_repeat: Callable[[], bool],
     ) -> Any:
         """Return forward(*args, **kwargs), compiled where that can be.
 
         Args:
             forward: a bound method.
-            varying: gives (value, dim): tensors, or lists and tuples with such, and a dim of theirs whose size differs
-                from picture to picture.
+            varying: what of the arguments differs in size from picture to picture.
             may_repeat: asked where a compiled call failed: whether it has done nothing yet that others see.
         """
         function = getattr(forward, "__func__", None)
@@ -70,11 +71,12 @@ class CompiledMethods:
             self._compiled[function] = torch.compile(
                 function, fullgraph=True, dynamic=None, backend=self._backend, options=self._options or None
             )
+        given = [_alone(each) for each in args], {name: _alone(each) for name, each in kwargs.items()}
         if self._plain:
-            for value, dim in varying():
+            for value, dim in varying(*given):
                 _leave_open(value, dim)
         try:
-            return self._compiled[function](forward.__self__, *args, **kwargs)  # type: ignore[attr-defined]
+            return self._compiled[function](forward.__self__, *given[0], **given[1])  # type: ignore[attr-defined]
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever the compiler raises; what the forward itself raises, it raises below
@@ -91,6 +93,15 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
     import torch._inductor.config
 
     return {name: value for name, value in options.items() if hasattr(torch._inductor.config, name)}
+
+
+def _alone(value: Any) -> Any:
+    """An argument whose tensors are no views to torch: of a view, a graph would depend on what it is a view of."""
+    if isinstance(value, torch.Tensor):
+        return value.data if value._is_view() else value
+    if type(value) in (list, tuple):
+        return type(value)(_alone(each) for each in value)
+    return value
 
 
 def _leave_open(value: Any, dim: int) -> None:

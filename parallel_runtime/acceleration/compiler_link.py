@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ..mesh.mesh import Mesh
 from .compile_ahead import Progress
-from .compiler_messages import Call, Outcome, ToCompile, describe, describe_mesh
+from .compiler_messages import Call, HostToCompile, Outcome, ToCompile, describe, describe_mesh
 from .swap import import_ahead
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class ProcessCompiler:
     def __init__(
         self,
         module: str,
-        describe_model: Callable[[], ToCompile],
+        describe_model: Callable[[], ToCompile | HostToCompile],
         weight_bytes: int,
         peer_bytes: Callable[[], int | None],
     ):
@@ -57,24 +57,33 @@ class ProcessCompiler:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
+    def watch(self) -> None:
+        """See Compiler."""
+
     def submit(self, number: int, mesh: Mesh, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """See Compiler. Where the GPU has no memory for one more process, the rank itself is to compile."""
-        if not self._has_memory():
-            log.info("No memory beside the model for a compiler: the next step compiles, and waits for it.")
-            self._progress[number] = Progress.DONE
-            return
         try:
-            call = Call(
-                number,
-                describe_mesh(mesh, dist.get_process_group_ranks),
-                describe([list(args), dict(kwargs)]),
-                self._peer_bytes(),
-            )
-            message = msgspec.json.encode(call) + b"\n"
+            self.tell(number, mesh, describe([list(args), dict(kwargs)]))
         except TypeError as error:
             log.info("Not compiled: %s", error)
             self._progress[number] = Progress.FAILED
+
+    def leave_to_rank(self, number: int, why: str) -> None:
+        """Have the rank compile."""
+        log.info("%s: the next step compiles, and waits for it.", why)
+        self._progress[number] = Progress.DONE
+
+    def tell(self, number: int, mesh: Mesh, arguments: Any) -> None:
+        """Begin with a call that is described already.
+
+        Raises:
+            TypeError: it is no plain data.
+        """
+        if not self._has_memory():
+            self.leave_to_rank(number, "No memory beside the model for a compiler")
             return
+        call = Call(number, describe_mesh(mesh, dist.get_process_group_ranks), arguments, self._peer_bytes())
+        message = msgspec.json.encode(call) + b"\n"
         with self._lock:
             self._progress[number] = Progress.WORKING
             try:

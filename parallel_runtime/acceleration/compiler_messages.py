@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from ..config import ParallelPlan
 from ..mesh.mesh import Mesh
@@ -29,6 +30,24 @@ class ToCompile(msgspec.Struct, frozen=True):
     dtype: str
     device: str
     attention: str
+    rank: int
+    world_size: int
+
+
+class HostToCompile(msgspec.Struct, frozen=True):
+    """A ComfyUI network, told first.
+
+    Args:
+        path: of the file. weights, fast_float8: see ComfyuiCode. folder, options: of ComfyUI.
+        device, rank, world_size: see ToCompile.
+    """
+
+    path: str
+    weights: str
+    fast_float8: bool
+    folder: str
+    options: dict[str, Any]
+    device: str
     rank: int
     world_size: int
 
@@ -69,6 +88,12 @@ class Outcome(msgspec.Struct, frozen=True):
     modules: tuple[str, ...] = ()
 
 
+def world() -> tuple[int, int]:
+    """This rank and the number of ranks, of the moment."""
+    joined = dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+
+
 def describe_mesh(mesh: Mesh, ranks_of: Any) -> Part:
     """Args: ranks_of: torch.distributed.get_process_group_ranks."""
     groups = {name: getattr(mesh, name) for name in GROUPS}
@@ -88,14 +113,15 @@ def read_mesh(part: Part, groups: Mapping[str, Any]) -> Mesh:
 
 
 def describe(value: Any) -> Any:
-    """Arguments as plain data: of tensors shape, strides, dtype, and whether they are on the rank's device.
+    """Arguments as plain data: of tensors shape, strides, where in their storage they begin, dtype, and whether they
+    are on the rank's device.
 
     Raises:
         TypeError: something else than tensors, numbers, texts, lists and mappings.
     """
     if isinstance(value, torch.Tensor):
         name = str(value.dtype).removeprefix("torch.")
-        return {_TENSOR: [list(value.shape), list(value.stride()), name, value.device.type]}
+        return {_TENSOR: [list(value.shape), list(value.stride()), value.storage_offset(), name, value.device.type]}
     if isinstance(value, Mapping):
         return {"mapping": [[name, describe(each)] for name, each in value.items()]}
     if isinstance(value, list | tuple):
@@ -111,9 +137,11 @@ def make(described: Any, device: torch.device) -> Any:
         return described
     ((kind, content),) = described.items()
     if kind == _TENSOR:
-        shape, stride, dtype, device_type = content
+        shape, stride, offset, dtype, device_type = content
         where = device if device_type == device.type else torch.device(device_type)
-        return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device=where).zero_()
+        last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else -1
+        storage = torch.zeros(offset + last + 1, dtype=getattr(torch, dtype), device=where)
+        return storage.as_strided(shape, stride, offset).data  # as .data it is a view of nothing
     if kind == "mapping":
         return {name: make(each, device) for name, each in content}
     made = [make(each, device) for each in content]

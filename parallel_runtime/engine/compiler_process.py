@@ -7,26 +7,17 @@ memory of its own, which nobody writes to.
 
 from __future__ import annotations
 
-import os
-import queue
-import socket
-import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..acceleration.compiler import join_nobody
-from ..acceleration.compiler_messages import Call, Outcome, ToCompile, make, read_mesh
+from ..acceleration.compiler_messages import Call, ToCompile, make, read_mesh
 from ..acceleration.peer_memory import PeerBuffers
 from ..acceleration.peer_sharing import PeerSharing
-from ..acceleration.swap import imported_modules
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import build_transformer
 from ..mesh.mesh import Mesh, single_rank_mesh
@@ -35,49 +26,15 @@ from ..networks.diffusers.registry import find_by_name
 from ..networks.diffusers.spec import ModelSpec
 from ..networks.module_paths import first_blocks
 from ..networks.parallel_transformer import ParallelTransformer, parallelize
-
-_NICENESS = 5
+from .compiler_loop import serve
 
 
 def main() -> None:
-    """Process entry: the first argument is the socket's descriptor."""
-    os.nice(_NICENESS)
+    """Process entry, see `serve`."""
     leave_out_unused_packages()
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    calls = _receive(connection)
-    model = msgspec.json.decode(next(calls), type=ToCompile)
-    torch.set_grad_enabled(False)
-    device = torch.device(model.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if model.world_size > 1:
-        join_nobody(model.rank, model.world_size)
     exchange = torch.library.Library("parallel_dit", "IMPL")
     exchange.impl("peer_attention", _attend_to_nobody, "CUDA")
-    transformer = build(model, device)
-    for line in calls:
-        call = msgspec.json.decode(line, type=Call)
-        failure = ""
-        try:
-            run(transformer, call, device)
-        except Exception as error:  # noqa: BLE001 - process border: told to the rank, which stays as it is
-            failure = f"{type(error).__name__}: {error}".strip()
-        connection.sendall(msgspec.json.encode(Outcome(call.number, failure, imported_modules())) + b"\n")
-
-
-def _receive(connection: socket.socket) -> Iterator[bytes]:
-    """Lines as they come. The rank's end of the socket is this process's end, in the middle of whatever it does."""
-    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-
-    def read() -> None:
-        with connection.makefile("rb") as stream:
-            for line in stream:
-                inbox.put(line)
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield inbox.get()
+    serve(ToCompile, build, run)
 
 
 def build(model: ToCompile, device: torch.device) -> ParallelTransformer:

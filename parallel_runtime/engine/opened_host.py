@@ -7,20 +7,25 @@ from dataclasses import dataclass
 
 import torch
 
+from ..acceleration.compiler_messages import HostToCompile
 from ..acceleration.pulse import Pulse
 from ..config import ParallelConfig
 from ..loading.held_network import HeldNetwork
 from ..loading.held_weights import HeldWeights, MakeArena
 from ..loading.host_file import HostFile, open_host_file
+from ..networks.comfyui.compile_host import HostCompiler
 from ..networks.comfyui.description import Described, describe_network
 from ..networks.comfyui.host_code import use_comfyui
 from ..networks.comfyui.host_family import HostFamily
 from ..networks.comfyui.host_network import HostNetwork
 from ..requests.facts import ModelFacts
-from ..requests.requests import Load
+from ..requests.requests import ComfyuiCode, Load
 from .opened import NewWeights
 from .plan_meshes import Place
 from .structure import HostStructure
+
+HOST_COMPILER = f"{__package__}.host_compiler_process"
+"""What the compiler beside a rank runs; by name, as only that process imports it."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +35,14 @@ class OpenedHost:
     Args:
         dtype: that the network computes in.
         weights: that plain weights are to have; None for a quantised file.
-        fast_float8: see ComfyuiCode.
+        code: ComfyUI's, and how it is to compute.
     """
 
     file: HostFile
     described: Described
     dtype: torch.dtype
     weights: torch.dtype | None
-    fast_float8: bool
+    code: ComfyuiCode
     family: HostFamily
 
     @classmethod
@@ -56,7 +61,12 @@ class OpenedHost:
         title = described.facts.title
         family = HostFamily(f"ComfyUI {title}", title, described.patch, described.rows_together)
         weights = getattr(torch, code.weights) if code.weights else None
-        return cls(file, described, getattr(torch, request.dtype), weights, code.fast_float8, family)
+        return cls(file, described, getattr(torch, request.dtype), weights, code, family)
+
+    @property
+    def fast_float8(self) -> bool:
+        """See ComfyuiCode."""
+        return self.code.fast_float8
 
     @property
     def facts(self) -> ModelFacts:
@@ -97,7 +107,24 @@ class OpenedHost:
         assert isinstance(weights, HeldNetwork)
         weights.mark(pulse)
         latent = self.file.config.latent_format
-        return HostStructure(HostNetwork(weights, self.described, latent, options[0], self.dtype, *options[1:]))
+        attention, compiles, ahead = options
+        compiler = self._compiler(weights) if ahead else None
+        network = HostNetwork(weights, self.described, latent, attention, self.dtype, compiles, compiler)
+        return HostStructure(network)
+
+    def _compiler(self, weights: HeldNetwork) -> HostCompiler:
+        about = HostToCompile(
+            path=str(self.file.path),
+            weights=self.code.weights,
+            fast_float8=self.fast_float8,
+            folder=self.code.folder,
+            options=dict(self.code.options),
+            device=str(weights.device),
+            rank=0,
+            world_size=1,
+        )
+        largest = max(self.facts.block_sizes) * self.facts.bytes_per_parameter
+        return HostCompiler(HOST_COMPILER, about, lambda: weights.network, self.file.size, largest)
 
     def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool, bool]:
         """Two configurations with equal options share a structure: (attention, compile, ahead)."""

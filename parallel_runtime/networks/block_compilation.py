@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch.distributed as dist
-
 from ..acceleration.compile_ahead import CompileAhead
 from ..acceleration.compiler_link import ProcessCompiler
-from ..acceleration.compiler_messages import ToCompile
+from ..acceleration.compiler_messages import ToCompile, world
 from ..attention.projections import place_side_by_side
 from ..attention.rotary import exchange_rotary
 from ..mesh.mesh import Mesh
@@ -132,7 +130,7 @@ def compile_ahead(parts: NetworkParts, process: str, peer_bytes: Callable[[], in
 
 
 def _to_compile(parts: NetworkParts) -> ToCompile:
-    joined = dist.is_initialized()
+    rank, world_size = world()
     weight = next(parts.transformer.parameters())  # of the moment, and not of when the parts were found
     config: Any = parts.transformer.config
     return ToCompile(
@@ -141,8 +139,8 @@ def _to_compile(parts: NetworkParts) -> ToCompile:
         str(weight.dtype).removeprefix("torch."),
         str(weight.device),
         parts.kernel,
-        dist.get_rank() if joined else 0,
-        dist.get_world_size() if joined else 1,
+        rank,
+        world_size,
     )
 
 

@@ -69,7 +69,11 @@ class PlannedCompiler:
         self.told: list[tuple[int, Any]] = []
         self.now: dict[int, Progress] = {}
 
+    def watch(self) -> None:
+        self.watched = True
+
     def submit(self, number: int, mesh: Any, args: Any, kwargs: Any) -> None:
+        assert self.watched
         self.told.append((number, args[0].shape))
 
     def progress(self, number: int) -> Progress:

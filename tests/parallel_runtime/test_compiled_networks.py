@@ -73,6 +73,22 @@ def test_what_the_compiler_makes_of_blocks_computes_what_they_do():
     compare(2, ["flux", "z-image"], "inductor")
 
 
+@with_comfyui
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_another_process_makes_the_graphs_and_the_rank_finds_them(tmp_path, monkeypatch, quantised):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
+    arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path), "quantised": quantised}
+    for found in run_ranks(2, "tests.comfyui_networks.compiled_ahead:run_until_swapped", arguments, timeout=590):
+        assert found["first"].equal(found["plain"])
+        scale = found["plain"].abs().max()
+        assert (found["swapped"] - found["plain"]).abs().max() < (1e-2 if quantised else 1e-5) * scale
+        assert found["refused"] == 0
+        assert found["made"] == 0
+        assert found["found"] > 0
+
+
 class Twice(torch.nn.Module):
     """Breaks where it is told to."""
 
@@ -88,7 +104,9 @@ def test_a_forward_that_cannot_be_compiled_runs_as_it_is_with_one_line(caplog):
 
     def call(breaks: bool, may_repeat: bool = True) -> torch.Tensor:
         with methods.compiling():
-            return methods.call(module.forward, (x, breaks), {}, lambda: [(x, 1)], lambda: may_repeat)
+            return methods.call(
+                module.forward, (x, breaks), {}, lambda args, kwargs: [(args[0], 1)], lambda: may_repeat
+            )
 
     assert call(False).equal(2 * x)
     assert not methods.refused
@@ -116,7 +134,7 @@ def test_a_second_number_of_tokens_needs_no_new_graph_and_a_quantised_network_ha
         for tokens in (5, 6, 7):
             x = torch.ones(1, tokens, 2)
             with methods.compiling():
-                methods.call(Twice().forward, (x,), {}, lambda x=x: [((x,), 1)], lambda: True)
+                methods.call(Twice().forward, (x,), {}, lambda args, kwargs: [(args, 1)], lambda: True)
         assert len(made) == graphs
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from ...acceleration.compiled_methods import CompiledMethods
+from ...acceleration.compiled_methods import CompiledMethods, Varying
 from .attention import HostAttention
-from .token_split import TokenSplit
+from .token_split import RunBlock, TokenSplit
 
 
 class CompiledCut:
@@ -25,6 +25,8 @@ class CompiledCut:
         self._split = split
         self._attention = attention
         self._in_use = False
+        self.plain: RunBlock | None = None
+        """Runs them as they are; None: they are called."""
         self.methods = CompiledMethods(is_plain(network), backend)
 
     def use(self, compiled: bool) -> None:
@@ -44,11 +46,11 @@ class CompiledCut:
         forward: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        varying: Callable[[], list[tuple[Any, int]]],
+        varying: Varying,
     ) -> Any:
         """What stands in `TokenSplit.run_block`."""
         if not self._in_use:
-            return forward(*args, **kwargs)
+            return forward(*args, **kwargs) if self.plain is None else self.plain(forward, args, kwargs, varying)
         attended = self._attention.calls
         return self.methods.call(
             forward, args, kwargs, varying,

@@ -21,7 +21,7 @@ from .block_call import KEYWORD, BlockCall
 from .blocks import Blocks
 from .own_arguments import GRID, OwnArguments, said
 from .own_objects import is_guide_mask
-from .token_split import Streams, TokenSplit, put
+from .token_split import RunBlock, Streams, TokenSplit, put
 from .whole_patches import over_all_tokens
 
 # Patches that ComfyUI calls inside of a block, with the tokens that the block has.
@@ -70,7 +70,7 @@ def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -
                 _inside(_attribute(block, name), "gathers", split.gathering)
             for name in blocks.apart:
                 _apart(_attribute(block, name), split)
-            block.forward = _CutBlock(block, blocks, split, last=not fits[index + 1])
+            block.forward = CutBlock(block, blocks, split, last=not fits[index + 1])
 
 
 def _attribute(block: nn.Module, path: str) -> Any:
@@ -114,7 +114,7 @@ def _apart(module: nn.Module, split: TokenSplit) -> None:
     module.forward = run
 
 
-class _CutBlock:
+class CutBlock:
     """The forward of one block on this rank's tokens."""
 
     def __init__(self, block: nn.Module, blocks: Blocks, split: TokenSplit, last: bool):
@@ -175,9 +175,11 @@ class _CutBlock:
 
     def _compute(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         run = self._split.run_block
-        if run is None:
-            return self._forward(*args, **kwargs)
-        return run(self._forward, args, kwargs, lambda: self._varying(args, kwargs))
+        return self._forward(*args, **kwargs) if run is None else self.compute(run, args, kwargs)
+
+    def compute(self, run: RunBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The block's own forward, with arguments of this rank's tokens alone, by what runs it."""
+        return run(self._forward, args, kwargs, self._varying)
 
     def _varying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, int]]:
         """Arguments that have tokens, or rows for such, with the dims that these are on."""

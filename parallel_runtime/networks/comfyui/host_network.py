@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from ...acceleration.compile_ahead import CompileAhead, NextCall
+from ...acceleration.compile_ahead import CompileAhead
 from ...acceleration.peer_sharing import PeerSharing
 from ...acceleration.pulse import Pulse
 from ...acceleration.recordings import RecordedForward
@@ -23,6 +23,7 @@ from ..repeated_calls import RepeatedCalls
 from .attention import HostAttention, Suited
 from .attention_operator import attending
 from .blocks import LATENT_SHAPES
+from .compile_host import HostCompiler
 from .description import Described
 from .run_sigmas import RUN_SIGMAS, look_up
 from .seam import enter
@@ -56,7 +57,7 @@ class HostNetwork(RepeatedCalls):
         attention: one of config.ATTENTION_BACKENDS.
         dtype: that it computes in.
         compile: the blocks that the data names are compiled.
-        ahead: they run as they are the first time.
+        compiler: they run as they are until it has made their graphs; None where the first forward compiles.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class HostNetwork(RepeatedCalls):
         attention: str,
         dtype: torch.dtype,
         compile: bool = False,
-        ahead: bool = False,
+        compiler: HostCompiler | None = None,
     ):
         self.mesh = single_rank_mesh()
         self._held = held
@@ -80,10 +81,12 @@ class HostNetwork(RepeatedCalls):
         suited = Suited(dtype, described.head_dim, chosen) if on_gpu or chosen else None
         self._attend = HostAttention(KERNELS[self.attention], held.split, suited)
         self._peers = self._share_memory(dtype) if is_on("peers") else None
-        self._run_block: RunBlock | None = None
+        self._run_block: RunBlock | None = _noting(compiler) if compile and compiler is not None else None
         self._compilation = None
         if compile and described.data is not None:
-            self._compilation = BlockCompilation(self._compiled, CompileAhead(NextCall()) if ahead else None)
+            self._compilation = BlockCompilation(
+                self._compiled, CompileAhead(compiler) if compiler is not None else None
+            )
         self._recorded = None
         if on_gpu and is_on("recordings"):
             self._recorded = RecordedForward(
@@ -100,7 +103,8 @@ class HostNetwork(RepeatedCalls):
         from .compiled_cut import CompiledCut  # imports much of torch that nothing else needs
 
         compiled = CompiledCut(self._held.network, self._held.split, self._attend)
-        self._run_block = compiled.run
+        plain, self._run_block = self._run_block, compiled.run
+        compiled.plain = plain
         return compiled
 
     @property
@@ -210,6 +214,16 @@ class HostNetwork(RepeatedCalls):
         """Let go of what runs have left behind on the device."""
         self.forget_calls()
         self._held.split.forget()
+
+
+def _noting(compiler: HostCompiler) -> RunBlock:
+    """Runs blocks as they are, with a compiler that looks on."""
+
+    def run(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], varying: Any) -> Any:
+        compiler.note(forward, args, kwargs)
+        return forward(*args, **kwargs)
+
+    return run
 
 
 def _other_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -19,8 +19,8 @@ from ..shares import gather_shares, split_sizes
 
 _RUNNING = threading.local()
 
-RunBlock = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any], Callable[[], list[tuple[Any, int]]]], Any]
-"""(forward, args, kwargs, what gives the arguments that vary with the tokens, and their dims) -> what it returns."""
+RunBlock = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any], Any]
+"""(forward, args, kwargs, `Varying` of acceleration/compiled_methods.py) -> what it returns."""
 
 
 @dataclass(frozen=True)

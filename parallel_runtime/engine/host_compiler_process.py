@@ -1,0 +1,106 @@
+"""The compiler of a rank for ComfyUI's networks, a process: it calls single blocks, and the cache gets the graphs.
+
+The network is loaded by the rank's code, and only blocks that are called are moved to the device. A graph knows nothing
+of mesh and exchange (networks/comfyui/attention_operator.py), so attention is none here: numbers of the right shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from ..acceleration.compiler_messages import Call, HostToCompile
+from ..attention.kernels import KERNELS
+from ..loading.held_network import load_network
+from ..loading.host_file import open_host_file
+from ..mesh.mesh import single_rank_mesh
+from ..networks.comfyui.attention import HostAttention
+from ..networks.comfyui.attention_names import ask_the_split
+from ..networks.comfyui.attention_operator import attending
+from ..networks.comfyui.block_examples import Example, made
+from ..networks.comfyui.compiled_cut import CompiledCut
+from ..networks.comfyui.cut_blocks import CutBlock, cut_blocks
+from ..networks.comfyui.host_code import use_comfyui
+from ..networks.comfyui.networks import find_network
+from ..networks.comfyui.token_split import TokenSplit
+from .compiler_loop import serve
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network on the CPU, cut as the rank's is."""
+
+    network: nn.Module
+    attention: HostAttention
+    cut: CompiledCut
+
+
+def main() -> None:
+    """Process entry, see `serve`."""
+    serve(HostToCompile, build, run)
+
+
+def build(model: HostToCompile, device: torch.device) -> Loaded:
+    """Load the rank's network."""
+    use_comfyui(model.folder, {**model.options, "cpu": device.type == "cpu"})
+    weights = getattr(torch, model.weights) if model.weights else None
+    network = load_network(open_host_file(model.path), weights, model.fast_float8)
+    data = find_network(type(network))
+    assert data is not None
+    split = TokenSplit(single_rank_mesh())
+    ask_the_split(data.attention_in)
+    cut_blocks(network, data.blocks, split)
+    attention = HostAttention(KERNELS["sdpa"], split)
+    cut = CompiledCut(network, split, attention)
+    cut.use(True)
+    return Loaded(network, attention, cut)
+
+
+def run(loaded: Loaded, call: Call, device: torch.device) -> None:
+    """Make the graphs of a call, by calling its blocks.
+
+    Raises:
+        RuntimeError: no block can be compiled.
+    """
+    for example in msgspec.convert(call.arguments, list[Example]):
+        block = loaded.network.get_submodule(example.path).to(device)
+        cut: Any = block.forward
+        assert isinstance(cut, CutBlock)
+        args = made(example.args, device, loaded.attention)
+        kwargs = made(example.kwargs, device, loaded.attention)
+        with attending(_attend_to_nothing), loaded.cut.compiling():
+            cut.compute(loaded.cut.run, args, kwargs)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    refused = loaded.cut.methods.refused
+    if refused and len(refused) == len({type(block).forward for block in _called(loaded.network, call)}):
+        raise RuntimeError("; ".join(refused.values()))
+
+
+def _called(network: nn.Module, call: Call) -> list[nn.Module]:
+    return [network.get_submodule(each.path) for each in msgspec.convert(call.arguments, list[Example])]
+
+
+def _attend_to_nothing(
+    function: Any,
+    where: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: int,
+    skip_reshape: bool = False,
+    skip_output_reshape: bool = False,
+    **more: Any,
+) -> torch.Tensor:
+    batch, tokens = q.shape[0], q.shape[2 if skip_reshape else 1]
+    width = q.shape[3] if skip_reshape else q.flatten(2).shape[2] // heads
+    made = q.new_zeros((batch, tokens, heads, width))
+    return made.transpose(1, 2) if skip_output_reshape else made.flatten(2)
+
+
+if __name__ == "__main__":
+    main()
