@@ -35,6 +35,7 @@ from .remote_patcher import RemoteModelPatcher
 from .remote_transformer import RemoteTransformer
 from .transformer_call import read_call
 from .untouched import Untouched
+from .weight_patches import PatchReader
 
 if TYPE_CHECKING:
     from parallel_runtime.loading.checkpoint import Checkpoint
@@ -152,6 +153,7 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     config.custom_operations = comfy.ops.disable_weight_init
     model = blueprint.build()
     model.parallel_remote = remote
+    model.parallel_patches = PatchReader()
     # The batch of CFG branches is the pool's to split: ComfyUI shall hand it over whole.
     model.memory_required = lambda *args, **kwargs: 0
     shared: set[str] = set()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_patcher
 import torch
 from comfy.patcher_extension import CallbacksMP
 
 from parallel_runtime.errors import ParallelError, RequestError
+from parallel_runtime.patching.patch_data import check_patches
 
 from .transportable import listed, weight_obstacles
+from .weight_patches import is_bypass
 
 if TYPE_CHECKING:
     from .remote_transformer import RemoteTransformer
@@ -28,6 +32,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     To ComfyUI's memory management the weights cost what the pool holds on ComfyUI's own GPU: `model_size` is what
     has to be free there before a load, `loaded_size` what a release would give back.
     """
+
+    injections: dict[str, Any]
 
     @property
     def remote(self) -> RemoteTransformer:
@@ -57,9 +63,57 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         """Where ComfyUI's own copy is."""
         return _META
 
+    def add_patches(self, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
+        """Called by the node that adds a LoRA; the ranks compute the weights.
+
+        Raises:
+            RequestError: a patch that they could not compute.
+        """
+        check_patches(patches)
+        return super().add_patches(patches, strength_patch, strength_model)
+
+    def add_hook_patches(self, hook, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
+        """Called before a run for each LoRA of a conditioning; as `add_patches`."""
+        check_patches(patches)
+        return super().add_hook_patches(hook, patches, strength_patch, strength_model)
+
+    def patch_hooks(self, hooks) -> None:
+        """Called before each call of the transformer whose conditioning has other hooks than the last one."""
+        self.current_hooks = hooks
+        if self.model.current_patcher is self:
+            self._ask()
+
+    def unpatch_hooks(self, whitelist_keys_set=None) -> None:
+        """No weight is here that a hook could have changed."""
+        if whitelist_keys_set is None:
+            self.current_hooks = None
+
+    def inject_model(self) -> None:
+        """Put modules of other nodes in place; not a bypass LoRA, which is the ranks' to compute."""
+        with self._without_bypass():
+            super().inject_model()
+
+    def eject_model(self) -> None:
+        """Take back what `inject_model` did."""
+        with self._without_bypass():
+            super().eject_model()
+
+    @contextmanager
+    def _without_bypass(self) -> Iterator[None]:
+        injections = self.injections
+        self.injections = {name: each for name, each in injections.items() if not is_bypass(each)}
+        try:
+            yield
+        finally:
+            self.injections = injections
+
+    def _ask(self) -> None:
+        self.remote.patches = self.model.parallel_patches.read(self)
+
     def load(self, device_to=None, lowvram_model_memory=0, force_patch_weights=False, full_load=False) -> None:
         """Move what is not the transformer (model sampling tables); the pool loads at the first call."""
         self._move_others(device_to)
+        self._ask()  # while a prompt is prepared, some models call their network (preprocess_text_embeds)
         for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
             callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
         self.apply_hooks(self.forced_hooks, force_apply=True)
@@ -89,12 +143,10 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         """Called before each sampling run.
 
         Raises:
-            RequestError: a LoRA or another change of weights or modules, which do not reach the pool yet.
+            RequestError: a change of weights or modules that does not reach the pool.
         """
-        found = weight_obstacles(
-            self.patches, self.hook_patches, self.weight_wrapper_patches, self.object_patches, self.injections,
-            self.wrappers,
-        )  # fmt: skip
+        others = [name for name, each in self.injections.items() if not is_bypass(each)]
+        found = weight_obstacles(self.weight_wrapper_patches, self.object_patches, others, self.wrappers)
         if found:
             raise RequestError(
                 f"The pool cannot carry {listed(found)}.",
@@ -102,6 +154,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             )
         self.model.parallel_untouched.check()
         self.remote.notices.begin()
+        self._ask()
         super().pre_run()
 
     def cleanup(self) -> None:

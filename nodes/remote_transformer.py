@@ -13,6 +13,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import OtherNetworkError, ParallelError, RequestError
 from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
+from parallel_runtime.patching.patch_data import UNPATCHED
 from parallel_runtime.requests.conditioning import Shared
 
 from .run_notices import RunNotices
@@ -75,6 +76,8 @@ class RemoteTransformer:
         self._comfyui = comfyui
         self._show_on_loader = show_on_loader
         self.notices = RunNotices(show)
+        self.patches = UNPATCHED
+        """Weight patches of the calls to come."""
         self.stages = 1
         """Into how many stages the weights are split."""
         self.size_bytes = 0
@@ -130,6 +133,7 @@ class RemoteTransformer:
                 call.x,
                 call.timestep,
                 conditioning,
+                patches=self.patches,
                 should_cancel=watching,
                 on_compile=self.notices.compiling,
             )
@@ -164,7 +168,8 @@ class RemoteTransformer:
     def invoke(self, method: str, arguments: Mapping[str, Any], should_cancel: Callable[[], bool]) -> torch.Tensor:
         """What a method of the network gives that needs its weights; see PoolClient.invoke."""
         pool = self._use_pool()
-        return pool.invoke(self.model, method, arguments, should_cancel=self._watching(pool, should_cancel))
+        watching = self._watching(pool, should_cancel)
+        return pool.invoke(self.model, method, arguments, self.patches, should_cancel=watching)
 
     def sample(
         self,
@@ -186,7 +191,12 @@ class RemoteTransformer:
         pool = self._use_pool()
         watching = self._watching(pool, should_cancel)
         output = pool.sample(
-            self.model, request, on_progress=on_step, should_cancel=watching, on_compile=self.notices.compiling
+            self.model,
+            request,
+            patches=self.patches,
+            on_progress=on_step,
+            should_cancel=watching,
+            on_compile=self.notices.compiling,
         )
         self._note(pool, request.x, len(request.sigmas) - 1)
         return output.to(request.x)

@@ -84,22 +84,16 @@ def forward_obstacles(options: Mapping[str, Any]) -> list[str]:
 
 
 def weight_obstacles(
-    patches: Mapping[str, Sequence[Sequence[Any]]],
-    hook_patches: Mapping[Any, Any],
     weight_wrappers: Mapping[str, Any],
     object_patches: Iterable[str],
-    injections: Mapping[str, Any],
+    injections: Iterable[str],
     wrappers: Mapping[str, Mapping[Any, Any]],
 ) -> list[str]:
-    """Name the changes on a MODEL that would have to reach the weights or modules in the pool.
+    """Name the changes on a MODEL that would have to reach the weights or modules in the pool, and do not.
 
-    Args are the attributes of ComfyUI's ModelPatcher. A weight patch is (strength, value, strength of the model, ...).
+    Args are the attributes of ComfyUI's ModelPatcher; weight patches, which do, are in weight_patches.py.
     """
     found = []
-    if any(patch[0] != 0 or patch[2] != 1 for entries in patches.values() for patch in entries):
-        found.append("a LoRA or another weight patch")
-    if hook_patches:
-        found.append("weight hooks on a conditioning")
     if weight_wrappers:
         found.append("wrapped weights")
     objects = list(object_patches)

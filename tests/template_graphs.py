@@ -84,9 +84,18 @@ def load(graph: Graph, file: str = "z_image_bf16.safetensors", dtype: str = "def
     return graph.add("UNETLoader", "MODEL", mode, widgets=[file, dtype])
 
 
-def add_lora(graph: Graph, model: _Slot, strength: float = 1.0, mode: int = 0) -> _Slot:
-    """A LoRA on a MODEL."""
-    return graph.add("LoraLoaderModelOnly", "MODEL", mode, ["a.safetensors", strength], model=("MODEL", model))
+SKIPS = "SkipLayerGuidanceDiT"
+SKIPPED = f"{SKIPS}: functions inside of the model's blocks (it leaves out blocks)"
+
+
+def add_lora(graph: Graph, model: _Slot) -> _Slot:
+    """A LoRA on a MODEL, which converts."""
+    return graph.add("LoraLoaderModelOnly", "MODEL", widgets=["a.safetensors", 1.0], model=("MODEL", model))
+
+
+def add_skip(graph: Graph, model: _Slot, scale: float = 1.0, mode: int = 0) -> _Slot:
+    """Guidance by skipped blocks on a MODEL, which does not convert where it has a scale."""
+    return graph.add(SKIPS, "MODEL", mode, ["9", "", scale], model=("MODEL", model))
 
 
 def sample(graph: Graph, model: _Slot | None, mode: int = 0, latent: _Slot | None = None) -> _Slot:

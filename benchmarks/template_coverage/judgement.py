@@ -12,7 +12,6 @@ from .node_types import (
     OUTPUTS,
     OWN_NETWORK_FOR,
     SAMPLERS,
-    Effect,
 )
 from .prompt_graph import Node, Output, Path
 
@@ -25,12 +24,10 @@ class Reason:
 
     Args:
         node: type of the node.
-        lora: it waits for LoRA alone.
     """
 
     node: str
     text: str
-    lora: bool = False
 
     def __str__(self) -> str:
         return f"{self.node}: {self.text}"
@@ -56,14 +53,9 @@ class Judgement:
         return not self.reasons
 
     @property
-    def converts_with_lora(self) -> bool:
-        """It would run if the pool took LoRA."""
-        return all(reason.lora for reason in self.reasons)
-
-    @property
     def first(self) -> Reason | None:
-        """The first reason that LoRA does not take away, or else the first."""
-        return next((reason for reason in self.reasons if not reason.lora), next(iter(self.reasons), None))
+        """The first reason, if there is one."""
+        return next(iter(self.reasons), None)
 
 
 def judge(prompt: Prompt) -> Judgement | None:
@@ -187,7 +179,7 @@ class _Run:
             return [Reason(node.kind, "not known")]
         if not kind.reason or kind.idle(node.widgets):
             return []
-        return [Reason(node.kind, kind.reason, lora=kind.effect is Effect.LORA)]
+        return [Reason(node.kind, kind.reason)]
 
     def _loader_reasons(self, node: Node) -> list[Reason]:
         loader = LOADERS.get(node.kind)

@@ -84,7 +84,7 @@ by the package's index.
 |---|---|
 {totals}
 
-What stands against the others, by the first reason that is more than LoRA:
+What stands against the others, by the first reason:
 
 | First reason | Templates | Use |
 |---|---|---|

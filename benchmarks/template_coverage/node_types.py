@@ -16,8 +16,8 @@ class Effect(Enum):
     """What a node does to a MODEL; the value is what is said of it where the pool cannot follow."""
 
     OUTSIDE = ""
-    """Nothing, or it acts between the steps or around the network's call: model sampling, CFG functions, wrappers."""
-    LORA = "a LoRA"
+    """Nothing, or it acts between the steps or around the network's call: model sampling, CFG functions, wrappers; or
+    it patches weights, which ranks do by ComfyUI's code: LoRA."""
     PATCHES = "functions inside of the model's blocks"
     OPTION = "an object or tensors among the transformer options"
     WEIGHTS = "weights of the network, which are in the pool"
@@ -42,10 +42,6 @@ class NodeType:
     def reason(self) -> str:
         """Why the pool cannot follow; "" where it can."""
         return f"{self.effect.value} ({self.detail})" if self.detail and self.effect.value else self.effect.value
-
-
-def _zero(*names: str) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda widgets: all(widgets.get(name) in (0, 0.0) for name in names)
 
 
 def _no_layers(widgets: Mapping[str, Any]) -> bool:
@@ -82,13 +78,11 @@ NODE_TYPES: Mapping[str, NodeType] = {
             "CFGOverride", "HiDreamO1PatchSeamSmoothing", "TripoSplatSamplingPreview",
             # Numbers among the transformer options, which travel.
             "ChromaRadianceOptions", "ScaleROPE",
+            # Weight patches.
+            "LoraLoaderModelOnly", "LoraLoader", "LoraLoaderBypass", "LoraLoaderBypassModelOnly",
+            "UNetTemporalAttentionMultiply",
         ),
         _OUTSIDE,
-    ),
-    "LoraLoaderModelOnly": NodeType(Effect.LORA, idle=_zero("strength_model")),
-    "LoraLoader": NodeType(Effect.LORA, idle=_zero("strength_model")),
-    "UNetTemporalAttentionMultiply": NodeType(
-        Effect.LORA, "multiplied weights", idle=lambda widgets: set(widgets.values()) == {1}
     ),
     **dict.fromkeys(
         (

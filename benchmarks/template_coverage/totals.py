@@ -38,9 +38,7 @@ class Judged:
     @property
     def status(self) -> str:
         """One word or two."""
-        if self.judgement.converts:
-            return "converts"
-        return "with LoRA" if self.judgement.converts_with_lora else "not yet"
+        return "converts" if self.judgement.converts else "not yet"
 
     @property
     def why(self) -> str:
@@ -96,7 +94,6 @@ def total_lines(judged: Sequence[Judged]) -> list[tuple[str, str]]:
         ("convert now", total(now).of(whole)),
         ("of these, one picture's tokens are shared out", total(now, lambda each: each.tokens_split).of(whole)),
         ("of these, `network` is set to ComfyUI", total(now, lambda each: each.needs_own_network).of(whole)),
-        ("convert once LoRA is carried", total(judged, lambda each: each.judgement.converts_with_lora).of(whole)),
     ]
 
 

@@ -12,12 +12,13 @@ import torch
 
 from ..errors import NotLoadedError
 from ..requests.control import Control
-from ..requests.requests import Forward, Grow, Invoke, Load, Release, Request, Step
+from ..requests.requests import Forward, Grow, Invoke, KeepPatches, Load, Release, Request, Step
 from .prepared import Prepared
 from .prepared_forward import PreparedForward
 from .prepared_growth import PreparedGrowth
 from .prepared_invoke import PreparedInvoke
 from .prepared_load import PreparedLoad
+from .prepared_patches import PreparedPatches
 from .prepared_release import PreparedRelease
 from .prepared_sample import PreparedSample
 from .rank_state import RankState
@@ -44,9 +45,11 @@ class Engine(RankState):
             return self.recall(request)
         if isinstance(request, Grow):
             return PreparedGrowth.prepare(self, request)
+        if isinstance(request, KeepPatches):
+            return PreparedPatches.prepare(self, request)
         self.tell_all_held()  # the answer to a request that was prepared tells all
         resident = self.residency.get(request.model)
-        resident.activate(control.loading)
+        resident.activate(control.loading, self.patches.find(request.patches))
         if isinstance(request, Invoke):
             return PreparedInvoke.prepare(self, request, resident, meta)
         if isinstance(request, Forward):

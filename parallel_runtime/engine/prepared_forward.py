@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..denoising.predict import Call, Predictor
+from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
 from ..pipefusion.runner import StageRunner
 from ..requests.conditioning import Conditioning
@@ -28,6 +29,7 @@ class RepeatedForward(Prepared):
     state: RankState
     placed: Placed
     conditioning: Conditioning
+    patches: WeightPatches
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
@@ -35,7 +37,8 @@ class RepeatedForward(Prepared):
         """Predict for `x` and `timestep`; the rank that has the answer returns `output`."""
         started = time.perf_counter()
         state, placed, resident = self.state, self.placed, self.placed.resident
-        resident.activate()  # models that were prepared since may have taken its place
+        # Models that were prepared since may have taken its place, or other patches that of its own.
+        resident.activate(patches=self.patches)
         x, timestep = tensors["x"], tensors["timestep"]
         results: Results = {}
         run = state.join(placed, agreed, control)
@@ -56,6 +59,7 @@ class PreparedForward(Prepared):
     state: RankState
     request: Forward
     placed: Placed
+    patches: WeightPatches
 
     @classmethod
     def prepare(
@@ -74,7 +78,8 @@ class PreparedForward(Prepared):
             if placed.plan.pipe > 1:
                 check_patches(state, (request.conditioning,), resident, placed.place, 1, x, meta)
             require_memory(resident, placed.place.layout, facts, x.shape[0], 0, state.device, state.rank)
-        return cls(state=state, request=request, placed=placed, offers=placed.offers())
+        patches = state.patches.find(request.patches)
+        return cls(state=state, request=request, placed=placed, patches=patches, offers=placed.offers())
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
@@ -85,7 +90,7 @@ class PreparedForward(Prepared):
         for kind in request.dropped_kinds:
             state.calls.pop(kind, None)
         conditioning = state.conditionings.take(request.conditioning, tensors)
-        repeated = RepeatedForward(state=state, placed=self.placed, conditioning=conditioning)
+        repeated = RepeatedForward(state=state, placed=self.placed, conditioning=conditioning, patches=self.patches)
         if request.kind:
             state.calls[request.kind] = repeated
         return repeated.work(tensors, control, agreed)

@@ -47,6 +47,7 @@ class PreparedGrowth(Prepared):
         """Leave, and meet in the larger world."""
         state = self.state
         state.forget_requests()
+        state.patches.clear()
         state.meshes.free_memory()
         state.residency.leave_world()
         self.meet(self.request.devices, -agreed[_NAMES])

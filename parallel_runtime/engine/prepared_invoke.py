@@ -50,6 +50,6 @@ class PreparedInvoke(Prepared):
         arguments = state.conditionings.take(request.arguments, tensors).arguments
         results: Results = {}
         if isinstance(structure, HostStructure):
-            self.resident.activate()
+            self.resident.activate(patches=state.patches.find(request.patches))
             results["output"] = structure.transformer.invoke(request.method, arguments)
         return state.finished("", started), results

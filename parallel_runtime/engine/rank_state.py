@@ -16,6 +16,7 @@ from ..mesh.links import Links
 from ..mesh.mesh import Mesh
 from ..mesh.speeds import devices_unlike, measure_speeds
 from ..networks.network import Network
+from ..patching.patch_store import PatchStore
 from ..pipefusion.stage import Stage
 from ..planning.explanation import what_runs
 from ..planning.plan import resolve_plan
@@ -87,6 +88,7 @@ class RankState:
         pool = os.environ.get("PARALLEL_DIT_POOL")  # its private folder on this host; a script has none
         self.residency = Residency(device, rank, folder=Path(pool) if pool else None)
         self.conditionings = ConditioningStore()
+        self.patches = PatchStore()
         self.calls: dict[int, Prepared] = {}
         """Prepared calls by their number. The client decides what is kept, so that all ranks keep the same."""
         self.machine: MachineFacts = CPU

@@ -12,6 +12,7 @@ from ..loading.reading import OnBytes
 from ..mesh.agreement import offer_nothing
 from ..mesh.mesh import Mesh
 from ..networks.network import Network
+from ..patching.patch_data import WeightPatches
 from ..pipefusion.stage import Stage
 from ..planning.cut import assign_blocks
 from ..requests.facts import ModelFacts
@@ -64,14 +65,17 @@ class Resident:
         """Whether bringing the weights back would mean to read files."""
         return self.held is not None and not self.held.weights.here
 
-    def activate(self, on_bytes: OnBytes = lambda done, total: None) -> None:
+    def activate(self, on_bytes: OnBytes = lambda done, total: None, patches: WeightPatches | None = None) -> None:
         """Have the weights on the device; costs nothing where they are. Every use begins with it.
+
+        Args:
+            patches: that they are to have; None for any.
 
         Raises:
             As `Held.activate`.
         """
         if self.held is not None:
-            self.held.activate(on_bytes)
+            self.held.activate(on_bytes, patches)
 
     def wrap_whole(self) -> Network:
         """Have the transformer with all its blocks, to be run over any mesh without stages."""

@@ -16,6 +16,8 @@ from ..acceleration.workspaces import clear_workspaces
 from ..loading.held_weights import ArenaWeights, HeldWeights
 from ..loading.host_copies import HostCopies
 from ..loading.reading import OnBytes
+from ..patching.patch_data import WeightPatches
+from ..patching.patched_weights import PatchedWeights
 from .structure import HostStructure, Structure
 
 _T = TypeVar("_T")
@@ -49,14 +51,26 @@ class Held:
     runs_need: int = 0
     unloaded: bool = True
 
-    def activate(self, on_bytes: OnBytes) -> None:
+    def __post_init__(self) -> None:
+        self._patched = PatchedWeights(self.weights, self.store.device)
+
+    def activate(self, on_bytes: OnBytes, patches: WeightPatches | None = None) -> None:
         """Have the weights on the device, and memory for its runs; costs nothing for the model that was used last.
+
+        Args:
+            patches: that they are to have; None for any.
 
         Raises:
             OutOfMemoryError: less is free than they need, though all others were let go.
             NotLoadedError, CheckpointError: the files were replaced, or cannot be read.
+            RequestError: a patch that does not fit the network.
             Whatever `on_bytes` raises.
         """
+        self._bring_here(on_bytes)
+        if patches is not None:
+            self._patched.change(patches, on_bytes)
+
+    def _bring_here(self, on_bytes: OnBytes) -> None:
         self.unloaded = False
         if self.weights.here and self.store.is_last(self):
             return
@@ -88,6 +102,7 @@ class Held:
         if isinstance(self.weights, ArenaWeights) and self.weights.here:
             with self.store.copies.make(self.key, self.weights.size) as copy:
                 if copy is not None:
+                    self._patched.restore()  # what comes back is as in the file, and is patched again
                     self.weights.save(copy.memory, on_bytes)
         self.give_back()
 
@@ -96,6 +111,7 @@ class Held:
         if not self.weights.here:
             return 0
         self.weights.give_back()
+        self._patched.forget()
         if not self.weights.keeps_addresses:
             self.forget_recordings()
         return self.weights.size
@@ -113,12 +129,13 @@ class WeightStore:
     device does not: ranks may have memory for more or for fewer. Nothing that the ranks do together depends on it.
 
     Args:
+        device: where weights are held.
         folder: see `HostCopies`.
     """
 
     def __init__(self, device: torch.device, rank: int, folder: Path | None = None):
         self.copies = HostCopies(folder)
-        self._device = device
+        self.device = device
         self._rank = rank
         self._held: dict[Hashable, Held] = {}
         self._clock = itertools.count(1)
@@ -162,7 +179,7 @@ class WeightStore:
             return
         others = self._others(None)
         given_back = sum(held.costs for held in others)
-        memory.require(wanted, self._device, self._rank, title, smaller(), given_back)
+        memory.require(wanted, self.device, self._rank, title, smaller(), given_back)
         self._park(others, wanted, on_bytes)
 
     def free_beside(self, keep: Held, wanted: int, on_bytes: OnBytes) -> None:
@@ -175,7 +192,7 @@ class WeightStore:
 
     def _park(self, others: list[Held], wanted: int, on_bytes: OnBytes) -> None:
         for held in others:
-            if memory.is_free(wanted, self._device):
+            if memory.is_free(wanted, self.device):
                 return
             held.park(on_bytes)
 
@@ -217,7 +234,7 @@ class WeightStore:
     def clean(self) -> None:
         """Return to the system what PyTorch keeps for itself. No frame may hold tensors that should be gone."""
         gc.collect()
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return
         if all(held.unloaded for held in self._held.values()):
             # They may lie in the memory of recordings, and recordings of any model use them: not before all are gone.

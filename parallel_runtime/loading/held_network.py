@@ -19,12 +19,13 @@ from ..networks.comfyui.token_split import TokenSplit
 from ..networks.marked_blocks import mark_blocks
 from .files import identity
 from .host_file import HostFile
+from .patchable_network import PatchableNetwork
 from .reading import OnBytes
 
 _PIECE = 64 << 20
 
 
-class HeldNetwork:
+class HeldNetwork(PatchableNetwork):
     """A network's weights; see `HeldWeights` for the methods.
 
     Args:
@@ -38,6 +39,7 @@ class HeldNetwork:
     def __init__(
         self, file: HostFile, data: Network | None, dtype: torch.dtype | None, device: torch.device, fast_float8: bool
     ):
+        super().__init__(device)
         self.size = file.size
         self.here = False
         self.split = TokenSplit(single_rank_mesh())
@@ -45,7 +47,6 @@ class HeldNetwork:
         self._data = data
         self._dtype = dtype
         self._fast_float8 = fast_float8
-        self.device = device
         self.pulse: Pulse | None = None
         self._network: nn.Module | None = None
 
@@ -86,6 +87,7 @@ class HeldNetwork:
         """See `HeldWeights.give_back`."""
         self.here = False
         self._network = None
+        self._bypasses = []
         gc.collect()  # a cut block holds the forward that it stands for, in a circle
 
 

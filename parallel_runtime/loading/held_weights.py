@@ -15,16 +15,19 @@ from safetensors import safe_open
 
 from ..errors import CheckpointError, NotLoadedError
 from ..networks.diffusers.spec import WeightRule
+from ..patching.patched_weights import Patchable
 from .arena import Arena, lay_out, place_tensor
 from .checkpoint import Checkpoint
 from .files import identity
+from .original_weights import OriginalWeights, apply_rule, original_rules
+from .patchable import PatchableParameters, has_room
 from .reading import OnBytes, cut, read
 from .transfer import to_device, to_host
 
 MakeArena = Callable[[int, torch.device], Arena]
 
 
-class HeldWeights(Protocol):
+class HeldWeights(Patchable, Protocol):
     """Weights of one model, on a device or not.
 
     Args:
@@ -60,7 +63,7 @@ class HeldWeights(Protocol):
         ...
 
 
-class _Held:
+class _Held(PatchableParameters):
     """What the two kinds have in common: tensors that modules share, by name."""
 
     def __init__(
@@ -73,15 +76,15 @@ class _Held:
     ):
         state = module.state_dict()
         parameters = dict(module.named_parameters(remove_duplicate=False))
+        mapped = [rule for rule in original_rules(checkpoint, rules) if rule.target in state]
+        super().__init__(OriginalWeights(mapped), device)
         self.here = False
         self.size = sum(tensor.numel() for tensor in state.values()) * dtype.itemsize
         self._checkpoint = checkpoint
         self._rules = [rule for rule in rules if rule.target in state]
         self._dtype = dtype
-        self._device = device
         self._shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
         self._parameters = set(parameters)
-        self._tensors: dict[str, torch.Tensor] = {}
 
     def attach(self, module: torch.nn.Module) -> None:
         module.load_state_dict(self._tensors, assign=True)
@@ -167,6 +170,21 @@ class ArenaWeights(_Held):
         self.here = False
         self._arena.give_back()
 
+    def _keep(self, targets: Sequence[str]) -> None:
+        if has_room([self._tensors[name] for name in targets], self._device):
+            self._originals |= {name: self._tensors[name].data.clone() for name in targets}
+
+    def _read_again(self, targets: Sequence[str]) -> dict[str, torch.Tensor]:
+        if not targets:
+            return {}
+        self._check_files()
+        found = {name: torch.empty_like(self._tensors[name].data) for name in targets}
+        read(cut(self._rules, self._checkpoint.places, self._checkpoint.header, found), self._device, _unheard)
+        return found
+
+    def _put(self, target: str, value: torch.Tensor) -> None:
+        self._tensors[target].data.copy_(value)  # in place: compiled blocks and recordings read these addresses
+
 
 class MappedWeights(_Held):
     """Weights on the CPU: views of the memory-mapped file where it has their type, so that N ranks share its pages."""
@@ -194,7 +212,7 @@ class MappedWeights(_Held):
             for done, rule in enumerate(self._rules):
                 on_bytes(done * self.size // len(self._rules), self.size)
                 place = self._checkpoint.places[rule.source]
-                weights[rule.target] = _apply(rule, files[place.file].get_tensor(place.key)).to(self._dtype)
+                weights[rule.target] = apply_rule(rule, files[place.file].get_tensor(place.key)).to(self._dtype)
         for name, tensor in weights.items():
             self._tensors[name].data = tensor
         self.here = True
@@ -203,6 +221,20 @@ class MappedWeights(_Held):
         self.here = False
         for name, tensor in self._tensors.items():
             tensor.data = self._absent(self._shapes[name])
+
+    def _keep(self, targets: Sequence[str]) -> None:
+        self._originals |= {name: self._tensors[name].data for name in targets}
+
+    def _read_again(self, targets: Sequence[str]) -> dict[str, torch.Tensor]:
+        return {name: self._originals[name] for name in targets}
+
+    def _put(self, target: str, value: torch.Tensor) -> None:
+        self._tensors[target].data = value.contiguous()  # the file is mapped, and not to be written to
+
+    def put_back(self, name: str, original: torch.Tensor) -> None:
+        """See `Patchable`."""
+        for target in self._original.parameters(name):
+            self._tensors[target].data = self._originals.pop(target)
 
     def _absent(self, shape: Sequence[int]) -> torch.Tensor:
         """One number seen in the shape of all: whoever computes with it by mistake gets NaN."""
@@ -216,9 +248,5 @@ def _open(file: Any) -> Any:
         raise CheckpointError(f"{file} cannot be opened: {error}.", "Check the file and its rights.") from error
 
 
-def _apply(rule: WeightRule, tensor: torch.Tensor) -> torch.Tensor:
-    """The parameter out of the file's tensor; a view of it unless halves change places."""
-    if rule.rows is not None:
-        start, length = rule.rows
-        tensor = tensor[start : start + length]
-    return torch.cat(tensor.chunk(2)[::-1]) if rule.swap_halves else tensor
+def _unheard(done: int, total: int) -> None:
+    """For reads of a part."""

@@ -67,6 +67,10 @@ class ComfyuiCode(msgspec.Struct, frozen=True):
     fast_float8: bool = False
 
 
+PatchNames = tuple[str, str]
+"""Sets of weight patches that a request wants: of the MODEL, and of a conditioning's hooks on top; "" for none."""
+
+
 class Load(msgspec.Struct, frozen=True, tag=True):
     """Make a model resident.
 
@@ -98,6 +102,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
         dropped: conditionings that are forgotten first.
         kind: under which the call is kept, prepared, so that a `Step` can repeat it; 0: it is not kept.
         dropped_kinds: prepared calls that are forgotten first.
+        patches: that the weights are to have.
     """
 
     model: str
@@ -105,6 +110,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     dropped: tuple[int, ...] = ()
     kind: int = 0
     dropped_kinds: tuple[int, ...] = ()
+    patches: PatchNames = ("", "")
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
@@ -123,7 +129,8 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     Tensors: `x` (B, C, ...) float32, the noised start latent; `sigmas` (steps + 1,) float32, and as long `timesteps`,
     what the transformer is told at each; with `inpaint` also `mask`, `latent_image`, `noise`, shaped like `x`; with
     `concat` also one `concat_name(index)` per branch, channels that are appended to its x at every step; and the new
-    conditionings' own. `prediction` names what the transformer's output means (sampling.prediction).
+    conditionings' own. `prediction` names what the transformer's output means (sampling.prediction), `patches` what the
+    weights are to have.
     """
 
     model: str
@@ -137,6 +144,7 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     dropped: tuple[int, ...] = ()
     prediction: str = "flow"
     concat: bool = False
+    patches: PatchNames = ("", "")
 
 
 class Invoke(msgspec.Struct, frozen=True, tag=True):
@@ -145,13 +153,30 @@ class Invoke(msgspec.Struct, frozen=True, tag=True):
     Args:
         method: one of INVOKABLE.
         arguments: by name, as a conditioning.
-        dropped: as in `Forward`.
+        dropped, patches: as in `Forward`.
     """
 
     model: str
     method: str
     arguments: ConditioningRef
     dropped: tuple[int, ...] = ()
+    patches: PatchNames = ("", "")
+
+
+class KeepPatches(msgspec.Struct, frozen=True, tag=True):
+    """Keep weight patches for requests to come, by the names of their contents (patching/patch_data.py).
+
+    Tensors: each factor and each set, (bytes,) uint8, by its name.
+
+    Args:
+        dropped: sets and factors that are forgotten first.
+        comfyui: whose code is to compute with them.
+    """
+
+    comfyui: ComfyuiCode
+    factors: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
@@ -173,7 +198,7 @@ class Grow(msgspec.Struct, frozen=True, tag=True):
     devices: tuple[int, ...]
 
 
-Request = Load | Forward | Step | Sample | Invoke | Release | Grow
+Request = Load | Forward | Step | Sample | Invoke | KeepPatches | Release | Grow
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +47,21 @@ def host(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) 
         yield comfy
     finally:
         comfy.stop()
+
+
+@pytest.fixture(scope="module")
+def formats(host) -> Iterator[list[str]]:
+    """Names of files of one model in every format that this ComfyUI has."""
+    folder = host.base / "models" / "diffusion_models"
+    script = Path(__file__).parents[1] / "comfyui_networks" / "formats.py"
+    command = [host.host.python, str(script), str(host.host.path), str(folder / MODEL), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": host.host.python_path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = json.loads(done.stdout.splitlines()[-1])
+    yield names
+    for name in names:
+        (folder / f"{name}.safetensors").unlink()
 
 
 def _write_models(models: Path) -> None:

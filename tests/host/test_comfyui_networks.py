@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -59,21 +54,6 @@ def test_flux_through_comfyuis_network_in_the_pool(host, name):
     workflow = CASES[name]
     parallel = replace(workflow.on("cpu:2", "ParallelSampler"), network="ComfyUI")
     assert sampled_in_pool(compare(host, workflow, parallel))
-
-
-@pytest.fixture(scope="module")
-def formats(host) -> Iterator[list[str]]:
-    """Names of files of one model in every format that this ComfyUI has."""
-    folder = host.base / "models" / "diffusion_models"
-    script = Path(__file__).parents[1] / "comfyui_networks" / "formats.py"
-    command = [host.host.python, str(script), str(host.host.path), str(folder / MODEL), str(folder)]
-    environment = {**os.environ, "PYTHONPATH": host.host.python_path}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    names = json.loads(done.stdout.splitlines()[-1])
-    yield names
-    for name in names:
-        (folder / f"{name}.safetensors").unlink()
 
 
 @pytest.mark.slow_but_for("scaled_fp8", "int8_rotated")

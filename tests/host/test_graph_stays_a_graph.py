@@ -140,8 +140,6 @@ BAD = {
         Workflow(loader="cpu:2", sampler_node="ParallelSampler", latent=(9, 1, 14, 20), broken=True),
         r"NaN.*[Ii]nput latent",
     ),
-    "LoRA": (Workflow(loader="cpu:2", patch="lora"), r"LoRA.*comes later"),
-    "LoRA in the pool": (Workflow(loader="cpu:2", sampler_node="ParallelSampler", patch="lora"), r"LoRA.*comes later"),
     "attention patch": (Workflow(loader="cpu:2", patch="attention"), r"patches inside.*comes later"),
     "attention patch in the pool": (
         Workflow(loader="cpu:2", sampler_node="ParallelSampler", patch="attention"),
@@ -177,7 +175,7 @@ BAD = {
 }
 
 
-@pytest.mark.slow_but_for("LoRA in the pool")
+@pytest.mark.slow_but_for("attention patch in the pool")
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_names_cause_and_fix_and_the_next_prompt_works(host, name):
     workflow, expected = BAD[name]

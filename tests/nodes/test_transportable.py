@@ -24,8 +24,6 @@ from parallel_runtime.requests.conditioning import Shared
 LATENT = (2, 4, 6, 8)
 SIGMA = torch.full((2,), 0.75)
 NO_CHANGES = {
-    "patches": {},
-    "hook_patches": {},
     "weight_wrappers": {},
     "object_patches": {"model_sampling": object()},
     "injections": {},
@@ -76,9 +74,6 @@ def test_patches_of_the_transformer_are_named_for_both_ways(options, name):
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"patches": {"w": [(0.5, "lora", 1.0, None, None)]}}, "LoRA"),
-        ({"patches": {"w": [(0.0, "lora", 0.9, None, None)]}}, "LoRA"),
-        ({"hook_patches": {"ref": {}}}, "hooks"),
         ({"weight_wrappers": {"w": [print]}}, "wrapped"),
         ({"object_patches": {"diffusion_model.img_in": 1}}, r"diffusion_model.img_in"),
         ({"object_patches": {"manual_cast_dtype": 1}}, "weight_dtype"),
@@ -88,10 +83,6 @@ def test_patches_of_the_transformer_are_named_for_both_ways(options, name):
 )
 def test_changes_of_the_weights_are_named(changes, name):
     assert name in " ".join(weight_obstacles(**{**NO_CHANGES, **changes}))
-
-
-def test_a_lora_of_strength_zero_changes_nothing():
-    assert weight_obstacles(**{**NO_CHANGES, "patches": {"w": [(0.0, "lora", 1.0, None, None)]}}) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.requests.requests import Forward, Step
+from parallel_runtime.requests.requests import Forward, PatchNames, Step
 
 from ..wire.shared_memory import Scalar
 from .conditioning_cache import ConditioningCache
@@ -36,12 +36,14 @@ class Call:
         model: its name in the pool.
         x: (B, C, ...) in the model's dtype, on any device; timestep: (B,) float32.
         conditioning: context (B, T, D) and the family's extras.
+        patches: names of the weight patches that the ranks have for it.
     """
 
     model: str
     x: torch.Tensor
     timestep: torch.Tensor
     conditioning: Mapping[str, Any]
+    patches: PatchNames = ("", "")
 
 
 class Calls:
@@ -73,7 +75,7 @@ class Calls:
         guess = self.cache.guess(call.conditioning)
         if guess is not None:
             reference, unlike = guess
-            number = self._prepared.find(kind_of(call.model, reference, call.x, call.timestep))
+            number = self._prepared.find((kind_of(call.model, reference, call.x, call.timestep), call.patches))
             if number:
                 referred = time.perf_counter()
                 with contextlib.suppress(Unlike):
@@ -83,12 +85,12 @@ class Calls:
                         log.info("Parallel DiT: %s", summary)
                     return reply.tensors["output"]
         reference, tensors, dropped = self.cache.refer(call.conditioning)
-        kind = kind_of(call.model, reference, call.x, call.timestep)
+        kind = (kind_of(call.model, reference, call.x, call.timestep), call.patches)
         number = self._prepared.find(kind)
         request: Forward | Step = Step(number)
         if not number or dropped:
             number = self._prepared.next_number()
-            request = Forward(call.model, reference, dropped, number, self._prepared.dropped())
+            request = Forward(call.model, reference, dropped, number, self._prepared.dropped(), call.patches)
         reply = self._submit(replace(submission, request=request, tensors=tensors | given))
         self._prepared.keep(kind, number)
         return reply.tensors["output"]

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from parallel_runtime.errors import NotLoadedError, OutOfMemoryError
+from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import Finished, Invoke, Load, Loaded, Release
+from parallel_runtime.requests.requests import Finished, Invoke, KeepPatches, Load, Loaded, Release
 
 from ..gpus import find_machine, remember
 from ..launch import PoolSpec, resolve_devices
@@ -20,6 +21,7 @@ from .calls import Call, Calls, Unlike
 from .keeper import Keeper
 from .loaded_models import LoadedModels
 from .loop_job import loop_job
+from .patch_cache import PatchCache
 from .pool_state import POLL_SECONDS
 from .read_ahead import begin_reading
 from .requests import Branch, InpaintInputs, LoopRequest, ModelRequest, require_finite
@@ -56,6 +58,7 @@ class PoolClient:
         self._lock = threading.RLock()
         self._models = LoadedModels()
         self._calls = Calls(self._submit)
+        self._patches = PatchCache(self._submit)
         self._keeper = Keeper(spec, rank_module, on_change=self._forget, on_answer=self._models.note)
 
     @property
@@ -122,6 +125,7 @@ class PoolClient:
         timestep: torch.Tensor,
         conditioning: Mapping[str, Any],
         *,
+        patches: WeightPatches = UNPATCHED,
         should_cancel: ShouldCancel = never,
         on_compile: OnCompile = ignore_compiling,
     ) -> torch.Tensor:
@@ -130,6 +134,7 @@ class PoolClient:
         Args:
             x: (B, C, ...) in the model's dtype, on any device; timestep: (B,) float32.
             conditioning: context (B, T, D) and the family's extras.
+            patches: that the weights are to have.
             on_compile: called about once a second by each rank that compiles, while it does.
 
         Returns:
@@ -139,16 +144,17 @@ class PoolClient:
             ParallelError: the request, or the pool; typed, with cause and fix.
             Cancelled: the artist stopped it.
         """
-        call = Call(model.key, x, timestep, conditioning)
+        call = Call(model.key, x, timestep, conditioning, patches.names)
         callbacks = Callbacks(on_compile=on_compile, should_cancel=should_cancel)
         with self._turn(should_cancel):
-            return self._with(model, lambda: self._calls.run(call, callbacks), should_cancel)
+            return self._with(model, patches, lambda: self._calls.run(call, callbacks), should_cancel)
 
     def sample(
         self,
         model: ModelRequest,
         request: LoopRequest,
         *,
+        patches: WeightPatches = UNPATCHED,
         on_progress: OnProgress = ignore_progress,
         should_cancel: ShouldCancel = never,
         on_compile: OnCompile = ignore_compiling,
@@ -156,7 +162,7 @@ class PoolClient:
         """A whole denoising loop in the pool; returns the latent (B, C, ...) float32 on the CPU.
 
         Args:
-            on_compile: as in `forward`.
+            patches, on_compile: as in `forward`.
 
         Raises:
             As `forward`.
@@ -165,20 +171,18 @@ class PoolClient:
         callbacks = Callbacks(on_progress=on_progress, on_compile=on_compile, should_cancel=should_cancel)
 
         def run() -> torch.Tensor:
-            job, tensors = loop_job(model.key, request, self._calls.cache)
+            job, tensors = loop_job(model.key, request, self._calls.cache, patches.names)
             reply = self._submit(Submission(request=job, tensors=tensors, callbacks=callbacks))
             return require_finite(reply.tensors["latent"])
 
         with self._turn(should_cancel):
-            return self._with(model, run, should_cancel)
+            return self._with(model, patches, run, should_cancel)
 
     def invoke(
-        self, model: ModelRequest, method: str, arguments: Mapping[str, Any], *, should_cancel: ShouldCancel = never
-    ) -> torch.Tensor:
-        """What a method of ComfyUI's own network gives, outside of its forward.
-
-        Args:
-            method: one of INVOKABLE.
+        self, model: ModelRequest, method: str, arguments: Mapping[str, Any], patches: WeightPatches = UNPATCHED,
+        should_cancel: ShouldCancel = never,
+    ) -> torch.Tensor:  # fmt: skip
+        """What a method of ComfyUI's own network (one of INVOKABLE) gives, outside of its forward.
 
         Raises:
             As `forward`.
@@ -186,13 +190,13 @@ class PoolClient:
 
         def run() -> torch.Tensor:
             reference, tensors, dropped = self._calls.cache.refer(arguments)
-            request = Invoke(model.key, method, reference, dropped)
+            request = Invoke(model.key, method, reference, dropped, patches.names)
             callbacks = Callbacks(should_cancel=should_cancel)
             reply = self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks))
             return require_finite(reply.tensors["output"])
 
         with self._turn(should_cancel):
-            return self._with(model, run, should_cancel)
+            return self._with(model, patches, run, should_cancel)
 
     def release(self, model: ModelRequest) -> int:
         """Free the model's memory in the pool, if the pool runs and holds it; return the bytes freed per rank."""
@@ -245,13 +249,18 @@ class PoolClient:
         finally:
             self._lock.release()
 
-    def _with(self, model: ModelRequest, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel) -> torch.Tensor:
-        """Run something that needs the model; once more where the ranks have forgotten it."""
+    def _with(
+        self, model: ModelRequest, patches: WeightPatches, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel
+    ) -> torch.Tensor:
+        """Run something that needs a model and its patches; once more where the ranks have forgotten them."""
         self._ensure(model, should_cancel)
         try:
+            self._patches.send(patches, should_cancel)
             return run()
         except NotLoadedError:
+            self._patches.clear()
             self.load(model, should_cancel)
+            self._patches.send(patches, should_cancel)
             return run()
 
     def _ensure(self, model: ModelRequest, should_cancel: ShouldCancel) -> None:
@@ -275,13 +284,14 @@ class PoolClient:
             # Whether the ranks kept this request's conditionings is not certain any more.
             self._calls.forget()
             raise
-        if not isinstance(submission.request, Load | Release):
+        if not isinstance(submission.request, Load | KeepPatches | Release):
             self._keeper.worked()
         self._models.note(reply.answer)
-        if isinstance(reply.answer, Finished):
+        if isinstance(reply.answer, Finished) and reply.answer.plan:
             self.ran = reply.answer
         return reply
 
     def _forget(self) -> None:
         self._models.clear()
         self._calls.forget()
+        self._patches.clear()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from parallel_runtime.requests.requests import ConditioningRef, Sample, concat_name
+from parallel_runtime.requests.requests import ConditioningRef, PatchNames, Sample, concat_name
 
 from .conditioning_cache import ConditioningCache
 from .requests import LoopRequest
 
 
-def loop_job(model: str, request: LoopRequest, cache: ConditioningCache) -> tuple[Sample, dict[str, torch.Tensor]]:
+def loop_job(
+    model: str, request: LoopRequest, cache: ConditioningCache, patches: PatchNames = ("", "")
+) -> tuple[Sample, dict[str, torch.Tensor]]:
     """The job, and its tensors; the conditionings' only where the pool does not hold them.
 
     Args:
         model: its name in the pool.
+        patches: names of the weight patches that the ranks have for it.
     """
     references: list[ConditioningRef] = []
     tensors: dict[str, torch.Tensor] = {}
@@ -43,5 +46,6 @@ def loop_job(model: str, request: LoopRequest, cache: ConditioningCache) -> tupl
         dropped=dropped,
         prediction=request.prediction,
         concat=bool(request.concat),
+        patches=patches,
     )
     return job, tensors

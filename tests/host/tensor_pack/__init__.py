@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import comfy.nested_tensor
 import comfy.utils
+import comfy.weight_adapter
 import torch
 from comfy_api.latest import ComfyExtension, io
 
@@ -160,7 +161,14 @@ class RandomMask(io.ComfyNode):
         return io.NodeOutput(torch.rand((1, height, width), generator=generator).round(decimals=1))
 
 
-KINDS = ["lora", "attention", "rope", "cfg", "inside", "inside during a run"]
+class OwnAdapter(comfy.weight_adapter.WeightAdapterBase):
+    """A kind of LoRA that only this pack has."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+
+KINDS = ["adapter of its own", "attention", "rope", "cfg", "inside", "inside during a run"]
 
 
 class ModelPatch(io.ComfyNode):
@@ -178,10 +186,8 @@ class ModelPatch(io.ComfyNode):
     @classmethod
     def execute(cls, model, kind: str) -> io.NodeOutput:
         patched = model.clone()
-        if kind == "lora":
-            key = "diffusion_model.txt_in.weight"
-            shape = model.model.state_dict()[key].shape
-            assert patched.add_patches({key: ("diff", (torch.ones(shape),))}, 0.5) == [key]
+        if kind == "adapter of its own":
+            patched.add_patches({"diffusion_model.txt_in.weight": OwnAdapter((torch.ones(1),))}, 0.5)
         elif kind == "attention":
             patched.set_model_attn1_patch(lambda q, k, v, options: (q, k, v))
         elif kind == "rope":

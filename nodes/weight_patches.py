@@ -1,0 +1,73 @@
+"""The weight patches of a MODEL, as its ranks get them: LoRA, bypass LoRA, and those of a conditioning's hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from parallel_runtime.patching.patch_data import NO_PATCHES, Encoder, PatchSet, WeightPatches
+
+from .comfyui_code import comfyui_code
+
+_BYPASS = "BypassInjectionManager.create_injections.<locals>."
+"""What the functions are called in that ComfyUI's bypass LoRA puts into a MODEL's injections."""
+
+
+class PatchReader:
+    """Reads the patches of the clones of one MODEL. Sets that were read are kept, as the next run wants the same."""
+
+    def __init__(self) -> None:
+        self._encoder = Encoder()
+        self._last: dict[str, tuple[Any, PatchSet]] = {}
+
+    def read(self, patcher: Any) -> WeightPatches:
+        """What a clone, a RemoteModelPatcher, asks of the weights now.
+
+        Raises:
+            RequestError: a patch that the ranks could not compute.
+        """
+        bypass = bypass_of(patcher.injections)
+        stamp = patcher.patches_uuid, [(name, id(adapter), strength) for name, (adapter, strength) in bypass.items()]
+        patches = self._kept("patches", stamp, lambda: self._encoder.encode(patcher.patches, bypass))
+        hooks = NO_PATCHES
+        if patcher.current_hooks is not None:
+            strengths = [(hook.hook_ref, hook.strength) for hook in patcher.current_hooks.hooks]
+            hooks = self._kept(
+                f"hooks {len(strengths)} {hash(tuple(strengths))}",
+                (patcher.patches_uuid, strengths),
+                lambda: self._encoder.encode(patcher.get_combined_hook_patches(patcher.current_hooks)),
+            )
+        code = comfyui_code(None) if patches.name or hooks.name else None
+        return WeightPatches(patches, hooks, code)
+
+    def _kept(self, what: str, stamp: Any, make: Callable[[], PatchSet]) -> PatchSet:
+        known = self._last.get(what)
+        if known is None or known[0] != stamp:
+            if what == "patches":
+                self._last.clear()  # another clone: its hooks are others
+            known = self._last[what] = (stamp, make())
+        return known[1]
+
+
+def bypass_of(injections: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, float]]:
+    """The layers that ComfyUI's bypass LoRA is to act beside: ComfyUI's name -> adapter and strength."""
+    found: dict[str, tuple[Any, float]] = {}
+    for each in injections.values():
+        if is_bypass(each):
+            for manager in _managers(each):
+                hooked = {id(hook.adapter) for hook in manager.hooks}
+                found |= {key: value for key, value in manager.adapters.items() if id(value[0]) in hooked}
+    return found
+
+
+def is_bypass(injections: Sequence[Any]) -> bool:
+    """Whether all of these are ComfyUI's bypass LoRA, of adapters that are not being trained."""
+    managers = list(_managers(injections))
+    return len(managers) == len(injections) > 0
+
+
+def _managers(injections: Sequence[Any]) -> Iterator[Any]:
+    for injection in injections:
+        function = injection.inject
+        if getattr(function, "__qualname__", "").startswith(_BYPASS) and "comfy." in function.__module__:
+            yield next(cell.cell_contents for cell in function.__closure__ if hasattr(cell.cell_contents, "adapters"))

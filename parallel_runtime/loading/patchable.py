@@ -1,0 +1,98 @@
+"""Parameters of diffusers' network, as the weights of ComfyUI's network that patches are made for (patching/)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import memory
+from ..errors import RequestError
+from .original_weights import OriginalWeights
+
+_LEFT_FREE = 0.35
+"""Share of a GPU's memory that originals leave free; where it is not, they are read from the file again."""
+
+
+class PatchableParameters(ABC):
+    """See `Patchable` for the methods.
+
+    Args:
+        original: ComfyUI's names of what is here.
+        tensors: by diffusers' names.
+    """
+
+    wraps_layers = False
+
+    def __init__(self, original: OriginalWeights, device: torch.device):
+        self._original = original
+        self._device = device
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._originals: dict[str, torch.Tensor] = {}
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """See `Patchable`."""
+        parts = [self._tensors[target].shape for target in self._original.parameters(name)]
+        return (sum(part[0] for part in parts), *parts[0][1:]) if parts else None
+
+    def owner(self, name: str) -> None:
+        """The weights are plain."""
+        return
+
+    def wrap(self, layers: Mapping[str, tuple[Any, float]]) -> None:
+        """A bypass is a part of the weights."""
+        return
+
+    def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
+        """See `Patchable`."""
+        changed = {target for name in patched for target in self._original.parameters(name)}
+        targets = {target for name in names for target in self._original.parameters(name)}
+        self._keep(sorted(targets - changed))
+        found = {name: self._tensors[name].data for name in targets - changed}
+        found |= {name: self._originals[name] for name in changed & self._originals.keys()}
+        found |= self._read_again(sorted(changed - self._originals.keys()))
+        return {name: self._original.join(name, found) for name in names}
+
+    def write(self, name: str, weight: torch.Tensor) -> None:
+        """See `Patchable`."""
+        wanted = self.shape(name)
+        if tuple(weight.shape) != wanted:
+            raise RequestError(
+                f"A LoRA makes {name} of the shape {tuple(weight.shape)}, where the network in the pool has {wanted}.",
+                "Set network to ComfyUI in Parallel Loader.",
+            )
+        for target, part in self._original.split(name, weight).items():
+            self._put(target, part)
+
+    def put_back(self, name: str, original: torch.Tensor) -> None:
+        """See `Patchable`."""
+        self.write(name, original)
+        for target in self._original.parameters(name):
+            self._originals.pop(target, None)
+
+    def forget_originals(self) -> None:
+        """See `Patchable`."""
+        self._originals.clear()
+
+    @abstractmethod
+    def _keep(self, targets: Sequence[str]) -> None:
+        """Remember parameters that are about to be changed, if that is worth it."""
+
+    @abstractmethod
+    def _read_again(self, targets: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What the file has, of parameters that were not kept."""
+
+    @abstractmethod
+    def _put(self, target: str, value: torch.Tensor) -> None:
+        """Give a parameter another value."""
+
+
+def has_room(tensors: Iterable[torch.Tensor], device: torch.device) -> bool:
+    """Whether a device can keep copies of tensors, and still have memory for runs."""
+    if device.type != "cuda":
+        return False
+    wanted = sum(tensor.nbytes for tensor in tensors)
+    total = torch.cuda.get_device_properties(device).total_memory
+    return memory.free_bytes(device) - wanted >= _LEFT_FREE * total

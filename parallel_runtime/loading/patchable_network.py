@@ -1,0 +1,81 @@
+"""The weights of ComfyUI's own network, quantised ones among them, that patches are made for (patching/)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .patchable import has_room
+
+
+class PatchableNetwork(ABC):
+    """See `Patchable` for the methods. Nothing of such a network is compiled, so a parameter is replaced as a whole."""
+
+    wraps_layers = True
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._originals: dict[str, torch.Tensor] = {}
+        self._bypasses: list[Any] = []
+
+    @property
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """On the device."""
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """See `Patchable`."""
+        layer, _, attribute = name.rpartition(".")
+        try:
+            weight = getattr(self.network.get_submodule(layer), attribute)
+        except AttributeError:
+            return None
+        return tuple(weight.shape) if isinstance(weight, torch.Tensor) else None
+
+    def owner(self, name: str) -> nn.Module:
+        """See `Patchable`."""
+        return self.network.get_submodule(name.rpartition(".")[0])
+
+    def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
+        """See `Patchable`."""
+        new = {name: self._read(name) for name in names if name not in patched}
+        stay = self.device.type == "cpu" or has_room(new.values(), self.device)
+        self._originals |= {name: weight if stay else weight.to("cpu") for name, weight in new.items()}
+        return {name: self._originals[name] for name in names}
+
+    def write(self, name: str, weight: torch.Tensor) -> None:
+        """See `Patchable`. A weight may have another shape then."""
+        self._put(name, nn.Parameter(weight.to(self.device), requires_grad=False))
+
+    def put_back(self, name: str, original: torch.Tensor) -> None:
+        """See `Patchable`."""
+        self._put(name, original.to(self.device))
+        del self._originals[name]
+
+    def wrap(self, layers: Mapping[str, tuple[Any, float]]) -> None:
+        """See `Patchable`: ComfyUI's own bypass, over each layer's forward."""
+        import comfy.weight_adapter.bypass as bypass
+
+        for hook in reversed(self._bypasses):
+            hook.eject()
+        self._bypasses = []
+        for name, (adapter, strength) in layers.items():
+            hook = bypass.BypassForwardHook(self.network.get_submodule(name), adapter, multiplier=strength)
+            hook.inject()
+            self._bypasses.append(hook)
+
+    def forget_originals(self) -> None:
+        """See `Patchable`."""
+        self._originals.clear()
+
+    def _read(self, name: str) -> torch.Tensor:
+        weight: torch.Tensor = getattr(self.owner(name), name.rpartition(".")[2])
+        return weight
+
+    def _put(self, name: str, weight: torch.Tensor) -> None:
+        parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
+        setattr(self.owner(name), name.rpartition(".")[2], parameter)

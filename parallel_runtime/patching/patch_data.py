@@ -1,0 +1,267 @@
+"""Patches of weights as plain data beside their tensors: what ComfyUI's ModelPatcher collects, on its way to the ranks.
+
+A patch is ComfyUI's tuple (strength, value, strength of the model, offset, function). Its tensors, the factors, are
+named by their contents, and so is a set of patches: what the ranks have is not sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..errors import RequestError
+from ..requests.requests import ComfyuiCode
+from ..requests.trees import flatten, restore
+
+PREFIX = "diffusion_model."
+"""What ComfyUI's names of a network's weights begin with."""
+_ADAPTERS, _FUNCTIONS = "comfy.weight_adapter.", "comfy."
+"""Modules whose adapters and functions the ranks have."""
+_KINDS = ("diff", "set", "model_as_lora")
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PatchSet:
+    """Patches of a network's weights.
+
+    Args:
+        name: of the contents; "" for no patches at all.
+        weights: ComfyUI's name without prefix -> its patches, in their order.
+        bypass: a layer's name -> [adapter, strength]: computed beside the layer, its weights left as they are.
+        factors: name -> tensor on the CPU.
+    """
+
+    name: str = ""
+    weights: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    bypass: Mapping[str, Any] = field(default_factory=dict)
+    factors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def to_bytes(self) -> torch.Tensor:
+        """All but the factors, (bytes,) uint8."""
+        return torch.frombuffer(bytearray(_text(self.weights, self.bypass)), dtype=torch.uint8)
+
+
+NO_PATCHES = PatchSet()
+
+
+@dataclass(frozen=True)
+class WeightPatches:
+    """What a call asks of the weights.
+
+    Args:
+        patches: of the MODEL.
+        hooks: of its conditioning, on top of them.
+        comfyui: whose code computes them.
+    """
+
+    patches: PatchSet = NO_PATCHES
+    hooks: PatchSet = NO_PATCHES
+    comfyui: ComfyuiCode | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the ranks know it by."""
+        return self.patches.name, self.hooks.name
+
+    @property
+    def sets(self) -> tuple[PatchSet, ...]:
+        """Those that there are."""
+        return tuple(each for each in (self.patches, self.hooks) if each.name)
+
+
+UNPATCHED = WeightPatches()
+
+
+class Encoder:
+    """Makes sets. Remembers the names of tensors that live on, such as those of a LoRA file that a node has read."""
+
+    def __init__(self) -> None:
+        self._names: Any = WeakTensorKeyDictionary()
+
+    def encode(
+        self, patches: Mapping[str, Sequence[Sequence[Any]]], bypass: Mapping[str, tuple[Any, float]] | None = None
+    ) -> PatchSet:
+        """A set.
+
+        Args:
+            patches: of ComfyUI's ModelPatcher, by its names.
+            bypass: a layer's name -> adapter and strength.
+
+        Raises:
+            RequestError: a patch that the ranks could not compute, by name.
+        """
+        if not patches and not bypass:
+            return NO_PATCHES
+        factors: dict[str, torch.Tensor] = {}
+        weights = {_inside(key): [self._patch(each, factors) for each in given] for key, given in patches.items()}
+        aside = {
+            _inside(key): [self._value(adapter, factors), float(strength)]
+            for key, (adapter, strength) in (bypass or {}).items()
+        }
+        return PatchSet(hashlib.sha256(_text(weights, aside)).hexdigest()[:32], weights, aside, factors)
+
+    def _patch(self, patch: Sequence[Any], factors: dict[str, torch.Tensor]) -> list[Any]:
+        strength, value, strength_model, offset, function = patch
+        tree = self._value(value, factors)
+        named = None if function is None else _name_of(function)
+        return [float(strength), tree, float(strength_model), None if offset is None else list(offset), named]
+
+    def _value(self, value: Any, factors: dict[str, torch.Tensor]) -> Tree:
+        made, content = _read(value)
+        tensors: list[torch.Tensor] = []
+        try:
+            tree = flatten(content, tensors)
+        except TypeError as error:
+            raise _refusal(f"a weight patch that holds {error}") from error
+        return {"made": made, "tree": tree, "tensors": [self._factor(each, factors) for each in tensors]}
+
+    def _factor(self, tensor: torch.Tensor, factors: dict[str, torch.Tensor]) -> list[Any]:
+        version = 0 if tensor.is_inference() else tensor._version
+        if tensor.is_meta:
+            raise _refusal("a weight patch made of a model whose weights are in the pool")
+        known = self._names.get(tensor)
+        if known is None or known[0] != version:
+            known = self._names[tensor] = (version, _digest(tensor))
+        factors[known[1]] = tensor
+        return [known[1], str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+
+
+def check_patches(patches: Mapping[Any, Any]) -> None:
+    """Refuse what the ranks could not compute, before its tensors are looked at; for the node that adds it.
+
+    Args:
+        patches: ComfyUI's name, or a tuple of it with offset and function -> value.
+
+    Raises:
+        RequestError: with what it is.
+    """
+    for key, value in patches.items():
+        _inside(key if isinstance(key, str) else key[0])
+        _read(value)
+        if not isinstance(key, str) and len(key) > 2 and key[2] is not None:
+            _name_of(key[2])
+
+
+def read_set(name: str, content: torch.Tensor, factors: Mapping[str, torch.Tensor]) -> PatchSet:
+    """The set that `to_bytes` was called on.
+
+    Args:
+        content: (bytes,) uint8, on any device.
+        factors: at least those that it names.
+
+    Raises:
+        RequestError: it is not what its name says, or a factor is missing.
+    """
+    text = content.cpu().numpy().tobytes()
+    if hashlib.sha256(text).hexdigest()[:32] != name:
+        raise RequestError("The pool was sent weight patches that are not what they say.", "Report this.")
+    data = json.loads(text)
+    named = {factor for value in _values(data) for factor, _, _ in value["tensors"]}
+    if missing := named - factors.keys():
+        raise RequestError(f"{len(missing)} tensors of weight patches did not come to the pool.", "Report this.")
+    return PatchSet(name, data["weights"], data["bypass"], {factor: factors[factor] for factor in named})
+
+
+def decode_patches(patches: Sequence[Any], factors: Mapping[str, torch.Tensor]) -> list[tuple[Any, ...]]:
+    """A weight's patches as ComfyUI has them; its code must be importable.
+
+    Raises:
+        RequestError: this ComfyUI has no such adapter or function.
+    """
+    return [
+        (strength, decode_value(value, factors), model, None if offset is None else tuple(offset), _function(function))
+        for strength, value, model, offset, function in patches
+    ]
+
+
+def decode_value(value: Tree, factors: Mapping[str, torch.Tensor]) -> Any:
+    """A patch's value as ComfyUI has it."""
+    tensors = [_typed(factors[name], dtype, shape) for name, dtype, shape in value["tensors"]]
+    content = restore(value["tree"], tensors)
+    if not value["made"]:
+        return content
+    return _find(value["made"], _ADAPTERS)(set(), content)
+
+
+def _values(data: Mapping[str, Any]) -> list[Tree]:
+    return [patch[1] for patches in data["weights"].values() for patch in patches] + [
+        value for value, _ in data["bypass"].values()
+    ]
+
+
+def _text(weights: Mapping[str, Any], bypass: Mapping[str, Any]) -> bytes:
+    return json.dumps({"weights": weights, "bypass": bypass}, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _inside(key: str) -> str:
+    if not key.startswith(PREFIX):
+        raise _refusal(f"a patch of {key}, which is outside of the transformer")
+    return key.removeprefix(PREFIX)
+
+
+def _read(value: Any) -> tuple[str, Any]:
+    """(name of the adapter's class or "", what is in the value)."""
+    if isinstance(value, list):
+        raise _refusal("a merge with another model")
+    if isinstance(value, tuple):
+        if len(value) == 2 and value[0] not in _KINDS:
+            raise _refusal(f"a weight patch of the kind {value[0]!r}")
+        return "", value
+    if isinstance(value, torch.nn.Module) or not hasattr(value, "weights"):
+        raise _refusal(f"a weight patch of the class {type(value).__module__}.{type(value).__name__}")
+    made = _name_of(type(value), _ADAPTERS)
+    weights = value.weights
+    return made, tuple(weights) if isinstance(weights, (list, tuple)) else weights
+
+
+def _name_of(thing: Any, inside: str = _FUNCTIONS) -> str:
+    name = f"{thing.__module__}:{thing.__qualname__}"
+    known = thing.__module__.startswith(inside) and "<" not in name
+    if not known or getattr(importlib.import_module(thing.__module__), thing.__qualname__, None) is not thing:
+        raise _refusal(f"a weight patch of the node pack's own ({name})")
+    return name
+
+
+def _find(name: str, inside: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    found = getattr(importlib.import_module(module), attribute, None) if module.startswith(inside) else None
+    if not callable(found):
+        raise RequestError(f"The ComfyUI of the ranks has no {name}.", "Restart ComfyUI.")
+    known: Callable[..., Any] = found
+    return known
+
+
+def _function(name: str | None) -> Callable[..., Any] | None:
+    return None if name is None else _find(name, _FUNCTIONS)
+
+
+def _refusal(what: str) -> RequestError:
+    return RequestError(
+        f"The pool cannot carry {what}.",
+        "Remove the node that adds it, or load the model with Load Diffusion Model.",
+    )
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    data: Any = as_bytes(tensor).numpy()
+    named = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    named.update(data)
+    return named.hexdigest()[:32]
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes, (bytes,) uint8 on the CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _typed(content: torch.Tensor, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    return content.view(getattr(torch, dtype)).reshape(tuple(shape))

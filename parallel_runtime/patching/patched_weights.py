@@ -1,0 +1,185 @@
+"""The patches that the weights of a rank have, and how they come to have others.
+
+Every weight is computed anew from what the file has, never from a patched one, and only where its patches change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..errors import RequestError
+from .comfyui_patches import Computing
+from .patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
+
+_BATCH = 1 << 30
+"""Bytes of weights whose originals are had at once."""
+
+Asked = tuple[Any, Any, Any]
+"""A weight's patches of the MODEL, those of the hooks on top, and the bypass beside it; None for none."""
+
+
+class Patchable(Protocol):
+    """Weights by ComfyUI's names of them, without prefix."""
+
+    wraps_layers: bool
+    """Layers can be given a bypass of their own (`wrap`); else it becomes a part of their weights."""
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Of a weight as ComfyUI has it; None where this rank does not have it."""
+        ...
+
+    def owner(self, name: str) -> nn.Module | None:
+        """The layer with rules of its own for its weight; None where the weights are plain."""
+        ...
+
+    def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What the file has, of these weights.
+
+        Args:
+            patched: those of them that are something else now.
+        """
+        ...
+
+    def write(self, name: str, weight: torch.Tensor) -> None:
+        """Put a patched weight in place.
+
+        Raises:
+            RequestError: it has another shape, and there is no place for it.
+        """
+        ...
+
+    def put_back(self, name: str, original: torch.Tensor) -> None:
+        """Have what the file has again."""
+        ...
+
+    def wrap(self, layers: Mapping[str, tuple[Any, float]]) -> None:
+        """Give layers a bypass: name -> ComfyUI's adapter and strength. Those of before have none any more."""
+        ...
+
+    def forget_originals(self) -> None:
+        """The weights are as in the file, or not on the device any more."""
+        ...
+
+
+class PatchedWeights:
+    """Weights with their patches."""
+
+    def __init__(self, weights: Patchable, device: torch.device):
+        self._weights = weights
+        self._device = device
+        self._has: dict[str, Asked] = {}
+        self._wrapped: Mapping[str, Any] = {}
+        self._now: tuple[str, str] | None = UNPATCHED.names
+
+    @property
+    def unpatched(self) -> bool:
+        """Nothing is changed."""
+        return self._now == UNPATCHED.names
+
+    def change(self, wanted: WeightPatches, on_bytes: Callable[[int, int], None]) -> None:
+        """Have other patches; costs nothing where they are the same.
+
+        Args:
+            on_bytes: (bytes of weights that are computed, of how many); may raise to give up, and the next change
+                goes on from there.
+
+        Raises:
+            RequestError: a patch that does not fit the network.
+        """
+        if wanted.names == self._now:
+            return
+        self._now = None
+        asked = self._asked(wanted)
+        unlike = [name for name in {**asked, **self._has} if asked.get(name) != self._has.get(name)]
+        computing = Computing(self._device, wanted.patches, wanted.hooks)
+        sizes = {name: self._size(name) for name in unlike}
+        total, done = sum(sizes.values()), 0
+        for batch in _batches(unlike, sizes):
+            originals = self._weights.originals(batch, [name for name in batch if name in self._has])
+            for name in batch:
+                on_bytes(done, total)
+                self._change_one(name, asked.get(name), originals.pop(name), computing)
+                done += sizes[name]
+        self._wrap(wanted.patches)
+        if not self._has:
+            self._weights.forget_originals()
+        self._now = wanted.names
+
+    def restore(self) -> None:
+        """Have what the file has."""
+        self.change(UNPATCHED, lambda done, total: None)
+
+    def forget(self) -> None:
+        """The weights have left the device: those that come back are as in the file."""
+        self._has.clear()
+        self._wrapped = {}
+        self._now = UNPATCHED.names
+        self._weights.forget_originals()
+
+    def _change_one(self, name: str, asked: Asked | None, original: torch.Tensor, computing: Computing) -> None:
+        if asked is None:
+            self._weights.put_back(name, original)
+            del self._has[name]
+            return
+        weight = computing.weight(name, original, self._weights.owner(name))
+        if asked[2] is not None:
+            layer = name.rpartition(".")[0]
+            inputs = self._shape(f"{layer}.weight")[1]
+            weight = computing.folded(name, weight, layer, inputs)
+        self._has.setdefault(name, (None, None, None))  # if writing it fails, it is written again
+        self._weights.write(name, weight)
+        self._has[name] = asked
+
+    def _asked(self, wanted: WeightPatches) -> dict[str, Asked]:
+        """The patches of the weights that this rank has."""
+        patches, hooks = wanted.patches.weights, wanted.hooks.weights
+        bypass: dict[str, Any] = {}
+        if not self._weights.wraps_layers:
+            bypass = {
+                f"{layer}.{kind}": value
+                for layer, value in wanted.patches.bypass.items()
+                for kind in ("weight", "bias")
+            }
+        return {
+            name: (patches.get(name), hooks.get(name), bypass.get(name))
+            for name in {**patches, **hooks, **bypass}
+            if self._weights.shape(name) is not None
+        }
+
+    def _wrap(self, patches: PatchSet) -> None:
+        if not self._weights.wraps_layers or patches.bypass == self._wrapped:
+            return
+        self._weights.wrap(
+            {
+                layer: (decode_value(value, patches.factors), strength)
+                for layer, (value, strength) in patches.bypass.items()
+            }
+        )
+        self._wrapped = patches.bypass
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        shape = self._weights.shape(name)
+        if shape is None:
+            raise RequestError(f"The network has no {name}, to which a LoRA adds something.", "Remove the LoRA.")
+        return shape
+
+    def _size(self, name: str) -> int:
+        return torch.Size(self._shape(name)).numel() * 4
+
+
+def _batches(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """The names in their order, of so many bytes at once, or one."""
+    batch: list[str] = []
+    size = 0
+    for name in names:
+        if batch and size + sizes[name] > _BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += sizes[name]
+    if batch:
+        yield batch

@@ -1,0 +1,214 @@
+"""LoRA in a real ComfyUI: its own nodes after Parallel Loader give what they give after Load Diffusion Model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.comfyui_networks.formats import FORMATS
+from tests.tiny_lora import KINDS, kohya, peft, write_lora
+
+from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
+
+pytestmark = pytest.mark.host
+
+TOLERANCE = 1e-4
+"""Of the latent's scale."""
+
+WIDTH = 512
+LAYERS = {
+    "double_blocks.0.img_attn.qkv": (3 * WIDTH, WIDTH),
+    "double_blocks.1.txt_mlp.0": (4 * WIDTH, WIDTH),
+    "double_blocks.1.img_mod.lin": (6 * WIDTH, WIDTH),
+    "single_blocks.0.linear1": (7 * WIDTH, WIDTH),
+    "single_blocks.1.linear2": (WIDTH, 5 * WIDTH),
+    "final_layer.adaLN_modulation.1": (2 * WIDTH, WIDTH),
+}
+DIFFUSERS_LAYERS = {
+    "transformer_blocks.0.attn.to_k": (WIDTH, WIDTH),
+    "transformer_blocks.1.attn.add_v_proj": (WIDTH, WIDTH),
+    "single_transformer_blocks.0.proj_mlp": (4 * WIDTH, WIDTH),
+    "norm_out.linear": (2 * WIDTH, WIDTH),
+}
+FILES: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any]]] = {
+    **{kind: (LAYERS, {"kind": kind}) for kind in KINDS},
+    "peft": (LAYERS, {"kind": "peft", "spell": peft, "seed": 1}),
+    "diffusers names": (DIFFUSERS_LAYERS, {"kind": "peft", "spell": lambda layer: f"transformer.{layer}", "seed": 2}),
+    "bf16": (LAYERS, {"seed": 3, "dtype": torch.bfloat16}),
+    "nothing": ({"elsewhere.linear": (8, 8)}, {"spell": kohya}),
+}
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A LoRA node."""
+
+    file: str
+    strength: float = 0.8
+    node: str = "LoraLoaderModelOnly"
+
+    def after(self, model: list[Any]) -> dict[str, Any]:
+        return node(self.node, model=model, lora_name=f"{self.file}.safetensors", strength_model=self.strength)
+
+
+@pytest.fixture(scope="module")
+def host(host):
+    """ComfyUI with LoRA files."""
+    for name, (layers, options) in FILES.items():
+        write_lora(host.base / "models" / "loras" / f"{name}.safetensors", layers, **options)
+    return host
+
+
+def with_loras(prompt: Prompt, *loras: Lora) -> Prompt:
+    """The graph with these after its loader."""
+    if not loras:
+        return prompt
+    prompt = dict(prompt)
+    prompt["before lora"] = prompt.pop("model")
+    last = "before lora"
+    for number, lora in enumerate(loras):
+        name = "model" if number == len(loras) - 1 else f"lora {number}"
+        prompt[name] = lora.after(link(last))
+        last = name
+    return prompt
+
+
+def latent(host, workflow: Workflow, *loras: Lora) -> torch.Tensor:
+    return host.latent(host.run(with_loras(workflow.prompt(), *loras)), SAVE)
+
+
+def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert wanted.std() > 0.1
+    assert (ours - wanted).abs().max() < TOLERANCE * wanted.abs().max()
+
+
+BASE = Workflow(steps=2)
+NETWORKS = ("diffusers", "ComfyUI")
+
+
+@pytest.mark.slow_but_for("diffusers-dora", "ComfyUI-lokr")
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_kind_gives_what_load_diffusion_model_gives(host, network, file):
+    wanted = latent(host, BASE, Lora(file))
+    ours = latent(host, replace(BASE.on("cpu:2"), network=network), Lora(file))
+    assert_same(ours, wanted)
+    changed = (wanted - latent(host, BASE)).abs().max() > 10 * TOLERANCE * wanted.abs().max()
+    assert changed == (file != "nothing")
+
+
+def run_anew(host, workflow: Workflow, *loras: Lora) -> torch.Tensor:
+    """The latent of a sampler that has run, and was not taken from ComfyUI's cache."""
+    run = host.run(with_loras(workflow.prompt(), *loras))
+    assert SAMPLER in run.executed, run.error
+    return host.latent(run, SAVE)
+
+
+@pytest.mark.slow_but_for("diffusers")
+@pytest.mark.parametrize("network", NETWORKS)
+def test_strengths_change_files_stack_and_what_is_removed_leaves_nothing(host, network):
+    parallel = replace(BASE.on("cpu:2"), network=network)
+    strong, negative, other = Lora("lora", 1.2), Lora("lora", -0.6), Lora("diffusers names", 0.9)
+    sets = [(), (strong,), (negative,), (strong, other), (other,), (strong,), (Lora("set"), other), ()]
+    ours = [run_anew(host, parallel, *loras) for loras in sets]
+    assert torch.equal(ours[-1], ours[0])  # bit for bit
+    assert torch.equal(ours[5], ours[1])
+    for loras, given in zip(sets[1:5], ours[1:5], strict=True):
+        assert_same(given, latent(host, BASE, *loras))
+
+
+def test_two_prompts_with_unlike_sets_of_one_model_take_turns(host):
+    first, second = BASE.on("cpu:2"), BASE.on("cpu:2", "ParallelSampler")
+    one, other = (Lora("peft"),), (Lora("peft", -0.4), Lora("bf16"))
+    ours = [run_anew(host, *each) for each in ((first, *one), (second, *other), (first, *one), (second, *other))]
+    assert torch.equal(ours[2], ours[0])
+    assert torch.equal(ours[3], ours[1])
+    assert_same(ours[0], latent(host, BASE, *one))
+    assert_same(ours[1], latent(host, BASE, *other))
+
+
+PLANS = {
+    "three ranks": BASE.on("cpu:3"),
+    "one rank": BASE.on("cpu:1"),
+    "cfg": replace(BASE, cfg=4.0, lengths=(9, 5)).on("cpu:2"),
+    "stages": replace(BASE, stages=(2, 1, 1)).on("cpu:2"),
+    "stages in the pool": replace(BASE, stages=(2, 2, 1), steps=1).on("cpu:2", "ParallelSampler"),
+    "in the pool": BASE.on("cpu:3", "ParallelSampler"),
+}
+
+
+@pytest.mark.slow_but_for("stages")
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_has_the_patched_weights(host, name):
+    parallel = PLANS[name]
+    loras = Lora("lokr"), Lora("diffusers names", -0.7)
+    wanted = latent(host, replace(parallel.on("native", "KSampler"), stages=None), *loras)
+    assert_same(latent(host, parallel, *loras), wanted)
+
+
+BYPASSED = ("lora", "loha", "lokr", "oft", "diff")  # ComfyUI 0.33's own bypass of GLoRA fails
+
+
+@pytest.mark.slow_but_for("diffusers-oft")
+@pytest.mark.parametrize("file", BYPASSED)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_bypass_lora_acts_beside_its_layers(host, network, file):
+    lora = Lora(file, 0.7, "LoraLoaderBypassModelOnly")
+    parallel = replace(BASE.on("cpu:2"), network=network)
+    assert_same(latent(host, parallel, lora), latent(host, BASE, lora))
+    assert_same(run_anew(host, parallel), latent(host, BASE))
+
+
+@pytest.mark.slow_but_for("scaled_fp8")
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantised_weights_are_patched_as_comfyui_does(host, formats, name):
+    if name not in formats:
+        pytest.skip(f"this ComfyUI has no {name}")
+    # One rank: products of int8 take one scale for all rows of a call.
+    workflow = replace(BASE, model=f"{name}.safetensors")
+    wanted, plain = latent(host, workflow, Lora("peft", 0.5)), latent(host, workflow)
+    ours = [run_anew(host, workflow.on("cpu:1"), *loras) for loras in ((), (Lora("peft", 0.5),), ())]
+    assert_same(ours[1], wanted)
+    assert_same(ours[0], plain)
+    assert torch.equal(ours[2], ours[0])
+
+
+def with_hooks(prompt: Prompt) -> Prompt:
+    """Each prompt with a LoRA of its own, one of them on a schedule."""
+    hook = {"strength_model": 0.9, "lora_name": "lora.safetensors"}
+    prompt = {**prompt, "always": node("CreateHookLoraModelOnly", **hook)}
+    prompt["first"] = node("CreateHookKeyframe", strength_mult=1.5, start_percent=0.0)
+    prompt["then"] = node("CreateHookKeyframe", strength_mult=0.2, start_percent=0.6, prev_hook_kf=link("first"))
+    prompt["other"] = node("CreateHookLoraModelOnly", strength_model=-0.7, lora_name="lokr.safetensors")
+    prompt["scheduled"] = node("SetHookKeyframes", hooks=link("other"), hook_kf=link("then"))
+    for name, hooks in (("positive", "scheduled"), ("negative", "always")):
+        prompt[f"{name} text"] = prompt[name]
+        prompt[name] = node(
+            "ConditioningSetProperties",
+            cond_NEW=link(f"{name} text"), strength=1.0, set_cond_area="default", hooks=link(hooks),
+        )  # fmt: skip
+    return prompt
+
+
+@pytest.mark.slow_but_for("diffusers")
+@pytest.mark.parametrize("network", NETWORKS)
+def test_hooks_give_each_prompt_its_weights_on_their_schedule(host, network):
+    workflow = replace(BASE, cfg=3.0, steps=4)
+    lora = Lora("peft", 0.3)
+    prompts = [with_loras(with_hooks(each.prompt()), lora)
+               for each in (replace(workflow.on("cpu:2"), network=network), workflow)]  # fmt: skip
+    ours, wanted = (host.latent(host.run(prompt), SAVE) for prompt in prompts)
+    assert_same(ours, wanted)
+    without = latent(host, workflow, lora)
+    assert (wanted - without).abs().max() > 10 * TOLERANCE * wanted.abs().max()
+
+
+def test_an_adapter_that_no_rank_has_is_refused_at_its_node(host):
+    graph = Workflow(loader="cpu:2", patch="adapter of its own").prompt()
+    run = host.run(graph)
+    assert run.error is not None
+    assert run.error["node_type"] == "TestModelPatch"
+    assert "OwnAdapter" in run.error["exception_message"]

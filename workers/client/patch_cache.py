@@ -1,0 +1,106 @@
+"""Which weight patches the pool holds already: a LoRA's tensors cross once, a change of its strength is some names."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+import torch
+
+from parallel_runtime.patching.patch_data import PatchSet, WeightPatches, as_bytes
+from parallel_runtime.requests.requests import KeepPatches
+
+from .submission import Callbacks, Reply, ShouldCancel, Submission, never
+
+MOST_SETS = 32
+MOST_BYTES = 4 << 30
+"""Of factors that the ranks keep, each of them on its host, beside those of the call at hand."""
+PIECE = 64 << 20
+"""Bytes that a job brings, or one tensor: the memory that is shared with the ranks is no larger for that."""
+_MOST_TENSORS = 1024
+
+
+class PatchCache:
+    """Mirrors the ranks' stores.
+
+    Args:
+        submit: runs one request in the pool.
+    """
+
+    def __init__(self, submit: Callable[[Submission], Reply]):
+        self._submit = submit
+        self._sets: OrderedDict[str, dict[str, int]] = OrderedDict()
+        self._factors: set[str] = set()
+        self._to_drop: list[str] = []
+
+    def send(self, patches: WeightPatches, should_cancel: ShouldCancel = never) -> None:
+        """Have patches in the pool.
+
+        Raises:
+            ParallelError: it has no ComfyUI to compute them, or died.
+            Cancelled: the artist stopped it.
+        """
+        callbacks = Callbacks(should_cancel=should_cancel)
+        try:
+            for request, tensors in self._missing(patches):
+                self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks))
+                self._factors |= set(request.factors)
+        except BaseException:
+            self.clear()  # whether the ranks have kept them is not certain
+            raise
+
+    def clear(self) -> None:
+        """Trust nothing any more; the pool drops with the next request what it may still hold."""
+        self._to_drop += [*self._sets, *self._factors]
+        self._sets.clear()
+        self._factors.clear()
+
+    def _missing(self, patches: WeightPatches) -> Iterator[tuple[KeepPatches, dict[str, torch.Tensor]]]:
+        """The requests, each with its tensors, after which the pool has these patches."""
+        for each in patches.sets:
+            if each.name in self._sets:
+                self._sets.move_to_end(each.name)
+        new = [each for each in patches.sets if each.name not in self._sets]
+        if not new:
+            return
+        assert patches.comfyui is not None
+        self._make_room([each.name for each in patches.sets], new)
+        dropped, self._to_drop = tuple(self._to_drop), []
+        for names in self._pieces(new):
+            tensors = {name: as_bytes(factor) for each in new for name, factor in each.factors.items() if name in names}
+            yield KeepPatches(patches.comfyui, factors=tuple(tensors), dropped=dropped), tensors
+            dropped = ()
+        yield (
+            KeepPatches(patches.comfyui, sets=tuple(each.name for each in new), dropped=dropped),
+            {each.name: each.to_bytes() for each in new},
+        )
+        for each in new:
+            self._sets[each.name] = {name: factor.nbytes for name, factor in each.factors.items()}
+
+    def _pieces(self, new: list[PatchSet]) -> Iterator[set[str]]:
+        wanted = {name: factor for each in new for name, factor in each.factors.items() if name not in self._factors}
+        piece: set[str] = set()
+        size = 0
+        for name, factor in wanted.items():
+            if piece and (size + factor.nbytes > PIECE or len(piece) == _MOST_TENSORS):
+                yield piece
+                piece, size = set(), 0
+            piece.add(name)
+            size += factor.nbytes
+        if piece:
+            yield piece
+
+    def _make_room(self, needed: list[str], new: list[PatchSet]) -> None:
+        """Drop the sets that were used longest ago, and factors that none is left of."""
+        old = [name for name in self._sets if name not in needed]
+        used = {name for each in new for name in each.factors}
+        while old and (len(self._sets) >= MOST_SETS or self._size() > MOST_BYTES):
+            name = old.pop(0)
+            del self._sets[name]
+            self._to_drop.append(name)
+        left = {factor for factors in self._sets.values() for factor in factors} | used
+        self._to_drop += sorted(self._factors - left)
+        self._factors &= left
+
+    def _size(self) -> int:
+        return sum({name: size for factors in self._sets.values() for name, size in factors.items()}.values())
