@@ -10,13 +10,14 @@ from .families import TWIN
 from .graphs import Way
 from .host_families import HOST_REAL, HostFamily
 from .measures.faults import cancel, fault, kill_rank, stop_rank
+from .measures.lora import lora
 from .measures.memory import unload
 from .measures.speed import short_speed, speed
 from .measures.start import comes_back, fresh, sequence
 from .measures.switch import experts, turns, two_in_a_step
 
-SETS = ("quick", "families", "memory", "start", "switch", "experts", "video", "faults", "host_networks")
-SECONDS = {"quick": 350.0, "host_networks": 1500.0}
+SETS = ("quick", "families", "memory", "start", "switch", "experts", "video", "lora", "faults", "host_networks")
+SECONDS = {"quick": 350.0, "lora": 560.0, "host_networks": 1500.0}
 """Of a whole set, by default `USUAL`."""
 USUAL = 470.0
 NATIVE = Way()
@@ -125,6 +126,12 @@ def _experts(one: str, many: str) -> Iterator[Measure]:
         yield Measure(f"experts {way.devices or 'native'}", twins, 200, run, way.gpus)
 
 
+def _lora(one: str, many: str) -> Iterator[Measure]:
+    for way in (NATIVE, Way(one), Way(many)):
+        run = partial(lora, file="flux", way=way)
+        yield Measure(f"lora {way.devices or 'native'}", ("flux",), 220, run, way.gpus)
+
+
 def _faults(one: str, many: str) -> Iterator[Measure]:
     sampler = Way(many, "ParallelSampler")
     for way, do, loading in (
@@ -149,6 +156,7 @@ _MAKERS = {
     "switch": _switch,
     "experts": _experts,
     "video": _video,
+    "lora": _lora,
     "faults": _faults,
     "host_networks": _host_networks,
 }

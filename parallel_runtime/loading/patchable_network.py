@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..patching.comfyui_patches import beside
 from .patchable import has_room
 
 
@@ -64,7 +65,12 @@ class PatchableNetwork(ABC):
             hook.eject()
         self._bypasses = []
         for name, (adapter, strength) in layers.items():
-            hook = bypass.BypassForwardHook(self.network.get_submodule(name), adapter, multiplier=strength)
+            layer = self.network.get_submodule(name)
+            if isinstance(layer, nn.Linear):  # tried: a fault of ComfyUI's shall not cost the pool
+                nothing = torch.zeros(1, 2, layer.out_features, device=self.device)
+                x = torch.zeros(1, 2, layer.in_features, device=self.device)
+                beside(name, adapter, strength, x, lambda x, given=nothing: given)  # type: ignore[misc]
+            hook = bypass.BypassForwardHook(layer, adapter, multiplier=strength)
             hook.inject()
             self._bypasses.append(hook)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..errors import RequestError
 from .patch_data import PREFIX, PatchSet, decode_patches, decode_value
 
 
@@ -75,34 +77,52 @@ class Computing:
         Args:
             weight: the layer's own, with its patches.
             inputs: of the layer.
+
+        Raises:
+            RequestError: ComfyUI's adapter cannot do it.
         """
         import comfy.float
-        import comfy.weight_adapter.bypass as bypass
+        import comfy.lora
 
         value, strength = self._patches.bypass[layer]
         adapter = decode_value(value, self._patches.factors)
         own = weight.to(self._device, torch.float32)
-        module: Any = nn.Linear(1, 1, bias=False, device="meta")
-        if own.ndim > 2:
-            kind: Any = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}[own.ndim]
-            module = kind(own.shape[1], own.shape[0], own.shape[2:], bias=False, device="meta")
-        hook = bypass.BypassForwardHook(module, adapter, multiplier=strength)
-        hook._move_adapter_weights_to_device(self._device, torch.float32)
-        if own.ndim > 2:
-            result = self._folded_kernel(own, adapter, strength)
+        if own.ndim > 2:  # a kernel: what a patch of the weight gives
+            result = comfy.lora.calculate_weight([(strength, adapter, 1.0, None, None)], own.clone(), name)
         elif own.ndim == 2:
-            hook.original_forward = lambda x: F.linear(x, own)
-            result = hook._bypass_forward(torch.eye(inputs, device=self._device)).T
+            given = torch.eye(inputs, device=self._device)
+            result = beside(layer, adapter, strength, given, lambda x: F.linear(x, own)).T
         else:
-            hook.original_forward = lambda x: own.expand(x.shape[0], -1)
-            result = hook._bypass_forward(torch.zeros(1, inputs, device=self._device))[0]
+            given = torch.zeros(1, inputs, device=self._device)
+            result = beside(layer, adapter, strength, given, lambda x: own.repeat(x.shape[0], 1))[0]
         return comfy.float.stochastic_rounding(result.contiguous(), weight.dtype, seed=_seed(PREFIX + name))
 
-    def _folded_kernel(self, own: torch.Tensor, adapter: Any, strength: float) -> torch.Tensor:
-        import comfy.lora
 
-        patch = (strength, adapter, 1.0, None, None)
-        return comfy.lora.calculate_weight([patch], own.clone(), "")
+def beside(
+    layer: str, adapter: Any, strength: float, x: torch.Tensor, forward: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """What ComfyUI's bypass of a linear layer gives.
+
+    Args:
+        x: (..., inputs).
+        forward: of the layer without it.
+
+    Raises:
+        RequestError: ComfyUI's adapter cannot do it.
+    """
+    import comfy.weight_adapter.bypass as bypass
+
+    hook = bypass.BypassForwardHook(nn.Linear(1, 1, bias=False, device="meta"), adapter, multiplier=strength)
+    hook.original_forward = forward
+    try:
+        hook._move_adapter_weights_to_device(x.device, x.dtype)
+        result: torch.Tensor = hook._bypass_forward(x)
+    except (RuntimeError, NotImplementedError) as error:
+        kind = type(adapter).__name__
+        raise RequestError(
+            f"ComfyUI's own bypass of {kind} at {layer} fails: {error}", "Add it with Load LoRA instead."
+        ) from error
+    return result
 
 
 def _seed(key: str) -> int:

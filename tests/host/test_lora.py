@@ -11,6 +11,7 @@ import torch
 from tests.comfyui_networks.formats import FORMATS
 from tests.tiny_lora import KINDS, kohya, peft, write_lora
 
+from .test_graph_stays_a_graph import pool_pids
 from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
@@ -149,10 +150,10 @@ def test_every_plan_has_the_patched_weights(host, name):
     assert_same(latent(host, parallel, *loras), wanted)
 
 
-BYPASSED = ("lora", "loha", "lokr", "oft", "diff")  # ComfyUI 0.33's own bypass of GLoRA fails
+BYPASSED = ("lora", "loha", "lokr", "boft", "diff")
 
 
-@pytest.mark.slow_but_for("diffusers-oft")
+@pytest.mark.slow_but_for("diffusers-boft")
 @pytest.mark.parametrize("file", BYPASSED)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_bypass_lora_acts_beside_its_layers(host, network, file):
@@ -160,6 +161,19 @@ def test_a_bypass_lora_acts_beside_its_layers(host, network, file):
     parallel = replace(BASE.on("cpu:2"), network=network)
     assert_same(latent(host, parallel, lora), latent(host, BASE, lora))
     assert_same(run_anew(host, parallel), latent(host, BASE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_bypass_that_fails_in_comfyui_is_refused_by_name_and_the_pool_lives(host, network):
+    parallel = replace(BASE.on("cpu:2"), network=network)
+    for file in ("oft", "glora"):
+        run = host.run(with_loras(parallel.prompt(), Lora(file, 0.7, "LoraLoaderBypassModelOnly")))
+        assert run.error is not None
+        assert "bypass of" in run.error["exception_message"]
+    processes = pool_pids(host)
+    assert_same(run_anew(host, parallel), latent(host, BASE))
+    assert pool_pids(host) == processes
 
 
 @pytest.mark.slow_but_for("scaled_fp8")

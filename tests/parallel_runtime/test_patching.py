@@ -1,0 +1,238 @@
+"""Patched weights in a rank: where they lie, what comes back, what is parked; never a patch on a patched weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from parallel_runtime.errors import NotLoadedError, RequestError
+from parallel_runtime.loading import held_weights
+from parallel_runtime.loading.checkpoint import open_checkpoint
+from parallel_runtime.loading.held_weights import ArenaWeights
+from parallel_runtime.loading.original_weights import OriginalWeights, original_rules
+from parallel_runtime.loading.weights import build_transformer, check_weights
+from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.diffusers.registry import find_by_name
+from parallel_runtime.patching.patch_data import Encoder, PatchSet
+from parallel_runtime.requests.control import Cancelled
+from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, KeepPatches, Release, tensor_name
+from tests import tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
+from tests.comfyui_checkout import HOW, find_comfyui
+from tests.parallel_runtime.test_weight_store import CONFIG, Rank, leave_room_for
+from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_model import write_diffusers_file
+from tests.tiny_model import write_original as write_family
+
+COMFYUI = find_comfyui()
+pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
+
+LAYERS = ("double_blocks.0.img_attn.qkv", "single_blocks.0.linear1", "final_layer.adaLN_modulation.1", "img_in")
+RANK, ALPHA = 4, 2.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _comfy() -> None:
+    use_comfyui(str(COMFYUI), {"cpu": True})
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return [write_original(folder / f"{seed}.safetensors", CONFIG, seed=seed) for seed in (1, 2)]
+
+
+def factors(path: Path, seed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """(up, down) of each layer."""
+    torch.manual_seed(seed)
+    tensors = load_file(path)
+    shapes = {layer: tensors[f"{layer}.weight"].shape for layer in LAYERS}
+    return {layer: (torch.randn(out, RANK) * 0.2, torch.randn(RANK, given) * 0.2)
+            for layer, (out, given) in shapes.items()}  # fmt: skip
+
+
+def lora(path: Path, strength: float, seed: int = 0) -> PatchSet:
+    from comfy.weight_adapter import LoRAAdapter
+
+    patches: dict[str, Any] = {
+        f"diffusion_model.{layer}.weight": [
+            (strength, LoRAAdapter(set(), (up, down, ALPHA, None, None, None)), 1.0, None, None)
+        ]
+        for layer, (up, down) in factors(path, seed).items()
+    }
+    return Encoder().encode(patches)
+
+
+def merged(path: Path, strength: float, seed: int = 0) -> Path:
+    """A file with the same LoRA in its weights."""
+    tensors = load_file(path)
+    for layer, (up, down) in factors(path, seed).items():
+        tensors[f"{layer}.weight"] += strength * ALPHA / RANK * (up @ down)
+    target = path.with_name(f"{path.stem} with {seed} {strength}.safetensors")
+    save_file(tensors, target)
+    return target
+
+
+class PatchingRank(Rank):
+    """Keeps sets, and runs calls with them."""
+
+    def keep(self, *sets: PatchSet, dropped: tuple[str, ...] = ()) -> None:
+        tensors = {name: factor.view(torch.uint8).reshape(-1) for each in sets for name, factor in each.factors.items()}
+        names = tuple(each.name for each in sets)
+        request = KeepPatches(ComfyuiCode(str(COMFYUI)), tuple(tensors), names, dropped)
+        self.run(request, {**tensors, **{each.name: each.to_bytes() for each in sets}})
+
+    def forward(self, name: Path | str, *sets: PatchSet) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(3)
+        draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+        given = {"context": draw(1, 7, 64), "y": draw(1, 32), "guidance": torch.full((1,), 3.5)}
+        tensors = {tensor_name(1, key): tensor for key, tensor in given.items()}
+        tensors |= {"x": draw(1, 16, 8, 6), "timestep": torch.full((1,), 0.7)}
+        reference = ConditioningRef(1, new=True, tensors=tuple(given))
+        first, second = (*(each.name for each in sets), "", "")[:2]
+        request = Forward(str(name), reference, patches=(first, second))
+        with torch.no_grad():
+            return self.run(request, tensors)[1]["output"]
+
+    def weights(self, name: Path) -> dict[str, torch.Tensor]:
+        transformer = self.engine.residency.get(str(name)).transformer
+        assert transformer is not None
+        return {key: parameter.data for key, parameter in transformer.named_parameters()}
+
+
+def predicted(path: Path) -> torch.Tensor:
+    rank = PatchingRank(mapped=True)
+    rank.load(path)
+    return rank.forward(path)
+
+
+def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
+    assert (one - other).abs().max() < 1e-4 * other.abs().max()
+
+
+@pytest.mark.parametrize("place", ["mapped", "region", "region, originals kept"])
+def test_weights_are_patched_in_place_and_come_back_bit_for_bit(place, files, monkeypatch):
+    monkeypatch.setattr(held_weights, "has_room", lambda tensors, device: place.endswith("kept"))
+    path, rank = files[0], PatchingRank(mapped=place == "mapped")
+    rank.load(path)
+    plain, before = rank.forward(path), {name: data.clone() for name, data in rank.weights(path).items()}
+    addresses = {name: data.data_ptr() for name, data in rank.weights(path).items()}
+    sets = {strength: lora(path, strength) for strength in (0.8, -0.5)}
+    rank.keep(*sets.values())
+    for strength in (0.8, -0.5, 0.8):
+        assert_same(rank.forward(path, sets[strength]), predicted(merged(path, strength)))
+        if place != "mapped":
+            assert addresses == {name: data.data_ptr() for name, data in rank.weights(path).items()}
+    assert torch.equal(rank.forward(path), plain)
+    assert all(torch.equal(before[name], data) for name, data in rank.weights(path).items())
+    assert addresses == {name: data.data_ptr() for name, data in rank.weights(path).items()}
+
+
+def test_hooks_come_on_top_and_sets_that_are_dropped_are_not_known(files):
+    path, rank = files[0], PatchingRank()
+    rank.load(path)
+    first, second = lora(path, 0.6), lora(path, 0.9, seed=1)
+    rank.keep(first)
+    rank.keep(second)
+    both = predicted(merged(merged(path, 0.6), 0.9, seed=1))
+    assert_same(rank.forward(path, first, second), both)
+    assert_same(rank.forward(path, second), predicted(merged(path, 0.9, seed=1)))
+    rank.keep(dropped=(second.name, *second.factors))
+    with pytest.raises(NotLoadedError, match="LoRA"):
+        rank.forward(path, second)
+    assert_same(rank.forward(path, first), predicted(merged(path, 0.6)))
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["parked", "read again"])
+def test_a_model_that_was_away_comes_back_with_what_is_asked_of_it(folder, files, tmp_path, monkeypatch):
+    rank = PatchingRank(folder=tmp_path if folder else None)
+    leave_room_for(1, files[0], monkeypatch, rank)
+    for path in files:
+        rank.load(path)
+    plain = [rank.forward(path) for path in files]
+    sets = [lora(path, 0.7) for path in files]
+    rank.keep(*sets)
+    wanted = [predicted(merged(path, 0.7)) for path in files]
+    for _ in range(2):
+        for path, patches, patched in zip(files, sets, wanted, strict=True):
+            assert_same(rank.forward(path, patches), patched)
+            assert rank.here() == [path.stem]
+    assert all(torch.equal(rank.forward(path), each) for path, each in zip(files, plain, strict=True))
+    rank.forward(files[0], sets[0])
+    rank.run(Release(str(files[0])))
+    assert torch.equal(rank.forward(files[0]), plain[0])
+
+
+def test_a_change_that_was_cancelled_goes_on_from_there(files, monkeypatch):
+    path, rank = files[0], PatchingRank()
+    rank.load(path)
+    plain, patches = rank.forward(path), lora(path, 0.8)
+    rank.keep(patches)
+    written: list[str] = []
+    put = ArenaWeights._put
+
+    def cancelling(self, target: str, value: torch.Tensor) -> None:
+        written.append(target)
+        if len(written) == 3:  # in the middle of a fused tensor
+            raise Cancelled
+        put(self, target, value)
+
+    monkeypatch.setattr(ArenaWeights, "_put", cancelling)
+    with pytest.raises(Cancelled):
+        rank.forward(path, patches)
+    monkeypatch.setattr(ArenaWeights, "_put", put)
+    assert_same(rank.forward(path, patches), predicted(merged(path, 0.8)))
+    assert torch.equal(rank.forward(path), plain)
+
+
+def test_what_does_not_fit_is_refused_and_leaves_nothing(files):
+    path, rank = files[0], PatchingRank()
+    rank.load(path)
+    plain = rank.forward(path)
+    padded = torch.zeros(512, 128), {"pad_weight": True}
+    patches = Encoder().encode({"diffusion_model.img_in.weight": [(1.0, ("diff", padded), 1.0, None, None)]})
+    rank.keep(patches)
+    with pytest.raises(RequestError, match=r"img_in\.weight of the shape .*network to ComfyUI"):
+        rank.forward(path, patches)
+    assert torch.equal(rank.forward(path), plain)
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "flux": tiny_config(),
+    "flux2": tiny_flux2.tiny_config(),
+    "sd3": tiny_sd3.tiny_config(),
+    "wan": tiny_wan.tiny_config(),
+    "pixart": tiny_pixart.tiny_config(num_attention_heads=16, caption_channels=4096, num_layers=1),
+    "hunyuan_dit": tiny_hunyuan_dit.tiny_config(**tiny_hunyuan_dit.COMFYUI_TEXTS, num_attention_heads=16),
+    "sdxl": tiny_sdxl.recognised_config(),
+}
+
+
+UNUSED = {"y_embedder.y_embedding"}  # PixArt's empty text, which its forward never reads
+
+
+@pytest.mark.slow_but_for("flux-original", "sd3-diffusers")
+@pytest.mark.parametrize("layout", ["original", "diffusers"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_weight_of_comfyuis_network_is_made_of_parameters_that_are_here(family, layout, tmp_path):
+    from parallel_runtime.loading.host_file import open_host_file
+
+    spec, config = find_by_name(family), FAMILIES[family]
+    original = write_family(spec, tmp_path / "original.safetensors", config)
+    names = open_host_file(original).build().state_dict()
+    path = original if layout == "original" else write_diffusers_file(spec, tmp_path / "diffusers", config)
+    checkpoint = open_checkpoint(path)
+    module = build_transformer(checkpoint)
+    state = module.state_dict()
+    weights = OriginalWeights(original_rules(checkpoint, check_weights(module, checkpoint)))
+    assert {name for name in names if not weights.parameters(name)} <= UNUSED
+    for name, weight in names.items():
+        if name in UNUSED:
+            continue
+        parts = {target: torch.rand(state[target].shape) for target in weights.parameters(name)}
+        joined = weights.join(name, parts)
+        assert joined.shape == weight.shape
+        assert all(torch.equal(part, parts[target]) for target, part in weights.split(name, joined).items())
