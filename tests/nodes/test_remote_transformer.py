@@ -36,14 +36,14 @@ class DoublingPool:
         self.held = 100
         return SimpleNamespace(bytes_per_rank=100, stages=self.stages)
 
-    def forward(self, model, x, timestep, conditioning, should_cancel, on_compile):
+    def forward(self, model, x, timestep, conditioning, patches, should_cancel, on_compile):
         self.requests.append("forward")
         self._bring(should_cancel)
         self.held = 100
         self._compile(on_compile)
         return 2 * x.float()
 
-    def sample(self, model, request, on_progress, should_cancel, on_compile):
+    def sample(self, model, request, patches, on_progress, should_cancel, on_compile):
         self.requests.append("sample")
         self._compile(on_compile)
         on_progress(0, 1, None)
