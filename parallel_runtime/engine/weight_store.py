@@ -68,7 +68,12 @@ class Held:
         """
         self._bring_here(on_bytes)
         if patches is not None:
-            self._patched.change(patches, on_bytes)
+            try:
+                self._patched.change(patches, on_bytes)
+            finally:
+                if self.weights.moved:
+                    self.forget_recordings()
+                    self.weights.moved = False
 
     def _bring_here(self, on_bytes: OnBytes) -> None:
         self.unloaded = False

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from .. import memory
-from ..errors import RequestError
+from ..errors import OtherNetworkError
+from ..networks.diffusers.call import TAKE_COMFYUIS
 from .original_weights import OriginalWeights
 
 _LEFT_FREE = 0.35
@@ -27,6 +28,7 @@ class PatchableParameters(ABC):
     wraps_layers = False
 
     def __init__(self, original: OriginalWeights, device: torch.device):
+        self.moved = False
         self._original = original
         self._device = device
         self._tensors: dict[str, torch.Tensor] = {}
@@ -59,9 +61,9 @@ class PatchableParameters(ABC):
         """See `Patchable`."""
         wanted = self.shape(name)
         if tuple(weight.shape) != wanted:
-            raise RequestError(
-                f"A LoRA makes {name} of the shape {tuple(weight.shape)}, where the network in the pool has {wanted}.",
-                "Set network to ComfyUI in Parallel Loader.",
+            raise OtherNetworkError(
+                f"A LoRA makes {name} of the shape {tuple(weight.shape)}, where diffusers' class has {wanted}.",
+                TAKE_COMFYUIS,
             )
         for target, part in self._original.split(name, weight).items():
             self._put(target, part)

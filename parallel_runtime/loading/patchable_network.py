@@ -14,12 +14,15 @@ from .patchable import has_room
 
 
 class PatchableNetwork(ABC):
-    """See `Patchable` for the methods. Nothing of such a network is compiled, so a parameter is replaced as a whole."""
+    """See `Patchable` for the methods."""
 
     wraps_layers = True
 
     def __init__(self, device: torch.device):
         self.device = device
+        self.moved = False
+        # Compiled blocks and recordings read these addresses; on the CPU there are none, and weights may be the file.
+        self._in_place = device.type != "cpu"
         self._originals: dict[str, torch.Tensor] = {}
         self._bypasses: list[Any] = []
 
@@ -44,17 +47,28 @@ class PatchableNetwork(ABC):
     def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
         """See `Patchable`."""
         new = {name: self._read(name) for name in names if name not in patched}
-        stay = self.device.type == "cpu" or has_room(new.values(), self.device)
-        self._originals |= {name: weight if stay else weight.to("cpu") for name, weight in new.items()}
+        if self._in_place:
+            stay = self.device.type == "cpu" or has_room(new.values(), self.device)
+            new = {name: weight.detach().clone() if stay else weight.detach().to("cpu") for name, weight in new.items()}
+        self._originals |= new
         return {name: self._originals[name] for name in names}
 
     def write(self, name: str, weight: torch.Tensor) -> None:
         """See `Patchable`. A weight may have another shape then."""
-        self._put(name, nn.Parameter(weight.to(self.device), requires_grad=False))
+        now, weight = self._read(name), weight.to(self.device)
+        if self._in_place and _alike(now, weight):
+            with torch.no_grad():
+                now.copy_(weight)  # not its `data`, which for a quantised weight has scales of its own
+            return
+        setattr(self.owner(name), name.rpartition(".")[2], nn.Parameter(weight, requires_grad=False))
+        self.moved = True
 
     def put_back(self, name: str, original: torch.Tensor) -> None:
         """See `Patchable`."""
-        self._put(name, original.to(self.device))
+        if self._in_place:
+            self.write(name, original)
+        else:
+            setattr(self.owner(name), name.rpartition(".")[2], original)
         del self._originals[name]
 
     def wrap(self, layers: Mapping[str, tuple[Any, float]]) -> None:
@@ -64,6 +78,7 @@ class PatchableNetwork(ABC):
         for hook in reversed(self._bypasses):
             hook.eject()
         self._bypasses = []
+        self.moved = True
         for name, (adapter, strength) in layers.items():
             layer = self.network.get_submodule(name)
             if isinstance(layer, nn.Linear):  # tried: a fault of ComfyUI's shall not cost the pool
@@ -82,6 +97,17 @@ class PatchableNetwork(ABC):
         weight: torch.Tensor = getattr(self.owner(name), name.rpartition(".")[2])
         return weight
 
-    def _put(self, name: str, weight: torch.Tensor) -> None:
-        parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
-        setattr(self.owner(name), name.rpartition(".")[2], parameter)
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a copy of one to the other needs no other memory, quantised or not."""
+    return _layout(one) == _layout(other)
+
+
+def _layout(weight: Any) -> list[Any]:
+    scales = vars(getattr(weight, "_params", None) or _Plain())
+    parts = [weight, getattr(weight, "_qdata", None), *(scales[name] for name in sorted(scales))]
+    return [(part.shape, part.dtype) for part in parts if isinstance(part, torch.Tensor)]
+
+
+class _Plain:
+    """What a weight that is not quantised has in the place of scales."""

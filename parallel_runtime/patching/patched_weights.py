@@ -27,6 +27,9 @@ class Patchable(Protocol):
 
     wraps_layers: bool
     """Layers can be given a bypass of their own (`wrap`); else it becomes a part of their weights."""
+    moved: bool
+    """Something was changed elsewhere than in place: what was recorded over these weights is void. Who reads it sets it
+    back."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Of a weight as ComfyUI has it; None where this rank does not have it."""

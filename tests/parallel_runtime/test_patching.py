@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_runtime.errors import NotLoadedError, RequestError
+from parallel_runtime.errors import NotLoadedError, OtherNetworkError
 from parallel_runtime.loading import held_weights
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.held_weights import ArenaWeights
 from parallel_runtime.loading.original_weights import OriginalWeights, original_rules
+from parallel_runtime.loading.patchable_network import PatchableNetwork
 from parallel_runtime.loading.weights import build_transformer, check_weights
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.diffusers.registry import find_by_name
@@ -195,7 +196,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(files):
     padded = torch.zeros(512, 128), {"pad_weight": True}
     patches = Encoder().encode({"diffusion_model.img_in.weight": [(1.0, ("diff", padded), 1.0, None, None)]})
     rank.keep(patches)
-    with pytest.raises(RequestError, match=r"img_in\.weight of the shape .*network to ComfyUI"):
+    with pytest.raises(OtherNetworkError, match=r"img_in\.weight of the shape"):
         rank.forward(path, patches)
     assert torch.equal(rank.forward(path), plain)
 
@@ -236,3 +237,46 @@ def test_every_weight_of_comfyuis_network_is_made_of_parameters_that_are_here(fa
         joined = weights.join(name, parts)
         assert joined.shape == weight.shape
         assert all(torch.equal(part, parts[target]) for target, part in weights.split(name, joined).items())
+
+
+class Network(PatchableNetwork):
+    """One layer, whose weight is written as on a GPU."""
+
+    def __init__(self, weight: torch.Tensor):
+        super().__init__(torch.device("cpu"))
+        self._in_place = True
+        self.layers = torch.nn.ModuleDict({"layer": torch.nn.Linear(1, 1)})
+        self.layers["layer"].weight = torch.nn.Parameter(weight, requires_grad=False)
+
+    @property
+    def network(self) -> torch.nn.Module:
+        return self.layers
+
+
+@pytest.mark.parametrize("kind", ["plain", "float8_e4m3fn", "mxfp8", "nvfp4", "int8_tensorwise"])
+def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind):
+    import comfy.quant_ops as quant
+
+    torch.manual_seed(0)
+    values = [torch.randn(64, 128).bfloat16() * scale for scale in (1.0, 30.0)]
+    weights: list[Any] = values
+    if kind != "plain":
+        layout = quant.QUANT_ALGOS[kind]["comfy_tensor_layout"]
+        options: dict[str, Any] = {} if kind == "mxfp8" else {"scale": "recalculate"}
+        weights = [quant.QuantizedTensor.from_float(value, layout, **options) for value in values]
+    read = lambda weight: weight.dequantize() if kind != "plain" else weight  # noqa: E731
+    network = Network(weights[0].clone())
+    weight = network.layers["layer"].weight
+    plain, other = read(weights[0]).clone(), read(weights[1]).clone()
+    place = (weight if kind == "plain" else weight._qdata).data_ptr()
+    original = network.originals(["layer.weight"], [])["layer.weight"]
+    network.write("layer.weight", weights[1])
+    assert torch.equal(read(network.layers["layer"].weight), other)
+    network.put_back("layer.weight", original)
+    weight = network.layers["layer"].weight
+    assert torch.equal(read(weight), plain)
+    assert not network.moved
+    assert (weight if kind == "plain" else weight._qdata).data_ptr() == place
+    network.write("layer.weight", torch.zeros(64, 256))
+    assert network.moved
+    assert network.shape("layer.weight") == (64, 256)
