@@ -31,6 +31,7 @@ from parallel_runtime.requests.requests import INVOKABLE
 
 from .interrupt import stopping_with_prompt
 from .kept_conds import keeping
+from .patched_shapes import PatchedShapes
 from .remote_patcher import RemoteModelPatcher
 from .remote_transformer import RemoteTransformer
 from .transformer_call import read_call
@@ -159,6 +160,7 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     shared: set[str] = set()
     model.extra_conds = keeping(model, types.compute, shared)
     model.parallel_untouched = _redirect(model, remote, shared)
+    model.parallel_shapes = PatchedShapes(model, model.parallel_untouched)
     return RemoteModelPatcher(
         model,
         load_device=comfy.model_management.get_torch_device(),

@@ -113,7 +113,9 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def load(self, device_to=None, lowvram_model_memory=0, force_patch_weights=False, full_load=False) -> None:
         """Move what is not the transformer (model sampling tables); the pool loads at the first call."""
         self._move_others(device_to)
-        self._ask()  # while a prompt is prepared, some models call their network (preprocess_text_embeds)
+        # While a prompt is prepared, some models call their network (preprocess_text_embeds), or look at its weights.
+        self.model.parallel_shapes.take(self.patches)
+        self._ask()
         for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
             callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
         self.apply_hooks(self.forced_hooks, force_apply=True)
@@ -152,6 +154,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
                 f"The pool cannot carry {listed(found)}.",
                 "That comes later: remove the node that adds it, or load the model with Load Diffusion Model.",
             )
+        self.model.parallel_shapes.take(self.patches)
         self.model.parallel_untouched.check()
         self.remote.notices.begin()
         self._ask()

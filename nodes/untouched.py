@@ -71,6 +71,10 @@ class Untouched:
         if _callables_of(self._modules[0].module) != self._counted[0]:
             self.check()
 
+    def expect(self, path: str, name: str, tensor: torch.Tensor) -> None:
+        """Take this tensor of a module for its own from now on."""
+        next(each for each in self._modules if each.path == path).expect(name, tensor)
+
     def _count(self) -> tuple[Any, ...]:
         return (
             _callables_of(self._modules[0].module),
@@ -96,6 +100,10 @@ class _Module:
         self._children = dict(module.named_children())
         self._hooks = [set(hooks) for hooks in self.hooks_now()]
         self._tensors = {name: (tensor, _state(tensor)) for name, tensor in _tensors_of(module).items()}
+
+    def expect(self, name: str, tensor: torch.Tensor) -> None:
+        """Take this tensor for its own."""
+        self._tensors[name] = (tensor, _state(tensor))
 
     def hooks_now(self) -> list[dict[int, Any]]:
         """Its hooks before and after the forward."""

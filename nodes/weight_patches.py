@@ -11,6 +11,8 @@ from .comfyui_code import comfyui_code
 
 _BYPASS = "BypassInjectionManager.create_injections.<locals>."
 """What the functions are called in that ComfyUI's bypass LoRA puts into a MODEL's injections."""
+_MOST_SETS = 64
+"""Of the hooks of a run: a keyframe's strength is one more."""
 
 
 class PatchReader:
@@ -43,7 +45,7 @@ class PatchReader:
     def _kept(self, what: str, stamp: Any, make: Callable[[], PatchSet]) -> PatchSet:
         known = self._last.get(what)
         if known is None or known[0] != stamp:
-            if what == "patches":
+            if what == "patches" or len(self._last) > _MOST_SETS:
                 self._last.clear()  # another clone: its hooks are others
             known = self._last[what] = (stamp, make())
         return known[1]

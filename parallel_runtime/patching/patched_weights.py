@@ -15,7 +15,7 @@ from ..errors import RequestError
 from .comfyui_patches import Computing
 from .patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
 
-_BATCH = 1 << 30
+_BATCH = 2 << 30
 """Bytes of weights whose originals are had at once."""
 
 Asked = tuple[Any, Any, Any]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.comfyui_networks.formats import FORMATS
 from tests.tiny_lora import KINDS, kohya, peft, write_lora
@@ -58,6 +60,12 @@ class Lora:
 @pytest.fixture(scope="module")
 def host(host):
     """ComfyUI with LoRA files."""
+    wider = {"lora_up.weight": torch.randn(WIDTH, 4), "lora_down.weight": torch.randn(4, 128) * 0.1}
+    named = {f"diffusion_model.img_in.{name}": factor for name, factor in wider.items()}
+    named["diffusion_model.img_in.reshape_weight"] = torch.tensor([WIDTH, 128])
+    folder = host.base / "models" / "loras"
+    folder.mkdir(exist_ok=True)
+    save_file(named, folder / "wider.safetensors")
     for name, (layers, options) in FILES.items():
         write_lora(host.base / "models" / "loras" / f"{name}.safetensors", layers, **options)
     return host
@@ -218,6 +226,22 @@ def test_hooks_give_each_prompt_its_weights_on_their_schedule(host, network):
     assert_same(ours, wanted)
     without = latent(host, workflow, lora)
     assert (wanted - without).abs().max() > 10 * TOLERANCE * wanted.abs().max()
+
+
+@pytest.mark.parametrize("network", ["auto"])
+def test_a_lora_that_widens_the_first_layer_takes_the_concatenated_channels(host, network):
+    def graph(workflow: Workflow) -> Prompt:
+        prompt = with_loras(workflow.prompt(), Lora("wider", 0.9))
+        prompt["text"] = prompt["positive"]
+        values = json.dumps({"concat_latent_image": [1, 16, 14, 20]})
+        prompt["positive"] = node("TestConditioningValues", conditioning=link("text"), values=values)
+        return prompt
+
+    parallel = replace(BASE.on("cpu:2"), network=network)
+    plain = run_anew(host, parallel)
+    ours, wanted = (host.latent(host.run(graph(each)), SAVE) for each in (parallel, BASE))
+    assert_same(ours, wanted)
+    assert_same(run_anew(host, parallel), plain)
 
 
 def test_an_adapter_that_no_rank_has_is_refused_at_its_node(host):
