@@ -4,8 +4,9 @@ A linear layer followed by GELU becomes one matrix product that applies GELU bef
 concatenated inputs becomes one product per input, added up, and the concatenation is never made. FLUX.1's single
 blocks have both: 97 us of elementwise work for 4608 tokens on an H200 become 28 us (docs/performance.md).
 Norms join the rotary embedding that follows (rotary_rewrites.py), three projections of one input become one product
-(projections.py), and attention over peer memory takes in more of its block (peer_rewrites.py). The numbers are the
-same to rounding: GELU sees the float32 sum, a partial sum is rounded once.
+(projections.py), and attention over peer memory takes in more of its block (peer_rewrites.py). What ComfyUI's blocks
+have instead becomes the same operators (host_rewrites.py). The numbers are the same to rounding: GELU sees the float32
+sum, a partial sum is rounded once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ..attention import projections  # noqa: F401 - its operator
 from ..attention.operators import operator, shapes_of
+from .host_rewrites import rewrite_host_rotations, split_products
 from .peer_rewrites import rewrite_peer_attention
 from .rotary_rewrites import drop_unused, rewrite_rotations
 
@@ -88,6 +90,8 @@ class Rewrites(CustomGraphPass):
             self._rewrite(graph)
 
     def _rewrite(self, graph: fx.Graph) -> None:
+        split_products(graph)
+        drop_unused(graph)
         linears = [node for node in graph.nodes if node.target is torch._C._nn.linear and len(_arguments(node)) == 3]
         for node in linears:
             _fuse_gelu(graph, node)
@@ -95,6 +99,7 @@ class Rewrites(CustomGraphPass):
         if self._together:
             _project_together(graph, linears)
         rewrite_rotations(graph)
+        rewrite_host_rotations(graph)
         drop_unused(graph)  # what was replaced would count as a user
         rewrite_peer_attention(graph)
         drop_unused(graph)

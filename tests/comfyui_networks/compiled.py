@@ -24,10 +24,10 @@ from parallel_runtime.networks.comfyui.token_split import TokenSplit
 
 def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend: str) -> dict[str, Any]:
     """{"differences": {network: {"ranks, call": largest over the scale}}, "refused": {network: {block: why}},
-    "graphs": {network: how many}, "warnings": lines of the log}.
+    "graphs": {network: how many}, "warnings": lines of the log, "operators": of ours in rewritten graphs}.
 
     Args:
-        backend: of torch.compile.
+        backend: of torch.compile; "rewritten" runs the graph as our rewrites leave it.
     """
     use_comfyui(comfyui, {"cpu": True})
     import torch._dynamo.utils
@@ -42,20 +42,23 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
     meshes = {1: single_rank_mesh()}
     if world_size > 1:
         meshes[world_size] = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
+    operators: set[str] = set()
     found: dict[str, Any] = {"differences": {}, "refused": {}, "graphs": {}, "warnings": lines}
     for name in names:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         made = TINY[name]()
-        described = describe_network(made.network, 0, made.calls["plain"]["x"].ndim - 2 if "plain" in made.calls else 2)
+        first = next(iter(made.calls.values()))["x"]
+        described = describe_network(made.network, 0, (first if isinstance(first, torch.Tensor) else first[0]).ndim - 2)
         assert described.data is not None, described.why_whole
         split = TokenSplit(single_rank_mesh())
         ask_the_split(described.data.attention_in)
         cut_blocks(made.network, described.data.blocks, split)
         held = SimpleNamespace(network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None)
         plain = HostNetwork(held, described, None, "auto", torch.float32)
+        chosen: Any = _rewritten(operators) if backend == "rewritten" else backend
         with mock.patch.object(
-            compiled_cut, "CompiledCut", functools.partial(compiled_cut.CompiledCut, backend=backend)
+            compiled_cut, "CompiledCut", functools.partial(compiled_cut.CompiledCut, backend=chosen)
         ):
             compiled = HostNetwork(held, described, None, "auto", torch.float32, compile=True)
         differences = found["differences"][name] = {}
@@ -68,7 +71,19 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         found["refused"][name] = {each.__qualname__: why for each, why in cut.methods.refused.items()}
         found["graphs"][name] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         dist.barrier()
-    return found
+    return found | {"operators": sorted(operators)}
+
+
+def _rewritten(operators: set[str]) -> Any:
+    from parallel_runtime.acceleration.rewrites import Rewrites
+
+    def backend(module: Any, inputs: Any) -> Any:
+        Rewrites(together=False)(module.graph)
+        operators.update(str(node.target) for node in module.graph.nodes if "parallel_dit" in str(node.target))
+        module.recompile()
+        return module.forward
+
+    return backend
 
 
 def _predict(network: HostNetwork, mesh: Any, arguments: dict[str, Any]) -> torch.Tensor:

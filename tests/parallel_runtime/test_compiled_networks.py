@@ -61,9 +61,19 @@ def test_compiled_blocks_compute_what_they_do_and_one_that_cannot_be_compiled_ru
 @pytest.mark.parametrize("half", [0, 1])
 def test_every_class_computes_compiled_what_it_does(half):
     names = sorted(TINY)[half::2]
-    for found in compare(2, names, "eager"):
+    for found in compare(2, names, "rewritten"):
         assert {name for name, refused in found["refused"].items() if refused} == set(NOT_COMPILED) & set(names)
         assert all(found["graphs"][name] for name in set(names) - set(NOT_COMPILED))
+
+
+@with_comfyui
+@pytest.mark.slow
+def test_blocks_that_are_rewritten_compute_what_they_do():
+    for found in compare(2, ["flux", "chroma", "krea 2"], "rewritten"):
+        assert {f"parallel_dit.{name}.default" for name in ("linear_gelu", "linear_of_parts", "norm_rotate")} <= set(
+            found["operators"]
+        )
+        assert not [line for line in found["warnings"] if "rewrites" in line]
 
 
 @with_comfyui

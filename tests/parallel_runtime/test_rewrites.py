@@ -154,7 +154,7 @@ def test_a_private_module_that_torch_renamed_costs_what_it_was_for_and_a_line(go
         monkeypatch.delattr(f"parallel_runtime.acceleration.{ours}", raising=False)
     monkeypatch.setitem(sys.modules, gone, None)
     settings = {"open sizes": compiled_blocks._unequal_sizes, "norms in one pass": compiled_blocks._rows_at_once}
-    options = {} if costs != "our rewrites" else compiled_blocks._rewrites(False)
+    options = {} if costs != "our rewrites" else compiled_blocks.rewriting(False)
     usable = compiled_blocks._usable({name: setting for name, setting in settings.items() if name == costs})
     assert (options, usable) == ({}, [])
     (line,) = [record.message for record in caplog.records]

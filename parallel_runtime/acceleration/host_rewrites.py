@@ -1,0 +1,134 @@
+"""Rewrites of what ComfyUI's own blocks do, with the operators that diffusers' blocks have.
+
+In FLUX.1's single blocks one product makes query, key, value and the feed-forward layer, and GELU follows for a part of
+it: two products of the same rows do no more, and the second applies GELU before it writes. Norms over heads and the
+rotary embedding behind them become the kernel of rotary.py, which reads queries and keys once; what it gives lies token
+by token, as attention gives it back.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from ..attention import rotary  # noqa: F401 - its operators
+
+_ROTATION = ("comfy_kitchen.apply_rope", "comfy_kitchen.apply_rope.default")
+"""(query, key, matrices): ComfyUI's, of tensors (batch, heads, tokens, head dim) and (batch or 1, 1, tokens, pairs, 2,
+2), whose matrices are rotations."""
+
+
+def split_products(graph: fx.Graph) -> None:
+    """Make a product for each part of one that is split, where GELU (tanh) is all that reads a part."""
+    linears: list[Any] = [node for node in graph.nodes if node.target is torch._C._nn.linear and len(node.args) == 3]
+    for linear in linears:
+        (split, *others) = linear.users
+        parts = _parts_of(split) if not others else None
+        if parts is None or not any(_is_gelu(part) for part in parts):
+            continue
+        x, weight, bias = linear.args
+        first = 0
+        for part, size in zip(parts, split.args[1], strict=True):
+            with graph.inserting_before(split):
+                rows = [graph.call_function(torch.narrow, (each, 0, first, size)) for each in (weight, bias)]
+                product = graph.call_function(torch._C._nn.linear, (x, *rows))
+            _replace(part, product)
+            first += size
+
+
+def _parts_of(split: Any) -> list[Any] | None:
+    """Parts of a split of the last dim into given sizes, each read."""
+    if split.target is not torch.split or not isinstance(split.args[1], list | tuple):
+        return None
+    dim = split.kwargs.get("dim", split.args[2] if len(split.args) > 2 else 0)
+    if dim not in (-1, _value(split.args[0]).dim() - 1) or not all(isinstance(size, int) for size in split.args[1]):
+        return None
+    found = {user.args[1]: user for user in split.users if user.target is operator.getitem}
+    whole = len(found) == len(split.users) == len(split.args[1])
+    return [found[index] for index in range(len(found))] if whole else None
+
+
+def _is_gelu(part: Any) -> bool:
+    users = list(part.users)
+    return len(users) == 1 and users[0].target is torch._C._nn.gelu and users[0].kwargs.get("approximate") == "tanh"
+
+
+def rewrite_host_rotations(graph: fx.Graph) -> None:
+    """Make one operator of norms and rotation of queries and keys."""
+    nodes: list[Any] = [node for node in graph.nodes if node.op == "call_function" and str(node.target) in _ROTATION]
+    for node in nodes:
+        if len(node.args) != 3 or any(user.target is not operator.getitem for user in node.users):
+            continue
+        query, key, matrices = node.args
+        if _value(query).dim() != 4 or _value(matrices).dim() != 6 or _value(matrices).shape[1] != 1:
+            continue
+        if _value(query).shape[3] != 2 * _value(matrices).shape[3]:
+            continue
+        normed = [_normed_parts(each) for each in (query, key)]
+        epsilons = {eps for parts in normed for _, _, eps in parts}
+        if not normed[0] or len(normed[0]) != len(normed[1]) or len(epsilons) != 1:
+            continue
+        with graph.inserting_before(node):
+            angles = [_twice(graph, matrices, row) for row in range(2)]
+            given = [[graph.call_method("transpose", (x, 1, 2)) for x, _, _ in parts] for parts in normed]
+            weights = [[weight for _, weight, _ in parts] for parts in normed]
+            both = graph.call_function(
+                torch.ops.parallel_dit.norm_rotate.default, (*given, *weights, epsilons.pop(), *angles)
+            )
+            turned = [
+                graph.call_method("transpose", (graph.call_function(operator.getitem, (both, index)), 1, 2))
+                for index in range(2)
+            ]
+        for user in list(node.users):
+            _replace(user, turned[user.args[1]])
+
+
+def _twice(graph: fx.Graph, matrices: fx.Node, row: int) -> fx.Node:
+    """Cosines (row 0) or sines of rotation matrices, (batch or 1, tokens, head dim): each twice."""
+    every = slice(None)
+    of_pairs = graph.call_function(operator.getitem, (matrices, (every, 0, every, every, row, 0)))
+    pairs = graph.call_method("expand", (graph.call_method("unsqueeze", (of_pairs, -1)), -1, -1, -1, 2))
+    return graph.call_method("flatten", (pairs, 2))
+
+
+def _normed_parts(x: Any) -> list[tuple[fx.Node, fx.Node, float]]:
+    """Input, weight and eps of the norms whose outputs, joined along the tokens, are x; [] where it is not so."""
+    parts = [x]
+    if x.target is torch.cat and len(x.users) == 1 and (x.kwargs.get("dim", 0) == 2 or x.args[1:] == (2,)):
+        parts = list(x.args[0] if x.args else x.kwargs["tensors"])
+    norms = [norm for norm in map(_norm, parts) if norm is not None]
+    return norms if len(norms) == len(parts) else []
+
+
+def _norm(node: Any) -> tuple[fx.Node, fx.Node, float] | None:
+    """Input, weight and eps of an RMSNorm over the head dim that nothing else reads."""
+    if not isinstance(node, fx.Node):
+        return None
+    cast = node.op == "call_method" and node.target in ("to", "type_as") and len(node.args) == 2 and not node.kwargs
+    if cast and len(node.users) == 1 and isinstance(node.args[0], fx.Node):
+        if _value(node).dtype != _value(node.args[0]).dtype:
+            return None
+        node = node.args[0]
+    if node.target not in (torch.rms_norm, F.rms_norm) or len(node.users) != 1:
+        return None
+    names = ("input", "normalized_shape", "weight", "eps")
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    x, shape, weight, eps = (given.get(name) for name in names)
+    if not isinstance(x, fx.Node) or not isinstance(weight, fx.Node) or not isinstance(shape, tuple | list):
+        return None
+    if len(shape) != 1 or _value(x).dim() != 4 or _value(x).dtype == torch.float64:
+        return None
+    return x, weight, torch.finfo(torch.float32).eps if eps is None else eps
+
+
+def _value(node: Any) -> Any:
+    return node.meta["example_value"]
+
+
+def _replace(old: fx.Node, new: fx.Node) -> None:
+    new.meta = dict(old.meta)
+    old.replace_all_uses_with(new)
