@@ -41,6 +41,7 @@ from .weight_patches import PatchReader
 if TYPE_CHECKING:
     from parallel_runtime.loading.checkpoint import Checkpoint
 
+REFERENCE_METHOD = "ref_latents_method"
 FLOAT8 = {
     "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
@@ -197,6 +198,12 @@ def _invoking(transformer: torch.nn.Module, method: str, remote: RemoteTransform
     return invoke
 
 
+def reference_method(transformer: Any) -> str | None:
+    """Where the network puts reference latents that come without a word of it: a node (FluxKVCache) may change that."""
+    holder = getattr(transformer, "params", transformer)
+    return getattr(holder, "default_ref_method", None)
+
+
 def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouched:
     """Replace the method at the seam of a BaseModel's network.
 
@@ -208,10 +215,14 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
     signature = inspect.signature(getattr(transformer, name))
     asks_sigmas = reads_sigmas(transformer)
     untouched: Untouched
+    usual_method = reference_method(transformer)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         untouched.check_quickly()
         call = read_call(signature, args, kwargs, shared)
+        method = reference_method(transformer)
+        if method != usual_method and "ref_latents" in call.conditioning:
+            call = replace(call, conditioning={REFERENCE_METHOD: method, **call.conditioning})
         # The model sampling is asked for at each call: other nodes replace it.
         if asks_sigmas and (table := tabulate(call.options, model.model_sampling.timestep)):
             call = replace(call, conditioning={**call.conditioning, RUN_SIGMAS: Shared(table)})

@@ -158,6 +158,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         self.model.parallel_untouched.check()
         self.remote.notices.begin()
         self._ask()
+        self.remote.functions.begin()
         super().pre_run()
 
     def cleanup(self) -> None:

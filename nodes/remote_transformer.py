@@ -16,9 +16,10 @@ from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
 from parallel_runtime.patching.patch_data import UNPATCHED
 from parallel_runtime.requests.conditioning import Shared
 
+from .carried_patches import CarriedPatches, NotCarried
 from .run_notices import RunNotices
 from .transformer_call import TransformerCall
-from .transportable import forward_obstacles, listed, patch_obstacles, plain_options
+from .transportable import forward_obstacles, listed, option_obstacles, plain_options
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
@@ -78,6 +79,7 @@ class RemoteTransformer:
         self.notices = RunNotices(show)
         self.patches = UNPATCHED
         """Weight patches of the calls to come."""
+        self.functions = CarriedPatches()
         self.stages = 1
         """Into how many stages the weights are split."""
         self.size_bytes = 0
@@ -243,6 +245,16 @@ class RemoteTransformer:
         finally:
             self._capture = None
 
+    def _carried(self, call: TransformerCall) -> tuple[dict[str, Any], list[str]]:
+        """`transformer_options` as data for ComfyUI's own network, and what of them is none."""
+        found = option_obstacles(call.options)
+        try:
+            # Of several latents in one (video and audio), the first is the picture.
+            x = call.x if isinstance(call.x, torch.Tensor) else call.x[0]
+            return {**plain_options(call.options), **self.functions.carry(call.options, x)}, found
+        except NotCarried as error:
+            return {}, [f"functions that {error} sets inside of the model", *found]
+
     def _use_pool(self) -> PoolClient:
         # Asked for at each request: the pool for these devices may have been replaced by then.
         self._pool = self._connect(self.model.config)
@@ -256,21 +268,23 @@ class RemoteTransformer:
         """
         conditioning = call.conditioning
         if self.model.comfyui is not None:
-            found = patch_obstacles(call.options)
-            more = {"control": call.control, "transformer_options": Shared(plain_options(call.options))}
+            options, found = self._carried(call)
+            more = {"control": call.control, "transformer_options": Shared(options)}
             conditioning = {**conditioning, **{name: value for name, value in more.items() if value is not None}}
         else:
             found = forward_obstacles(call.options)
             if call.control is not None:
                 found.append("a ControlNet")
-            if found and not patch_obstacles(call.options):
+            others = self._carried(call)[1] if found else []
+            if found and not others:
                 self.turn_to_comfyui(
                     OtherNetworkError(f"The diffusers network cannot carry {listed(found)}.", TAKE_COMFYUIS)
                 )
                 return self._checked(call)
+            found = others
         if found:
             raise RequestError(
                 f"The pool cannot carry {listed(found)}.",
-                "That comes later: remove the node that adds it, or load the model with Load Diffusion Model.",
+                "Remove the node that adds it, or load the model with Load Diffusion Model.",
             )
         return conditioning

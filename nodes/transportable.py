@@ -24,13 +24,18 @@ _TRANSFORMER_PATCHES = {
     "optimized_attention_override": "another attention function (choose the kernel in Parallel Config)",
 }
 _PLAIN_OPTIONS = {"cond_or_uncond", "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "rope_options"}
-_HERE_ALONE = {"uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "wrappers", "callbacks"}
+_HERE_ALONE = {
+    "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "wrappers", "callbacks", "easycache", "ar_config",
+    "context_window",
+}  # fmt: skip
 """Options that ComfyUI's sampler reads and its networks do not, or that act before the network is called."""
-_WRITTEN = {
-    "ar_state": "the memory of an autoregressive sampler",
-    "animate2_cache": "a cache that the network fills",
-}
+_REBUILT = {"patches", "patches_replace", "animate2_cache"}
+"""Options that travel as the names of their functions and what those were made of (carried_patches.py)."""
+_WRITTEN = {"ar_state": "the memory of an autoregressive sampler"}
 """Options that a network writes into: what a rank wrote would not come back."""
+_ATTENTION = "optimized_attention_override"
+_SENT = {"diffusion_model.params.default_ref_method", "diffusion_model.default_ref_method"}
+"""Attributes of the network that are read and sent with each call."""
 _PLAIN_MODEL_OPTIONS = {"transformer_options", "disable_cfg1_optimization", "to_load_options"}
 _MODEL_FUNCTIONS = {
     "sampler_cfg_function": "a custom CFG function",
@@ -55,23 +60,23 @@ _CONDITION_PARTS = {
 }
 
 
-def patch_obstacles(options: Mapping[str, Any]) -> list[str]:
-    """Name the Python functions that `transformer_options` has for the inside of the network, and what else of it no
-    data can say."""
-    found = [text for key, text in _TRANSFORMER_PATCHES.items() if _is_set(options.get(key))]
+def option_obstacles(options: Mapping[str, Any]) -> list[str]:
+    """Name what of `transformer_options` no data can say, beside the functions for the inside of the network."""
+    found = [_TRANSFORMER_PATCHES[_ATTENTION]] if _is_set(options.get(_ATTENTION)) else []
     found += [text for key, text in _WRITTEN.items() if _is_set(options.get(key))]
-    known = _TRANSFORMER_PATCHES.keys() | _HERE_ALONE | _WRITTEN.keys()
+    known = _REBUILT | _HERE_ALONE | _WRITTEN.keys() | {_ATTENTION}
     return found + [
         f"the transformer option {key}"
-        for key in options.keys() - known
+        for key in sorted(options.keys() - known)
         if _is_set(options[key]) and not _is_plain(options[key])
     ]
 
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `transformer_options` that ComfyUI's networks may read."""
-    known = _TRANSFORMER_PATCHES.keys() | _HERE_ALONE
-    return {key: value for key, value in options.items() if key not in known and _is_set(value)}
+    left = _REBUILT | _HERE_ALONE | {_ATTENTION}
+    # False is said with a purpose: LTX-2's guidance switches attention between video and sound off by it.
+    return {key: value for key, value in options.items() if key not in left and (_is_set(value) or value is False)}
 
 
 def forward_obstacles(options: Mapping[str, Any]) -> list[str]:
@@ -97,7 +102,7 @@ def weight_obstacles(
     if weight_wrappers:
         found.append("wrapped weights")
     objects = list(object_patches)
-    found += [f"a replaced {name}" for name in objects if name.startswith("diffusion_model")]
+    found += [f"a replaced {name}" for name in objects if name.startswith("diffusion_model") and name not in _SENT]
     if "manual_cast_dtype" in objects:
         found.append("another compute dtype (choose weight_dtype in Parallel Loader)")
     found += [f"modules injected by {name}" for name in injections]
@@ -212,18 +217,17 @@ def listed(found: Iterable[str]) -> str:
 
 def _is_set(value: Any) -> bool:
     """Whether an option is there at all: an empty dict or list, None and False are ComfyUI's ways to say no."""
-    if isinstance(value, (Mapping, list, tuple)):
+    if isinstance(value, (Mapping, list, tuple, frozenset)):
         return len(value) > 0
     return value is not None and value is not False
 
 
 def _is_plain(value: Any) -> bool:
-    tensors: list[torch.Tensor] = []
     try:
-        flatten(value, tensors)
+        flatten(value, [])
     except TypeError:
         return False
-    return not tensors
+    return True
 
 
 def _is_batched(value: Any, rows: int) -> bool:

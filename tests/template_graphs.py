@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.template_coverage.node_types import Effect
+
 NEVER, BYPASS = 2, 4
 GRAPH_INPUT, GRAPH_OUTPUT = -10, -20
 _Slot = tuple[int, int]
@@ -84,8 +86,8 @@ def load(graph: Graph, file: str = "z_image_bf16.safetensors", dtype: str = "def
     return graph.add("UNETLoader", "MODEL", mode, widgets=[file, dtype])
 
 
-SKIPS = "SkipLayerGuidanceDiT"
-SKIPPED = f"{SKIPS}: functions inside of the model's blocks (it leaves out blocks)"
+SKIPS = "NodeOfAnotherPack"
+SKIPPED = f"{SKIPS}: {Effect.WEIGHTS.value}"
 
 
 def add_lora(graph: Graph, model: _Slot) -> _Slot:

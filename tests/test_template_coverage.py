@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from benchmarks.template_coverage import file_names
 from benchmarks.template_coverage.file_names import find_runner
 from benchmarks.template_coverage.installed import installed_version, read_templates
 from benchmarks.template_coverage.judgement import judge
 from benchmarks.template_coverage.models_page import PAGE, families_of, version_of, write_families, write_page
-from benchmarks.template_coverage.node_types import NODE_TYPES, Effect
+from benchmarks.template_coverage.node_types import NODE_TYPES, SAMPLERS, Effect, NodeType
 from benchmarks.template_coverage.prompt_graph import read_prompt
 from benchmarks.template_coverage.totals import judge_all, reason_totals, total_lines
-from nodes.transportable import forward_obstacles, patch_obstacles, weight_obstacles
+from nodes.transportable import option_obstacles, weight_obstacles
 from parallel_runtime.networks.comfyui.networks import NETWORKS
 from parallel_runtime.networks.diffusers.registry import MODELS
 from tests.template_graphs import (
@@ -29,6 +28,13 @@ from tests.template_graphs import (
     sample,
     save,
 )
+
+
+@pytest.fixture(autouse=True)
+def a_node_that_does_not_convert(monkeypatch):
+    """Unless its scale is zero."""
+    kind = NodeType(Effect.WEIGHTS, idle=lambda widgets: widgets.get("scale") == 0)
+    monkeypatch.setitem(NODE_TYPES, SKIPS, kind)
 
 
 def found(graph: Graph, **subgraphs: Graph):
@@ -199,11 +205,11 @@ def test_a_switch_that_is_computed_may_choose_either():
 def test_two_loaders_are_judged_both():
     graph = Graph()
     high = sample(graph, add_skip(graph, load(graph, "high.safetensors")))
-    patched = graph.add("WanAnimate2Cache", "MODEL", model=("MODEL", add_skip(graph, load(graph, "low.safetensors"))))
+    patched = graph.add("AnotherNode", "MODEL", model=("MODEL", add_skip(graph, load(graph, "low.safetensors"))))
     save(graph, sample(graph, patched, latent=high))
     judgement = found(graph)
     assert judgement.files == ("high.safetensors", "low.safetensors")
-    assert [reason.node for reason in judgement.reasons] == [SKIPS, "WanAnimate2Cache"]
+    assert [reason.node for reason in judgement.reasons] == [SKIPS, "AnotherNode"]
     assert judgement.first.node == SKIPS
 
 
@@ -254,14 +260,6 @@ def test_what_goes_into_a_guider_is_judged_too():
     assert {text.partition(":")[0] for text in reasons(graph)} == {"ConditioningOfTomorrow", "SamplerARVideo"}
 
 
-def test_blocks_that_nothing_skips_are_no_reason():
-    for layers, converts in ((["", "", 3.0], True), (["9", "", 0], True), (["", "9, 10", 3.0], False)):
-        graph = Graph()
-        skipped = graph.add("SkipLayerGuidanceDiT", "MODEL", widgets=layers, model=("MODEL", load(graph)))
-        save(graph, sample(graph, skipped))
-        assert found(graph).converts is converts
-
-
 def _weights(**changes):
     nothing = {"weight_wrappers": {}, "object_patches": (), "injections": {}, "wrappers": {}}
     return weight_obstacles(**(nothing | changes))
@@ -272,21 +270,15 @@ def test_effects_are_refused_as_the_pool_refuses_them():
         pass
 
     refused = {
-        Effect.PATCHES: [
-            check({kind: {"attn1_patch": [function]}})
-            for check in (patch_obstacles, forward_obstacles)
-            for kind in ("patches", "patches_replace")
-        ],
-        Effect.OPTION: [
-            patch_obstacles({"easycache": object()}),
-            patch_obstacles({"ar_config": {"initial_latent": torch.zeros(1)}}),
-        ],
+        Effect.OPTION: [option_obstacles({"ar_state": {"start_frame": 0}})],
     }
     for effect, answers in refused.items():
         assert all(answers), f"the pool takes {effect.name} now: its nodes convert"
-    assert not patch_obstacles({"wrappers": {"diffusion_model": {"key": [function]}}, "rope_options": {"scale_x": 2.0}})
+    wrappers = {"diffusion_model": {"key": [function]}}
+    assert not option_obstacles({"wrappers": wrappers, "rope_options": {"scale_x": 2.0}})
     assert not _weights(object_patches=["model_sampling"])
-    assert {each.effect for each in NODE_TYPES.values()} == {Effect.OUTSIDE, Effect.WEIGHTS, *refused}
+    known = (*NODE_TYPES.values(), *SAMPLERS.values())
+    assert {each.effect for each in known} == {Effect.OUTSIDE, Effect.WEIGHTS, *refused}
 
 
 def test_names_of_files_tell_classes_that_the_tables_have():

@@ -18,8 +18,7 @@ class Effect(Enum):
     OUTSIDE = ""
     """Nothing, or it acts between the steps or around the network's call: model sampling, CFG functions, wrappers; or
     it patches weights, which ranks do by ComfyUI's code: LoRA."""
-    PATCHES = "functions inside of the model's blocks"
-    OPTION = "an object or tensors among the transformer options"
+    OPTION = "an object among the transformer options"
     WEIGHTS = "weights of the network, which are in the pool"
 
 
@@ -44,15 +43,8 @@ class NodeType:
         return f"{self.effect.value} ({self.detail})" if self.detail and self.effect.value else self.effect.value
 
 
-def _no_layers(widgets: Mapping[str, Any]) -> bool:
-    """No layer is named, or the guidance that skips them has no strength."""
-    layers = f"{widgets.get('double_layers', '0')} {widgets.get('single_layers', '0')}"
-    return not re.search(r"\d", layers) or widgets.get("scale") == 0
-
-
 _OUTSIDE = NodeType()
 _SAMPLES = NodeType(samples=True)
-_PATCHES = NodeType(Effect.PATCHES)
 _READS = NodeType(Effect.WEIGHTS, "it runs the network itself")
 
 NODE_TYPES: Mapping[str, NodeType] = {
@@ -77,26 +69,18 @@ NODE_TYPES: Mapping[str, NodeType] = {
             # Wrappers around the loop, a prediction or the network's call.
             "CFGOverride", "HiDreamO1PatchSeamSmoothing", "TripoSplatSamplingPreview",
             # Numbers among the transformer options, which travel.
-            "ChromaRadianceOptions", "ScaleROPE",
+            "ChromaRadianceOptions", "ScaleROPE", "ContextWindowsManual", "EasyCache",
+            # Functions that the ranks make again (networks/comfyui/patch_rules.py).
+            "AnimaLLLiteApply", "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "USOStyleReference",
+            "WanInfiniteTalkToVideo", "FluxKVCache", "SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple",
+            "WanAnimate2Cache",
             # Weight patches.
             "LoraLoaderModelOnly", "LoraLoader", "LoraLoaderBypass", "LoraLoaderBypassModelOnly",
             "UNetTemporalAttentionMultiply",
         ),
         _OUTSIDE,
     ),
-    **dict.fromkeys(
-        (
-            "AnimaLLLiteApply", "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "USOStyleReference",
-            "WanInfiniteTalkToVideo", "FluxKVCache",
-        ),
-        _PATCHES,
-    ),
-    "SkipLayerGuidanceDiT": NodeType(Effect.PATCHES, "it leaves out blocks", idle=_no_layers),
-    "SkipLayerGuidanceDiTSimple": NodeType(Effect.PATCHES, "it leaves out blocks", idle=_no_layers),
-    "EasyCache": NodeType(Effect.OPTION, "easycache"),
-    "ContextWindowsManual": NodeType(Effect.OPTION, "context_window"),
-    "WanAnimate2Cache": NodeType(Effect.OPTION, "animate2_cache"),
-    "ARVideoI2V": NodeType(Effect.OPTION, "ar_config"),
+    "ARVideoI2V": _OUTSIDE,
     **dict.fromkeys(("SAM3_Detect", "SAM3_VideoTrack", "SDPoseKeypointExtractor", "RTDETR_detect"), _READS),
 }  # fmt: skip
 """Nodes that take a MODEL, and give one or not. One that is not here is not known."""

@@ -44,7 +44,7 @@ class Predictor:
         CFG branches land on different ranks even where their texts differ in length.
         """
         self.transformer.set_mesh(self.mesh)
-        if self.transformer.rows_together:
+        if self.transformer.rows_together or any(call.conditioning.together for call in calls):
             return [self._forward(call) for call in calls]
         total = sum(call.batch for call in calls)
         outputs = [self._forward(call) for call in own_calls(calls, self.mesh)]

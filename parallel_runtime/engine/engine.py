@@ -12,8 +12,9 @@ import torch
 
 from ..errors import NotLoadedError
 from ..requests.control import Control
-from ..requests.requests import Forward, Grow, Invoke, KeepPatches, Load, Release, Request, Step
+from ..requests.requests import Attach, Forward, Grow, Invoke, KeepPatches, Load, Release, Request, Step
 from .prepared import Prepared
+from .prepared_attach import PreparedAttach
 from .prepared_forward import PreparedForward
 from .prepared_growth import PreparedGrowth
 from .prepared_invoke import PreparedInvoke
@@ -47,6 +48,8 @@ class Engine(RankState):
             return PreparedGrowth.prepare(self, request)
         if isinstance(request, KeepPatches):
             return PreparedPatches.prepare(self, request)
+        if isinstance(request, Attach):
+            return PreparedAttach(state=self, request=request)
         self.tell_all_held()  # the answer to a request that was prepared tells all
         resident = self.residency.get(request.model)
         resident.activate(control.loading, self.patches.find(request.patches))

@@ -72,7 +72,8 @@ class PreparedForward(Prepared):
         """
         x = meta["x"]
         text = check_conditioning(state, request.conditioning, resident, x, meta)
-        facts = resident.family.describe(tuple(x.shape), text, batch=x.shape[0])
+        together = state.conditionings.peek(request.conditioning, meta).together
+        facts = resident.family.describe(tuple(x.shape), text, batch=1 if together else x.shape[0])
         placed = state.place(resident, facts)
         if placed.place is not None:
             if placed.plan.pipe > 1:

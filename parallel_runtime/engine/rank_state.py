@@ -89,6 +89,8 @@ class RankState:
         self.residency = Residency(device, rank, folder=Path(pool) if pool else None)
         self.conditionings = ConditioningStore()
         self.patches = PatchStore()
+        self.arriving: dict[int, dict[str, torch.Tensor]] = {}
+        """Tensors of networks that are attached, until the last has come."""
         self.calls: dict[int, Prepared] = {}
         """Prepared calls by their number. The client decides what is kept, so that all ranks keep the same."""
         self.machine: MachineFacts = CPU
@@ -109,6 +111,7 @@ class RankState:
         """Let go of what earlier requests have left for later ones: calls and conditionings."""
         self.calls.clear()
         self.conditionings.clear()
+        self.arriving.clear()
 
     def place(self, resident: Resident, request: RequestFacts) -> Placed:
         """Plan a request. The plan is the same on all ranks. Makes no collective call.

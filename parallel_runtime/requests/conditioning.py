@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
+from .patches import CARRIED, TOGETHER, Attached, Patch, map_patch
 from .requests import ConditioningRef, tensor_name
 from .trees import map_tensors, restore
 
@@ -59,6 +60,12 @@ class Conditioning:
             arguments[OPTIONS] = {**options, BRANCHES: each if len(set(each)) > 1 else each[:1]}
         return Conditioning(arguments, self.shared)
 
+    @property
+    def together(self) -> bool:
+        """A patch looks at several rows of the batch: every rank has to compute all of them."""
+        carried = self.arguments.get(OPTIONS, {}).get(CARRIED) or {}
+        return bool(carried.get(TOGETHER))
+
     def hollow(self) -> Conditioning:
         """The same without data: shapes and plain values."""
         return Conditioning(map_tensors(dict(self.arguments), hollow), self.shared)
@@ -89,6 +96,7 @@ class ConditioningStore:
 
     def __init__(self) -> None:
         self._kept: dict[int, Conditioning] = {}
+        self._attached: dict[int, Any] = {}
 
     def peek(self, reference: ConditioningRef, meta: Mapping[str, torch.Tensor]) -> Conditioning:
         """The conditioning as far as PREPARE can know it: shapes for a new one, the real one otherwise.
@@ -106,8 +114,34 @@ class ConditioningStore:
     def take(self, reference: ConditioningRef, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
         """The conditioning itself; a new one is kept for later requests."""
         if reference.new:
-            self._kept[reference.id] = assemble(reference, tensors)
+            given = assemble(reference, tensors)
+            self._kept[reference.id] = Conditioning(self._with_networks(dict(given.arguments)), given.shared)
         return self._kept[reference.id]
+
+    def attach(self, number: int, network: Any) -> None:
+        """Keep a network that conditionings name by this number."""
+        self._attached[number] = network
+
+    def detach(self, numbers: Iterable[int]) -> None:
+        """Forget networks that the client will not name again."""
+        for number in numbers:
+            self._attached.pop(number, None)
+
+    def _with_networks(self, value: Any) -> Any:
+        """The value with the networks that it names in their places.
+
+        Raises:
+            RequestError: one is not here.
+        """
+        if isinstance(value, Attached):
+            if value.number not in self._attached:
+                raise RequestError(f"Network {value.number} is not known to the pool.", "Queue the prompt again.")
+            return Attached(value.number, self._attached[value.number])
+        if isinstance(value, Patch):
+            return map_patch(value, self._with_networks)
+        if isinstance(value, dict):
+            return {key: self._with_networks(item) for key, item in value.items()}
+        return type(value)(map(self._with_networks, value)) if type(value) in (list, tuple) else value
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Forget conditionings that the client will not name again."""
@@ -117,3 +151,4 @@ class ConditioningStore:
     def clear(self) -> None:
         """Forget all."""
         self._kept.clear()
+        self._attached.clear()

@@ -179,6 +179,26 @@ class KeepPatches(msgspec.Struct, frozen=True, tag=True):
     dropped: tuple[str, ...] = ()
 
 
+class Attach(msgspec.Struct, frozen=True, tag=True):
+    """Bring a network beside the model, which patches in conditionings name by its number.
+
+    Tensors: `attached_name(place)` each; those of one network may come in several requests, one after the other.
+
+    Args:
+        form: what it is made of (networks/comfyui/module_tree.py), with the last tensors; None before.
+        dropped: networks that are forgotten first.
+    """
+
+    number: int
+    form: Any = None
+    dropped: tuple[int, ...] = ()
+
+
+def attached_name(place: int) -> str:
+    """Name under which a tensor of an attached network travels."""
+    return f"attached.{place}"
+
+
 class Release(msgspec.Struct, frozen=True, tag=True):
     """Free a resident model's memory; the processes stay. An unknown model is no error."""
 
@@ -198,7 +218,7 @@ class Grow(msgspec.Struct, frozen=True, tag=True):
     devices: tuple[int, ...]
 
 
-Request = Load | Forward | Step | Sample | Invoke | KeepPatches | Release | Grow
+Request = Load | Forward | Step | Sample | Invoke | KeepPatches | Attach | Release | Grow
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):

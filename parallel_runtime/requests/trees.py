@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
+from .patches import Attached, Patch, map_patch
 
 _DEEPEST = 8
 _OBJECTS = "comfy.ldm."
@@ -26,8 +27,7 @@ def flatten(value: Any, tensors: list[torch.Tensor], depth: int = 0) -> Any:
     if depth > _DEEPEST:
         raise TypeError(f"a value nested deeper than {_DEEPEST}")
     if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return {"tensor": len(tensors) - 1}
+        return {"tensor": place_of(value, tensors)}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, _PLAIN):
@@ -37,10 +37,25 @@ def flatten(value: Any, tensors: list[torch.Tensor], depth: int = 0) -> Any:
         return {kind: [flatten(item, tensors, depth + 1) for item in value]}
     if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
         return {"dict": [[key, flatten(item, tensors, depth + 1)] for key, item in value.items()]}
+    if isinstance(value, (set, frozenset)) and all(isinstance(item, (str, int)) for item in value):
+        return {"set": sorted(value)}
+    if isinstance(value, Patch):
+        return {"patch": [value.code, value.number, value.kept, flatten(dict(value.values), tensors, depth + 1)]}
+    if isinstance(value, Attached):
+        return {"attached": value.number}
     if _is_object(value):
         fields = flatten(vars(value), tensors, depth + 1)
         return {"object": [type(value).__module__, type(value).__qualname__, fields]}
     raise TypeError(f"a {type(value).__name__}")
+
+
+def place_of(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> int:
+    """Where a tensor is in the list, to which it is added unless it is there: one that is named twice travels once."""
+    for place, each in enumerate(tensors):
+        if each is tensor:
+            return place
+    tensors.append(tensor)
+    return len(tensors) - 1
 
 
 def restore(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -62,6 +77,13 @@ def restore(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
             return items if kind == "list" else tuple(items)
         if kind == "dict" and isinstance(inner, list):
             return {key: restore(item, tensors) for key, item in inner}
+        if kind == "set" and isinstance(inner, list):
+            return frozenset(inner)
+        if kind == "patch" and isinstance(inner, list) and len(inner) == 4:
+            code, number, kept, values = inner
+            return Patch(str(code), int(number), int(kept), restore(values, tensors))
+        if kind == "attached" and isinstance(inner, int):
+            return Attached(inner)
         if kind == "object" and isinstance(inner, list) and len(inner) == 3:
             module, name, fields = inner
             return _restore_object(str(module), str(name), fields, tensors)
@@ -86,6 +108,8 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         return {key: map_tensors(item, function) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map_tensors(item, function) for item in value)
+    if isinstance(value, Patch):
+        return map_patch(value, lambda item: map_tensors(item, function))
     if _is_object(value):
         made: Any = object.__new__(type(value))
         made.__dict__.update(map_tensors(vars(value), function))

@@ -140,10 +140,13 @@ BAD = {
         Workflow(loader="cpu:2", sampler_node="ParallelSampler", latent=(9, 1, 14, 20), broken=True),
         r"NaN.*[Ii]nput latent",
     ),
-    "attention patch": (Workflow(loader="cpu:2", patch="attention"), r"patches inside.*comes later"),
+    "attention patch": (
+        Workflow(loader="cpu:2", patch="attention"),
+        r"functions that ModelPatch of tensor.pack sets inside of the model.*Remove the node",
+    ),
     "attention patch in the pool": (
         Workflow(loader="cpu:2", sampler_node="ParallelSampler", patch="attention"),
-        r"patches inside.*comes later",
+        r"functions that ModelPatch of tensor.pack sets inside of the model.*Remove the node",
     ),
     "changes inside": (
         Workflow(loader="cpu:2", model="prefixed.safetensors", patch="inside"),

@@ -107,9 +107,9 @@ def test_a_loop_that_begins_with_numbers_that_are_not_finite_is_refused_before_i
     assert pool.requests == []
 
 
-def test_a_controlnet_or_a_patch_is_refused_by_name():
+def test_a_function_that_no_rank_can_make_again_is_refused_by_name():
     remote, pool = make_remote()
-    with pytest.raises(RequestError, match=r"patches inside.*ControlNet.*comes later"):
+    with pytest.raises(RequestError, match=r"functions that .* sets inside.*Remove the node"):
         remote.forward(make_call(torch.zeros(1, 4, 2, 2), control={"input": []}, patches={"a": [1]}), never)
     assert pool.requests == []
 
@@ -126,7 +126,7 @@ def test_comfyuis_own_network_gets_the_residuals_of_a_controlnet_and_options_tha
     remote.forward(make_call(torch.zeros(1, 4, 2, 2), control=control, rope_options={"scale_x": 2.0}), never)
     assert sent[0]["control"] is control
     assert sent[0]["transformer_options"].value == {"rope_options": {"scale_x": 2.0}}
-    with pytest.raises(RequestError, match=r"patches inside.*comes later"):
+    with pytest.raises(RequestError, match=r"functions that .* sets inside.*Remove the node"):
         remote.forward(make_call(torch.zeros(1, 4, 2, 2), patches={"a": [1]}), never)
     assert pool.requests == ["forward"]
 
@@ -138,7 +138,8 @@ def test_what_diffusers_network_does_not_take_goes_to_comfyuis_own_where_the_cho
     remote = RemoteTransformer(
         remote.model, connect=lambda config: pool, show_on_loader=shown.append, comfyui=lambda: own
     )
-    with pytest.raises(RequestError, match=r"patches inside.*comes later"):  # which the other does not take either
+    # Which the other network does not take either.
+    with pytest.raises(RequestError, match=r"functions that .* sets inside.*Remove the node"):
         remote.forward(make_call(torch.zeros(1, 4, 2, 2), patches={"a": [1]}), never)
     remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
     assert remote.model.comfyui is None

@@ -13,7 +13,7 @@ from nodes.transportable import (
     condition_obstacles,
     forward_obstacles,
     loop_obstacles,
-    patch_obstacles,
+    option_obstacles,
     plain_options,
     split_branches,
     split_extra_channels,
@@ -196,23 +196,25 @@ def test_comfyuis_own_network_gets_the_options_that_are_data():
     options = {
         "cond_or_uncond": [0, 1], "rope_options": {"scale_x": 2.0}, "run_vx": True, "uuids": [1], "sigmas": SIGMA,
         "wrappers": {"apply_model": {"a": [print]}}, "patches": {}, "empty": {},
+        "a2v_cross_attn": False, "stg_self_attn_blocks": frozenset([1]), "audio_embeds": SIGMA, "easycache": object(),
     }  # fmt: skip
-    assert patch_obstacles(options) == []
-    assert plain_options(options) == {"cond_or_uncond": [0, 1], "rope_options": {"scale_x": 2.0}, "run_vx": True}
+    assert option_obstacles(options) == []
+    assert plain_options(options) == {
+        "cond_or_uncond": [0, 1], "rope_options": {"scale_x": 2.0}, "run_vx": True, "a2v_cross_attn": False,
+        "stg_self_attn_blocks": frozenset([1]), "audio_embeds": SIGMA,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"patches_replace": {"dit": {("block", 0): print}}}, "replaced attention or blocks"),
+        ({"optimized_attention_override": print}, "another attention function (choose the kernel in Parallel Config)"),
         ({"of_a_pack": print}, "the transformer option of_a_pack"),
-        ({"of_a_pack": {"latent": SIGMA}}, "the transformer option of_a_pack"),
         ({"ar_state": {"start_frame": 0}}, "the memory of an autoregressive sampler"),
-        ({"animate2_cache": {"a": 1}}, "a cache that the network fills"),
     ],
 )
 def test_options_that_are_no_data_or_are_written_to_are_named(options, name):
-    assert patch_obstacles(options) == [name]
+    assert option_obstacles(options) == [name]
 
 
 def test_each_branch_is_told_which_one_it_is_and_keeps_what_is_shared():

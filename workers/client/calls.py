@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
+from parallel_runtime.requests.conditioning import Shared
+from parallel_runtime.requests.patches import attached_in
 from parallel_runtime.requests.requests import Forward, PatchNames, Step
 
 from ..wire.shared_memory import Scalar
+from .attachments import Attachments
 from .conditioning_cache import ConditioningCache
 from .prepared_calls import PreparedCalls, kind_of
 from .requests import not_finite
@@ -56,6 +59,7 @@ class Calls:
     def __init__(self, submit: Callable[[Submission], Reply]):
         self.cache = ConditioningCache()
         self._prepared = PreparedCalls()
+        self._attachments = Attachments(submit)
         self._submit = submit
         self._trace = StepTrace()
 
@@ -84,6 +88,7 @@ class Calls:
                     if summary := self._trace.add((called, referred, *reply.stamps, time.perf_counter())):
                         log.info("Parallel DiT: %s", summary)
                     return reply.tensors["output"]
+        self._attachments.bring(attached_in(_arguments(call.conditioning)), callbacks)
         reference, tensors, dropped = self.cache.refer(call.conditioning)
         kind = (kind_of(call.model, reference, call.x, call.timestep), call.patches)
         number = self._prepared.find(kind)
@@ -103,6 +108,11 @@ class Calls:
         """Trust nothing any more that the ranks may keep."""
         self.cache.clear()
         self._prepared.clear()
+        self._attachments.forget()
+
+
+def _arguments(conditioning: Mapping[str, Any]) -> list[Any]:
+    return [each.value if isinstance(each, Shared) else each for each in conditioning.values()]
 
 
 def _vet(scalars: Sequence[Scalar]) -> None:

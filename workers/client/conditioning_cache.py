@@ -12,8 +12,9 @@ import torch
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.requests.conditioning import Shared
+from parallel_runtime.requests.patches import Patch
 from parallel_runtime.requests.requests import ConditioningRef, Scalar, tensor_name
-from parallel_runtime.requests.trees import flatten
+from parallel_runtime.requests.trees import flatten, place_of
 
 _CAPACITY = 8
 _WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -162,8 +163,11 @@ def _describe(number: int, arguments: Mapping[str, Any], index: int) -> tuple[Co
 def _form(value: Any, tensors: list[torch.Tensor]) -> Any:
     """What two values have in common that are equal but for what their tensors hold; those are added to `tensors`."""
     if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return value.dtype, value.shape, value.device
+        known = len(tensors)
+        place = place_of(value, tensors)
+        return value.dtype, value.shape, value.device, place - known  # one that is there twice, as such
+    if isinstance(value, Patch):
+        return value.code, value.number, value.kept, _form(dict(value.values), tensors)
     if isinstance(value, Shared):
         return Shared(_form(value.value, tensors))
     if isinstance(value, dict):

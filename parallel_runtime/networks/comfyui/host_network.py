@@ -16,6 +16,7 @@ from ...attention.choice import check_ring, resolve_kernel
 from ...attention.kernels import KERNELS
 from ...errors import ConfigurationError, UnsupportedModelError
 from ...mesh.mesh import Layout, Mesh, single_rank_mesh
+from ...requests.patches import CARRIED
 from ...switches import is_on
 from ..block_compilation import BlockCompilation, Compiled
 from ..network_parts import measurements
@@ -25,6 +26,7 @@ from .attention_operator import attending
 from .blocks import LATENT_SHAPES
 from .compile_host import HostCompiler
 from .description import Described
+from .live_patches import LivePatches
 from .run_sigmas import RUN_SIGMAS, look_up
 from .seam import enter
 from .token_split import RunBlock, TokenSplit
@@ -79,6 +81,7 @@ class HostNetwork(RepeatedCalls):
         self.attention = resolve_kernel(attention, *self._traits, measurements())
         on_gpu, chosen = held.device.type == "cuda", attention != "auto"
         suited = Suited(dtype, described.head_dim, chosen) if on_gpu or chosen else None
+        self._patches = LivePatches(held.device)
         self._attend = HostAttention(KERNELS[self.attention], held.split, suited)
         self._peers = self._share_memory(dtype) if is_on("peers") else None
         self._run_block: RunBlock | None = _noting(compiler) if compile and compiler is not None else None
@@ -165,7 +168,9 @@ class HostNetwork(RepeatedCalls):
         Raises:
             UnsupportedModelError: the network did not run as its data says.
         """
-        output: torch.Tensor = self.record_or_call(x, timestep, dict(conditioning))
+        # What functions of nodes do in a call (remember, look at values) is in no recording.
+        run = self.call_at_once if _patched(conditioning) else self.record_or_call
+        output: torch.Tensor = run(x, timestep, dict(conditioning))
         return output
 
     def call_at_once(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
@@ -177,13 +182,15 @@ class HostNetwork(RepeatedCalls):
         table = arguments.pop(RUN_SIGMAS, None)
         given = x if shapes is None else comfy.utils.unpack_latents(x, [tuple(shape) for shape in shapes])
         split = self._held.split
-        split.begin(self._attend, self._run_block, self._peers)
-        options = {**arguments.pop("transformer_options", {}), "optimized_attention_override": self._attend}
+        patched = _patched(arguments)
+        split.begin(self._attend, None if patched else self._run_block, self._peers)
+        options = self._patches.put_in(arguments.pop("transformer_options", {}))
+        options["optimized_attention_override"] = self._attend
         if table is not None:
             options |= look_up(table, timestep)
         with contextlib.ExitStack() as held:
             held.enter_context(attending(self._attend.at))
-            if self._compilation is not None:
+            if self._compilation is not None and not patched:
                 held.enter_context(self._compilation.around_forward())
             output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options})
         if split.pending:
@@ -214,6 +221,11 @@ class HostNetwork(RepeatedCalls):
         """Let go of what runs have left behind on the device."""
         self.forget_calls()
         self._held.split.forget()
+        self._patches.forget()
+
+
+def _patched(conditioning: Mapping[str, Any]) -> bool:
+    return bool(conditioning.get("transformer_options", {}).get(CARRIED))
 
 
 def _noting(compiler: HostCompiler) -> RunBlock:

@@ -6,11 +6,15 @@ import json
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import comfy.model_management
+import comfy.model_patcher
 import comfy.nested_tensor
+import comfy.ops
 import comfy.utils
 import comfy.weight_adapter
 import torch
 from comfy_api.latest import ComfyExtension, io
+from comfy_extras.nodes_model_patch import SigLIPMultiFeatProjModel
 
 
 def _random(seed: int, *shape: int) -> torch.Tensor:
@@ -161,6 +165,42 @@ class RandomMask(io.ComfyNode):
         return io.NodeOutput(torch.rand((1, height, width), generator=generator).round(decimals=1))
 
 
+class StyleNetwork(io.ComfyNode):
+    """A MODEL_PATCH for USOStyleReference, of random weights."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestStyleNetwork",
+            category="test",
+            inputs=[io.Int.Input("width", default=64)],
+            outputs=[io.ModelPatch.Output()],
+        )
+
+    @classmethod
+    def execute(cls, width: int) -> io.NodeOutput:
+        model = SigLIPMultiFeatProjModel(9, 4, 24, width, operations=comfy.ops.manual_cast)
+        for number, parameter in enumerate(model.parameters()):
+            parameter.data = 0.3 * _random(number, *parameter.shape)
+        devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()
+        return io.NodeOutput(comfy.model_patcher.CoreModelPatcher(model, *devices))
+
+
+class ClipVisionOutput(io.ComfyNode):
+    """What an image encoder saw in a picture that never was."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestClipVisionOutput", category="test", inputs=[], outputs=[io.ClipVisionOutput.Output()]
+        )
+
+    @classmethod
+    def execute(cls) -> io.NodeOutput:
+        states = _random(71, 1, 21, 9, 24)
+        return io.NodeOutput(SimpleNamespace(all_hidden_states=states, penultimate_hidden_states=states[:, -2]))
+
+
 class OwnAdapter(comfy.weight_adapter.WeightAdapterBase):
     """A kind of LoRA that only this pack has."""
 
@@ -220,6 +260,8 @@ class TensorPack(ComfyExtension):
             EmptyLatents,
             PackedLatent,
             RandomMask,
+            StyleNetwork,
+            ClipVisionOutput,
             ModelPatch,
         ]
 

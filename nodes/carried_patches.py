@@ -1,0 +1,190 @@
+"""The functions that nodes have set for the inside of the network, as data for the ranks; what is no such data, named.
+
+No ComfyUI needed: a function is known by the module and the name of its code (networks/comfyui/patch_rules.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import types
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from parallel_runtime.networks.comfyui.module_tree import class_name
+from parallel_runtime.networks.comfyui.patch_rules import rule_of
+from parallel_runtime.requests.patches import CARRIED, OBJECTS, PATCHES, REPLACED, TOGETHER, Attached, Patch
+
+_BEYOND = 1 << 20
+"""Index of a block that no network has."""
+
+
+class NotCarried(Exception):
+    """A function that no rank can make again; the text names it."""
+
+
+class CarriedPatches:
+    """Turns the functions of one MODEL's options into patches, and remembers the numbers of objects."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._kept: dict[int, tuple[Any, int]] = {}
+        self._networks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def begin(self) -> None:
+        """A run begins: what patches remember of the last one counts no more."""
+        self._kept.clear()
+
+    def carry(self, options: Mapping[str, Any], x: torch.Tensor) -> dict[str, Any]:
+        """The entry of `transformer_options` for a call; empty where there are no functions.
+
+        Args:
+            x: the latent of the call (rows, ...).
+
+        Raises:
+            NotCarried: with what the ranks cannot make again.
+        """
+        made = _Making(self, options, x)
+        objects = {name: made.patch(value) for name, value in options.items() if _is_known(value)}
+        patches = {
+            kind: [patch for each in several if (patch := made.patch(each)) is not None]
+            for kind, several in (options.get("patches") or {}).items()
+        }
+        replaced = [
+            [kind, list(key) if isinstance(key, tuple) else key, made.patch(each)]
+            for kind, several in (options.get("patches_replace") or {}).items()
+            for key, each in several.items()
+        ]
+        entry = {OBJECTS: objects, PATCHES: {kind: each for kind, each in patches.items() if each}, REPLACED: replaced}
+        entry = {name: value for name, value in entry.items() if value}
+        return {CARRIED: {**entry, TOGETHER: made.together}} if entry else {}
+
+    def kept_number(self, value: Any) -> int:
+        """Of an object that remembers, for the run."""
+        if id(value) not in self._kept:
+            self._kept[id(value)] = value, next(self._numbers)
+        return self._kept[id(value)][1]
+
+    def network_number(self, module: Any) -> int:
+        """Of a network beside the model, for as long as it lives."""
+        if module not in self._networks:
+            self._networks[module] = next(self._numbers)
+        return self._networks[module]
+
+
+class _Making:
+    """The patches of one call."""
+
+    def __init__(self, owner: CarriedPatches, options: Mapping[str, Any], x: torch.Tensor):
+        self._owner = owner
+        self._options = options
+        self._x = x
+        self._met: dict[int, tuple[Any, Patch | None]] = {}
+        self.together = False
+
+    def patch(self, value: Any) -> Patch | None:
+        """A function or object as a patch; None where it does nothing at this sigma."""
+        if id(value) in self._met:
+            known = self._met[id(value)][1]
+            return None if known is None else Patch(known.code, known.number, known.kept)
+        code = _code_of(value)
+        rule = rule_of(code)
+        if rule is None:
+            raise NotCarried(who_made(value))
+        found = _values_of(value)
+        if rule.between is not None and not self._within(*(found[name] for name in rule.between)):
+            self._met[id(value)] = value, None
+            return None
+        number = len(self._met)
+        kept = self._owner.kept_number(value) if rule.remembers else 0
+        self._met[id(value)] = value, Patch(code, number, kept)
+        if rule.encodes:
+            _encode(value, self._x)
+            found = _values_of(value)
+        values: dict[str, Any] = {}
+        for name in rule.values:
+            given = found.get(name)
+            if _is_known(given):
+                given = self.patch(given)
+                if given is None:  # what it belongs to does nothing now
+                    self._met[id(value)] = value, None
+                    return None
+            values[name] = given if isinstance(given, Patch) else self._value(given)
+        self.together |= rule.together or any(_has_rows(each) for each in values.values())
+        return Patch(code, number, kept, values)
+
+    def _within(self, largest: float, least: float) -> bool:
+        sigmas = self._options.get("sigmas")
+        return sigmas is None or float(least) <= float(sigmas.max()) <= float(largest)
+
+    def _value(self, value: Any) -> Any:
+        if hasattr(value, "model") and isinstance(value.model, torch.nn.Module):
+            return Attached(self._owner.network_number(value.model), value.model)
+        if hasattr(value, "spacial_compression_encode"):  # of a VAE, what is asked of it in the ranks
+            return {"spacial_compression": value.spacial_compression_encode()}
+        if isinstance(value, torch.device):
+            return {"device": "cpu" if value.type == "cpu" else "gpu"}
+        return value
+
+
+def who_made(value: Any) -> str:
+    """A function or object in the words of an error: what it is called, and where it comes from."""
+    function = value if hasattr(value, "__qualname__") else type(value)
+    owner = str(function.__qualname__).split(".")[0]
+    before, _, folder = str(function.__module__).replace("/", ".").rpartition("custom_nodes.")
+    return f"{owner} of {folder.split('.')[0]}" if before else owner
+
+
+def _code_of(value: Any) -> str:
+    """ "module:qualified name" of a function, or of an object's class."""
+    if isinstance(value, types.FunctionType):
+        return class_name(value)
+    return class_name(type(value))
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a rank can make it again."""
+    return value is not None and rule_of(_code_of(value)) is not None
+
+
+def _values_of(value: Any) -> dict[str, Any]:
+    """Closure variables of a function, or attributes of an object."""
+    if isinstance(value, types.FunctionType):
+        return dict(zip(value.__code__.co_freevars, _contents(value), strict=True))
+    return dict(vars(value))
+
+
+class _WithoutBlocks:
+    """A network beside the model whose blocks add nothing."""
+
+    def __init__(self, model: Any):
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def control_block(self, *args: Any) -> float:
+        """Adds nothing."""
+        return 0.0
+
+
+def _encode(patch: Any, x: torch.Tensor) -> None:
+    """Have a patch take its picture through the VAE for the size of a latent: ComfyUI's own code does, when it is
+    called for a block that adds nothing."""
+    trial = copy.copy(patch)
+    trial.model_patch = types.SimpleNamespace(model=_WithoutBlocks(patch.model_patch.model))
+    tokens = x.new_zeros(1, 1, 1)
+    trial({"x": x, "img": tokens, "img_input": tokens, "txt": tokens, "block_index": _BEYOND})
+    patch.encoded_image, patch.encoded_image_size = trial.encoded_image, trial.encoded_image_size
+
+
+def _contents(function: types.FunctionType) -> Iterator[Any]:
+    return (cell.cell_contents for cell in function.__closure__ or ())
+
+
+def _has_rows(value: Any) -> bool:
+    """A tensor that may have a row for each of a batch: nobody knows which of them are whose."""
+    return isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[0] > 1

@@ -1,0 +1,124 @@
+"""Makes the functions of ComfyUI's nodes again in a rank, from ComfyUI's own code and the values that were sent."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...errors import RequestError
+from ...requests.patches import CARRIED, OBJECTS, PATCHES, REPLACED, Attached, Patch
+from .patch_rules import PatchRule, rule_of
+
+_REMEMBERED = 8
+_SIGMAS = "sigmas"
+
+
+class LivePatches:
+    """What a rank has made of patches; those that remember live on, the others are made for each call."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._kept: dict[int, Any] = {}
+
+    def put_in(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """`transformer_options` with the functions in the places where ComfyUI's networks look for them.
+
+        Raises:
+            RequestError: a function that this ComfyUI does not have, or that no rank may run.
+        """
+        carried = options.get(CARRIED)
+        if not carried:
+            return dict(options)
+        made: dict[int, Any] = {}
+        put = {name: value for name, value in options.items() if name != CARRIED}
+        # The order of the client: values stand with the first patch of a number.
+        put |= {name: self._make(patch, made) for name, patch in carried.get(OBJECTS, {}).items()}
+        patches = {
+            kind: [self._make(patch, made) for patch in several] for kind, several in carried.get(PATCHES, {}).items()
+        }
+        replaced: dict[str, dict[Any, Any]] = {}
+        for kind, key, patch in carried.get(REPLACED, []):
+            replaced.setdefault(kind, {})[tuple(key) if isinstance(key, list) else key] = self._make(patch, made)
+        if patches:
+            put["patches"] = patches
+        if replaced:
+            put["patches_replace"] = replaced
+        # Those with a range of sigmas are sent within it alone; one of them asks without looking whether it is told.
+        put.setdefault(_SIGMAS, torch.zeros(1))
+        return put
+
+    def forget(self) -> None:
+        """Let go of what patches remember."""
+        self._kept.clear()
+
+    def _make(self, patch: Patch, made: dict[int, Any]) -> Any:
+        if patch.number in made:
+            return made[patch.number]
+        rule = rule_of(patch.code)
+        if rule is None:
+            raise RequestError(f"The pool was sent {patch.code}, which no rank may run.", "Report this.")
+        if patch.kept and patch.kept in self._kept:
+            made[patch.number] = self._kept[patch.kept]
+            return made[patch.number]
+        values = {name: self._value(value, made) for name, value in patch.values.items() if name in rule.values}
+        values |= copy.deepcopy(dict(rule.fresh))
+        if rule.between:
+            values |= dict(zip(rule.between, (math.inf, -math.inf), strict=True))
+        made[patch.number] = live = _build(patch.code, rule, values)
+        if patch.kept:
+            self._kept[patch.kept] = live
+            for number in sorted(self._kept)[:-_REMEMBERED]:
+                del self._kept[number]
+        return live
+
+    def _value(self, value: Any, made: dict[int, Any]) -> Any:
+        if isinstance(value, Patch):
+            return self._make(value, made)
+        if isinstance(value, Attached):
+            return types.SimpleNamespace(model=value.module)  # of ComfyUI's ModelPatcher, all that patches look at
+        if isinstance(value, dict) and set(value) == {"spacial_compression"}:
+            compression = value["spacial_compression"]
+            return types.SimpleNamespace(spacial_compression_encode=lambda: compression)
+        if isinstance(value, dict) and set(value) == {"device"}:
+            return self._device if value["device"] == "gpu" else torch.device("cpu")
+        return value
+
+
+def _build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
+    """A function over a closure of these values, or an object with them as attributes; nothing of it runs here.
+
+    Raises:
+        RequestError: this ComfyUI does not have it.
+    """
+    module, _, path = code.partition(":")
+    owner, *inner = [name for name in path.split(".") if name != "<locals>"]
+    try:
+        found = getattr(importlib.import_module(module), owner)
+        if not inner:
+            live = object.__new__(found)
+            live.__dict__.update(values)
+            return live
+        function = getattr(found, inner[0])
+        return _closure(getattr(function, "__func__", function), inner[-1], values, rule.defaults)
+    except (ImportError, AttributeError, KeyError, StopIteration) as error:
+        raise RequestError(
+            f"This ComfyUI has no {path} as {rule.node} of another version has it: {error}.",
+            f"Remove {rule.node}, or load the model with Load Diffusion Model.",
+        ) from error
+
+
+def _closure(
+    function: types.FunctionType, name: str, values: Mapping[str, Any], defaults: tuple[Any, ...]
+) -> types.FunctionType:
+    """The function that is written inside of another under this name, over these values."""
+    code = next(
+        each for each in function.__code__.co_consts if isinstance(each, types.CodeType) and each.co_name == name
+    )
+    cells = tuple(types.CellType(values[variable]) for variable in code.co_freevars)
+    return types.FunctionType(code, function.__globals__, name, defaults, cells)

@@ -1,0 +1,116 @@
+"""The functions of ComfyUI's nodes that run in the ranks: which they are, and what travels of each. Data alone.
+
+A function travels as the name of its code, which every rank has in its own copy of ComfyUI, and the values it was made
+with. No other name is known to a rank, so nothing else can be run there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PatchRule:
+    """One function, or one class whose objects are called.
+
+    Args:
+        node: the node that sets it, as its class is called.
+        values: closure variables or attributes that travel.
+        fresh: values or attributes that begin so in a rank, whatever they are at the client.
+        between: names of the values that are its largest and least sigma: the client leaves the patch out beyond them,
+            and in the rank it is always within, so that steps differ in nothing.
+        together: it looks at several rows of the batch.
+        remembers: the object lives from step to step.
+        encodes: it takes a picture through a VAE when the latent's size is another than before, which the client has it
+            do before it sends what came of it.
+        defaults: of a function's last arguments.
+        gathered: under split tokens it is given those of all ranks, as (output, options) -> output.
+    """
+
+    node: str
+    values: tuple[str, ...] = ()
+    fresh: Mapping[str, Any] = field(default_factory=dict)
+    between: tuple[str, str] | None = None
+    together: bool = False
+    remembers: bool = False
+    encodes: bool = False
+    gathered: bool = False
+    defaults: tuple[None, ...] = ()
+
+
+_LLLITE, _MULTITALK = "comfy.ldm.anima.lllite", "comfy.ldm.wan.model_multitalk"
+_MODEL_PATCH = "comfy_extras.nodes_model_patch"
+_DOWNSCALE = "comfy_extras.nodes_model_downscale:PatchModelAddDownscale"
+_NO_DEVICES: Mapping[str, Any] = {"on_cpu_devices": {}}
+_SIGMAS = ("sigma_start", "sigma_end")
+
+PATCH_RULES: Mapping[str, PatchRule] = {
+    "comfy_extras.nodes_slg:SkipLayerGuidanceDiT.skip": PatchRule("SkipLayerGuidanceDiT"),
+    "comfy_extras.nodes_slg:SkipLayerGuidanceDiTSimple.skip": PatchRule("SkipLayerGuidanceDiTSimple"),
+    "comfy_extras.nodes_pag:PerturbedAttentionGuidance.perturbed_attention": PatchRule(
+        "PerturbedAttentionGuidance", defaults=(None,)
+    ),
+    "comfy_extras.nodes_nag:NAGuidance.nag_attention_output_patch": PatchRule(
+        "NAGuidance", ("nag_scale", "nag_alpha", "nag_tau"), together=True, gathered=True
+    ),
+    "comfy_extras.nodes_freelunch:FreeU.output_block_patch": PatchRule("FreeU", ("scale_dict",), _NO_DEVICES),
+    "comfy_extras.nodes_freelunch:FreeU_V2.output_block_patch": PatchRule("FreeU_V2", ("scale_dict",), _NO_DEVICES),
+    f"{_DOWNSCALE}.input_block_patch": PatchRule(
+        "PatchModelAddDownscale",
+        ("block_number", "downscale_factor", "downscale_method", *_SIGMAS),
+        between=_SIGMAS,
+    ),
+    f"{_DOWNSCALE}.output_block_patch": PatchRule("PatchModelAddDownscale", ("upscale_method",)),
+    "comfy_extras.nodes_flux:KV_Attn_Input": PatchRule(
+        "FluxKVCache", fresh={"cache": {}}, together=True, remembers=True
+    ),
+    "comfy_extras.nodes_flux:FluxKVCache.model_input_patch": PatchRule("FluxKVCache", ("input_patch_obj",)),
+    f"{_MODEL_PATCH}:DiffSynthCnetPatch": PatchRule(
+        "QwenImageDiffsynthControlnet",
+        ("model_patch", "vae", "strength", "encoded_image", "encoded_image_size"),
+        encodes=True,
+    ),
+    f"{_MODEL_PATCH}:ZImageControlPatch": PatchRule(
+        "ZImageFunControlnet",
+        ("model_patch", "vae", "strength", "encoded_image", "encoded_image_size", "is_inpaint"),
+        fresh={"temp_data": None},
+        encodes=True,
+    ),
+    f"{_MODEL_PATCH}:UsoStyleProjectorPatch": PatchRule("USOStyleReference", ("model_patch", "encoded_image")),
+    f"{_LLLITE}:AnimaLLLitePatch": PatchRule(
+        "AnimaLLLiteApply", ("model_patch", "image", "mask", "strength", *_SIGMAS), between=_SIGMAS
+    ),
+    f"{_LLLITE}:AnimaLLLiteAttentionPatch": PatchRule("AnimaLLLiteApply", ("patch", "targets")),
+    f"{_LLLITE}:AnimaLLLiteMLPPatch": PatchRule("AnimaLLLiteApply", ("patch",)),
+    f"{_MULTITALK}:MultiTalkCrossAttnPatch": PatchRule(
+        "WanInfiniteTalkToVideo", ("model_patch", "audio_scale", "ref_target_masks")
+    ),
+    f"{_MULTITALK}:MultiTalkGetAttnMapPatch": PatchRule("WanInfiniteTalkToVideo", ("ref_target_masks",)),
+    "comfy.ldm.wan.model_animate2:PoseBranchCache": PatchRule(
+        "WanAnimate2Cache",
+        ("store_device", "dtype"),
+        fresh={"slots": [], "slot": None, "_pending": {}, "_staging": {}},
+        remembers=True,
+    ),
+}  # fmt: skip
+"""By "module:Class.function" or "module:Class": methods that a function is written in are left out of its name, as they
+are called otherwise in other versions of ComfyUI."""
+
+
+def name_of(code: str) -> str:
+    """The name in the table: "module:Class.execute.<locals>.f" -> "module:Class.f"."""
+    module, _, path = code.partition(":")
+    first, *more = path.split(".")
+    return f"{module}:{first}.{more[-1]}" if "<locals>" in more else code
+
+
+def rule_of(code: str) -> PatchRule | None:
+    """What is known of a function; None where it is no function of the table."""
+    return PATCH_RULES.get(name_of(code))
+
+
+def nodes_of(names: Iterable[str]) -> set[str]:
+    """Nodes whose functions these are."""
+    return {PATCH_RULES[name].node for name in names}

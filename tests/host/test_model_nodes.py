@@ -1,0 +1,94 @@
+"""Nodes that take a MODEL and give one, in a real ComfyUI: what they do to Load Diffusion Model's, they do to ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from .comfyui_families import FAMILIES
+from .test_comfyui_families import write  # noqa: F401 - a fixture
+from .workflow import SAVE, Prompt, Workflow, link, node
+
+pytestmark = pytest.mark.host
+
+TOLERANCE = 1e-4
+"""Of the latent's scale."""
+FLUX = "flux"
+_LAYERS = {"double_layers": "1", "single_layers": "0", "start_percent": 0.0, "end_percent": 0.8}
+_WINDOWS: dict[str, Any] = {
+    "context_length": 5, "context_overlap": 1, "context_schedule": "standard_static", "context_stride": 1,
+    "closed_loop": False, "fuse_method": "pyramid", "freenoise": False,
+}  # fmt: skip
+_CACHED = {"reuse_threshold": 3.0, "start_percent": 0.1, "end_percent": 0.95, "verbose": False}
+
+_OF_ONE_ROW = {"FluxKVCache", "USOStyleReference"}
+"""ComfyUI's own fail with CFG in one batch."""
+
+Case = tuple[str, str, dict[str, Any]]
+WORKS: dict[str, Case] = {
+    "SkipLayerGuidanceDiT, FLUX": (FLUX, "SkipLayerGuidanceDiT", {**_LAYERS, "scale": 3.0, "rescaling_scale": 0.2}),
+    "SkipLayerGuidanceDiT, the last layers": (
+        FLUX, "SkipLayerGuidanceDiT", {**_LAYERS, "single_layers": "1", "scale": 3.0, "rescaling_scale": 0.0}
+    ),
+    "SkipLayerGuidanceDiTSimple, Wan": ("wan-t2v", "SkipLayerGuidanceDiTSimple", {**_LAYERS, "double_layers": "0"}),
+    "SkipLayerGuidanceSD3": (
+        "sd3", "SkipLayerGuidanceSD3", {"layers": "0", "scale": 3.0, "start_percent": 0.0, "end_percent": 0.8}
+    ),
+    "PerturbedAttentionGuidance": ("sd15", "PerturbedAttentionGuidance", {"scale": 3.0}),
+    "NAGuidance, FLUX": (FLUX, "NAGuidance", {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5}),
+    "FluxKVCache": ("flux-2", "FluxKVCache", {}),
+    "EasyCache": (FLUX, "EasyCache", _CACHED),
+    "LazyCache": (FLUX, "LazyCache", _CACHED),
+    "LTXVSpatioTemporalGuidance": (
+        "ltx-2", "LTXVSpatioTemporalGuidance", {"scale": 1.0, "blocks": "1", "start_percent": 0.0, "end_percent": 1.0}
+    ),
+    "LTXVModalityGuidance": (
+        "ltx-2", "LTXVModalityGuidance", {"modality_scale": 3.0, "start_percent": 0.0, "end_percent": 1.0}
+    ),
+    "WanContextWindowsManual": (
+        "wan-t2v",
+        "WanContextWindowsManual",
+        {**_WINDOWS, "retain_first_frame": False, "split_conds_to_windows": False},
+    ),
+    "USOStyleReference, whose network is brought to the ranks": (
+        FLUX,
+        "USOStyleReference",
+        {"model_patch": link("network"), "clip_vision_output": link("seen")},
+    ),
+}  # fmt: skip
+"""name -> (family, type of node, inputs)."""
+
+
+def with_node(graph: Prompt, kind: str, inputs: dict[str, Any]) -> Prompt:
+    """The graph with a node behind the loader's MODEL."""
+    graph["unpatched"] = graph.pop("model")
+    graph["model"] = node(kind, model=link("unpatched"), **inputs)
+    if "model_patch" in inputs:
+        graph |= {"network": node("TestStyleNetwork", width=512), "seen": node("TestClipVisionOutput")}
+    return graph
+
+
+def graph_of(family: str, workflow: Workflow) -> Prompt:
+    """The family's graph."""
+    return workflow.prompt() if family == FLUX else FAMILIES[family].graph(workflow)
+
+
+@pytest.mark.slow_but_for("SkipLayerGuidanceDiT, FLUX")
+@pytest.mark.parametrize("name", WORKS)
+def test_a_node_gives_the_latent_that_it_gives_with_comfyuis_own_loader(host, write, name):  # noqa: F811
+    family, kind, inputs = WORKS[name]
+    workflow = Workflow(network="ComfyUI", cfg=3.0, steps=10 if "Cache" in kind else 4)
+    if kind in _OF_ONE_ROW:
+        workflow = replace(workflow, cfg=1.0)
+    if family != FLUX:
+        workflow = replace(workflow, model=write(family))
+    plain = host.latent(host.run(graph_of(family, workflow)), SAVE)
+    wanted = host.latent(host.run(with_node(graph_of(family, workflow), kind, inputs)), SAVE)
+    scale = wanted.abs().max()
+    assert (wanted - plain).abs().max() > 100 * TOLERANCE * scale  # or else a node without effect would not show
+    for devices in ("cpu:1", "cpu:2", "cpu:3"):
+        run = host.run(with_node(graph_of(family, workflow.on(devices)), kind, inputs))
+        assert run.error is None, run.error["exception_message"]
+        assert (host.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, devices

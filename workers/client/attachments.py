@@ -1,0 +1,65 @@
+"""Brings networks beside the model to the ranks: once each, by pieces that shared memory need not grow for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from parallel_runtime.networks.comfyui.module_tree import describe_module
+from parallel_runtime.requests.patches import Attached
+from parallel_runtime.requests.requests import Attach, attached_name
+
+from .submission import Callbacks, Reply, Submission
+
+_PIECE = 256 << 20
+"""Bytes of tensors in one request, or one tensor where that has more."""
+
+
+class Attachments:
+    """Knows which networks the ranks have.
+
+    Args:
+        submit: runs one request in the pool.
+    """
+
+    def __init__(self, submit: Callable[[Submission], Reply]):
+        self._submit = submit
+        self._there: set[int] = set()
+        self._gone: list[int] = []
+
+    def bring(self, networks: Iterable[Attached], callbacks: Callbacks) -> None:
+        """Have the ranks know these.
+
+        Raises:
+            RequestError: a network is not made of data.
+        """
+        for each in networks:
+            if each.number not in self._there:
+                self._send(each, callbacks)
+                self._there.add(each.number)
+                weakref.finalize(each.module, self._gone.append, each.number)
+
+    def forget(self) -> None:
+        """Trust none of them any more."""
+        self._there.clear()
+
+    def _send(self, network: Attached, callbacks: Callbacks) -> None:
+        tensors: list[torch.Tensor] = []
+        form: Any = describe_module(network.module, tensors)
+        gone, self._gone[:] = tuple(self._gone), []
+        self._there.difference_update(gone)
+        piece: dict[str, torch.Tensor] = {}
+        size = 0
+        for place, tensor in enumerate(tensors):
+            if piece and size + tensor.nbytes > _PIECE:
+                self._submit(
+                    Submission(request=Attach(network.number, dropped=gone), tensors=piece, callbacks=callbacks)
+                )
+                piece, size, gone = {}, 0, ()
+            piece[attached_name(place)] = tensor
+            size += tensor.nbytes
+        last = Attach(network.number, form, gone)
+        self._submit(Submission(request=last, tensors=piece, callbacks=callbacks))
