@@ -74,7 +74,28 @@ def test_as_comfyui_s_own(conds, lengths, area, size):
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
             assert torch.equal(found[name], value) if torch.is_tensor(value) else found[name] == value
-        found["c_crossattn"].mul_(2)  # what a wrapper does to the text of one call is gone in the next
+
+
+def test_what_a_wrapper_does_to_the_text_of_one_call_is_gone_in_the_next(conds):
+    prompts = batch(conds.ours.keeping(model_of(conds, wrappers=(print,)), torch.float32, set()), (5,), 1)
+    first = together(conds, prompts, 1)["c_crossattn"]
+    wanted = first.clone()
+    first.mul_(2)
+    del first
+    assert torch.equal(together(conds, prompts, 1)["c_crossattn"], wanted)
+
+
+def test_a_lone_prompt_is_brought_to_the_device_once_and_copied_never(conds):
+    made = model_of(conds).extra_conds
+    model = SimpleNamespace(extra_conds=made, current_patcher=model_of(conds).current_patcher)
+    texts, image = torch.randn(1, 5, 6), torch.randn(1, 2, 8, 8)
+    prompt = conds.ours.keeping(model, torch.bfloat16, set())(texts=texts, image=image, device=torch.device("meta"))
+    assert {name: str(cond.cond.device) for name, cond in prompt.items() if name != "guidance"} == {
+        "c_crossattn": "meta", "y": "meta", "c_concat": "cpu",
+    }  # fmt: skip
+    calls = [together(conds, [prompt], 1) for _ in range(2)]
+    assert calls[0]["c_crossattn"] is calls[1]["c_crossattn"]
+    assert calls[0]["c_concat"] is calls[1]["c_concat"]
 
 
 def test_memory_is_kept_and_not_taken_from_who_holds_it(conds):
@@ -95,7 +116,8 @@ def test_text_is_cast_once_but_not_before_a_wrapper(conds):
     assert (
         batch(conds.ours.keeping(model, torch.bfloat16, set()), (5,), 3)[0]["c_crossattn"].cond.dtype == torch.bfloat16
     )
-    assert batch(conds.ours.keeping(model, torch.bfloat16, set()), (5,), 3)[0]["y"].cond.dtype == torch.float32
+    assert batch(conds.ours.keeping(model, torch.bfloat16, set()), (5,), 3)[0]["y"].cond.dtype == torch.bfloat16
+    assert batch(conds.ours.keeping(model, torch.bfloat16, set()), (5,), 3)[0]["c_concat"].cond.dtype == torch.float32
     for options in ({"model_function_wrapper": print}, {"transformer_options": {"wrappers": {"x": {"y": [print]}}}}):
         model.current_patcher.model_options = options
         assert (
