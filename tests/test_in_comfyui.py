@@ -147,9 +147,11 @@ def test_graphs_that_are_made_beside_the_first_pictures_are_waited_for_in_the_po
     assert len(waited) == (1 if devices else 0)
 
 
-@pytest.mark.parametrize(("devices", "prompts"), [("", 1), ("0", 4)])
-def test_a_short_measurement_takes_few_prompts(devices, prompts):
-    bench = Bench(None, HOST_REAL, "0", "0,1", cpu=False, deadline=time.monotonic() + 60)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("devices", "settling", "prompts"), [("", 9.0, 1), ("0", 0.0, 2), ("0", 9.0, 4)])
+def test_a_short_measurement_takes_few_prompts(devices, settling, prompts):
+    ends = time.monotonic() + 60
+    bench = Bench(None, HOST_REAL, "0", "0,1", cpu=False, settling=settling, deadline=ends)  # type: ignore[arg-type]
+    bench.wait = lambda seconds: None  # type: ignore[method-assign]
     bench.make = lambda way, file, **changes: _run(124.0)  # type: ignore[method-assign]
     found: dict = {}
     short_speed(bench, found, "own-flux", Way(devices))

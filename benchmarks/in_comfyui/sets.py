@@ -91,7 +91,7 @@ def _host_networks(one: str, many: str) -> Iterator[Measure]:
         several = isinstance(family, HostFamily) and family.latents  # Parallel Sampler takes them step by step
         for way in (NATIVE, *(each for each in own if each.sampler == "KSampler" or not several)):
             name = f"{file} {'native' if not way.devices else f'{way.sampler} {way.devices}'}"
-            bound = 150 if family.frames or several else 100
+            bound = 240 if family.frames or several else 180
             yield Measure(name, (file,), bound, partial(short_speed, file=file, way=way), way.gpus)
 
 

@@ -10,8 +10,9 @@ from ..graphs import Way
 _LATER = 10
 """Prompts at most after the first one until the times stand still."""
 _STILL = 0.02
-_FEW, _REST = 4, 12.0
-"""Prompts of `short_speed` after the first, and seconds between them in which graphs may be made."""
+_FEW, _FEWEST, _REST = 4, 2, 20.0
+"""Prompts of `short_speed` after the first, where graphs are made beside them and where not, and seconds between them
+in which graphs may be made."""
 _LONG = 15.0
 """Seconds; prompts that take longer are run once only after the first one."""
 
@@ -64,7 +65,8 @@ def short_speed(bench: Bench, found: Found, file: str, way: Way) -> None:
         "texts": first.texts,
         "first steps ms": step_times(first),
     }
-    for number in range(_FEW):
+    prompts = _FEW if bench.settling else _FEWEST
+    for number in range(prompts):
         later = bench.make(way, file)
         found |= {
             "ms": per_step(later),
@@ -75,5 +77,5 @@ def short_speed(bench: Bench, found: Found, file: str, way: Way) -> None:
         }
         if not way.devices or time.monotonic() + _REST + 2 * later.seconds > bench.deadline:
             break
-        if number + 2 < _FEW:
+        if number + 2 < prompts:
             bench.wait(min(_REST, bench.unsettled(file, way)))
