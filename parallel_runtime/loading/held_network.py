@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,9 +19,8 @@ from ..networks.marked_blocks import mark_blocks
 from .files import identity
 from .host_file import HostFile
 from .patchable_network import PatchableNetwork
+from .read_through import read_through
 from .reading import OnBytes
-
-_PIECE = 64 << 20
 
 
 class HeldNetwork(PatchableNetwork):
@@ -72,7 +70,7 @@ class HeldNetwork(PatchableNetwork):
         path = self._file.path
         if identity(path) != self._file.identity:
             raise NotLoadedError(f"{path} was replaced since it was loaded.", "Queue the prompt again.")
-        _read_through(path, on_bytes)
+        read_through(path, on_bytes)
         network = load_network(self._file, self._dtype, self._fast_float8)
         network.to(self.device)
         if self._data is not None:
@@ -89,17 +87,6 @@ class HeldNetwork(PatchableNetwork):
         self._network = None
         self._bypasses = []
         gc.collect()  # a cut block holds the forward that it stands for, in a circle
-
-
-def _read_through(path: Path, on_bytes: OnBytes) -> None:
-    """Bring a file into the system's cache, piece by piece: ComfyUI's loader tells nobody how far it is, and a rank
-    that shows no progress for a minute counts as stalled."""
-    piece = bytearray(_PIECE)
-    total, done = path.stat().st_size, 0
-    with path.open("rb", buffering=0) as file:
-        while length := file.readinto(piece):
-            done += length
-            on_bytes(min(done, total), total)
 
 
 def load_network(file: HostFile, dtype: torch.dtype | None, fast_float8: bool) -> nn.Module:

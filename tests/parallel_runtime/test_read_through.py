@@ -1,0 +1,56 @@
+"""A file that is read through is read whole, once, and its reader hears how far it is."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from parallel_runtime.errors import CheckpointError
+from parallel_runtime.loading import read_through as module
+from parallel_runtime.loading.read_through import read_through
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 100_003])
+def test_every_byte_is_read_once(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(module, "_PIECE", 1000)
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(size))
+    ranges, plain = [], os.preadv
+
+    def preadv(descriptor, buffers, start):
+        count = plain(descriptor, buffers, start)
+        ranges.append((start, start + count))
+        return count
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    told = []
+    read_through(path, lambda done, total: told.append((done, total)))
+    assert sorted(ranges) == [(start, min(start + 1000, size)) for start in range(0, size, 1000)]
+    assert told[-1] == (size, size)
+
+
+def test_who_gives_up_ends_the_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_PIECE", 10)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1000))
+    monkeypatch.setattr(os, "preadv", lambda *_: 10)
+    monkeypatch.setattr(module.itertools, "count", lambda *_: iter(lambda: 0, 1))  # a file without an end
+
+    def give_up(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        read_through(path, give_up)
+
+
+def test_a_disk_that_fails_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(10))
+
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        read_through(path, lambda done, total: None)
