@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..bench import COMPARED_SEED, Bench, Found, per_step
 from ..files import ENDING
@@ -12,6 +13,8 @@ from .start import add
 
 Lora = tuple[str, float]
 """File and strength."""
+_STEPS = 5
+"""The first is what is asked for; the others tell what a usual one takes."""
 _FIRST, _SECOND = "all layers", "all layers 2"
 TURNS: Sequence[tuple[str, Sequence[Lora]]] = (
     ("no LoRA, first", ()),
@@ -38,7 +41,7 @@ def lora(bench: Bench, found: Found, file: str, way: Way) -> None:
     found |= {"kind": "start", "model": title, "way": way.title, "gpus": way.gpus}
     for what, loras in TURNS:
         compared = what in ("the same", "taken away again")
-        picture = bench.picture(file, seed=COMPARED_SEED if compared else None)
+        picture = replace(bench.picture(file, seed=COMPARED_SEED if compared else None), steps=_STEPS)
         run = bench.run(_with(plain(way, picture), file, loras))
         add(found, what, run)
         row = found["rows"][-1]
