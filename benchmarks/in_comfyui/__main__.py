@@ -44,8 +44,8 @@ _SHORTEST = 15.0
 _SLOWER = 3
 """How much longer measurements may take with --cpu."""
 _SETTLING, _SETTLING_HOST = 20.0, 75.0
-"""Seconds after the first prompt of a model in which graphs may be made beside the next ones; of ComfyUI's own networks,
-whose compiler has ComfyUI load the file."""
+"""Seconds after the first prompt of a model in which graphs may be made beside the next ones; of ComfyUI's own
+networks, whose compiler has ComfyUI load the file."""
 _LOG_BYTES = 4_000_000
 
 
