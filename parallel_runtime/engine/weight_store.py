@@ -100,6 +100,8 @@ class Held:
             needs: bytes, estimated; remembered for when the model comes back after others.
         """
         self.runs_need = needs
+        if not memory.is_free(needs, self.store.device):
+            self._patched.forget_kept()
         self.store.free_beside(self, needs, on_bytes)
 
     def park(self, on_bytes: OnBytes) -> None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import psutil
 import torch
 
 from .. import memory
@@ -14,7 +15,7 @@ from ..networks.diffusers.call import TAKE_COMFYUIS
 from .original_weights import OriginalWeights
 
 _LEFT_FREE = 0.35
-"""Share of a GPU's memory that originals leave free; where it is not, they are read from the file again."""
+"""Share of a device's memory that originals leave free; where it is not, they are read from the file again."""
 
 
 class PatchableParameters(ABC):
@@ -78,6 +79,10 @@ class PatchableParameters(ABC):
         """See `Patchable`."""
         self._originals.clear()
 
+    def can_keep(self, weight: torch.Tensor) -> bool:
+        """See `Patchable`."""
+        return has_room([weight], self._device)
+
     @abstractmethod
     def _keep(self, targets: Sequence[str]) -> None:
         """Remember parameters that are about to be changed, if that is worth it."""
@@ -93,8 +98,7 @@ class PatchableParameters(ABC):
 
 def has_room(tensors: Iterable[torch.Tensor], device: torch.device) -> bool:
     """Whether a device can keep copies of tensors, and still have memory for runs."""
-    if device.type != "cuda":
-        return False
     wanted = sum(tensor.nbytes for tensor in tensors)
-    total = torch.cuda.get_device_properties(device).total_memory
+    on_gpu = device.type == "cuda"
+    total = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
     return memory.free_bytes(device) - wanted >= _LEFT_FREE * total

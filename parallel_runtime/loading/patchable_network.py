@@ -24,7 +24,7 @@ class PatchableNetwork(ABC):
         # Compiled blocks and recordings read these addresses; on the CPU there are none, and weights may be the file.
         self._in_place = device.type != "cpu"
         self._originals: dict[str, torch.Tensor] = {}
-        self._bypasses: list[Any] = []
+        self._bypasses: list[tuple[nn.Module, Any]] = []
 
     @property
     @abstractmethod
@@ -75,8 +75,11 @@ class PatchableNetwork(ABC):
         """See `Patchable`: ComfyUI's own bypass, over each layer's forward."""
         import comfy.weight_adapter.bypass as bypass
 
-        for hook in reversed(self._bypasses):
+        for layer, hook in reversed(self._bypasses):
+            own = getattr(hook.original_forward, "__func__", None) is type(layer).forward
             hook.eject()
+            if own:  # and not as an attribute: the block may be compiled for that already
+                layer.__dict__.pop("forward", None)
         self._bypasses = []
         self.moved = True
         for name, (adapter, strength) in layers.items():
@@ -87,11 +90,15 @@ class PatchableNetwork(ABC):
                 beside(name, adapter, strength, x, lambda x, given=nothing: given)  # type: ignore[misc]
             hook = bypass.BypassForwardHook(layer, adapter, multiplier=strength)
             hook.inject()
-            self._bypasses.append(hook)
+            self._bypasses.append((layer, hook))
 
     def forget_originals(self) -> None:
         """See `Patchable`."""
         self._originals.clear()
+
+    def can_keep(self, weight: torch.Tensor) -> bool:
+        """See `Patchable`."""
+        return has_room([weight], self.device)
 
     def _read(self, name: str) -> torch.Tensor:
         weight: torch.Tensor = getattr(self.owner(name), name.rpartition(".")[2])

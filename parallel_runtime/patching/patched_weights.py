@@ -5,6 +5,7 @@ Every weight is computed anew from what the file has, never from a patched one, 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from .patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
 
 _BATCH = 2 << 30
 """Bytes of weights whose originals are had at once."""
+_MOST_KEPT = 4
+"""States between which the hooks of a run's prompts change in every step, and whose weights are kept."""
 
 Asked = tuple[Any, Any, Any]
 """A weight's patches of the MODEL, those of the hooks on top, and the bypass beside it; None for none."""
@@ -67,6 +70,10 @@ class Patchable(Protocol):
         """The weights are as in the file, or not on the device any more."""
         ...
 
+    def can_keep(self, weight: torch.Tensor) -> bool:
+        """Whether the device has memory for a copy beside that of the runs."""
+        ...
+
 
 class PatchedWeights:
     """Weights with their patches."""
@@ -77,11 +84,8 @@ class PatchedWeights:
         self._has: dict[str, Asked] = {}
         self._wrapped: Mapping[str, Any] = {}
         self._now: tuple[str, str] | None = UNPATCHED.names
-
-    @property
-    def unpatched(self) -> bool:
-        """Nothing is changed."""
-        return self._now == UNPATCHED.names
+        self._hooked = False
+        self._kept: OrderedDict[tuple[str, str], dict[str, torch.Tensor]] = OrderedDict()
 
     def change(self, wanted: WeightPatches, on_bytes: Callable[[int, int], None]) -> None:
         """Have other patches; costs nothing where they are the same.
@@ -96,16 +100,22 @@ class PatchedWeights:
         if wanted.names == self._now:
             return
         self._now = None
+        kept = self._state(wanted)
         asked = self._asked(wanted)
         unlike = [name for name in {**asked, **self._has} if asked.get(name) != self._has.get(name)]
         computing = Computing(self._device, wanted.patches, wanted.hooks)
         sizes = {name: self._size(name) for name in unlike}
         total, done = sum(sizes.values()), 0
         for batch in _batches(unlike, sizes):
-            originals = self._weights.originals(batch, [name for name in batch if name in self._has])
+            needed = [name for name in batch if name not in kept or name not in self._has]
+            originals = self._weights.originals(needed, [name for name in needed if name in self._has])
             for name in batch:
                 on_bytes(done, total)
-                self._change_one(name, asked.get(name), originals.pop(name), computing)
+                if name not in asked:
+                    self._weights.put_back(name, originals.pop(name))
+                    del self._has[name]
+                else:
+                    self._write(name, asked[name], originals.pop(name, None), computing, kept)
                 done += sizes[name]
         self._wrap(wanted.patches)
         if not self._has:
@@ -119,23 +129,49 @@ class PatchedWeights:
     def forget(self) -> None:
         """The weights have left the device: those that come back are as in the file."""
         self._has.clear()
+        self._kept.clear()
         self._wrapped = {}
         self._now = UNPATCHED.names
         self._weights.forget_originals()
 
-    def _change_one(self, name: str, asked: Asked | None, original: torch.Tensor, computing: Computing) -> None:
-        if asked is None:
-            self._weights.put_back(name, original)
-            del self._has[name]
-            return
-        weight = computing.weight(name, original, self._weights.owner(name))
-        if asked[2] is not None:
-            layer = name.rpartition(".")[0]
-            inputs = self._shape(f"{layer}.weight")[1]
-            weight = computing.folded(name, weight, layer, inputs)
+    def _write(
+        self,
+        name: str,
+        asked: Asked,
+        original: torch.Tensor | None,
+        computing: Computing,
+        kept: dict[str, torch.Tensor],
+    ) -> None:
+        weight = kept.get(name)
+        if weight is None:
+            assert original is not None
+            weight = computing.weight(name, original, self._weights.owner(name))
+            if asked[2] is not None:
+                layer = name.rpartition(".")[0]
+                inputs = self._shape(f"{layer}.weight")[1]
+                weight = computing.folded(name, weight, layer, inputs)
+            if self._hooked and self._weights.can_keep(weight):
+                kept[name] = weight
         self._has.setdefault(name, (None, None, None))  # if writing it fails, it is written again
         self._weights.write(name, weight)
         self._has[name] = asked
+
+    def _state(self, wanted: WeightPatches) -> dict[str, torch.Tensor]:
+        """Weights that are kept for such patches: of runs in which hooks come and go."""
+        self._hooked = bool(wanted.hooks.name) or (self._hooked and any(self._kept))
+        if not self._hooked or any(names[0] != wanted.patches.name for names in self._kept):
+            self._kept.clear()
+        if not self._hooked:
+            return {}
+        kept = self._kept.setdefault(wanted.names, {})
+        self._kept.move_to_end(wanted.names)
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        return kept
+
+    def forget_kept(self) -> None:
+        """Let go of weights that are kept for hooks to come; what is in place stays."""
+        self._kept.clear()
 
     def _asked(self, wanted: WeightPatches) -> dict[str, Asked]:
         """The patches of the weights that this rank has."""

@@ -14,10 +14,12 @@ from parallel_runtime.loading import held_weights
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.held_weights import ArenaWeights
 from parallel_runtime.loading.original_weights import OriginalWeights, original_rules
+from parallel_runtime.loading.patchable import PatchableParameters
 from parallel_runtime.loading.patchable_network import PatchableNetwork
 from parallel_runtime.loading.weights import build_transformer, check_weights
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.diffusers.registry import find_by_name
+from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, KeepPatches, Release, tensor_name
@@ -145,6 +147,29 @@ def test_hooks_come_on_top_and_sets_that_are_dropped_are_not_known(files):
     with pytest.raises(NotLoadedError, match="LoRA"):
         rank.forward(path, second)
     assert_same(rank.forward(path, first), predicted(merged(path, 0.6)))
+
+
+@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_hooks_that_take_turns_are_computed_once_where_there_is_room(mapped, room, files, monkeypatch):
+    monkeypatch.setattr(PatchableParameters, "can_keep", lambda self, weight: room)
+    computed: list[str] = []
+    weight = Computing.weight
+    monkeypatch.setattr(Computing, "weight", lambda *args: computed.append(args[1]) or weight(*args))
+    path, rank = files[0], PatchingRank(mapped=mapped)
+    rank.load(path)
+    sets = [lora(path, strength, seed) for seed, strength in enumerate((0.5, 0.8, -0.6))]
+    rank.keep(sets[0])
+    rank.keep(sets[1])
+    rank.keep(sets[2])
+    turns = ((sets[0], sets[1]), (sets[0],), (sets[0], sets[2]))
+    first = [rank.forward(path, *turn) for turn in turns]
+    counted = len(computed)
+    for _ in range(2):
+        assert all(torch.equal(rank.forward(path, *turn), each) for turn, each in zip(turns, first, strict=True))
+    assert (len(computed) == counted) == room
+    assert_same(rank.forward(path), predicted(path))
+    assert_same(first[2], predicted(merged(merged(path, 0.5), -0.6, seed=2)))
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["parked", "read again"])
