@@ -39,6 +39,7 @@ class HostToCompile(msgspec.Struct, frozen=True):
 
     Args:
         path: of the file. weights, fast_float8: see ComfyuiCode. folder, options: of ComfyUI.
+        network: "module:class" that the file is.
         device, rank, world_size: see ToCompile.
     """
 
@@ -47,6 +48,7 @@ class HostToCompile(msgspec.Struct, frozen=True):
     fast_float8: bool
     folder: str
     options: dict[str, Any]
+    network: str
     device: str
     rank: int
     world_size: int

@@ -1,11 +1,13 @@
 """The compiler of a rank for ComfyUI's networks, a process: it calls single blocks, and the cache gets the graphs.
 
-The network is loaded by the rank's code, and only blocks that are called are moved to the device. A graph knows nothing
-of mesh and exchange (networks/comfyui/attention_operator.py), so attention is none here: numbers of the right shape.
+The network is loaded by the rank's code, with as few blocks as are called, and only these are moved to the device. A
+graph knows nothing of mesh and exchange (networks/comfyui/attention_operator.py), so attention is none here: numbers of
+the right shape.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import nn
 
 from ..acceleration.compiler_messages import Call, HostToCompile
 from ..attention.kernels import KERNELS
+from ..errors import UnsupportedModelError
 from ..loading.held_network import load_network
 from ..loading.host_file import open_host_file
 from ..mesh.mesh import single_rank_mesh
@@ -25,9 +28,45 @@ from ..networks.comfyui.block_examples import Example, made
 from ..networks.comfyui.compiled_cut import CompiledCut
 from ..networks.comfyui.cut_blocks import CutBlock, cut_blocks
 from ..networks.comfyui.host_code import use_comfyui
-from ..networks.comfyui.networks import find_network
+from ..networks.comfyui.networks import find_network, name_of
 from ..networks.comfyui.token_split import TokenSplit
 from .compiler_loop import serve
+
+_FEWEST = 2
+"""Blocks of a list that are read at least: ComfyUI's detection looks at a second one here and there."""
+
+
+@dataclass
+class Loader:
+    """Loads as much of a network as is called."""
+
+    model: HostToCompile
+    loaded: Loaded | None = None
+
+    def load(self, examples: Sequence[Example]) -> Loaded:
+        """The network with the blocks of these calls."""
+        if self.loaded is None or not self.loaded.has(examples):
+            self.loaded = self._load(examples)
+        return self.loaded
+
+    def _load(self, examples: Sequence[Example]) -> Loaded:
+        model, file = self.model, open_host_file(self.model.path)
+        weights = getattr(torch, model.weights) if model.weights else None
+        try:
+            network = load_network(file, weights, model.fast_float8, _first_blocks(examples))
+        except UnsupportedModelError:  # its detection wants all
+            network = load_network(file, weights, model.fast_float8)
+        if name_of(type(network)) != model.network:
+            network = load_network(file, weights, model.fast_float8)
+        data = find_network(type(network))
+        assert data is not None
+        split = TokenSplit(single_rank_mesh())
+        ask_the_split(data.attention_in)
+        cut_blocks(network, data.blocks, split)
+        attention = HostAttention(KERNELS["sdpa"], split)
+        cut = CompiledCut(network, split, attention)
+        cut.use(True)
+        return Loaded(network, attention, cut)
 
 
 @dataclass(frozen=True)
@@ -38,35 +77,40 @@ class Loaded:
     attention: HostAttention
     cut: CompiledCut
 
+    def has(self, examples: Sequence[Example]) -> bool:
+        """Whether the blocks of these calls are read."""
+        paths = {path for path, _ in self.network.named_modules()}
+        return all(example.path in paths for example in examples)
+
 
 def main() -> None:
     """Process entry, see `serve`."""
     serve(HostToCompile, build, run)
 
 
-def build(model: HostToCompile, device: torch.device) -> Loaded:
-    """Load the rank's network."""
+def build(model: HostToCompile, device: torch.device) -> Loader:
+    """What loads the rank's network, when calls are known."""
     use_comfyui(model.folder, {**model.options, "cpu": device.type == "cpu"})
-    weights = getattr(torch, model.weights) if model.weights else None
-    network = load_network(open_host_file(model.path), weights, model.fast_float8)
-    data = find_network(type(network))
-    assert data is not None
-    split = TokenSplit(single_rank_mesh())
-    ask_the_split(data.attention_in)
-    cut_blocks(network, data.blocks, split)
-    attention = HostAttention(KERNELS["sdpa"], split)
-    cut = CompiledCut(network, split, attention)
-    cut.use(True)
-    return Loaded(network, attention, cut)
+    return Loader(model)
 
 
-def run(loaded: Loaded, call: Call, device: torch.device) -> None:
+def _first_blocks(examples: Sequence[Example]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for example in examples:
+        path, _, index = example.path.rpartition(".")
+        found[path] = max(found.get(path, _FEWEST), int(index) + 1)
+    return found
+
+
+def run(loader: Loader, call: Call, device: torch.device) -> None:
     """Make the graphs of a call, by calling its blocks.
 
     Raises:
         RuntimeError: no block can be compiled.
     """
-    for example in msgspec.convert(call.arguments, list[Example]):
+    examples = msgspec.convert(call.arguments, list[Example])
+    loaded = loader.load(examples)
+    for example in examples:
         block = loaded.network.get_submodule(example.path).to(device)
         cut: Any = block.forward
         assert isinstance(cut, CutBlock)
@@ -77,12 +121,8 @@ def run(loaded: Loaded, call: Call, device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     refused = loaded.cut.methods.refused
-    if refused and len(refused) == len({type(block).forward for block in _called(loaded.network, call)}):
+    if refused and len(refused) == len({type(loaded.network.get_submodule(each.path)).forward for each in examples}):
         raise RuntimeError("; ".join(refused.values()))
-
-
-def _called(network: nn.Module, call: Call) -> list[nn.Module]:
-    return [network.get_submodule(each.path) for each in msgspec.convert(call.arguments, list[Example])]
 
 
 def _attend_to_nothing(

@@ -119,6 +119,7 @@ class OpenedHost:
             fast_float8=self.fast_float8,
             folder=self.code.folder,
             options=dict(self.code.options),
+            network="",
             device=str(weights.device),
             rank=0,
             world_size=1,

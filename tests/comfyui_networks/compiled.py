@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.networks.comfyui import compiled_cut
+from parallel_runtime.networks.comfyui import compiled_cut, host_network
 from parallel_runtime.networks.comfyui.attention_names import ask_the_split
 from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
 from parallel_runtime.networks.comfyui.description import describe_network
@@ -92,8 +92,6 @@ def _predict(network: HostNetwork, mesh: Any, arguments: dict[str, Any]) -> torc
     network.set_mesh(mesh)
     given = copy.deepcopy(arguments)  # some networks write into them
     x, timestep = given.pop("x"), given.pop("timestep")
-    if isinstance(x, list | tuple):
-        from comfy.utils import pack_latents
-
-        x, given["latent_shapes"] = pack_latents(x)
-    return network.predict(x, timestep, given)
+    # The calls are those of `forward`, which is more than the seam in some networks.
+    with mock.patch.object(host_network, "enter", lambda network, x, timestep, more: network(x, timestep, **more)):
+        return network.predict(x, timestep, given)

@@ -15,6 +15,7 @@ from ...acceleration.compiler_link import ProcessCompiler
 from ...acceleration.compiler_messages import HostToCompile, world
 from ...mesh.mesh import Mesh
 from .block_examples import Example, described
+from .networks import name_of
 
 _KINDS = 4
 """Of blocks that are on the device together, at most."""
@@ -27,7 +28,7 @@ class HostCompiler:
 
     Args:
         process: the module that it runs.
-        about: the model; the world is that of the moment.
+        about: the model; network and world are those of the moment.
         network: of the moment, as its weights come and go.
         size: bytes of the file.
         block: bytes of its largest block.
@@ -36,7 +37,8 @@ class HostCompiler:
     def __init__(self, process: str, about: HostToCompile, network: Callable[[], nn.Module], size: int, block: int):
         def describe() -> HostToCompile:
             rank, world_size = world()
-            return msgspec.structs.replace(about, rank=rank, world_size=world_size)
+            named = name_of(type(network()))
+            return msgspec.structs.replace(about, network=named, rank=rank, world_size=world_size)
 
         self._network = network
         self._size = size
