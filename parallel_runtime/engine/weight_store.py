@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 from collections.abc import Callable, Hashable
@@ -101,13 +102,17 @@ class Held:
         """
         self.runs_need = needs
         if not memory.is_free(needs, self.store.device):
-            self._patched.forget_kept()
+            self._patched.make_room()
         self.store.free_beside(self, needs, on_bytes)
 
     def park(self, on_bytes: OnBytes) -> None:
         """Let the device's memory go for another model: they stay on the host where that has memory, for all ranks."""
         if isinstance(self.weights, ArenaWeights) and self.weights.here:
-            with self.store.copies.make(self.key, self.weights.size) as copy:
+            # No memory to undo patches: they are read from the file when they come back.
+            with (
+                contextlib.suppress(torch.OutOfMemoryError),
+                self.store.copies.make(self.key, self.weights.size) as copy,
+            ):
                 if copy is not None:
                     self._patched.restore()  # what comes back is as in the file, and is patched again
                     self.weights.save(copy.memory, on_bytes)

@@ -231,6 +231,10 @@ class MappedWeights(_Held):
     def _put(self, target: str, value: torch.Tensor) -> None:
         self._tensors[target].data = value.contiguous()  # the file is mapped, and not to be written to
 
+    def spare(self) -> None:
+        """See `Patchable`: nothing, as they are the mapped file."""
+        return
+
     def put_back(self, name: str, original: torch.Tensor) -> None:
         """See `Patchable`."""
         for target in self._original.parameters(name):

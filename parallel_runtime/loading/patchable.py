@@ -79,6 +79,10 @@ class PatchableParameters(ABC):
         """See `Patchable`."""
         self._originals.clear()
 
+    def spare(self) -> None:
+        """See `Patchable`: they are read from the file again."""
+        self._originals.clear()
+
     def can_keep(self, weight: torch.Tensor) -> bool:
         """See `Patchable`."""
         return has_room([weight], self._device)

@@ -96,6 +96,11 @@ class PatchableNetwork(ABC):
         """See `Patchable`."""
         self._originals.clear()
 
+    def spare(self) -> None:
+        """See `Patchable`."""
+        if self.device.type != "cpu":
+            self._originals = {name: weight.to("cpu") for name, weight in self._originals.items()}
+
     def can_keep(self, weight: torch.Tensor) -> bool:
         """See `Patchable`."""
         return has_room([weight], self.device)

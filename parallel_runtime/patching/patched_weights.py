@@ -70,6 +70,10 @@ class Patchable(Protocol):
         """The weights are as in the file, or not on the device any more."""
         ...
 
+    def spare(self) -> None:
+        """Let originals leave the device that can be had again."""
+        ...
+
     def can_keep(self, weight: torch.Tensor) -> bool:
         """Whether the device has memory for a copy beside that of the runs."""
         ...
@@ -169,9 +173,10 @@ class PatchedWeights:
             self._kept.popitem(last=False)
         return kept
 
-    def forget_kept(self) -> None:
-        """Let go of weights that are kept for hooks to come; what is in place stays."""
+    def make_room(self) -> None:
+        """Let go of device memory that a next change would be quicker with; what is in place stays."""
         self._kept.clear()
+        self._weights.spare()
 
     def _asked(self, wanted: WeightPatches) -> dict[str, Asked]:
         """The patches of the weights that this rank has."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from parallel_runtime import memory
 from parallel_runtime.errors import NotLoadedError, OtherNetworkError
 from parallel_runtime.loading import held_weights
 from parallel_runtime.loading.checkpoint import open_checkpoint
@@ -211,6 +212,24 @@ def test_a_change_that_was_cancelled_goes_on_from_there(files, monkeypatch):
         rank.forward(path, patches)
     monkeypatch.setattr(ArenaWeights, "_put", put)
     assert_same(rank.forward(path, patches), predicted(merged(path, 0.8)))
+    assert torch.equal(rank.forward(path), plain)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_originals_that_had_to_leave_the_device_are_had_again(mapped, files, monkeypatch):
+    monkeypatch.setattr(held_weights, "has_room", lambda tensors, device: True)
+    path, rank = files[0], PatchingRank(mapped=mapped)
+    rank.load(path)
+    plain, sets = rank.forward(path), [lora(path, strength) for strength in (0.8, -0.3)]
+    rank.keep(sets[0])
+    rank.keep(sets[1])
+    rank.forward(path, sets[0])
+    with monkeypatch.context() as short:
+        short.setattr(memory, "is_free", lambda wanted, device: False)
+        held = rank.engine.residency.get(str(path)).held
+        assert held is not None
+        held.prepare_run(1)
+    assert_same(rank.forward(path, sets[1]), predicted(merged(path, -0.3)))
     assert torch.equal(rank.forward(path), plain)
 
 
