@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -69,13 +69,18 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         Raises:
             RequestError: a patch that they could not compute.
         """
-        check_patches(patches)
+        check_patches(self._own(patches))
         return super().add_patches(patches, strength_patch, strength_model)
 
     def add_hook_patches(self, hook, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
         """Called before a run for each LoRA of a conditioning; as `add_patches`."""
-        check_patches(patches)
+        check_patches(self._own(patches))
         return super().add_hook_patches(hook, patches, strength_patch, strength_model)
+
+    def _own(self, patches: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Those of this model: a LoRA brings its text encoders' along, and ComfyUI leaves them out."""
+        names = self.model.state_dict().keys()
+        return {key: value for key, value in patches.items() if (key if isinstance(key, str) else key[0]) in names}
 
     def patch_hooks(self, hooks) -> None:
         """Called before each call of the transformer whose conditioning has other hooks than the last one."""

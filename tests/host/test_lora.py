@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.comfyui_networks.formats import FORMATS
 from tests.tiny_lora import KINDS, kohya, peft, write_lora
@@ -198,6 +198,12 @@ def test_quantised_weights_are_patched_as_comfyui_does(host, formats, name):
     assert torch.equal(ours[2], ours[0])
 
 
+def hooked(text: str, hooks: str) -> dict[str, Any]:
+    """A prompt with hooks."""
+    given = {"cond_NEW": link(text), "strength": 1.0, "set_cond_area": "default", "hooks": link(hooks)}
+    return node("ConditioningSetProperties", **given)
+
+
 def with_hooks(prompt: Prompt) -> Prompt:
     """Each prompt with a LoRA of its own, one of them on a schedule."""
     hook = {"strength_model": 0.9, "lora_name": "lora.safetensors"}
@@ -208,10 +214,7 @@ def with_hooks(prompt: Prompt) -> Prompt:
     prompt["scheduled"] = node("SetHookKeyframes", hooks=link("other"), hook_kf=link("then"))
     for name, hooks in (("positive", "scheduled"), ("negative", "always")):
         prompt[f"{name} text"] = prompt[name]
-        prompt[name] = node(
-            "ConditioningSetProperties",
-            cond_NEW=link(f"{name} text"), strength=1.0, set_cond_area="default", hooks=link(hooks),
-        )  # fmt: skip
+        prompt[name] = hooked(f"{name} text", hooks)
     return prompt
 
 
@@ -244,9 +247,38 @@ def test_a_lora_that_widens_the_first_layer_takes_the_concatenated_channels(host
     assert_same(run_anew(host, parallel), plain)
 
 
+def test_what_a_lora_has_for_text_encoders_is_left_out(host):
+    graph = replace(BASE, patch="of a text encoder").on("cpu:2").prompt()
+    assert_same(host.latent(host.run(graph), SAVE), latent(host, BASE))
+
+
 def test_an_adapter_that_no_rank_has_is_refused_at_its_node(host):
     graph = Workflow(loader="cpu:2", patch="adapter of its own").prompt()
     run = host.run(graph)
     assert run.error is not None
     assert run.error["node_type"] == "TestModelPatch"
     assert "OwnAdapter" in run.error["exception_message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS)
+def test_another_model_as_a_lora_of_one_prompt(host, network):
+    folder = host.base / "models"
+    tensors = load_file(folder / "diffusion_models" / "plan.safetensors")
+    whole = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    save_file(
+        {**whole, "text_encoders.clip_l.logit_scale": torch.zeros(())}, folder / "checkpoints" / "as lora.safetensors"
+    )
+
+    def graph(workflow: Workflow) -> Prompt:
+        prompt = with_loras(workflow.prompt(), Lora("peft", 0.3))
+        prompt["hook"] = node("CreateHookModelAsLoraModelOnly", ckpt_name="as lora.safetensors", strength_model=0.4)
+        prompt["text"] = prompt["positive"]
+        prompt["positive"] = hooked("text", "hook")
+        return prompt
+
+    parallel = replace(BASE.on("cpu:2"), network=network)
+    ours, wanted = (host.latent(host.run(graph(each)), SAVE) for each in (parallel, BASE))
+    assert_same(ours, wanted)
+    assert (wanted - latent(host, BASE, Lora("peft", 0.3))).abs().max() > 10 * TOLERANCE * wanted.abs().max()

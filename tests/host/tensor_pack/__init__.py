@@ -208,7 +208,7 @@ class OwnAdapter(comfy.weight_adapter.WeightAdapterBase):
         self.weights = weights
 
 
-KINDS = ["adapter of its own", "attention", "rope", "cfg", "inside", "inside during a run"]
+KINDS = ["adapter of its own", "of a text encoder", "attention", "rope", "cfg", "inside", "inside during a run"]
 
 
 class ModelPatch(io.ComfyNode):
@@ -228,6 +228,8 @@ class ModelPatch(io.ComfyNode):
         patched = model.clone()
         if kind == "adapter of its own":
             patched.add_patches({"diffusion_model.txt_in.weight": OwnAdapter((torch.ones(1),))}, 0.5)
+        elif kind == "of a text encoder":
+            assert patched.add_patches({"clip_l.transformer.weight": OwnAdapter((torch.ones(1),))}, 0.5) == []
         elif kind == "attention":
             patched.set_model_attn1_patch(lambda q, k, v, options: (q, k, v))
         elif kind == "rope":
