@@ -114,6 +114,10 @@ def _apart(module: nn.Module, split: TokenSplit) -> None:
     module.forward = run
 
 
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.shape == other.shape
+
+
 class CutBlock:
     """The forward of one block on this rank's tokens."""
 
@@ -167,7 +171,9 @@ class CutBlock:
         replaced = any((options.get("patches_replace") or {}).values())
         gather = self._last or replaced or bool(set(patches) - inside - _BEFORE)
         made = [
-            output if name is None or output is None else self._whole_again(output, name, shapes[name], gather)
+            output
+            if name is None or output is None
+            else self._whole_again(output, name, shapes[name], whole[name], gather)
             for name, output in zip(blocks.returns, outputs, strict=True)
         ]
         (split.pending.discard if gather else split.pending.add)(blocks.path)
@@ -192,7 +198,9 @@ class CutBlock:
             for further in range(GRID if name in blocks.grids else 1)
         ]
 
-    def _whole_again(self, output: torch.Tensor, name: str, shape: torch.Size, gather: bool) -> torch.Tensor:
+    def _whole_again(
+        self, output: torch.Tensor, name: str, shape: torch.Size, given: torch.Tensor, gather: bool
+    ) -> torch.Tensor:
         dim = self._blocks.tokens[name]
         grid = shape[dim : dim + (GRID if name in self._blocks.grids else 1)]
         length = grid.numel()
@@ -200,6 +208,8 @@ class CutBlock:
         flat = output.flatten(dim, dim + len(grid) - 1)
         if flat.shape[dim] != interval[1] - interval[0]:
             raise self._unlike(f"returns {said(output)} as {name} of {interval[1] - interval[0]} tokens")
+        if not gather and _is_same(flat, given.narrow(dim, interval[0], interval[1] - interval[0])):
+            return given.unflatten(dim, grid)  # the block wrote into it (FLUX)
         if not gather:
             return put(flat, dim, interval, length).unflatten(dim, grid)
         # As a block's own output is: some networks take views of it.

@@ -33,7 +33,7 @@ from .token_split import RunBlock, TokenSplit
 
 _WORD = 8
 """Bytes that peers exchange at once (acceleration/peer_exchange.py)."""
-_OTHER_VALUES = 0.9
+_OTHER_VALUES = (0.9, 0.5)
 """What x and timestep are multiplied by to see whether a recording follows them."""
 
 
@@ -240,4 +240,5 @@ def _noting(compiler: HostCompiler) -> RunBlock:
 
 def _other_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """A call with another x and timestep, which come first; what else there is stays the same in a run."""
-    return [tensor * _OTHER_VALUES if number < 2 else tensor for number, tensor in enumerate(tensors)]
+    other = [(tensor * by).to(tensor.dtype) for tensor, by in zip(tensors, _OTHER_VALUES, strict=False)]
+    return [*other, *tensors[len(other) :]]
