@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -12,14 +13,24 @@ from ..denoising.predict import Call, Predictor
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
 from ..pipefusion.runner import StageRunner
-from ..requests.conditioning import Conditioning
+from ..requests.conditioning import CONTROL, Conditioning
 from ..requests.control import Control
-from ..requests.requests import Answer, Forward
+from ..requests.requests import Answer, Forward, residual_name
+from ..requests.trees import restore
 from .memory_checks import require_memory
 from .prepared import Prepared, Results
 from .rank_state import Placed, RankState, StagedRun
 from .request_checks import check_conditioning, check_patches
 from .resident import Resident
+
+
+def _with_residuals(conditioning: Conditioning, form: Any, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
+    """The conditioning with a ControlNet's residuals of this step."""
+    if form is None:
+        return conditioning
+    count = sum(name.startswith(residual_name("")) for name in tensors)
+    residuals = restore(form, [tensors[residual_name(place)] for place in range(count)])
+    return replace(conditioning, arguments={**conditioning.arguments, CONTROL: residuals})
 
 
 @dataclass(kw_only=True)
@@ -30,6 +41,7 @@ class RepeatedForward(Prepared):
     placed: Placed
     conditioning: Conditioning
     patches: WeightPatches
+    residuals: Any = None
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
@@ -40,15 +52,16 @@ class RepeatedForward(Prepared):
         # Models that were prepared since may have taken its place, or other patches that of its own.
         resident.activate(patches=self.patches)
         x, timestep = tensors["x"], tensors["timestep"]
+        conditioning = _with_residuals(self.conditioning, self.residuals, tensors)
         results: Results = {}
         run = state.join(placed, agreed, control)
         if isinstance(run, StagedRun):
-            runner = StageRunner(run.stage, run.links, [self.conditioning], x, patches=1, keep=False)
+            runner = StageRunner(run.stage, run.links, [conditioning], x, patches=1, keep=False)
             output = forward_once(runner, x, timestep)
             results = {} if output is None else {"output": output}
         elif run is not None:
             predict = Predictor(run.transformer, run.mesh)
-            results["output"] = predict([Call(x, timestep, self.conditioning)])[0]
+            results["output"] = predict([Call(x, timestep, conditioning)])[0]
         return state.finished(placed.says, started), results
 
 
@@ -91,7 +104,13 @@ class PreparedForward(Prepared):
         for kind in request.dropped_kinds:
             state.calls.pop(kind, None)
         conditioning = state.conditionings.take(request.conditioning, tensors)
-        repeated = RepeatedForward(state=state, placed=self.placed, conditioning=conditioning, patches=self.patches)
+        repeated = RepeatedForward(
+            state=state,
+            placed=self.placed,
+            conditioning=conditioning,
+            patches=self.patches,
+            residuals=request.residuals,
+        )
         if request.kind:
             state.calls[request.kind] = repeated
         return repeated.work(tensors, control, agreed)

@@ -13,6 +13,8 @@ from .patches import CARRIED, TOGETHER, Attached, Patch, map_patch
 from .requests import ConditioningRef, tensor_name
 from .trees import map_tensors, restore
 
+CONTROL = "control"
+"""ComfyUI's argument for what ControlNets add."""
 OPTIONS, BRANCHES = "transformer_options", "cond_or_uncond"
 """ComfyUI's argument for everything else, and its entry that says which CFG branch each part of the batch is."""
 

@@ -96,13 +96,15 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 class Forward(msgspec.Struct, frozen=True, tag=True):
     """One call of the transformer, batched as ComfyUI batched it.
 
-    Tensors: `x` (B, C, ...) in the model's dtype, `timestep` (B,) float32, and a new conditioning's own.
+    Tensors: `x` (B, C, ...) in the model's dtype, `timestep` (B,) float32, a new conditioning's own, and
+    `residual_name(place)` for each of a ControlNet's residuals.
 
     Args:
         dropped: conditionings that are forgotten first.
         kind: under which the call is kept, prepared, so that a `Step` can repeat it; 0: it is not kept.
         dropped_kinds: prepared calls that are forgotten first.
         patches: that the weights are to have.
+        residuals: of a ControlNet, as `trees.flatten` gives them; they are others in each step.
     """
 
     model: str
@@ -111,13 +113,19 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     kind: int = 0
     dropped_kinds: tuple[int, ...] = ()
     patches: PatchNames = ("", "")
+    residuals: Any = None
+
+
+def residual_name(place: int | str) -> str:
+    """Name under which a ControlNet's residual travels."""
+    return f"residual.{place}"
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """A call of a kind that was prepared by an earlier `Forward`: the same but for the values of x and timestep.
+    """A call of a kind that was prepared by an earlier `Forward`: the same but for the values of its tensors.
 
-    Tensors: `x` and `timestep`, of the shapes and dtypes of that `Forward`. Nothing about it can fail for a reason of
-    the request, so it has no PREPARE. The client names only kinds that all ranks keep.
+    Tensors: `x`, `timestep` and residuals, of the shapes and dtypes of that `Forward`. Nothing about it can fail for a
+    reason of the request, so it has no PREPARE. The client names only kinds that all ranks keep.
     """
 
     kind: int

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.requests.conditioning import Shared
+from parallel_runtime.errors import RequestError
+from parallel_runtime.requests.conditioning import CONTROL, Shared
 from parallel_runtime.requests.patches import attached_in
-from parallel_runtime.requests.requests import Forward, PatchNames, Step
+from parallel_runtime.requests.requests import Forward, PatchNames, Step, residual_name
+from parallel_runtime.requests.trees import flatten
 
 from ..wire.shared_memory import Scalar
 from .attachments import Attachments
@@ -70,16 +72,20 @@ class Calls:
             RequestError: x is not finite, or an argument is of a kind that does not travel.
         """
         called = time.perf_counter()
-        given = {"x": call.x, "timestep": call.timestep}
+        # What a ControlNet adds is another in each step, as x is.
+        conditioning = {name: value for name, value in call.conditioning.items() if name != CONTROL}
+        form, residuals = _flat(call.conditioning.get(CONTROL))
+        given = {"x": call.x, "timestep": call.timestep, **residuals}
+        shapes = repr([form, *((each.shape, each.dtype) for each in residuals.values())]) if residuals else ""
         bounds = torch.aminmax(call.x)
         # The request is put in below: a step first, or what prepares one.
         submission = Submission(
             request=Step(0), tensors=given, callbacks=callbacks, device=call.x.device, scalars=bounds, vet=_vet
         )
-        guess = self.cache.guess(call.conditioning)
+        guess = self.cache.guess(conditioning)
         if guess is not None:
             reference, unlike = guess
-            number = self._prepared.find((kind_of(call.model, reference, call.x, call.timestep), call.patches))
+            number = self._prepared.find((kind_of(call.model, reference, call.x, call.timestep), call.patches, shapes))
             if number:
                 referred = time.perf_counter()
                 with contextlib.suppress(Unlike):
@@ -88,14 +94,14 @@ class Calls:
                     if summary := self._trace.add((called, referred, *reply.stamps, time.perf_counter())):
                         log.info("Parallel DiT: %s", summary)
                     return reply.tensors["output"]
-        self._attachments.bring(attached_in(_arguments(call.conditioning)), callbacks)
-        reference, tensors, dropped = self.cache.refer(call.conditioning)
-        kind = (kind_of(call.model, reference, call.x, call.timestep), call.patches)
+        self._attachments.bring(attached_in(_arguments(conditioning)), callbacks)
+        reference, tensors, dropped = self.cache.refer(conditioning)
+        kind = (kind_of(call.model, reference, call.x, call.timestep), call.patches, shapes)
         number = self._prepared.find(kind)
         request: Forward | Step = Step(number)
         if not number or dropped:
             number = self._prepared.next_number()
-            request = Forward(call.model, reference, dropped, number, self._prepared.dropped(), call.patches)
+            request = Forward(call.model, reference, dropped, number, self._prepared.dropped(), call.patches, form)
         reply = self._submit(replace(submission, request=request, tensors=tensors | given))
         self._prepared.keep(kind, number)
         return reply.tensors["output"]
@@ -109,6 +115,25 @@ class Calls:
         self.cache.clear()
         self._prepared.clear()
         self._attachments.forget()
+
+
+def _flat(control: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A ControlNet's residuals as plain data and tensors by the names under which they travel, equal ones once.
+
+    Raises:
+        RequestError: they hold what does not travel.
+    """
+    if control is None:
+        return None, {}
+    tensors: list[torch.Tensor] = []
+    try:
+        form = flatten(control, tensors)
+    except TypeError as error:
+        raise RequestError(
+            f"A ControlNet gives {error}, which cannot be sent to the pool.",
+            "Remove it, or load the model with Load Diffusion Model.",
+        ) from error
+    return form, {residual_name(place): tensor for place, tensor in enumerate(tensors)}
 
 
 def _arguments(conditioning: Mapping[str, Any]) -> list[Any]:

@@ -165,6 +165,46 @@ class RandomMask(io.ComfyNode):
         return io.NodeOutput(torch.rand((1, height, width), generator=generator).round(decimals=1))
 
 
+class _Vae:
+    """Encodes by averages, as far as a ControlNet asks."""
+
+    def spacial_compression_encode(self) -> int:
+        return 8
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        latent = torch.nn.functional.avg_pool2d(pixels.movedim(-1, 1), 8)
+        return torch.cat([latent * scale for scale in range(-3, 3)], dim=1)[:, :16]
+
+
+class MeanVae(io.ComfyNode):
+    """A VAE without weights, of 16 channels."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(node_id="TestVae", category="test", inputs=[], outputs=[io.Vae.Output()])
+
+    @classmethod
+    def execute(cls) -> io.NodeOutput:
+        return io.NodeOutput(_Vae())
+
+
+class RandomImage(io.ComfyNode):
+    """A picture of soft blocks."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestRandomImage",
+            category="test",
+            inputs=[io.Int.Input("seed", default=0), io.Int.Input("height"), io.Int.Input("width")],
+            outputs=[io.Image.Output()],
+        )
+
+    @classmethod
+    def execute(cls, seed: int, height: int, width: int) -> io.NodeOutput:
+        return io.NodeOutput(torch.rand((1, height, width, 3), generator=torch.Generator().manual_seed(seed)))
+
+
 class StyleNetwork(io.ComfyNode):
     """A MODEL_PATCH for USOStyleReference, of random weights."""
 
@@ -263,6 +303,8 @@ class TensorPack(ComfyExtension):
             PackedLatent,
             RandomMask,
             StyleNetwork,
+            MeanVae,
+            RandomImage,
             ClipVisionOutput,
             ModelPatch,
         ]

@@ -1,0 +1,106 @@
+"""What ComfyUI's nodes that take a MODEL do to ours: data, one row a node. No ComfyUI needed.
+
+A test enumerates the nodes of the ComfyUI that is present, and fails where one has no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class How(Enum):
+    """Where what a node does is done; the value is said in docs/works-with.md."""
+
+    SAMPLES = "works: it samples"
+    OUTSIDE = "works: it acts in ComfyUI's process, between steps or around the network's call"
+    SENT = "works: its numbers travel to the ranks"
+    REBUILT = "works: the ranks make its functions again from its values"
+    WEIGHTS = "works: the ranks patch their weights"
+    FILE = "works: ComfyUI's process reads the weights from the file"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class ModelNode:
+    """One node.
+
+    Args:
+        why: it is refused, or what else is to be known of it.
+    """
+
+    how: How
+    why: str = ""
+
+
+def _each(how: How, *names: str) -> dict[str, ModelNode]:
+    return dict.fromkeys(names, ModelNode(how))
+
+
+def _refused(why: str, *names: str) -> dict[str, ModelNode]:
+    return dict.fromkeys(names, ModelNode(How.REFUSED, why))
+
+
+_DRAWS = "it draws random numbers inside of the network, which ranks would not draw as ComfyUI does"
+_READS = "it runs the network itself, whose weights are in the pool"
+_MERGES = "a merge is made of weights, and ours are in the pool; it works the other way round, as the second model"
+
+MODEL_NODES: Mapping[str, ModelNode] = {
+    **_each(
+        How.SAMPLES,
+        "KSampler", "KSamplerAdvanced", "SamplerCustom", "ParallelSampler", "CFGGuider", "BasicGuider", "DualCFGGuider",
+        "DualModelGuider", "LTXVDualCFGGuider", "PerpNegGuider",
+    ),
+    **_each(
+        How.OUTSIDE,
+        "ModelSamplingSD3", "ModelSamplingAuraFlow", "ModelSamplingFlux", "ModelSamplingLTXV", "ModelSamplingDiscrete",
+        "ModelSamplingContinuousEDM", "ModelSamplingContinuousV", "ModelSamplingStableCascade", "ModelNoiseScale",
+        "BasicScheduler", "BetaSamplingScheduler", "SDTurboScheduler", "SamplingPercentToSigma", "SamplerSASolver",
+        "AddNoise", "APG", "CFGNorm", "CFGOverride", "CFGZeroStar", "DifferentialDiffusion", "Epsilon Scaling",
+        "FreSca", "LatentApplyOperationCFG", "Mahiro", "PerpNeg", "RenormCFG", "RescaleCFG", "TCFG",
+        "TemporalScoreRescaling", "VideoLinearCFGGuidance", "VideoTriangleCFGGuidance", "HiDreamO1PatchSeamSmoothing",
+        "LTXVReferenceAudio", "TripoSplatSamplingPreview", "GetICLoRAParameters", "ContextWindowsManual",
+        "WanContextWindowsManual", "LTXVContextWindows", "EasyCache", "LazyCache", "ARVideoI2V", "SeedVR2Conditioning",
+        "wanBlockSwap", "LTXVDurationPredictor",
+    ),
+    **_each(
+        How.SENT,
+        "ScaleROPE", "ChromaRadianceOptions", "MiniMaxH3SigmaShift", "LTXVSpatioTemporalGuidance",
+        "LTXVModalityGuidance",
+    ),
+    **_each(
+        How.REBUILT,
+        "SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple", "SkipLayerGuidanceSD3", "PerturbedAttentionGuidance",
+        "NAGuidance", "FreeU", "FreeU_V2", "PatchModelAddDownscale", "FluxKVCache", "QwenImageDiffsynthControlnet",
+        "ZImageFunControlnet", "USOStyleReference", "AnimaLLLiteApply", "WanInfiniteTalkToVideo", "WanAnimate2Cache",
+    ),
+    **_each(
+        How.WEIGHTS,
+        "LoraLoader", "LoraLoaderModelOnly", "LoraLoaderBypass", "LoraLoaderBypassModelOnly", "LoraModelLoader",
+        "UNetSelfAttentionMultiply", "UNetCrossAttentionMultiply", "UNetTemporalAttentionMultiply",
+    ),
+    **_refused(_DRAWS, "HyperTile", "TomePatchModel"),
+    **_refused(_READS, "SAM3_Detect", "SAM3_VideoTrack", "SDPoseKeypointExtractor", "RTDETR_detect"),
+    **_refused(
+        _MERGES,
+        "ModelMergeSimple", "ModelMergeAdd", "ModelMergeSubtract", "ModelMergeBlocks", "ModelMergeAuraflow",
+        "ModelMergeCosmos14B", "ModelMergeCosmos7B", "ModelMergeCosmosPredict2_14B", "ModelMergeCosmosPredict2_2B",
+        "ModelMergeFlux1", "ModelMergeKrea2", "ModelMergeLTXV", "ModelMergeMochiPreview", "ModelMergeQwenImage",
+        "ModelMergeSD1", "ModelMergeSD2", "ModelMergeSD35_Large", "ModelMergeSD3_2B", "ModelMergeSDXL",
+        "ModelMergeWAN2_1",
+    ),
+    **_each(How.FILE, "ModelSave", "CheckpointSave", "ImageOnlyCheckpointSave"),
+    **_refused("it computes with single weights, which are in the pool", "LoraSave"),
+    **_refused("it asks for gradients, and the network is in the pool", "TrainLoraNode"),
+    **_refused("it reads attention maps inside of the network, which stay in the ranks", "SelfAttentionGuidance"),
+    **_refused("its network is made of torch's own layers by a file that ranks do not have", "HypernetworkLoader"),
+    **_refused("its network depends on the sigma of each step inside of the network", "SUPIRApply"),
+    **_refused("its network depends on the size of each picture along the way", "WanUni3CControlnetApply"),
+    **_refused("choose the kernel in Parallel Config", "ModelAttentionBackend"),
+    **_refused("choose weight_dtype in Parallel Loader", "ModelComputeDtype"),
+    **_refused("switch compile on in Parallel Config", "TorchCompileModel"),
+    **_refused("Parallel Config has the devices", "MultiGPU_WorkUnits", "SelectModelDevice"),
+    **_refused("a ControlNet that is a difference to the model's weights needs them here", "DiffControlNetLoader"),
+}  # fmt: skip
+"""By the type of the node."""

@@ -1,0 +1,122 @@
+"""Load ControlNet Model and Apply ControlNet with our MODEL: what they give with Load Diffusion Model's."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from parallel_runtime.networks.diffusers.sd3 import SD3
+from tests.tiny_model import write_original
+from tests.tiny_sd3 import tiny_config as tiny_sd3
+
+from .workflow import SAVE, Prompt, Workflow, link, node
+
+pytestmark = pytest.mark.host
+
+TOLERANCE = 1e-4
+"""Of the latent's scale."""
+ONE, UNION, OF_SD3, SD3_FILE = "one.safetensors", "union.safetensors", "sd3.safetensors", "controlled-sd3.safetensors"
+_FLUX = {
+    "patch_size": 1, "in_channels": 64, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 128,
+    "num_attention_heads": 4, "joint_attention_dim": 64, "pooled_projection_dim": 32, "guidance_embeds": True,
+    "axes_dims_rope": [16, 56, 56],
+}  # fmt: skip
+
+
+def _save(network: torch.nn.Module, path: Any) -> None:
+    """Random weights, of which those at the end are not zero as in a new ControlNet."""
+    path.parent.mkdir(exist_ok=True)
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        name: torch.randn(tensor.shape, generator=generator) * (0.3 / max(1, tensor.shape[-1]) ** 0.5)
+        for name, tensor in network.state_dict().items()
+    }
+    save_file(tensors, path)
+
+
+@pytest.fixture(scope="module")
+def nets(host):
+    """The session's ComfyUI, with tiny ControlNets."""
+    from diffusers import FluxControlNetModel, SD3ControlNetModel
+
+    folder = host.base / "models" / "controlnet"
+    _save(FluxControlNetModel(**_FLUX), folder / ONE)
+    _save(FluxControlNetModel(**_FLUX, num_mode=3), folder / UNION)
+    config = tiny_sd3()
+    write_original(SD3, host.base / "models" / "diffusion_models" / SD3_FILE, config)
+    known = inspect.signature(SD3ControlNetModel.__init__).parameters
+    taken = {name: value for name, value in config.items() if name in known and name != "dual_attention_layers"}
+    _save(SD3ControlNetModel(**{**taken, "num_layers": 1}), folder / OF_SD3)
+    return host
+
+
+Control = tuple[str, dict[str, Any]]
+_WHOLE = {"strength": 0.8, "start_percent": 0.0, "end_percent": 1.0}
+CASES: dict[str, tuple[Workflow, list[Control]]] = {
+    "from start to end": (Workflow(), [(ONE, _WHOLE)]),
+    "CFG, unequal prompts": (Workflow(cfg=3.0, lengths=(9, 5)), [(ONE, _WHOLE)]),
+    "CFG, a batch, odd sizes": (Workflow(cfg=3.0, latent=(0, 2, 13, 19)), [(ONE, _WHOLE)]),
+    "a part of the steps": (Workflow(cfg=3.0), [(ONE, {**_WHOLE, "start_percent": 0.2, "end_percent": 0.7})]),
+    "two, one after the other": (Workflow(cfg=3.0), [(ONE, _WHOLE), (UNION, {**_WHOLE, "end_percent": 0.5})]),
+    "a union": (Workflow(cfg=3.0), [(UNION, _WHOLE)]),
+    "SD3": (Workflow(model=SD3_FILE, cfg=3.0), [(OF_SD3, _WHOLE)]),
+}  # fmt: skip
+
+
+def controlled(workflow: Workflow, controls: list[Control]) -> Prompt:
+    """The workflow's graph with ControlNets on its prompts."""
+    graph = workflow.prompt()
+    if workflow.model == SD3_FILE:
+        for name in ("positive", "negative"):
+            graph[name]["inputs"] |= {"width": tiny_sd3()["joint_attention_dim"],
+                                      "pooled": tiny_sd3()["pooled_projection_dim"]}  # fmt: skip
+    graph["vae"] = node("TestVae")
+    graph["picture"] = node("TestRandomImage", seed=5, height=96, width=128)
+    for number, (name, settings) in enumerate(controls):
+        graph[f"net {number}"] = node("ControlNetLoader", control_net_name=name)
+        net = link(f"net {number}")
+        if name == UNION:
+            graph[f"kind {number}"] = node("SetUnionControlNetType", control_net=net, type="depth")
+            net = link(f"kind {number}")
+        for slot, prompt in enumerate(("positive", "negative")):
+            graph[f"{prompt} before {number}"] = graph[prompt]
+            if slot == 0:
+                graph[f"apply {number}"] = node(
+                    "ControlNetApplyAdvanced", positive=link(f"positive before {number}"),
+                    negative=link(f"negative before {number}"), control_net=net, image=link("picture"),
+                    vae=link("vae"), **settings,
+                )  # fmt: skip
+        for slot, prompt in enumerate(("positive", "negative")):
+            graph[prompt] = node("ConditioningSetTimestepRange", conditioning=link(f"apply {number}", slot),
+                                 start=0.0, end=1.0)  # fmt: skip
+    return graph
+
+
+@pytest.mark.slow_but_for("a part of the steps")
+@pytest.mark.parametrize("name", CASES)
+def test_a_controlnet_does_to_ours_what_it_does_to_comfyuis_own(nets, name):
+    workflow, controls = CASES[name]
+    plain = nets.latent(nets.run(controlled(workflow, [])), SAVE)
+    wanted = nets.latent(nets.run(controlled(workflow, controls)), SAVE)
+    scale = wanted.abs().max()
+    assert (wanted - plain).abs().max() > 100 * TOLERANCE * scale
+    devices = ("cpu:2",) if name == "a part of the steps" else ("cpu:1", "cpu:2", "cpu:3")
+    for each in devices:
+        run = nets.run(controlled(workflow.on(each), controls))
+        assert run.error is None, run.error["exception_message"]
+        assert (nets.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, each
+        assert any("cannot carry a ControlNet" in text for _, text in run.texts)  # and so ComfyUI's network ran
+
+
+@pytest.mark.slow
+def test_parallel_sampler_runs_a_controlnet_per_step(nets):
+    workflow, controls = CASES["CFG, unequal prompts"]
+    wanted = nets.latent(nets.run(controlled(workflow, controls)), SAVE)
+    run = nets.run(controlled(replace(workflow.on("cpu:2"), sampler_node="ParallelSampler"), controls))
+    assert run.error is None, run.error["exception_message"]
+    assert (nets.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * wanted.abs().max()

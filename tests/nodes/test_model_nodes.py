@@ -1,0 +1,65 @@
+"""Every node of ComfyUI that takes a MODEL has a row that says what becomes of it, and the row is true."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.template_coverage.node_types import NODE_TYPES, Effect
+from benchmarks.works_with import PAGE, write_page
+from nodes.model_nodes import MODEL_NODES, How
+from parallel_runtime.networks.comfyui.patch_rules import PATCH_RULES
+from tests.comfyui_checkout import HOW, find_comfyui
+from tests.host.find_host import SHIM
+
+COMFYUI = find_comfyui()
+OLDER = Path.home() / "ComfyUI080"
+
+
+def takers(comfyui: Path) -> set[str]:
+    """Nodes of a ComfyUI that take a MODEL."""
+    script = Path(__file__).parents[1] / "comfyui_networks" / "model_nodes.py"
+    environment = {**os.environ, "PYTHONPATH": str(SHIM)}
+    done = subprocess.run(
+        [sys.executable, str(script), str(comfyui)],
+        cwd=comfyui, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.skipif(COMFYUI is None, reason=HOW)
+def test_every_node_that_takes_a_model_has_a_row():
+    assert COMFYUI is not None
+    found = takers(COMFYUI)
+    assert len(found) > 60
+    assert not found - MODEL_NODES.keys(), "say in nodes/model_nodes.py what becomes of these"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (OLDER / "main.py").is_file(), reason="no ComfyUI 0.8 in ComfyUI080")
+def test_every_node_of_an_older_comfyui_has_a_row():
+    assert not takers(OLDER) - MODEL_NODES.keys()
+
+
+def test_nodes_whose_functions_are_made_again_are_those_of_the_ranks_table():
+    rebuilt = {name for name, node in MODEL_NODES.items() if node.how is How.REBUILT}
+    by_another = {"SkipLayerGuidanceSD3"}  # which calls SkipLayerGuidanceDiT
+    assert rebuilt - by_another == {rule.node for rule in PATCH_RULES.values()}
+
+
+def test_what_is_refused_says_why_and_templates_are_judged_alike():
+    for name, node in MODEL_NODES.items():
+        assert (node.how is How.REFUSED) == bool(node.why), name
+    for name, kind in NODE_TYPES.items():
+        if name in MODEL_NODES:
+            assert (kind.effect is Effect.OUTSIDE) == (MODEL_NODES[name].how is not How.REFUSED), name
+
+
+def test_the_page_is_made_of_the_table():
+    assert PAGE.read_text(encoding="utf-8") == write_page(), "run: python -m benchmarks.works_with"
