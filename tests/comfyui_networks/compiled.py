@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.comfyui import compiled_cut, host_network
@@ -72,6 +73,51 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         found["graphs"][name] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         dist.barrier()
     return found | {"operators": sorted(operators)}
+
+
+def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any]:
+    """{"differences": of each call from the network's own result, "replays", "read": layouts that a recording keeps}.
+
+    The stand-in for a CUDA graph reads only the tensors that were there when it was recorded.
+    """
+    use_comfyui(comfyui, {"cpu": True})
+    from tests.comfyui_networks.catalogue import TINY
+
+    torch.set_grad_enabled(False)
+    made = TINY[name]()
+    described = describe_network(made.network, 0, 2)
+    assert described.data is not None
+    split = TokenSplit(single_rank_mesh())
+    cut_blocks(made.network, described.data.blocks, split)
+    held = SimpleNamespace(network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None)
+    network = HostNetwork(held, described, None, "auto", torch.float32)
+    replays: list[Any] = []
+
+    def recorder(owner: RecordedForward, call: Any, static: list[torch.Tensor]) -> Any:
+        outside = owner.made_outside()
+
+        def replay(tensors: list[torch.Tensor]) -> Any:
+            replays.append(outside)
+            for old, new in zip(static, tensors, strict=True):
+                old.copy_(new)
+            return call(static)
+
+        return replay
+
+    recorded = RecordedForward(network.call_at_once, split.read, recorder, probe=host_network._other_values)
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
+    assert mesh is not None
+    differences = []
+    for step in range(5):
+        arguments = dict(made.calls["plain"])
+        arguments["x"] = arguments["x"] * (1 - 0.1 * step)
+        arguments["timestep"] = arguments["timestep"] * (1 - 0.15 * step)
+        network._recorded = None
+        expected = _predict(network, mesh, arguments)
+        network._recorded = recorded
+        differences.append(float((_predict(network, mesh, arguments) - expected).abs().max()))
+    read = [part for parts in replays[-1] for part in parts if part is not None]
+    return {"differences": differences, "replays": len(replays), "read": len(read)}
 
 
 def _rewritten(operators: set[str]) -> Any:

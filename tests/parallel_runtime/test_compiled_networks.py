@@ -56,6 +56,14 @@ def test_compiled_blocks_compute_what_they_do_and_one_that_cannot_be_compiled_ru
 
 
 @with_comfyui
+def test_a_forward_that_repeats_is_recorded_and_follows_its_values():
+    for found in run_ranks(2, "tests.comfyui_networks.compiled:record", {"comfyui": str(COMFYUI), "name": "flux"}):
+        assert max(found["differences"]) == 0.0
+        assert found["replays"] == 3  # to try it, and the fourth and fifth call
+        assert found["read"] == 1  # how the uneven shares of the double blocks lie; those of the single ones are even
+
+
+@with_comfyui
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("half", [0, 1])
