@@ -20,6 +20,8 @@ from ..attention import rotary  # noqa: F401 - its operators
 _ROTATION = ("comfy_kitchen.apply_rope", "comfy_kitchen.apply_rope.default")
 """(query, key, matrices): ComfyUI's, of tensors (batch, heads, tokens, head dim) and (batch or 1, 1, tokens, pairs, 2,
 2), whose matrices are rotations."""
+_ROTATION_OF_ONE = ("comfy_kitchen.apply_rope1", "comfy_kitchen.apply_rope1.default")
+"""The same of one tensor: queries first, then keys."""
 
 
 def split_products(graph: fx.Graph) -> None:
@@ -59,32 +61,46 @@ def _is_gelu(part: Any) -> bool:
 
 def rewrite_host_rotations(graph: fx.Graph) -> None:
     """Make one operator of norms and rotation of queries and keys."""
-    nodes: list[Any] = [node for node in graph.nodes if node.op == "call_function" and str(node.target) in _ROTATION]
-    for node in nodes:
-        if len(node.args) != 3 or any(user.target is not operator.getitem for user in node.users):
-            continue
-        query, key, matrices = node.args
-        if _value(query).dim() != 4 or _value(matrices).dim() != 6 or _value(matrices).shape[1] != 1:
-            continue
-        if _value(query).shape[3] != 2 * _value(matrices).shape[3]:
-            continue
-        normed = [_normed_parts(each) for each in (query, key)]
-        epsilons = {eps for parts in normed for _, _, eps in parts}
-        if not normed[0] or len(normed[0]) != len(normed[1]) or len(epsilons) != 1:
-            continue
-        with graph.inserting_before(node):
-            angles = [_twice(graph, matrices, row) for row in range(2)]
-            given = [[graph.call_method("transpose", (x, 1, 2)) for x, _, _ in parts] for parts in normed]
-            weights = [[weight for _, weight, _ in parts] for parts in normed]
-            both = graph.call_function(
-                torch.ops.parallel_dit.norm_rotate.default, (*given, *weights, epsilons.pop(), *angles)
-            )
-            turned = [
-                graph.call_method("transpose", (graph.call_function(operator.getitem, (both, index)), 1, 2))
-                for index in range(2)
-            ]
-        for user in list(node.users):
-            _replace(user, turned[user.args[1]])
+    called: list[Any] = [node for node in graph.nodes if node.op == "call_function"]
+    for node in called:
+        if str(node.target) in _ROTATION and all(user.target is operator.getitem for user in node.users):
+            turned = _rotate(graph, node, *node.args)
+            for user in list(node.users) if turned else ():
+                _replace(user, turned[user.args[1]])
+    alone = [node for node in called if str(node.target) in _ROTATION_OF_ONE]
+    if len(alone) == 2 and alone[0].args[1] is alone[1].args[1]:
+        query, key = alone
+        if all(user > key for user in query.users):  # or it would come before what it reads
+            turned = _rotate(graph, key, query.args[0], key.args[0], key.args[1])
+            for node, made in zip(alone, turned, strict=False):
+                _replace(node, made)
+
+
+def _rotate(graph: fx.Graph, before: fx.Node, query: Any, key: Any, matrices: Any) -> list[fx.Node]:
+    """The operator, of tensors that are all made before a node; [] where norms and shapes are not its own."""
+    if _value(query).dim() != 4 or _value(matrices).dim() != 6 or _value(matrices).shape[1] != 1:
+        return []
+    if _value(query).shape[3] != 2 * _value(matrices).shape[3]:
+        return []
+    normed = [_normed_parts(each) for each in (query, key)]
+    epsilons = {eps for parts in normed for _, _, eps in parts}
+    if not normed[0] or len(normed[0]) != len(normed[1]) or len(epsilons) != 1:
+        return []
+    with graph.inserting_before(before):
+        angles = [_twice(graph, matrices, row) for row in range(2)]
+        given = [[graph.call_method("transpose", (_as_made(x), 1, 2)) for x, _, _ in parts] for parts in normed]
+        weights = [[weight for _, weight, _ in parts] for parts in normed]
+        both = graph.call_function(
+            torch.ops.parallel_dit.norm_rotate.default, (*given, *weights, epsilons.pop(), *angles)
+        )
+        outputs = [graph.call_function(operator.getitem, (both, index)) for index in range(2)]
+        return [graph.call_method("transpose", (output, 1, 2)) for output in outputs]
+
+
+def _as_made(x: Any) -> fx.Node:
+    """A tensor as it was before it was copied to lie in order."""
+    copied = x.op == "call_method" and x.target == "contiguous" and len(x.args) == 1 and isinstance(x.args[0], fx.Node)
+    return x.args[0] if copied else x
 
 
 def _twice(graph: fx.Graph, matrices: fx.Node, row: int) -> fx.Node:

@@ -77,7 +77,7 @@ def test_every_class_computes_compiled_what_it_does(half):
 @with_comfyui
 @pytest.mark.slow
 def test_blocks_that_are_rewritten_compute_what_they_do():
-    for found in compare(2, ["flux", "chroma", "krea 2"], "rewritten"):
+    for found in compare(2, ["flux", "chroma", "krea 2", "qwen-image"], "rewritten"):
         assert {f"parallel_dit.{name}.default" for name in ("linear_gelu", "linear_of_parts", "norm_rotate")} <= set(
             found["operators"]
         )
