@@ -1,4 +1,4 @@
-"""Parallel Checkpoint Loader: a checkpoint's MODEL on all GPUs; its CLIP and VAE are ComfyUI's own."""
+"""Parallel Checkpoint Loader: a checkpoint's MODEL on all GPUs; its CLIP, VAE and CLIP vision are ComfyUI's own."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class ParallelCheckpointLoader(io.ComfyNode):
             display_name="Parallel Checkpoint Loader",
             category="parallel",
             description="Loads a checkpoint's diffusion model on several GPUs at once; its CLIP and VAE are loaded as "
-            "Load Checkpoint does. Takes the place of Load Checkpoint; the rest of the graph stays as it is.",
-            **found_by("multi gpu", "load checkpoint", "ckpt", "parallel"),
+            "Load Checkpoint does. Takes the place of Load Checkpoint and of Load Checkpoint Image Only; the rest of "
+            "the graph stays as it is.",
+            **found_by("multi gpu", "load checkpoint", "image only", "ckpt", "parallel"),
             inputs=[
                 io.Combo.Input(
                     "ckpt_name",
@@ -57,6 +58,10 @@ class ParallelCheckpointLoader(io.ComfyNode):
                 io.Model.Output(tooltip="An ordinary MODEL, for KSampler, Parallel Sampler or any other."),
                 io.Clip.Output(tooltip="The text encoder of the checkpoint, as Load Checkpoint gives it."),
                 io.Vae.Output(tooltip="The VAE of the checkpoint, as Load Checkpoint gives it."),
+                io.ClipVision.Output(
+                    tooltip="What sees pictures in the checkpoint, as Load Checkpoint Image Only gives it. Most "
+                    "checkpoints have none.",
+                ),
             ],
             hidden=[io.Hidden.unique_id],
         )
@@ -83,11 +88,12 @@ class ParallelCheckpointLoader(io.ComfyNode):
         path = find_checkpoint(ckpt_name)
         # First, as it is what may be refused.
         model, text = load_on_node(path, weight_dtype, network, parallel_config, cls.hidden.unique_id)
-        _, clip, vae, *_ = comfy.sd.load_checkpoint_guess_config(
+        _, clip, vae, clip_vision = comfy.sd.load_checkpoint_guess_config(
             str(path),
             output_vae=True,
             output_clip=True,
+            output_clipvision=True,
             embedding_directory=folder_paths.get_folder_paths("embeddings"),
             output_model=False,
         )
-        return io.NodeOutput(model, clip, vae, ui=show_text(cls.hidden.unique_id, text))
+        return io.NodeOutput(model, clip, vae, clip_vision, ui=show_text(cls.hidden.unique_id, text))

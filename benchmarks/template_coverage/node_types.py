@@ -102,7 +102,7 @@ class LoaderType:
 LOADERS: Mapping[str, LoaderType] = {
     "UNETLoader": LoaderType("unet_name"),
     "CheckpointLoaderSimple": LoaderType("ckpt_name"),
-    "ImageOnlyCheckpointLoader": LoaderType("ckpt_name", "Parallel Checkpoint Loader has no output for CLIP Vision"),
+    "ImageOnlyCheckpointLoader": LoaderType("ckpt_name"),
     "UnetLoaderGGUF": LoaderType("unet_name", "GGUF files cannot be read yet"),
 }
 

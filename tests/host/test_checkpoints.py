@@ -44,22 +44,26 @@ def compare(host, file: Path, native: Prompt, parallel: Prompt, network: str) ->
     return wanted
 
 
+def small_file(host, folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """Tensors of a family's small file."""
+    command = [host.host.python, "-m", "tests.comfyui_networks.write_files", str(host.host.path), str(folder), name]
+    environment = {**os.environ, "PYTHONPATH": host.host.python_path}
+    written = folder / f"{name}.safetensors"
+    try:
+        subprocess.run(command, cwd=PACK_ROOT, env=environment, timeout=250, check=True)
+        return load_file(written)
+    finally:
+        written.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize(
     ("name", "prefix"), [("stable-audio-3", "model.model."), ("zero123", "model.diffusion_model.")]
 )
 @pytest.mark.slow_but_for("stable-audio-3-model.model.")
 def test_weights_beside_the_network_are_read(host, checkpoint, name, prefix):
-    command = [host.host.python, "-m", "tests.comfyui_networks.write_files", str(host.host.path)]
-    environment = {**os.environ, "PYTHONPATH": host.host.python_path}
-    written = checkpoint.parent / f"{name}.safetensors"
-    try:
-        subprocess.run(
-            [*command, str(checkpoint.parent), name], cwd=PACK_ROOT, env=environment, timeout=250, check=True
-        )
-        beside = ("conditioner.", "cc_projection.")
-        whole = {key if key.startswith(beside) else prefix + key: value for key, value in load_file(written).items()}
-    finally:
-        written.unlink(missing_ok=True)
+    beside = ("conditioner.", "cc_projection.")
+    tensors = small_file(host, checkpoint.parent, name)
+    whole = {key if key.startswith(beside) else prefix + key: value for key, value in tensors.items()}
     if name.startswith("stable-audio"):  # as its text encoder's padding is
         padding = torch.randn(768, generator=torch.Generator().manual_seed(0))
         whole["conditioner.conditioners.prompt.padding_embedding"] = padding
@@ -87,3 +91,27 @@ def test_a_checkpoint_says_how_it_is_sampled(host, checkpoint, network):
         save_file(tensors | said, checkpoint)
         latents.append(compare(host, checkpoint, graph(workflow), graph(workflow.on("cpu:2")), network))
     assert (latents[0] - latents[1]).abs().max() > 0.1 * latents[0].abs().max()
+
+
+def test_what_sees_pictures_in_a_checkpoint_is_given(host, checkpoint):
+    whole = {f"model.{key}": value for key, value in small_file(host, checkpoint.parent, "hunyuan-3d-2").items()}
+    # By this name ComfyUI knows the image encoder of Hunyuan3D.
+    seeing = "conditioner.main_image_encoder.model.encoder.layer.23.layer_scale2.lambda1"
+    shown = {}
+    for name, more in (("without", {}), ("with", {seeing: torch.zeros(1024)})):
+        save_file(whole | more, checkpoint)
+        graph = {
+            "config": Workflow().on("cpu:2").prompt()["config"],
+            "model": node(
+                "ParallelCheckpointLoader",
+                ckpt_name=checkpoint.name,
+                weight_dtype="default",
+                parallel_config=link("config"),
+            ),
+            "shown": node("PreviewAny", source=link("model", 3)),
+        }
+        run = host.run(graph)
+        assert run.error is None, run.error
+        shown[name] = str(run.outputs["shown"])
+    assert "ClipVisionModel" in shown["with"]
+    assert "ClipVisionModel" not in shown["without"]
