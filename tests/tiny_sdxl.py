@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from parallel_runtime.networks.diffusers.sdxl import SDXL
-from tests.tiny_model import write_diffusers_folder
+from tests.tiny_model import write_diffusers_folder, write_original
 
 DOWN, ATTENDING_DOWN = "DownBlock2D", "CrossAttnDownBlock2D"
 UP, ATTENDING_UP = "UpBlock2D", "CrossAttnUpBlock2D"
@@ -89,3 +90,8 @@ def write_pipeline(path: Path, config: dict[str, Any]) -> Path:
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**written, "upcast_attention": None, "act_fn": "silu"}))
     return path
+
+
+if __name__ == "__main__":
+    *_, folder, name = sys.argv
+    write_original(SDXL, Path(folder) / f"{name}.safetensors", recognised_config())

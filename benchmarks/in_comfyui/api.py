@@ -11,7 +11,7 @@ from typing import Any
 from .graphs import Graph
 from .runs import MeasurementError
 
-_REPLY_SECONDS = 10
+_REPLY_SECONDS = 60
 
 
 class Api:
@@ -54,6 +54,11 @@ class Api:
             if kind not in found:
                 raise MeasurementError(f"this ComfyUI has no node {kind}")
             self._infos.update(found)
+        return self._infos
+
+    def all_nodes(self) -> Mapping[str, Any]:
+        """What ComfyUI says of all its nodes."""
+        self._infos.update(self._get("/object_info"))
         return self._infos
 
     def events(self, prompt: str) -> Any:

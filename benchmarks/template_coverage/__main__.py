@@ -16,12 +16,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.template_coverage", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found of each template")
     parser.add_argument("--write-docs", action="store_true", help="write docs/models.md")
+    parser.add_argument("--execute", type=int, metavar="N", help="run N that convert, small, against the same graph")
+    parser.add_argument("--seed", type=int, default=0, help="which ones are drawn for --execute")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="run these for --execute")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="add a line of JSON for each that was run")
     arguments = parser.parse_args()
     version = installed_version()
     if version is None:
         print(f"{PACKAGE} is not installed: pip install it, or run where ComfyUI's requirements are.", file=sys.stderr)
         return 1
-    judged = judge_all(read_templates())
+    templates = list(read_templates())
+    judged = judge_all(templates)
+    if arguments.execute is not None or arguments.only:
+        from .execution import draw, executable, execute_all, find_comfyui, write_results  # imports torch
+        from .models_page import EXECUTED
+
+        able = executable(judged)
+        drawn = [each for each in able if each.name in arguments.only] or draw(able, arguments.execute, arguments.seed)
+        done = execute_all(drawn, templates, find_comfyui(), arguments.results)
+        print(f"{sum(each.same for each in done)} of {len(done)} give ComfyUI's latents")
+        if not arguments.write_docs:
+            return int(not all(each.same for each in done))
+        how = f"`--execute {arguments.execute} --seed {arguments.seed}` drew them, one of each family first"
+        write_results(done, how, EXECUTED)
     for each in judged:
         families = "; ".join(map(str, each.runners))
         print(f"{each.status:9}  {each.usage:6}  {each.name}  [{families}]  {each.why}".rstrip())

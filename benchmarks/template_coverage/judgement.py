@@ -60,7 +60,7 @@ class Judgement:
 
 def judge(prompt: Prompt) -> Judgement | None:
     """Judge a prompt; None where no local diffusion model is sampled in it."""
-    run = _Run(prompt)
+    run = Run(prompt)
     sampled = run.sampled_loaders()
     if not sampled:
         return None
@@ -73,7 +73,7 @@ def judge(prompt: Prompt) -> Judgement | None:
     return Judgement(tuple(files), tuple(reasons), tuple(needs))
 
 
-class _Run:
+class Run:
     """The nodes of a prompt that the server would execute."""
 
     def __init__(self, prompt: Prompt):
@@ -122,7 +122,7 @@ class _Run:
         node = self.prompt[path]
         return any(self._carries(node, name, "MODEL") for name in self.links(node))
 
-    def _loaders(self, path: Path) -> set[Path]:
+    def loaders_of(self, path: Path) -> set[Path]:
         """Loaders of the MODELs that a node takes."""
         upstream = self.reached([path], lambda node, name: self._carries(node, name, "MODEL"))
         return {each for each in upstream if not self._takes_model(each)} - {path}
@@ -134,12 +134,17 @@ class _Run:
             kind = NODE_TYPES.get(self.prompt[path].kind)
             unknown = kind is None and "MODEL" not in self.prompt[path].outputs
             if self._takes_model(path) and (unknown or (kind is not None and kind.samples)):
-                found |= self._loaders(path)
+                found |= self.loaders_of(path)
         return found
+
+    def samples_with(self, path: Path, loaders: set[Path]) -> bool:
+        """Whether a sampler runs a MODEL of these loaders, its own or a guider's."""
+        upstream = self.reached([path], lambda node, name: self._carries(node, name, "MODEL", "GUIDER"))
+        return bool(upstream & loaders)
 
     def model_nodes(self, loaders: set[Path]) -> set[Path]:
         """Nodes that take a MODEL of these loaders, and the samplers and conditionings that go into them."""
-        takers = {path for path in self.live if self._takes_model(path) and self._loaders(path) & loaders}
+        takers = {path for path in self.live if self._takes_model(path) and self.loaders_of(path) & loaders}
         ends = takers | {path for path in self.live if self._guides(path, takers)}
         beside = self.reached(ends, lambda node, name: self._carries(node, name, "SAMPLER", "CONDITIONING", "GUIDER"))
         return (takers | beside) - loaders

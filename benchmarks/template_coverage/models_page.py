@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from parallel_runtime.networks.diffusers.registry import MODELS
 from .installed import PACKAGE
 from .totals import Judged, reason_totals, total, total_lines
 
+EXECUTED = Path(__file__).resolve().parents[1] / "results" / "templates_executed.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _TEMPLATES = "## Official templates"
 
@@ -97,9 +99,37 @@ All that do not convert now; families are told by the names of their files:
 {left}"""
 
 
+def write_executed() -> str:
+    """The part of the page that says which templates were run, by the file of results."""
+    found = json.loads(EXECUTED.read_text(encoding="utf-8"))
+    rows = "\n".join(
+        f"| `{each['name']}` | {', '.join(each['files'])} | {each['latents']} | {each['difference']:.0e} |"
+        for each in found["executed"]
+    )
+    left = "\n".join(f"| `{each['name']}` | {each['error'].replace('|', ' ')} |" for each in found["left"])
+    return f"""## Executed templates
+
+{len(found["executed"])} templates that convert, run from loader to sampler in a real ComfyUI on two ranks of a CPU, in
+float32, against the same graph with Load Diffusion Model: {found["drawn"]}; `python -m
+benchmarks.template_coverage --only NAME` runs one again. Files are the smallest that ComfyUI recognises, with random
+weights; encoders, decoders and pictures stand in with random values of the family's shapes; sizes, lengths and steps
+are cut; all else is the template's. The difference is the largest of any number of a sampler's latent, as a share of
+the latent's largest number.
+
+| Template | Small files | Latents | Difference |
+|---|---|---|---|
+{rows}
+
+Drawn as well, and not run, as nothing stands in for what they need, or this test's machine has too little memory:
+
+| Template | Why |
+|---|---|
+{left}"""
+
+
 def write_page(judged: Sequence[Judged], version: str) -> str:
     """The whole page."""
-    return f"{write_families()}\n\n{write_templates(judged, version)}\n"
+    return f"{write_families()}\n\n{write_templates(judged, version)}\n\n{write_executed()}\n"
 
 
 def families_of(page: str) -> str:

@@ -36,6 +36,8 @@ class Node:
         types: input -> type as its node declares it.
         widgets: input -> value, for nodes of WIDGETS; of a promoted widget the outer value.
         outputs: types, by slot.
+        saved: all its widgets' values as the file has them, in the order of the node's widgets or by name.
+        promoted: input -> value of a promoted widget.
     """
 
     path: Path
@@ -45,6 +47,8 @@ class Node:
     types: Mapping[str, str] = field(default_factory=dict)
     widgets: Mapping[str, Any] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+    saved: Sequence[Any] | Mapping[str, Any] = ()
+    promoted: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Value(NamedTuple):
@@ -129,16 +133,19 @@ class _Prompt:
 
     def _node(self, path: Path, node: Mapping[str, Any]) -> Node:
         links: dict[str, Output] = {}
-        widgets = _widgets(node)
+        promoted: dict[str, Any] = {}
         for index, entry in enumerate(node.get("inputs") or ()):
             source = self._input(path, index, entry["type"])
             if isinstance(source, _Value):
-                widgets[entry["name"]] = source.value
+                promoted[entry["name"]] = source.value
             elif source is not None:
                 links[entry["name"]] = source
         types = {entry["name"]: str(entry["type"]) for entry in node.get("inputs") or ()}
         outputs = tuple(str(entry["type"]) for entry in node.get("outputs") or ())
-        return Node(path, node["type"], node.get("title") or node["type"], links, types, widgets, outputs)
+        saved = node.get("widgets_values_named") or node.get("widgets_values") or ()
+        widgets = {**_widgets(node["type"], saved), **promoted}
+        title = node.get("title") or node["type"]
+        return Node(path, node["type"], title, links, types, widgets, outputs, saved, promoted)
 
     def _input(self, path: Path, index: int, kind: Any) -> Output | _Value | None:
         """What an input is connected to."""
@@ -206,12 +213,9 @@ def _fits(one: Any, other: Any) -> bool:
     return not names.isdisjoint(each.strip().lower() for each in str(other).split(","))
 
 
-def _widgets(node: Mapping[str, Any]) -> dict[str, Any]:
+def _widgets(kind: str, saved: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
     """Values of a node's own widgets, as far as their names are known."""
-    values = node.get("widgets_values_named") or node.get("widgets_values") or ()
-    return (
-        dict(values) if isinstance(values, Mapping) else dict(zip(WIDGETS.get(node["type"], ()), values, strict=False))
-    )
+    return dict(saved) if isinstance(saved, Mapping) else dict(zip(WIDGETS.get(kind, ()), saved, strict=False))
 
 
 WIDGETS: Mapping[str, tuple[str, ...]] = {

@@ -83,6 +83,10 @@ FILES: dict[str, File] = {
     "wan-i2v": File(wan("i2v", 36)),
     "wan-22-5b": File(wan("t2v", 48, 48)),
     "wan-fun-control": File(wan("i2v", 48)),
+    "wan-22-i2v": File(wan("t2v", 36)),
+    "wan-22-fun-control": File(wan("t2v", 52)),
+    "wan-22-5b-fun-control": File(wan("t2v", 148, 48)),
+    "wan-22-5b-fun-inpaint": File(wan("t2v", 100, 48)),
     "wan-vace": File(wan("vace", 16, vace_in_dim=96, vace_layers=1)),
     "wan-camera": File(wan("camera", 32)),
     "wan-camera-22": File(wan("camera_2.2", 36)),
@@ -112,6 +116,10 @@ FILES: dict[str, File] = {
     "hunyuan-image-distilled": File(_hunyuan(
         64, out_channels=64, vec_in_dim=None, patch_size=[1, 1], axes_dim=[64, 64], byt5=True, meanflow=True,
     )),
+    "flux": File(_flux(vec_in_dim=768, guidance_embed=True)),
+    "flux-schnell": File(_flux(vec_in_dim=768)),
+    "flux-fill": File(_flux(vec_in_dim=768, guidance_embed=True, in_channels=96)),
+    "flux-canny": File(_flux(vec_in_dim=768, guidance_embed=True, in_channels=32)),
     "flux-2": File(_flux(
         image_model="flux2", axes_dim=[32] * 4, mlp_ratio=3.0, theta=2000, out_channels=128, in_channels=128,
         global_modulation=True, mlp_silu_act=True, qkv_bias=False, ops_bias=False, default_ref_method="index",

@@ -30,6 +30,10 @@ LARGE_FILES: dict[str, File] = {
         "time_scale": 1000.0, "pad_tokens_multiple": 32,
     }),
     "qwen-image": File({"image_model": "qwen_image", "in_channels": 64, "num_layers": 1}),
+    "qwen-image-layered": File({
+        "image_model": "qwen_image", "in_channels": 64, "num_layers": 1, "use_additional_t_cond": True,
+        "default_ref_method": "negative_index",
+    }),
     "mage-flow": File({"image_model": "mage_flow", "in_channels": 128, "num_layers": 1}),
     "auraflow": File({"max_seq": 64, "cond_seq_dim": 2048, "n_double_layers": 1, "n_layers": 2}),
     "cosmos-predict-2": File({"image_model": "cosmos_predict2", **_PREDICT_2}),
