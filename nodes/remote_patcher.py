@@ -15,6 +15,7 @@ from comfy.patcher_extension import CallbacksMP
 from parallel_runtime.errors import ParallelError, RequestError
 from parallel_runtime.patching.patch_data import check_patches
 
+from .comfyui_code import comfyui_code
 from .real_weights import load_here, refuse, with_patches_of
 from .transportable import listed, weight_obstacles
 from .weight_patches import is_bypass
@@ -71,6 +72,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             RequestError: a patch that they could not compute.
         """
         check_patches(self._own(patches))
+        self.remote.expect_patches(comfyui_code(None))
         return super().add_patches(patches, strength_patch, strength_model)
 
     def get_key_patches(self, filter_prefix=None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from .transformer_call import TransformerCall
 from .transportable import forward_obstacles, listed, option_obstacles, plain_options
 
 if TYPE_CHECKING:
-    from parallel_runtime.requests.requests import Loaded
+    from parallel_runtime.requests.requests import ComfyuiCode, Loaded
     from workers.client.client import LoopRequest, ModelRequest, PoolClient
 
 
@@ -148,6 +148,11 @@ class RemoteTransformer:
         if self.stages > 1 and not self.model.config.keeps_pixels:
             self.notices.in_turn()
         return output.to(call.x)
+
+    def expect_patches(self, comfyui: ComfyuiCode) -> None:
+        """A node has added a LoRA: the ranks may get ready, where ComfyUI's own network has not made them so."""
+        if self._pool is not None and self.model.comfyui is None:
+            self._pool.expect_patches(comfyui)
 
     def turn_to_comfyui(self, obstacle: OtherNetworkError) -> None:
         """Run ComfyUI's own network from now on, as a graph that needs it once is likely to need it again.

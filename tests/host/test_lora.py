@@ -129,6 +129,7 @@ def test_strengths_change_files_stack_and_what_is_removed_leaves_nothing(host, n
         assert_same(given, latent(host, BASE, *loras))
 
 
+@pytest.mark.slow
 def test_two_prompts_with_unlike_sets_of_one_model_take_turns(host):
     first, second = BASE.on("cpu:2"), BASE.on("cpu:2", "ParallelSampler")
     one, other = (Lora("peft"),), (Lora("peft", -0.4), Lora("bf16"))
@@ -149,7 +150,7 @@ PLANS = {
 }
 
 
-@pytest.mark.slow_but_for("stages")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plan_has_the_patched_weights(host, name):
     parallel = PLANS[name]
@@ -161,7 +162,7 @@ def test_every_plan_has_the_patched_weights(host, name):
 BYPASSED = ("lora", "loha", "lokr", "boft", "diff")
 
 
-@pytest.mark.slow_but_for("diffusers-boft")
+@pytest.mark.slow
 @pytest.mark.parametrize("file", BYPASSED)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_bypass_lora_acts_beside_its_layers(host, network, file):
@@ -184,7 +185,7 @@ def test_a_bypass_that_fails_in_comfyui_is_refused_by_name_and_the_pool_lives(ho
     assert pool_pids(host) == processes
 
 
-@pytest.mark.slow_but_for("scaled_fp8")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_quantised_weights_are_patched_as_comfyui_does(host, formats, name):
     if name not in formats:
@@ -218,7 +219,7 @@ def with_hooks(prompt: Prompt) -> Prompt:
     return prompt
 
 
-@pytest.mark.slow_but_for("diffusers")
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_hooks_give_each_prompt_its_weights_on_their_schedule(host, network):
     workflow = replace(BASE, cfg=3.0, steps=4)
@@ -231,8 +232,8 @@ def test_hooks_give_each_prompt_its_weights_on_their_schedule(host, network):
     assert (wanted - without).abs().max() > 10 * TOLERANCE * wanted.abs().max()
 
 
-@pytest.mark.parametrize("network", ["auto"])
-def test_a_lora_that_widens_the_first_layer_takes_the_concatenated_channels(host, network):
+@pytest.mark.slow
+def test_a_lora_that_widens_the_first_layer_takes_the_concatenated_channels(host):
     def graph(workflow: Workflow) -> Prompt:
         prompt = with_loras(workflow.prompt(), Lora("wider", 0.9))
         prompt["text"] = prompt["positive"]
@@ -240,7 +241,7 @@ def test_a_lora_that_widens_the_first_layer_takes_the_concatenated_channels(host
         prompt["positive"] = node("TestConditioningValues", conditioning=link("text"), values=values)
         return prompt
 
-    parallel = replace(BASE.on("cpu:2"), network=network)
+    parallel = BASE.on("cpu:2")
     plain = run_anew(host, parallel)
     ours, wanted = (host.latent(host.run(graph(each)), SAVE) for each in (parallel, BASE))
     assert_same(ours, wanted)

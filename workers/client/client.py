@@ -12,7 +12,7 @@ import torch
 from parallel_runtime.errors import NotLoadedError, OutOfMemoryError
 from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import Finished, Invoke, KeepPatches, Load, Loaded, Release
+from parallel_runtime.requests.requests import ComfyuiCode, Finished, Invoke, KeepPatches, Load, Loaded, Release
 
 from ..gpus import find_machine, remember
 from ..launch import PoolSpec, resolve_devices
@@ -198,13 +198,16 @@ class PoolClient:
         with self._turn(should_cancel):
             return self._with(model, patches, run, should_cancel)
 
+    def expect_patches(self, comfyui: ComfyuiCode) -> None:
+        """Have the ranks of a running pool ready for weight patches; returns at once."""
+        self._patches.expect(comfyui, lambda: self._keeper.running is not None, self._lock)
+
     def release(self, model: ModelRequest) -> int:
-        """Free the model's memory in the pool, if the pool runs and holds it; return the bytes freed per rank."""
+        """Free the model's memory in the pool, if it runs and holds it; return the bytes freed per rank."""
         with self._lock:
             if self._keeper.running is None or not self._models.knows(model.key):
                 return 0
-            # The next use asks for a load, which looks whether the file is still the same.
-            self._models.discard(model.key)
+            self._models.discard(model.key)  # the next use asks for a load, which looks whether the file is the same
             self._calls.forget()
             answer = self._submit(Submission(request=Release(model.key))).answer
             assert isinstance(answer, Finished)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
+from parallel_runtime.errors import ParallelError
 from parallel_runtime.patching.patch_data import PatchSet, WeightPatches, as_bytes
-from parallel_runtime.requests.requests import KeepPatches
+from parallel_runtime.requests.requests import ComfyuiCode, KeepPatches
 
 from .submission import Callbacks, Reply, ShouldCancel, Submission, never
 
@@ -32,6 +37,25 @@ class PatchCache:
         self._sets: OrderedDict[str, dict[str, int]] = OrderedDict()
         self._factors: set[str] = set()
         self._to_drop: list[str] = []
+        self._expecting = False
+
+    def expect(self, comfyui: ComfyuiCode, runs: Callable[[], bool], turn: AbstractContextManager[Any]) -> None:
+        """Let the ranks import ComfyUI's code, which takes seconds, before patches come; beside what the caller does.
+
+        Args:
+            runs: whether there is a pool; none is started for that.
+            turn: held while it is talked to.
+        """
+
+        def tell() -> None:
+            # What is wrong shows when the patches come, on the node that runs then.
+            with contextlib.suppress(ParallelError), turn:
+                if runs() and not self._expecting:
+                    self._expecting = True
+                    self._submit(Submission(request=KeepPatches(comfyui)))
+
+        if not self._expecting:
+            threading.Thread(target=tell, name="parallel-dit-patches", daemon=True).start()
 
     def send(self, patches: WeightPatches, should_cancel: ShouldCancel = never) -> None:
         """Have patches in the pool.
@@ -54,6 +78,7 @@ class PatchCache:
         self._to_drop += [*self._sets, *self._factors]
         self._sets.clear()
         self._factors.clear()
+        self._expecting = False
 
     def _missing(self, patches: WeightPatches) -> Iterator[tuple[KeepPatches, dict[str, torch.Tensor]]]:
         """The requests, each with its tensors, after which the pool has these patches."""
