@@ -62,6 +62,19 @@ class CarriedPatches:
         entry = {name: value for name, value in entry.items() if value}
         return {CARRIED: {**entry, TOGETHER: made.together}} if entry else {}
 
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Look at the functions of a MODEL before it is sampled.
+
+        Raises:
+            NotCarried: with what the ranks cannot make again.
+        """
+        functions = [each for several in (options.get("patches") or {}).values() for each in several]
+        for replaced in (options.get("patches_replace") or {}).values():
+            functions += replaced.values()
+        for each in functions:
+            if not _is_known(each):
+                raise NotCarried(who_made(each))
+
     def kept_number(self, value: Any) -> int:
         """Of an object that remembers, for the run."""
         if id(value) not in self._kept:

@@ -42,7 +42,7 @@ def _refused(why: str, *names: str) -> dict[str, ModelNode]:
     return dict.fromkeys(names, ModelNode(How.REFUSED, why))
 
 
-_DRAWS = "it draws random numbers inside of the network, which ranks would not draw as ComfyUI does"
+_DRAWS = "it draws random numbers in there, which ranks would not draw as ComfyUI does"
 _READS = "it runs the network itself, whose weights are in the pool"
 _MERGES = "a merge is made of weights, and ours are in the pool; it works the other way round, as the second model"
 
@@ -93,12 +93,12 @@ MODEL_NODES: Mapping[str, ModelNode] = {
     **_each(How.FILE, "ModelSave", "CheckpointSave", "ImageOnlyCheckpointSave"),
     **_refused("it computes with single weights, which are in the pool", "LoraSave"),
     **_refused("it asks for gradients, and the network is in the pool", "TrainLoraNode"),
-    **_refused("it reads attention maps inside of the network, which stay in the ranks", "SelfAttentionGuidance"),
+    **_refused("it reads attention maps in there, which stay in the ranks", "SelfAttentionGuidance"),
     **_refused("its network is made of torch's own layers by a file that ranks do not have", "HypernetworkLoader"),
     **_refused("its network depends on the sigma of each step inside of the network", "SUPIRApply"),
     **_refused("its network depends on the size of each picture along the way", "WanUni3CControlnetApply"),
-    **_refused("choose the kernel in Parallel Config", "ModelAttentionBackend"),
-    **_refused("choose weight_dtype in Parallel Loader", "ModelComputeDtype"),
+    **_refused("other than PyTorch's: choose the kernel in Parallel Config", "ModelAttentionBackend"),
+    **_refused("other than the default: choose weight_dtype in Parallel Loader", "ModelComputeDtype"),
     **_refused("switch compile on in Parallel Config", "TorchCompileModel"),
     **_refused("Parallel Config has the devices", "MultiGPU_WorkUnits", "SelectModelDevice"),
     **_refused("a ControlNet that is a difference to the model's weights needs them here", "DiffControlNetLoader"),

@@ -190,18 +190,27 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             RequestError: a change of weights or modules that does not reach the pool.
         """
         others = [name for name, each in self.injections.items() if not is_bypass(each)]
-        found = weight_obstacles(self.weight_wrapper_patches, self.object_patches, others, self.wrappers)
+        found = weight_obstacles(self.weight_wrapper_patches, self._other_objects(), others, self.wrappers)
         if found:
             raise RequestError(
                 f"The pool cannot carry {listed(found)}.",
-                "That comes later: remove the node that adds it, or load the model with Load Diffusion Model.",
+                "Remove the node that adds it, or load the model with Load Diffusion Model.",
             )
+        self.remote.check_options(self.model_options.get("transformer_options", {}))
         self.model.parallel_shapes.take(self.patches)
         self.model.parallel_untouched.check()
         self.remote.notices.begin()
         self._ask()
         self.remote.functions.begin()
         super().pre_run()
+
+    def _other_objects(self) -> list[str]:
+        """Names of object patches that are not what they stand for: ModelComputeDtype's default changes nothing."""
+        return [
+            name
+            for name, value in self.object_patches.items()
+            if name != "manual_cast_dtype" or value not in (None, self.object_patches_backup.get(name))
+        ]
 
     def cleanup(self) -> None:
         """Called after each sampling run."""

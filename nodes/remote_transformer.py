@@ -17,6 +17,7 @@ from parallel_runtime.patching.patch_data import UNPATCHED
 from parallel_runtime.requests.conditioning import Shared
 
 from .carried_patches import CarriedPatches, NotCarried
+from .model_nodes import MODEL_NODES
 from .run_notices import RunNotices
 from .transformer_call import TransformerCall
 from .transportable import forward_obstacles, listed, option_obstacles, plain_options
@@ -250,6 +251,20 @@ class RemoteTransformer:
         finally:
             self._capture = None
 
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Look at a MODEL's `transformer_options` before it is sampled.
+
+        Raises:
+            RequestError: with what neither network takes, and the node that asks for it.
+        """
+        found = option_obstacles(options)
+        try:
+            self.functions.check(options)
+        except NotCarried as error:
+            found.insert(0, _functions_of(error))
+        if found:
+            raise _refusal(found)
+
     def _carried(self, call: TransformerCall) -> tuple[dict[str, Any], list[str]]:
         """`transformer_options` as data for ComfyUI's own network, and what of them is none."""
         found = option_obstacles(call.options)
@@ -258,7 +273,7 @@ class RemoteTransformer:
             x = call.x if isinstance(call.x, torch.Tensor) else call.x[0]
             return {**plain_options(call.options), **self.functions.carry(call.options, x)}, found
         except NotCarried as error:
-            return {}, [f"functions that {error} sets inside of the model", *found]
+            return {}, [_functions_of(error), *found]
 
     def _use_pool(self) -> PoolClient:
         # Asked for at each request: the pool for these devices may have been replaced by then.
@@ -288,8 +303,18 @@ class RemoteTransformer:
                 return self._checked(call)
             found = others
         if found:
-            raise RequestError(
-                f"The pool cannot carry {listed(found)}.",
-                "Remove the node that adds it, or load the model with Load Diffusion Model.",
-            )
+            raise _refusal(found)
         return conditioning
+
+
+def _functions_of(error: NotCarried) -> str:
+    node = MODEL_NODES.get(str(error))
+    why = f", as {node.why}" if node is not None and node.why else ""
+    return f"functions that {error} sets inside of the model{why}"
+
+
+def _refusal(found: list[str]) -> RequestError:
+    return RequestError(
+        f"The pool cannot carry {listed(found)}.",
+        "Remove the node that adds it, or load the model with Load Diffusion Model.",
+    )

@@ -62,7 +62,8 @@ _CONDITION_PARTS = {
 
 def option_obstacles(options: Mapping[str, Any]) -> list[str]:
     """Name what of `transformer_options` no data can say, beside the functions for the inside of the network."""
-    found = [_TRANSFORMER_PATCHES[_ATTENTION]] if _is_set(options.get(_ATTENTION)) else []
+    override = options.get(_ATTENTION)
+    found = [_TRANSFORMER_PATCHES[_ATTENTION]] if _is_set(override) and not is_pytorchs(override) else []
     found += [text for key, text in _WRITTEN.items() if _is_set(options.get(key))]
     known = _REBUILT | _HERE_ALONE | _WRITTEN.keys() | {_ATTENTION}
     return found + [
@@ -70,6 +71,12 @@ def option_obstacles(options: Mapping[str, Any]) -> list[str]:
         for key in sorted(options.keys() - known)
         if _is_set(options[key]) and not _is_plain(options[key])
     ]
+
+
+def is_pytorchs(override: Any) -> bool:
+    """Whether an attention override is ComfyUI's name for PyTorch's attention: what the ranks have is as exact."""
+    cells = [cell.cell_contents for cell in getattr(override, "__closure__", None) or ()]
+    return any(getattr(each, "__name__", "") == "attention_pytorch" for each in cells)
 
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +88,11 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def forward_obstacles(options: Mapping[str, Any]) -> list[str]:
     """Name what `transformer_options` asks of the transformer and is not transportable in its call."""
-    found = [text for key, text in _TRANSFORMER_PATCHES.items() if _is_set(options.get(key))]
+    found = [
+        text
+        for key, text in _TRANSFORMER_PATCHES.items()
+        if _is_set(options.get(key)) and not (key == _ATTENTION and is_pytorchs(options[key]))
+    ]
     rope = options.get("rope_options") or {}
     if any(value != (1.0 if key.startswith("scale") else 0.0) for key, value in rope.items()):
         found.append("scaled or shifted positions (RoPE options)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from .comfyui_families import FAMILIES
 from .test_comfyui_families import write  # noqa: F401 - a fixture
-from .workflow import SAVE, Prompt, Workflow, link, node
+from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
 
@@ -92,3 +93,37 @@ def test_a_node_gives_the_latent_that_it_gives_with_comfyuis_own_loader(host, wr
         run = host.run(with_node(graph_of(family, workflow.on(devices)), kind, inputs))
         assert run.error is None, run.error["exception_message"]
         assert (host.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, devices
+
+
+NOTHING: dict[str, tuple[str, dict[str, Any]]] = {
+    "ModelComputeDtype": ("ModelComputeDtype", {"dtype": "default"}),
+    "ModelAttentionBackend": ("ModelAttentionBackend", {"attention": "pytorch attention"}),
+}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "SelfAttentionGuidance": ({"scale": 0.5, "blur_sigma": 2.0}, "SelfAttentionGuidance sets.*attention maps"),
+    "HyperTile": (
+        {"tile_size": 256, "swap_size": 2, "max_depth": 0, "scale_depth": False}, "HyperTile sets.*random numbers"
+    ),
+    "ModelComputeDtype": ({"dtype": "bf16"}, "compute dtype.*weight_dtype in Parallel Loader"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTHING)
+@pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
+def test_a_node_that_asks_for_what_there_is_changes_nothing(host, name, sampler_node):
+    workflow = Workflow(cfg=3.0)
+    wanted = host.latent(host.run(with_node(workflow.prompt(), *NOTHING[name])), SAVE)
+    run = host.run(with_node(workflow.on("cpu:2", sampler_node).prompt(), *NOTHING[name]))
+    assert run.error is None, run.error["exception_message"]
+    assert (host.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * wanted.abs().max()
+
+
+@pytest.mark.slow_but_for("HyperTile")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_node_that_cannot_be_carried_is_named_before_the_first_step(host, name):
+    inputs, says = REFUSED[name]
+    run = host.run(with_node(Workflow(loader="cpu:2", cfg=3.0).prompt(), name, inputs))
+    assert run.error is not None
+    assert re.search(says, run.error["exception_message"]), run.error["exception_message"]
+    assert not [step for node, step, _ in run.progress if node == SAMPLER and step > 0]

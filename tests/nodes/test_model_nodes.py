@@ -33,6 +33,7 @@ def takers(comfyui: Path) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
 def test_every_node_that_takes_a_model_has_a_row():
     assert COMFYUI is not None

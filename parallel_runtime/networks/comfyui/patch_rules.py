@@ -26,7 +26,6 @@ class PatchRule:
         encodes: it takes a picture through a VAE when the latent's size is another than before, which the client has it
             do before it sends what came of it.
         defaults: of a function's last arguments.
-        gathered: under split tokens it is given those of all ranks, as (output, options) -> output.
     """
 
     node: str
@@ -36,7 +35,6 @@ class PatchRule:
     together: bool = False
     remembers: bool = False
     encodes: bool = False
-    gathered: bool = False
     defaults: tuple[None, ...] = ()
 
 
@@ -53,7 +51,7 @@ PATCH_RULES: Mapping[str, PatchRule] = {
         "PerturbedAttentionGuidance", defaults=(None,)
     ),
     "comfy_extras.nodes_nag:NAGuidance.nag_attention_output_patch": PatchRule(
-        "NAGuidance", ("nag_scale", "nag_alpha", "nag_tau"), together=True, gathered=True
+        "NAGuidance", ("nag_scale", "nag_alpha", "nag_tau"), together=True
     ),
     "comfy_extras.nodes_freelunch:FreeU.output_block_patch": PatchRule("FreeU", ("scale_dict",), _NO_DEVICES),
     "comfy_extras.nodes_freelunch:FreeU_V2.output_block_patch": PatchRule("FreeU_V2", ("scale_dict",), _NO_DEVICES),
