@@ -24,6 +24,17 @@ _ROTATION_OF_ONE = ("comfy_kitchen.apply_rope1", "comfy_kitchen.apply_rope1.defa
 """The same of one tensor: queries first, then keys."""
 
 
+def default_epsilon(dtype: torch.dtype) -> float:
+    """What this torch adds in a norm that is told nothing: the least of the type, or that of the float32 in which it is
+    computed."""
+    small = torch.full((1, 2), 0.01, dtype=dtype)
+    normed = F.rms_norm(small, (2,), None, None)
+    return torch.finfo(torch.float32 if bool((normed > 0.9).all()) else dtype).eps
+
+
+_EPSILON = {dtype: default_epsilon(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+
+
 def split_products(graph: fx.Graph) -> None:
     """Make a product for each part of one that is split, where GELU (tanh) is all that reads a part."""
     linears: list[Any] = [node for node in graph.nodes if node.target is torch._C._nn.linear and len(node.args) == 3]
@@ -136,9 +147,9 @@ def _norm(node: Any) -> tuple[fx.Node, fx.Node, float] | None:
     x, shape, weight, eps = (given.get(name) for name in names)
     if not isinstance(x, fx.Node) or not isinstance(weight, fx.Node) or not isinstance(shape, tuple | list):
         return None
-    if len(shape) != 1 or _value(x).dim() != 4 or _value(x).dtype == torch.float64:
+    if len(shape) != 1 or _value(x).dim() != 4 or _value(x).dtype not in _EPSILON:
         return None
-    return x, weight, torch.finfo(torch.float32).eps if eps is None else eps
+    return x, weight, _EPSILON[_value(x).dtype] if eps is None else eps
 
 
 def _value(node: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
+from parallel_runtime.acceleration.host_rewrites import default_epsilon
 from parallel_runtime.attention.kernels import AttentionKernel
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.comfyui.attention import HostAttention, Suited
@@ -105,6 +106,13 @@ def test_another_process_makes_the_graphs_and_the_rank_finds_them(tmp_path, monk
         assert found["refused"] == 0
         assert found["made"] == 0
         assert found["found"] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_norm_without_an_epsilon_has_that_of_this_torch(dtype):
+    x = torch.full((1, 4), 0.03, dtype=dtype)
+    norm = F.rms_norm(x, (4,), None, None).float()
+    assert (norm - F.rms_norm(x.float(), (4,), None, default_epsilon(dtype))).abs().max() < 0.01
 
 
 class Twice(torch.nn.Module):
