@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 
 from ..networks.comfyui.networks import find_network
+from ..networks.comfyui.with_parameters import with_parameters
 from ..networks.comfyui.without_weights import WithoutWeights
 
 
@@ -66,7 +67,7 @@ def build_model(config: Any, path: Path, tensors: Mapping[str, torch.Tensor], pr
     Raises:
         As ComfyUI's classes, which raise anything: RuntimeError, ValueError, KeyError, ...
     """
-    with WithoutWeights(), warnings.catch_warnings():
+    with with_parameters(), WithoutWeights(), warnings.catch_warnings():
         # A module says so whose weights WithoutWeights makes real.
         warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")
         model = config.get_model(ReadWhenTaken(path, tensors, taken), "", device=torch.device("cpu"))

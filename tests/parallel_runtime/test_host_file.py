@@ -63,6 +63,27 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
     assert "is a VAE, not a diffusion model supported by this ComfyUI" in said[3]
 
 
+STREAMED = """
+import sys
+from parallel_runtime.networks.comfyui.host_code import use_comfyui
+use_comfyui(sys.argv[1], {"cpu": True})
+import comfy.memory_management
+from parallel_runtime.loading.host_file import open_host_file
+file = open_host_file(sys.argv[2])
+file.config.custom_operations = __import__("comfy.ops").ops.disable_weight_init
+names = list(file.build_model().state_dict())
+comfy.memory_management.aimdo_enabled = True  # as main.py sets it on a GPU
+print(names == list(file.build_model().state_dict()), comfy.memory_management.aimdo_enabled)
+"""
+
+
+def test_layers_have_parameters_where_comfyui_streams_weights(tmp_path):
+    command = [sys.executable, "-c", STREAMED, str(COMFYUI), str(write_original(tmp_path / "file.safetensors"))]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=120, check=False)
+    assert done.stdout.splitlines()[-1:] == ["True True"], done.stderr[-2000:]
+
+
 def test_weights_beside_the_network_are_real_and_the_networks_are_not(tmp_path):
     tensors = {"lengths.weight": torch.randn(3, 2).half(), "lengths.bias": torch.randn(3), "network.weight": ONES}
     save_file(tensors, path := tmp_path / "song.safetensors")
