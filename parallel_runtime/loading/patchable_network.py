@@ -116,9 +116,14 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _layout(weight: Any) -> list[Any]:
+    """Shapes and types; and numbers beside them, which a recording would have as they were."""
     scales = vars(getattr(weight, "_params", None) or _Plain())
-    parts = [weight, getattr(weight, "_qdata", None), *(scales[name] for name in sorted(scales))]
-    return [(part.shape, part.dtype) for part in parts if isinstance(part, torch.Tensor)]
+    parts = [
+        weight,
+        getattr(weight, "_qdata", None),
+        *(scales[name] for name in sorted(scales.keys() - {"orig_dtype"})),
+    ]
+    return [(part.shape, part.dtype) if isinstance(part, torch.Tensor) else part for part in parts]
 
 
 class _Plain:
