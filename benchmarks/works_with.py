@@ -17,7 +17,8 @@ with ComfyUI's own network where diffusers' class does not take what a node adds
 with a message that names the node; Load Diffusion Model still does what it did.
 
 ControlNets (Load ControlNet Model, Apply ControlNet) run in ComfyUI's process as always, and their residuals travel to
-the ranks with each step.
+the ranks with each step. One that is made of the model's weights (ControlLoRA) gets those of the file; one that runs
+layers of the model (Qwen-Image Fun) is refused by a sentence.
 """
 
 

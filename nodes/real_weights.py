@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import comfy.model_management
+import comfy.ops
 import comfy.sd
 import torch
 
@@ -27,6 +29,38 @@ def load_here(path: str, dtype: torch.dtype | None) -> Any:
             "Choose a .safetensors file in Parallel Loader.",
         )
     return comfy.sd.load_diffusion_model(path, model_options={} if dtype is None else {"dtype": dtype})
+
+
+def give_weights(transformer: torch.nn.Module, path: Callable[[], str], dtype: torch.dtype | None) -> None:
+    """Have `state_dict` of a network without weights read them, for those who ask for them (ControlLoRA).
+
+    As a part of a model's, for which torch asks with arguments, it stays without: there names are what is looked for.
+    """
+    names_alone = transformer.state_dict
+
+    def state_dict(*args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return names_alone(*args, **kwargs)
+        device = comfy.model_management.get_torch_device()
+        weights = load_here(path(), dtype).model.diffusion_model.state_dict()
+        return {name: tensor.to(device) for name, tensor in weights.items()}
+
+    transformer.state_dict = state_dict  # type: ignore[method-assign]
+
+
+def _run_elsewhere(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    raise refuse(f"run a part of them (a {type(module).__name__} layer)")
+
+
+def operations_elsewhere() -> type:
+    """ComfyUI's operations for a network that is elsewhere: what runs one of its layers here is told so."""
+    plain = comfy.ops.disable_weight_init
+    layers = {
+        name: type(name, (kind,), {"forward": _run_elsewhere})
+        for name, kind in vars(plain).items()
+        if isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+    }
+    return type("elsewhere", (plain,), layers)
 
 
 def with_patches_of(patcher: Any, path: str, dtype: torch.dtype | None) -> Any:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import comfy.model_detection
 import comfy.model_management
-import comfy.ops
 import comfy.utils
 import torch
 
@@ -32,6 +31,7 @@ from parallel_runtime.requests.requests import INVOKABLE
 from .interrupt import stopping_with_prompt
 from .kept_conds import keeping
 from .patched_shapes import PatchedShapes
+from .real_weights import give_weights, operations_elsewhere
 from .remote_patcher import RemoteModelPatcher
 from .remote_transformer import RemoteTransformer
 from .transformer_call import read_call
@@ -152,7 +152,7 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     """Make the MODEL. Costs no memory; the weights of `remote` need not be loaded yet."""
     config = blueprint.model_config
     config.set_inference_dtype(types.weights, types.cast)
-    config.custom_operations = comfy.ops.disable_weight_init
+    config.custom_operations = operations_elsewhere()
     model = blueprint.build()
     model.parallel_remote = remote
     model.parallel_patches = PatchReader()
@@ -160,6 +160,8 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     model.memory_required = lambda *args, **kwargs: 0
     shared: set[str] = set()
     model.extra_conds = keeping(model, types.compute, shared)
+    quantised = getattr(config, "quant_config", None)
+    give_weights(model.diffusion_model, lambda: remote.model.path, None if quantised else types.weights)
     model.parallel_untouched = _redirect(model, remote, shared)
     model.parallel_shapes = PatchedShapes(model, model.parallel_untouched)
     return RemoteModelPatcher(

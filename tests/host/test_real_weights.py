@@ -65,3 +65,24 @@ def test_another_model_is_not_merged_into_ours_which_one_sentence_says(host):
     assert run.error["node_id"] == "merged"
     assert "merge" in run.error["exception_message"]
     assert "Load Diffusion Model" in run.error["exception_message"]
+
+
+def with_read(workflow: Workflow, run: bool = False) -> Prompt:
+    graph = with_saved(workflow, "")
+    graph.pop("saved")
+    graph["read"] = node("TestWeights", model=link("model"), run=run)
+    return {**graph, SAVE: node("SaveLatent", samples=link("read"), filename_prefix="latents/test")}
+
+
+@pytest.mark.slow
+def test_a_node_that_reads_the_networks_weights_gets_those_of_the_file(host):
+    ours, native = (host.latent(host.run(with_read(workflow)), SAVE) for workflow in (POOL, NATIVE))
+    assert native.std() > 0
+    assert torch.equal(ours, native)
+
+
+@pytest.mark.slow
+def test_a_node_that_runs_a_layer_of_the_network_is_told_where_it_is(host):
+    run = host.run(with_read(POOL, run=True))
+    assert run.error is not None
+    assert "no node can run a part of them (a Linear layer)" in run.error["exception_message"]

@@ -205,6 +205,27 @@ class RandomImage(io.ComfyNode):
         return io.NodeOutput(torch.rand((1, height, width, 3), generator=torch.Generator().manual_seed(seed)))
 
 
+class Weights(io.ComfyNode):
+    """What a node reads of a network's weights, as a latent; or a layer that it runs."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestWeights",
+            category="test",
+            inputs=[io.Model.Input("model"), io.Boolean.Input("run", default=False)],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model, run: bool) -> io.NodeOutput:
+        network = model.model.diffusion_model
+        if run:
+            network.img_in(torch.zeros(1, 1, 64))
+        means = [tensor.float().mean() for _, tensor in sorted(network.state_dict().items())]
+        return io.NodeOutput({"samples": torch.stack(means)[None, None, None]})
+
+
 class StyleNetwork(io.ComfyNode):
     """A MODEL_PATCH for USOStyleReference, of random weights."""
 
@@ -303,6 +324,7 @@ class TensorPack(ComfyExtension):
             PackedLatent,
             RandomMask,
             StyleNetwork,
+            Weights,
             MeanVae,
             RandomImage,
             ClipVisionOutput,
