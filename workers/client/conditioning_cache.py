@@ -29,10 +29,8 @@ class _Kept:
 
 
 class Scratch:
-    """Memory that is kept from call to call, one tensor for each device and dtype.
-
-    A profile found ComfyUI's process busy for milliseconds with making new tensors of megabytes, while the pool
-    computed on the same GPU (docs/performance.md); why is not known.
+    """Memory that is kept from call to call, one tensor for each device and dtype: to compare takes a tensor of the
+    size of the conditioning, at every step.
     """
 
     def __init__(self) -> None:
