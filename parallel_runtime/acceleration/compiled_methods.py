@@ -82,8 +82,9 @@ class CompiledMethods:
         except Exception as error:  # whatever the compiler raises; what the forward itself raises, it raises below
             if not may_repeat():
                 raise
-            reason = next(iter(str(error).splitlines()), "")
-            self.refused[function] = f"{type(error).__name__}: {reason}"
+            cause = getattr(error, "inner_exception", None) or error  # of a backend, where torch has wrapped it
+            reason = next(iter(str(cause).splitlines()), "")
+            self.refused[function] = f"{type(cause).__name__}: {reason}"
             log.warning("%s runs as it is, as it cannot be compiled: %s", function.__qualname__, self.refused[function])
         return forward(*args, **kwargs)
 

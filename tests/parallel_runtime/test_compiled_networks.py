@@ -146,6 +146,19 @@ def test_a_forward_that_cannot_be_compiled_runs_as_it_is_with_one_line(caplog):
     ]
 
 
+def test_a_compiler_that_fails_costs_no_picture(caplog):
+    def fail(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    methods = CompiledMethods(plain=False, backend=fail)  # type: ignore[arg-type]
+    x = torch.ones(1, 3, 2)
+    for _ in range(2):
+        with methods.compiling():
+            assert methods.call(Twice().forward, (x,), {}, lambda args, kwargs: [], lambda: True).equal(2 * x)
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("parallel_runtime")]
+    assert "no compiler here" in line
+
+
 def test_a_second_number_of_tokens_needs_no_new_graph_and_a_quantised_network_has_one_for_each():
     made: list[int] = []
 
