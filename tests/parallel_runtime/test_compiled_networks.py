@@ -57,6 +57,7 @@ def test_compiled_blocks_compute_what_they_do_and_one_that_cannot_be_compiled_ru
 
 
 @with_comfyui
+@pytest.mark.slow
 def test_a_forward_that_repeats_is_recorded_and_follows_its_values():
     for found in run_ranks(2, "tests.comfyui_networks.compiled:record", {"comfyui": str(COMFYUI), "name": "flux"}):
         assert max(found["differences"]) == 0.0
