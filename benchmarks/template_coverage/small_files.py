@@ -38,6 +38,7 @@ def _vae(channels: int, factor: int = 8, frames: int = 1, dims: int = 2) -> dict
 
 
 _CLIP_H = {"penultimate_hidden_states": [257, 1280], "last_hidden_state": [257, 1280], "image_embeds": [1024]}
+_CLIP_G = {**_CLIP_H, "image_embeds": [1280]}
 _SIGLIP = {"penultimate_hidden_states": [7, 1152], "last_hidden_state": [7, 1152], "image_embeds": [1152]}
 
 
@@ -101,7 +102,7 @@ FILES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     (r"void_pass", "cogvideox", _spec(48, _vae(16, 8, 4, 3))),
     (r"lens_", "lens", _spec(96, _vae(128, 16), attention_mask={"ones": [1, 9]})),
     (r"joyai", "joyimage", _spec(4096, _vae(16, 8, 4, 3))),
-    (r"sd_xl_(base|turbo)", "sdxl", _spec(2048, _vae(4), pooled=1280, length=77)),
+    (r"sd_xl_(base|turbo)", "sdxl", _spec(2048, _vae(4), pooled=1280, length=77, seen=_CLIP_G)),
 )
 """Pattern of a file's name -> key and surroundings; the first that fits. Without a key there is no small file."""
 

@@ -59,12 +59,16 @@ class Clip(comfy.sd.CLIP):
         self.use_clip_schedule = False
         self.tokenizer_options: dict[str, Any] = {}
         self.apply_hooks_to_conds = None
+        self.cond_stage_model = torch.nn.Module()
 
     def clone(self, **_: Any) -> Clip:
         return self
 
     def set_tokenizer_option(self, option_name: str, value: Any) -> None:
         pass
+
+    def add_patches(self, patches: Any, strength_patch: float = 1.0, strength_model: float = 1.0) -> list[str]:
+        return []
 
     def is_dynamic(self) -> bool:
         return False
