@@ -226,6 +226,10 @@ class Weights(io.ComfyNode):
         return io.NodeOutput({"samples": torch.stack(means)[None, None, None]})
 
 
+_LIVING: list[object] = []
+"""ComfyUI 0.33 fails in a ControlNet after a model that it had on a device is gone, whatever loader made it."""
+
+
 class StyleNetwork(io.ComfyNode):
     """A MODEL_PATCH for USOStyleReference, of random weights."""
 
@@ -244,7 +248,9 @@ class StyleNetwork(io.ComfyNode):
         for number, parameter in enumerate(model.parameters()):
             parameter.data = 0.3 * _random(number, *parameter.shape)
         devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()
-        return io.NodeOutput(comfy.model_patcher.CoreModelPatcher(model, *devices))
+        patcher = comfy.model_patcher.CoreModelPatcher(model, *devices)
+        _LIVING.append(patcher)
+        return io.NodeOutput(patcher)
 
 
 class ClipVisionOutput(io.ComfyNode):
