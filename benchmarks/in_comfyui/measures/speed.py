@@ -6,6 +6,7 @@ import time
 
 from ..bench import COMPARED_SEED, Bench, Found, mean_step, per_step, step_times
 from ..graphs import Way
+from ..runs import Run
 
 _LATER = 10
 """Prompts at most after the first one until the times stand still."""
@@ -17,8 +18,8 @@ _LONG = 15.0
 """Seconds; prompts that take longer are run once only after the first one."""
 
 
-def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
-    """One model one way: first prompt, later prompts until their times stand still, with previews, and to an image."""
+def _first(bench: Bench, found: Found, file: str, way: Way) -> Run:
+    """The first prompt of a model one way."""
     found |= {"kind": "speed", "model": bench.family(file).described, "way": way.title, "gpus": way.gpus}
     first = bench.make(way, file, seed=COMPARED_SEED)
     bench.note_use(file, way)
@@ -28,6 +29,12 @@ def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
         "distance": bench.distance(file, way, first),
         "texts": first.texts,
     }
+    return first
+
+
+def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
+    """One model one way: first prompt, later prompts until their times stand still, with previews, and to an image."""
+    _first(bench, found, file, way)
     before = 0.0
     for number in range(_LATER):
         later = bench.make(way, file)
@@ -54,17 +61,7 @@ def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
 
 def short_speed(bench: Bench, found: Found, file: str, way: Way) -> None:
     """As `speed`, with few prompts: the first, and later ones until the graphs that are made beside them are in use."""
-    family = bench.family(file)
-    found |= {"kind": "speed", "model": family.described, "way": way.title, "gpus": way.gpus}
-    first = bench.make(way, file, seed=COMPARED_SEED)
-    bench.note_use(file, way)
-    found |= {
-        "first prompt s": round(first.seconds, 2),
-        "first step s": round(first.first_step, 2),
-        "distance": bench.distance(file, way, first),
-        "texts": first.texts,
-        "first steps ms": step_times(first),
-    }
+    found["first steps ms"] = step_times(_first(bench, found, file, way))
     prompts = _FEW if bench.settling else _FEWEST
     for number in range(prompts):
         later = bench.make(way, file)
