@@ -25,7 +25,7 @@ from parallel_runtime.acceleration import peer_exchange as peer
 from parallel_runtime.acceleration.peer_memory import PeerMemory
 from parallel_runtime.acceleration.rewrites import linear_gelu, linear_of_parts
 
-from .flux_profile import milliseconds
+from .kernel_times import milliseconds
 
 HEADS, HEAD_DIM, WIDTH, TEXT, BLOCKS = 24, 128, 3072, 512, 38
 

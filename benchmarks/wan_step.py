@@ -35,7 +35,7 @@ from parallel_runtime.networks.diffusers.wan import PATCH_SIZE, WAN
 from parallel_runtime.networks.parallel_transformer import parallelize
 from parallel_runtime.requests.conditioning import Conditioning
 
-from .flux_profile import profile
+from .kernel_times import profile
 
 WARM_STEPS, TIMED_STEPS = 1, 2
 CFG, BRANCHES = 5.0, 2
