@@ -12,7 +12,17 @@ from safetensors.torch import save_file
 from benchmarks.in_comfyui.bench import Bench
 from benchmarks.in_comfyui.families import REAL, tiny
 from benchmarks.in_comfyui.files import FileStore, list_entries, write_file
-from benchmarks.in_comfyui.graphs import SAMPLER, Picture, Way, decoded, dual_guider, fill, plain, two_experts
+from benchmarks.in_comfyui.graphs import (
+    SAMPLER,
+    Picture,
+    Way,
+    controlled,
+    decoded,
+    dual_guider,
+    fill,
+    plain,
+    two_experts,
+)
 from benchmarks.in_comfyui.host_families import HOST_REAL
 from benchmarks.in_comfyui.measures.speed import short_speed, speed
 from benchmarks.in_comfyui.report import tables
@@ -94,7 +104,7 @@ def test_graphs_link_only_to_nodes_that_are_there(way):
     picture = Picture(REAL["klein"], "klein", 1, 4)
     one = plain(way, picture)
     two = two_experts(way, picture, "klein-b"), dual_guider(way, picture, "klein-b")
-    for graph in (one, decoded(one, picture), *two):
+    for graph in (one, decoded(one, picture), controlled(one, picture, "union.safetensors"), *two):
         links = [value for node in graph.values() for value in node["inputs"].values() if isinstance(value, list)]
         assert links
         assert {node for node, _ in links} <= set(graph)
@@ -114,10 +124,14 @@ def test_what_failed_is_told_beside_what_was_found_before():
     half = {"name": "speed", "kind": "speed", "model": "FLUX", "way": "a | b", "gpus": 2, "ms": 70.5, "error": "hung"}
     row = {"what": "first", "first step s": 3.0, "prompt s": 4.0}
     start = {"name": "start", "kind": "start", "model": "FLUX", "way": "x", "gpus": 1, "rows": [row], "error": ""}
-    text = tables({"GPUs": ["H200", "H200"]}, [half, start])
+    control = {"name": "net", "kind": "controlnet", "model": "FLUX", "way": "x", "gpus": 1, "ms": 9.5} | {
+        "ms without": 8.0
+    }
+    text = tables({"GPUs": ["H200", "H200"]}, [half, start, control])
     assert "| FLUX | a / b | 2 | 70.5 | – |" in text
     assert "| speed | hung |" in text
     assert "| FLUX | x | 1 | first | 3.0 | 4.0 | – | – | – |" in text
+    assert "| FLUX | x | 1 | 9.5 | – | 8.0 | – | – | – |" in text
     assert "| start |" not in text
 
 

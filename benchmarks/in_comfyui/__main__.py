@@ -3,6 +3,7 @@
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set quick            # FLUX.1, one and two GPUs: 6 minutes
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set families         # FLUX.2 klein, SD3.5, SDXL, Wan 1.3B
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set host_networks --only own-flux  # ComfyUI's own networks
+    python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set controlnet       # FLUX.1 with a Union ControlNet
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set all --out FOLDER # everything: most of an hour
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set quick --cpu      # tiny models: does the command work?
 
@@ -37,15 +38,12 @@ from .process_tree import dump_stacks
 from .report import describe_machine, tables, write
 from .runs import TimeLimit
 from .server import Server, default_python
-from .sets import SECONDS, SETS, USUAL, plan
+from .sets import OF_COMFYUI, SECONDS, SETS, SETTLING, SETTLING_HOST, USUAL, plan
 
 _SHORTEST = 15.0
 """Seconds; a measurement is not begun with less time left."""
 _SLOWER = 3
 """How much longer measurements may take with --cpu."""
-_SETTLING, _SETTLING_HOST = 20.0, 75.0
-"""Seconds after the first prompt of a model in which graphs may be made beside the next ones; of ComfyUI's own
-networks, whose compiler has ComfyUI load the file."""
 _LOG_BYTES = 4_000_000
 
 
@@ -67,7 +65,7 @@ class Session:
         families = all_tiny() if options.cpu else ALL
         self._files = FileStore(folder / "models" / "diffusion_models", families, options.cpu, comfyui)
         one, many = options.places
-        settling = _SETTLING_HOST if options.set == "host_networks" else _SETTLING
+        settling = SETTLING_HOST if options.set in OF_COMFYUI else SETTLING
         settling = settling if options.compile == "default" else 0.0
         self._bench = Bench(self.server, families, one, many, options.cpu, settling)
         self._plan = measures

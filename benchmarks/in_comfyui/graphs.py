@@ -92,6 +92,36 @@ def decoded(graph: Graph, picture: Picture) -> Graph:
     }
 
 
+def controlled(graph: Graph, picture: Picture, net: str) -> Graph:
+    """The graph with a Union ControlNet on its prompts from the first step to the last.
+
+    Args:
+        net: its file.
+    """
+    width, height = picture.family.size
+    sampler = graph[SAMPLER]
+    prompts = {name: link("control", slot) for slot, name in enumerate(("positive", "negative"))}
+    return {
+        **graph,
+        "control vae": node("VAELoader", vae_name=picture.family.name + ENDING),
+        "control picture": node("EmptyImage", width=width, height=height, batch_size=1, color=0x7F5030),
+        "control file": node("ControlNetLoader", control_net_name=net),
+        "control net": node("SetUnionControlNetType", control_net=link("control file"), type="depth"),
+        "control": node(
+            "ControlNetApplyAdvanced",
+            positive=link("positive"),
+            negative=link("negative"),
+            control_net=link("control net"),
+            image=link("control picture"),
+            vae=link("control vae"),
+            strength=0.7,
+            start_percent=0.0,
+            end_percent=1.0,
+        ),
+        SAMPLER: {**sampler, "inputs": {**sampler["inputs"], **prompts}},
+    }
+
+
 def two_experts(way: Way, picture: Picture, second: str) -> Graph:
     """Two models in turn, each for half of the steps, as Wan 2.2's templates have them."""
     half = picture.steps // 2

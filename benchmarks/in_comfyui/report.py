@@ -48,6 +48,7 @@ def tables(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
     """All tables as Markdown."""
     parts = [", ".join(f"{key}: {_plain(value)}" for key, value in machine.items())]
     parts += [_speeds([result for result in results if result.get("kind") == "speed"])]
+    parts += [_controls([result for result in results if result.get("kind") == "controlnet"])]
     parts += [_memories([result for result in results if result.get("kind") == "memory"])]
     parts += [_starts([result for result in results if result.get("kind") == "start"])]
     parts += [_faults([result for result in results if result.get("kind") == "fault"])]
@@ -85,6 +86,14 @@ def _speeds(results: Sequence[Result]) -> str:
         "distance",
     ]
     return _table(title, heads, rows)
+
+
+def _controls(results: Sequence[Result]) -> str:
+    keys = ("model", "way", "gpus", "ms", "ms mean", "ms without", "first prompt s", "later prompt s")
+    rows = [[*map(result.get, keys), _distance(result.get("distance"))] for result in results]
+    heads = ["model", "way", "GPUs", "ms per step", "in the mean", "without it", "first prompt", "later prompt"]
+    title = "With a ControlNet: ms per step (median), whole prompts to a saved latent in s, distance of the latent"
+    return _table(title, [*heads, "distance"], rows)
 
 
 def _memories(results: Sequence[Result]) -> str:

@@ -9,6 +9,7 @@ from .bench import Measure
 from .families import TWIN
 from .graphs import Way
 from .host_families import HOST_REAL, HostFamily
+from .measures.controlnet import controlnet
 from .measures.faults import cancel, fault, kill_rank, stop_rank
 from .measures.lora import lora
 from .measures.memory import unload
@@ -16,8 +17,16 @@ from .measures.speed import short_speed, speed
 from .measures.start import comes_back, fresh, sequence
 from .measures.switch import experts, turns, two_in_a_step
 
-SETS = ("quick", "families", "memory", "start", "switch", "experts", "video", "lora", "faults", "host_networks")
-SECONDS = {"quick": 350.0, "lora": 700.0, "host_networks": 1500.0}
+SETS = (
+    "quick", "families", "memory", "start", "switch", "experts", "video", "lora", "controlnet", "faults",
+    "host_networks",
+)  # fmt: skip
+SECONDS = {"quick": 350.0, "lora": 700.0, "controlnet": 560.0, "host_networks": 1500.0}
+SETTLING, SETTLING_HOST = 20.0, 75.0
+"""Seconds after the first prompt of a model in which graphs may be made beside the next ones; of ComfyUI's own
+networks, whose compiler has ComfyUI load the file."""
+OF_COMFYUI = ("host_networks", "controlnet")
+"""Sets that run ComfyUI's own networks."""
 """Of a whole set, by default `USUAL`."""
 USUAL = 470.0
 NATIVE = Way()
@@ -133,6 +142,12 @@ def _lora(one: str, many: str) -> Iterator[Measure]:
         yield Measure(name, ("flux",), 220, run, way.gpus)
 
 
+def _controlnet(one: str, many: str) -> Iterator[Measure]:
+    for way in (NATIVE, Way(one, network="ComfyUI"), Way(many, network="ComfyUI")):
+        run = partial(controlnet, file="flux", way=way)
+        yield Measure(f"controlnet {way.devices or 'native'}", ("flux",), 240, run, way.gpus)
+
+
 def _faults(one: str, many: str) -> Iterator[Measure]:
     sampler = Way(many, "ParallelSampler")
     for way, do, loading in (
@@ -158,6 +173,7 @@ _MAKERS = {
     "experts": _experts,
     "video": _video,
     "lora": _lora,
+    "controlnet": _controlnet,
     "faults": _faults,
     "host_networks": _host_networks,
 }
