@@ -13,12 +13,12 @@ from parallel_runtime.requests.requests import ComfyuiCode, Scalar
 _SCALARS = (bool, int, float, str, type(None))
 
 
-def comfyui_code(weights: torch.dtype | None, fast_float8: bool = False) -> ComfyuiCode:
+def comfyui_code(weights: torch.dtype | None, fast_float8: bool = False, gguf: str = "") -> ComfyuiCode:
     """This ComfyUI, for a request.
 
     Args:
         weights: type that plain weights are to have; None for a quantised file.
-        fast_float8: see ComfyuiCode.
+        fast_float8, gguf: see ComfyuiCode.
     """
     folder = Path(next(iter(comfy.__path__))).resolve().parent
     usual = vars(comfy.cli_args.parser.parse_args([]))
@@ -29,4 +29,4 @@ def comfyui_code(weights: torch.dtype | None, fast_float8: bool = False) -> Comf
     }
     options["fast"] = ",".join(sorted(feature.value for feature in comfy.cli_args.args.fast or ()))
     name = "" if weights is None else str(weights).removeprefix("torch.")
-    return ComfyuiCode(str(folder), options, name, fast_float8)
+    return ComfyuiCode(str(folder), options, name, fast_float8, gguf)

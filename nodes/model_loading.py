@@ -122,7 +122,9 @@ def load_model(
     blueprint = draw_blueprint(chosen.opened)
     types = choose_types(blueprint, weight_dtype)
     plain = None if blueprint.stored_dtype is None else types.weights
-    code = comfyui_code(plain, weight_dtype == FAST_FLOAT8) if blueprint.own_network else None
+    pack = getattr(chosen.opened, "pack", None)
+    gguf = pack.folder if pack is not None else ""
+    code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf) if blueprint.own_network else None
     request = ModelRequest(str(path), str(types.compute).removeprefix("torch."), config, chosen.opened.identity, code)
 
     def comfyui_request() -> ModelRequest:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from parallel_runtime.errors import UnsupportedModelError
 
+from .gguf_files import find_gguf_pack, is_gguf
+
 if TYPE_CHECKING:
     from parallel_runtime.loading.checkpoint import Checkpoint
     from parallel_runtime.loading.host_file import HostFile
@@ -40,6 +42,8 @@ def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default"
     """
     from parallel_runtime.loading.checkpoint import open_checkpoint
 
+    if is_gguf(path):
+        return _choose_for_gguf(path, wanted, weight_dtype)
     if wanted == COMFYUI:
         return Chosen(_open_host_file(path), "Runs ComfyUI's own network, as asked.")
     if weight_dtype.startswith("fp8"):
@@ -61,6 +65,20 @@ def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default"
             raise UnsupportedModelError(f"{error.cause} ComfyUI does not recognise it either.", error.fix) from error
         why = error.cause.replace(str(path), path.name)
         return Chosen(file, f"Runs ComfyUI's own network: {why}")
+
+
+def _choose_for_gguf(path: Path, wanted: str, weight_dtype: str) -> Chosen:
+    from parallel_runtime.loading.host_file import open_host_file
+
+    if wanted == DIFFUSERS or weight_dtype.startswith("fp8"):
+        setting = "the diffusers network" if wanted == DIFFUSERS else f"weight_dtype {weight_dtype}"
+        raise UnsupportedModelError(
+            f"{path} is a GGUF file, whose weights stay as they are: {setting} does not take them.",
+            "Set network to auto and weight_dtype to default.",
+        )
+    file = open_host_file(path, find_gguf_pack(path))
+    file.build()
+    return Chosen(file, "Runs ComfyUI's own network, on the file's weights as they are, by ComfyUI-GGUF.")
 
 
 def _open_host_file(path: Path) -> HostFile:

@@ -10,6 +10,7 @@ from comfy_api.latest import io
 
 from parallel_runtime.errors import CheckpointError
 
+from .gguf_files import list_gguf_files
 from .model_list import find_folder, list_folders
 from .model_loading import DEFAULT_DTYPE, file_stamp, load_on_node, model_inputs
 from .network_choice import AUTO
@@ -22,8 +23,9 @@ def _folder_roots() -> list[str]:
 
 
 def list_models() -> list[str]:
-    """Names for the menu: files of ComfyUI's diffusion_models folders, then diffusers folders."""
-    return [*folder_paths.get_filename_list("diffusion_models"), *list_folders(_folder_roots())]
+    """Names for the menu: files of ComfyUI's diffusion_models folders, GGUF files there, then diffusers folders."""
+    files = folder_paths.get_filename_list("diffusion_models")
+    return [*files, *list_gguf_files(folder_paths.get_folder_paths("diffusion_models")), *list_folders(_folder_roots())]
 
 
 def find_model(name: str) -> Path:

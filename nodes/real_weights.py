@@ -13,6 +13,8 @@ import torch
 
 from parallel_runtime.errors import RequestError
 
+from .gguf_files import is_gguf
+
 
 def load_here(path: str, dtype: torch.dtype | None) -> Any:
     """What Load Diffusion Model makes of the file, in ComfyUI's process and memory.
@@ -21,11 +23,16 @@ def load_here(path: str, dtype: torch.dtype | None) -> Any:
         dtype: of plain weights; None where the file says it itself.
 
     Raises:
-        RequestError: it is a folder of diffusers', which ComfyUI does not read.
+        RequestError: it is a folder of diffusers', which ComfyUI does not read, or a GGUF file.
     """
     if Path(path).is_dir():
         raise RequestError(
             f"{path} is a diffusers folder, whose weights ComfyUI does not read.",
+            "Choose a .safetensors file in Parallel Loader.",
+        )
+    if is_gguf(Path(path)):
+        raise RequestError(
+            f"{path} is a GGUF file, whose weights no node can take out of it.",
             "Choose a .safetensors file in Parallel Loader.",
         )
     return comfy.sd.load_diffusion_model(path, model_options={} if dtype is None else {"dtype": dtype})

@@ -35,7 +35,7 @@ _FORMATS = """## Formats
 | int8 by tensor, also rotated (`convrot`) | ComfyUI's, in the format of the file |
 | nvfp4, mxfp8 | ComfyUI's, in the format of the file |
 | a diffusers folder | diffusers' |
-| GGUF | none yet |"""
+| GGUF, where the pack ComfyUI-GGUF is installed | ComfyUI's, with that pack's reader and operations, not compiled |"""
 
 
 def write_families() -> str:

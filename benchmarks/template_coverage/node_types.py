@@ -103,7 +103,7 @@ LOADERS: Mapping[str, LoaderType] = {
     "UNETLoader": LoaderType("unet_name"),
     "CheckpointLoaderSimple": LoaderType("ckpt_name"),
     "ImageOnlyCheckpointLoader": LoaderType("ckpt_name"),
-    "UnetLoaderGGUF": LoaderType("unet_name", "GGUF files cannot be read yet"),
+    "UnetLoaderGGUF": LoaderType("unet_name"),
 }
 
 SAMPLERS: Mapping[str, NodeType] = {

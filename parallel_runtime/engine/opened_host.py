@@ -50,13 +50,13 @@ class OpenedHost:
         """Have ComfyUI look at a file.
 
         Raises:
-            ConfigurationError: there is no ComfyUI on this rank's host.
+            ConfigurationError: there is no ComfyUI on this rank's host, or no pack for its GGUF file.
             CheckpointError, UnsupportedModelError: see `open_host_file`.
         """
         code = request.comfyui
         assert code is not None
         use_comfyui(code.folder, {**code.options, "cpu": device.type == "cpu"})
-        file = open_host_file(request.path)
+        file = open_host_file(request.path, code.gguf)
         described = describe_network(file.build(), file.size, file.config.latent_format.latent_dimensions)
         title = described.facts.title
         family = HostFamily(f"ComfyUI {title}", title, described.patch, described.rows_together)
@@ -129,5 +129,7 @@ class OpenedHost:
 
     def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool, bool]:
         """Two configurations with equal options share a structure: (attention, compile, ahead)."""
-        compiles = config.compiles(device.type == "cuda") and self.described.data is not None
+        # Graphs over GGUF weights are untried, and the compiler beside a rank does not read such files.
+        can = self.described.data is not None and self.file.pack is None
+        compiles = can and config.compiles(device.type == "cuda")
         return config.attention, compiles, compiles and config.compile == "auto"

@@ -29,7 +29,10 @@ _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, 
 _BYTES |= {"I64": 8, "U64": 8, "F64": 8}
 _AGAIN = "Download or copy the file again."
 _FOREIGN = {
-    b"GGUF": ("a GGUF file", "Quantised files come later: use the bf16, fp16 or fp32 safetensors file of this model."),
+    b"GGUF": (
+        "a GGUF file",
+        "Choose it in Parallel Loader, with .gguf at the end of its name and network on auto, or a safetensors file.",
+    ),
     b"PK\x03\x04": ("a PyTorch pickle, which could run code", "Convert it to safetensors, or download that version."),
     b"\x80\x02": ("a PyTorch pickle, which could run code", "Convert it to safetensors, or download that version."),
 }

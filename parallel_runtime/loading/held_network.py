@@ -6,6 +6,7 @@ import gc
 import inspect
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,6 +50,8 @@ class HeldNetwork(PatchableNetwork):
         self._fast_float8 = fast_float8
         self.pulse: Pulse | None = None
         self._network: nn.Module | None = None
+        # Tensors of its pack's class copy nothing, and quantised ones take their patches along.
+        self._in_place = self._in_place and file.pack is None
 
     @property
     def network(self) -> nn.Module:
@@ -107,23 +110,25 @@ def load_network(
     import comfy.utils
 
     load = comfy.sd.load_diffusion_model_state_dict
-    options = {"disable_dynamic": True} if "disable_dynamic" in inspect.signature(load).parameters else {}
-    state_dict, metadata = comfy.utils.load_torch_file(str(file.path), return_metadata=True)
+    known = inspect.signature(load).parameters
+    options: dict[str, Any] = {"disable_dynamic": True} if "disable_dynamic" in known else {}
+    cpu = torch.device("cpu")
+    model_options: dict[str, Any] = {"dtype": dtype, "offload_device": cpu, "fp8_optimizations": fast_float8}
+    if file.pack is not None:
+        state_dict, metadata = file.pack.read_file(file.path), {}
+        model_options["custom_operations"] = file.pack.operations()
+    else:
+        state_dict, metadata = comfy.utils.load_torch_file(str(file.path), return_metadata=True)
     if first_blocks is not None:
         state_dict = {name: value for name, value in state_dict.items() if _is_read(name, first_blocks)}
     beside = file.beside & file.outside.keys()
     if beside:  # ComfyUI would leave out what has not the prefix
         kept = {name: state_dict[name] for name in beside}
         state_dict = comfy.utils.state_dict_prefix_replace(state_dict, {file.prefix: ""}, filter_keys=True) | kept
-    if "metadata" in inspect.signature(load).parameters:
+    if "metadata" in known:
         options["metadata"] = metadata
-    cpu = torch.device("cpu")
     try:
-        patcher = load(
-            state_dict,
-            model_options={"dtype": dtype, "offload_device": cpu, "fp8_optimizations": fast_float8},
-            **options,
-        )
+        patcher = load(state_dict, model_options=model_options, **options)
     except (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise UnsupportedModelError(f"ComfyUI cannot load {file.path}: {error}", "Choose another file.") from error
     if patcher is None:

@@ -18,6 +18,7 @@ from torch import nn
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.diffusers.spec import TensorInfo
 from .files import Identity, identity
+from .gguf_pack import GgufPack, open_pack
 from .header import read_header
 from .host_model import build_model
 from .recognise import name_contents
@@ -46,6 +47,7 @@ class HostFile:
         prefix: what the network's names have in a checkpoint.
         outside: what else is in the file, in its names; small tensors alone are read.
         beside: names of tensors that ComfyUI's model is made with, some of them in `outside`.
+        pack: that reads it, of a GGUF file; its tensors are in `state_dict` as they are, mapped and not read.
     """
 
     path: Path
@@ -58,6 +60,7 @@ class HostFile:
     prefix: str = ""
     outside: Mapping[str, torch.Tensor] = field(default_factory=dict)
     beside: set[str] = field(default_factory=set)
+    pack: GgufPack | None = None
 
     @property
     def parameters(self) -> int:
@@ -92,12 +95,16 @@ class HostFile:
         return build_model(self.config, self.path, tensors, self.prefix, self.beside)
 
 
-def open_host_file(path: str | Path) -> HostFile:
-    """Have ComfyUI recognise a safetensors file: a diffusion model, or the one in a checkpoint.
+def open_host_file(path: str | Path, gguf: str = "") -> HostFile:
+    """Have ComfyUI recognise a safetensors file: a diffusion model, or the one in a checkpoint; or a GGUF file.
+
+    Args:
+        gguf: folder of the pack that reads it, for a GGUF file; see gguf_pack.py.
 
     Raises:
         CheckpointError: missing or damaged.
         UnsupportedModelError: ComfyUI does not know it.
+        ConfigurationError: the pack cannot be used.
     """
     import comfy.model_detection as detection
     import comfy.supported_models
@@ -105,16 +112,19 @@ def open_host_file(path: str | Path) -> HostFile:
 
     path = Path(path)
     stamp = identity(path)
-    content = read_header(path)
-    state_dict = _read_small(path, content.tensors)
-    metadata: Mapping[str, str] = dict(content.metadata)
     # As comfy.sd.load_diffusion_model_state_dict does, up to the configuration.
-    state_dict, metadata = _old_quants(state_dict, metadata)
+    pack, metadata = None, dict[str, str]()
+    if gguf:
+        pack = open_pack(gguf)
+        state_dict = pack.read_file(path)
+    else:
+        content = read_header(path)
+        state_dict, metadata = _old_quants(_read_small(path, content.tensors), dict(content.metadata))
     prefix = detection.unet_prefix_from_state_dict(state_dict)
     outside: dict[str, torch.Tensor] = {}
     if inner := comfy.utils.state_dict_prefix_replace(state_dict, {prefix: ""}, filter_keys=True):
         outside = state_dict
-        state_dict, metadata = _old_quants(inner, metadata)
+        state_dict, metadata = (inner, metadata) if gguf else _old_quants(inner, metadata)
     # Some models are told by what a checkpoint has beside the network (Zero123).
     telling = {name for known in comfy.supported_models.models for name in known.required_keys if name in outside}
     told = {name: outside[name] for name in telling}
@@ -131,7 +141,9 @@ def open_host_file(path: str | Path) -> HostFile:
         )
     size = sum(tensor.nbytes for tensor in state_dict.values())
     stored = None if getattr(config, "quant_config", None) else comfy.utils.weight_dtype(state_dict)
-    return HostFile(path, stamp, config, state_dict, size, stored, metadata, prefix if inner else "", outside, telling)
+    return HostFile(
+        path, stamp, config, state_dict, size, stored, metadata, prefix if inner else "", outside, telling, pack
+    )
 
 
 def read_outside(path: Path, prefix: str) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..errors import RequestError
+from .gguf_weights import is_of_gguf, is_quantised, with_patches
 from .patch_data import PREFIX, PatchSet, decode_patches, decode_value
 
 
@@ -35,12 +36,16 @@ class Computing:
         """
         import comfy.model_management
 
+        if is_quantised(base):
+            given = [each for each in (self._patches, self._hooks) if name in each.weights]
+            decoded = [patch for each in given for patch in decode_patches(each.weights[name], each.factors)]
+            return with_patches(base, PREFIX + name, decoded)
         weight = base
         # As ModelPatcher.patch_weight_to_device and ModelPatcher.patch_hook_weight_to_device do.
-        types = (comfy.model_management.lora_compute_dtype(self._device), torch.float32)
-        for given, dtype in zip((self._patches, self._hooks), types, strict=True):
-            if name in given.weights:
-                weight = self._apply(name, weight, base, owner, given, dtype)
+        usual = torch.float32 if is_of_gguf(base) else comfy.model_management.lora_compute_dtype(self._device)
+        for patches, dtype in ((self._patches, usual), (self._hooks, torch.float32)):
+            if name in patches.weights:
+                weight = self._apply(name, weight, base, owner, patches, dtype)
         return weight
 
     def _apply(

@@ -59,12 +59,14 @@ class ComfyuiCode(msgspec.Struct, frozen=True):
         options: of its command line, by the parser's names: it decides by them how to compute.
         weights: a torch dtype's name that plain weights are to have; "" for a quantised file, which says it itself.
         fast_float8: multiply in float8, as Load Diffusion Model's fp8_e4m3fn_fast does.
+        gguf: folder of the pack that reads GGUF files, for such a file; "" for any other.
     """
 
     folder: str
     options: dict[str, Scalar] = {}
     weights: str = ""
     fast_float8: bool = False
+    gguf: str = ""
 
 
 PatchNames = tuple[str, str]

@@ -20,7 +20,7 @@ import torch
 import websocket
 from safetensors.torch import load_file
 
-from .find_host import PACK_ROOT, Host
+from .find_host import PACK_ROOT, Host, find_gguf_pack
 from .workflow import Prompt
 
 START_SECONDS = 120
@@ -75,6 +75,8 @@ class ComfyHost:
             (base / folder).mkdir(parents=True)
         (base / "custom_nodes" / "parallel-dit").symlink_to(PACK_ROOT)
         (base / "custom_nodes" / "tensor-pack").symlink_to(PACK_ROOT / "tests" / "host" / "tensor_pack")
+        if (gguf := find_gguf_pack(host.path)) is not None:
+            (base / "custom_nodes" / "ComfyUI-GGUF").symlink_to(gguf)
         self.log = base / "comfyui.log"
         self.address = f"127.0.0.1:{_free_port()}"
         self.client_id = uuid.uuid4().hex

@@ -63,6 +63,14 @@ def find_checkout() -> Path:
     raise NoHost(f"no ComfyUI in {', '.join(map(str, places))}: {HOW_TO}")
 
 
+def find_gguf_pack(checkout: Path) -> Path | None:
+    """The pack ComfyUI-GGUF: $COMFYUI_GGUF_PATH, else that of a ComfyUI, else ~/ComfyUI-GGUF; None: there is none."""
+    given = os.environ.get("COMFYUI_GGUF_PATH")
+    usual = [checkout / "custom_nodes" / "ComfyUI-GGUF", Path.home() / "ComfyUI-GGUF"]
+    places = [Path(given).expanduser()] if given else usual
+    return next((place.resolve() for place in places if (place / "loader.py").is_file()), None)
+
+
 def find_host() -> Host:
     """The checkout and the Python that runs it.
 
