@@ -10,6 +10,7 @@ from .parallel_config import ParallelConfigNode
 from .parallel_doctor import ParallelDoctor
 from .parallel_loader import ParallelLoader
 from .parallel_sampler import ParallelSampler
+from .refused_route import add_refused_route
 from .start_setting import start_pool_if_wished
 
 
@@ -18,7 +19,8 @@ class ParallelExtension(ComfyExtension):
 
     @override
     async def on_load(self) -> None:
-        """Start the pool now if the artist set that; else the first prompt starts it."""
+        """Add routes, and start the pool now if the artist set that; else the first prompt starts it."""
+        add_refused_route()
         start_pool_if_wished()
 
     @override

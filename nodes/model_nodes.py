@@ -92,6 +92,7 @@ MODEL_NODES: Mapping[str, ModelNode] = {
     ),
     **_each(How.FILE, "ModelSave", "CheckpointSave", "ImageOnlyCheckpointSave"),
     **_refused("it computes with single weights, which are in the pool", "LoraSave"),
+    **_refused("it keeps keys and values in the network from step to step", "SamplerARVideo"),
     **_refused("it asks for gradients, and the network is in the pool", "TrainLoraNode"),
     **_refused("it reads attention maps in there, which stay in the ranks", "SelfAttentionGuidance"),
     **_refused("its network is made of torch's own layers by a file that ranks do not have", "HypernetworkLoader"),

@@ -13,6 +13,7 @@ from parallel_runtime.networks.diffusers.registry import MODELS
 from .installed import PACKAGE
 from .totals import Judged, reason_totals, total, total_lines
 
+CANVAS = Path(__file__).resolve().parents[1] / "results" / "templates_on_canvas.json"
 EXECUTED = Path(__file__).resolve().parents[1] / "results" / "templates_executed.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _TEMPLATES = "## Official templates"
@@ -127,9 +128,22 @@ Drawn as well, and not run, as nothing stands in for what they need, or this tes
 {left}"""
 
 
+def write_canvas() -> str:
+    """The part of the page that says what "Use all GPUs" made of the templates in a browser, by the file of results."""
+    found = json.loads(CANVAS.read_text(encoding="utf-8"))
+    others = "".join(f"\n- `{name}`: {'; '.join(wrong)}" for name, wrong in found["failed"].items())
+    return f"""## By one click
+
+*Use all GPUs*, in a loader's menu, the canvas' menu and under *Edit*, was pressed on all {found["templates"]} in
+ComfyUI's frontend, in a real browser (`python -m tests.host.browser.all_templates --write
+benchmarks/results/templates_on_canvas.json`): the loaders of {found["converted"]} were replaced, also inside of
+subgraphs; of the others it said why not. What the server would get differed in the loaders alone, whose inputs, types
+and choices were valid, {"in all of them" if not others else f"but for these:{others}"}."""
+
+
 def write_page(judged: Sequence[Judged], version: str) -> str:
     """The whole page."""
-    return f"{write_families()}\n\n{write_templates(judged, version)}\n\n{write_executed()}\n"
+    return f"{write_families()}\n\n{write_templates(judged, version)}\n\n{write_canvas()}\n\n{write_executed()}\n"
 
 
 def families_of(page: str) -> str:

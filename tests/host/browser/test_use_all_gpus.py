@@ -1,0 +1,96 @@
+"""One click puts our loaders in the place of ComfyUI's, in a real browser: ten templates, a menu, a refusal, undo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.template_coverage.installed import installed_version, read_templates
+from benchmarks.template_coverage.totals import judge_all
+from tests.template_graphs import Graph, load, sample, save
+
+from .conversion import convert_and_compare, press, touch_files
+
+pytestmark = [pytest.mark.host, pytest.mark.slow]
+
+NAMES = (
+    "image_z_image_turbo", "image_krea2_turbo_t2i", "video_wan2_2_14B_i2v", "sdxl_simple_example",
+    "flux_kontext_dev_basic", "video_minimax_h3_i2v", "video_ltx2_5_i2v", "image_qwen_image_edit_2509",
+    "image_to_video", "audio_stable_audio_example",
+)  # fmt: skip
+"""In subgraphs, promoted, two experts, a checkpoint, its CLIP vision, linked names of files."""
+
+
+@pytest.mark.skipif(installed_version() is None, reason="comfyui-workflow-templates is not installed")
+def test_ten_templates_convert_undo_and_go_back(canvas, host):
+    templates = {each.name: each for each in read_templates() if each.name in NAMES}
+    judged = judge_all(list(templates.values()))
+    assert len(judged) > 7
+    made = [path for each in templates.values() for path in touch_files(each, host.base / "models")]
+    try:
+        canvas.run("() => app.refreshComboInNodes()")
+        infos = host.get("/object_info")
+        wrong = {
+            each.name: convert_and_compare(canvas, templates[each.name], each, infos, undo=index < 4)
+            for index, each in enumerate(judged)
+        }
+    finally:
+        for path in made:
+            path.unlink()
+    assert {name: found for name, found in wrong.items() if found} == {}
+
+
+def refused_workflow() -> dict[str, Any]:
+    """One loader whose MODEL goes through SelfAttentionGuidance, and one whose MODEL does not."""
+    graph = Graph()
+    for patched in (True, False):
+        model = load(graph, f"{'patched' if patched else 'plain'}.safetensors")
+        if patched:
+            model = graph.add("SelfAttentionGuidance", "MODEL", widgets=[0.5, 2.0], model=("MODEL", model))
+            graph.nodes[-1]["title"] = "My guidance"
+        save(graph, sample(graph, model))
+    for number, node in enumerate(graph.nodes):
+        node |= {"pos": [300 * (number % 4), 300 * (number // 4)], "size": [270, 120], "flags": {}, "order": number}
+    return {**graph.workflow(), "version": 0.4, "last_node_id": 20, "last_link_id": 20, "config": {}, "extra": {}}
+
+
+def loaders(canvas) -> list[str]:
+    return [node["type"] for node in canvas.saved()["nodes"] if "Load" in node["type"]]
+
+
+def test_it_says_beforehand_what_it_cannot_take_along(canvas):
+    canvas.load(refused_workflow())
+    canvas.command("ParallelDiT.UseAllGpus")
+    dialog = canvas.page.get_by_role("dialog").filter(has_text="My guidance")
+    dialog.wait_for()
+    text = dialog.inner_text()
+    assert "patched.safetensors" in text
+    assert "it reads attention maps in there" in text
+    assert "plain.safetensors" not in text
+    canvas.page.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+    assert loaders(canvas) == ["UNETLoader", "UNETLoader"], "who does not agree keeps what is there"
+    press(canvas)
+    assert loaders(canvas) == ["UNETLoader", "ParallelLoader"]
+
+
+def test_a_loaders_menu_has_it(canvas):
+    canvas.load(refused_workflow())
+    point = canvas.run(
+        """() => {
+          const node = app.rootGraph.nodes.find((each) => each.widgets?.[0]?.value === "plain.safetensors");
+          app.canvas.centerOnNode(node);
+          app.canvas.draw(true, true);
+          const place = app.canvas.convertOffsetToCanvas([node.pos[0] + 60, node.pos[1] - 12]);
+          const box = app.canvas.canvas.getBoundingClientRect();
+          return [place[0] + box.left, place[1] + box.top];
+        }"""
+    )
+    canvas.page.mouse.click(*point, button="right")
+    canvas.page.get_by_role("menuitem", name="Use all GPUs").click()
+    canvas.page.wait_for_function("() => app.rootGraph.nodes.some((node) => node.type === 'ParallelLoader')")
+    assert loaders(canvas) == ["UNETLoader", "ParallelLoader"]
+    canvas.page.keyboard.press("Control+z")
+    canvas.page.wait_for_function("() => app.rootGraph.nodes.every((node) => node.type !== 'ParallelLoader')")
+    assert loaders(canvas) == ["UNETLoader", "UNETLoader"]

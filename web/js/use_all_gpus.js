@@ -1,0 +1,105 @@
+// "Use all GPUs" and "Use one GPU": in a loader's menu, the canvas' and the workflow's menu, and as commands.
+import { app } from "../../../scripts/app.js";
+import { LOADERS, OURS } from "./loader_table.js";
+import { choicesOf, defaultTitle, titleOf } from "./node_names.js";
+import { isUsed, obstacles } from "./obstacles.js";
+import { refusedNodes } from "./refused_nodes.js";
+import { counterpart, fileOf, replaceLoaders } from "./replace_loaders.js";
+import { say } from "./words.js";
+import { Connections } from "./workflow_graphs.js";
+
+// Which loaders of a saved workflow change, and what is said of those that do not.
+// only: whether (graph, node) is meant; null for all whose MODEL is used.
+export async function judgeLoaders(workflow, toOurs, only = null) {
+  const refused = await refusedNodes();
+  const connections = new Connections(workflow);
+  const [chosen, stays] = [[], []];
+  for (const graph of connections.graphs)
+    for (const node of graph.nodes) {
+      const type = counterpart(node, toOurs);
+      if (type === undefined || (only && !only(graph, node))) continue;
+      if (toOurs && !only && !isUsed(connections, graph, node)) continue;
+      const reasons = toOurs ? whyNot(connections, graph, node, refused) : type ? [] : [say("noWayBack")];
+      if (reasons.length) stays.push(...reasons.map((reason) => `${titleOf(node)} (${fileOf(node)}): ${reason}`));
+      else chosen.push({ graph, node });
+    }
+  return { chosen, stays };
+}
+
+function whyNot(connections, graph, node, refused) {
+  const { ours, file } = LOADERS[node.type];
+  const name = fileOf(node);
+  // A file that is not there yet is offered for download by ours as by theirs.
+  const unread = choicesOf(node.type, file)?.includes(name) && !choicesOf(ours, OURS[ours].file)?.includes(name);
+  const found = obstacles(connections, graph, node, refused).map((each) => `${titleOf(each.node)}: ${each.why}`);
+  return unread ? [say("notRead"), ...found] : found;
+}
+
+export async function convert(toOurs, only = null) {
+  const workflow = app.rootGraph.serialize();
+  const { chosen, stays } = await judgeLoaders(workflow, toOurs, only);
+  const title = say(toOurs ? "useAll" : "useOne");
+  const toast = (severity, detail) =>
+    app.extensionManager.toast.add({ severity, summary: title, detail, life: 5000 });
+  if (!chosen.length && !stays.length) return toast("info", say(toOurs ? "nothingToDo" : "nothingBack"));
+  if (stays.length) {
+    const message = say((toOurs ? "stays" : "keeps") + (chosen.length ? "Some" : "All"));
+    const type = chosen.length ? "default" : "info";
+    const goOn = await app.extensionManager.dialog.confirm({ title, message, itemList: stays, type });
+    if (!goOn || !chosen.length) return;
+  }
+  replaceLoaders(workflow, chosen, toOurs, defaultTitle);
+  await showInstead(workflow);
+  toast("success", say(toOurs ? "moved" : "movedBack", { count: chosen.length }));
+}
+
+// As a redo of the frontend does it, so that it is one step to undo; the view and the pictures stay.
+async function showInstead(workflow) {
+  const active = app.extensionManager.workflow?.activeWorkflow;
+  const tracker = active?.changeTracker;
+  if (!tracker?.updateState) return app.loadGraphData(workflow, false, false, active);
+  (tracker.captureCanvasState ?? tracker.checkState).call(tracker);
+  tracker.store();
+  await tracker.updateState([workflow], tracker.undoQueue);
+  tracker.redoQueue.length = 0;
+  tracker.restore();
+  // What the nodes add to themselves when they are made is part of this step.
+  tracker.activeState = structuredClone(app.rootGraph.serialize());
+}
+
+const commands = [
+  { id: "ParallelDiT.UseAllGpus", icon: "pi pi-microchip", label: "Use all GPUs", function: () => convert(true) },
+  { id: "ParallelDiT.UseOneGpu", icon: "pi pi-stop", label: "Use one GPU", function: () => convert(false) },
+];
+
+// A subgraph and those inside of it, by their ids.
+function nestedIn(subgraph, found = new Map()) {
+  if (found.has(subgraph.id)) return found;
+  found.set(subgraph.id, subgraph);
+  for (const node of subgraph.nodes) if (node.isSubgraphNode?.()) nestedIn(node.subgraph, found);
+  return found;
+}
+
+const menuEntry = (toOurs, only) => ({
+  content: say(toOurs ? "useAll" : "useOne"),
+  callback: () => convert(toOurs, only),
+});
+
+app.registerExtension({
+  name: "ParallelDiT.UseAllGpus",
+  commands,
+  menuCommands: [{ path: ["Edit"], commands: commands.map((each) => each.id) }],
+  getNodeMenuItems(node) {
+    const one = (graph, each) => graph.id === node.graph.id && String(each.id) === String(node.id);
+    if (node.type in LOADERS) return [menuEntry(true, one)];
+    if (node.type in OURS) return [menuEntry(false, one)];
+    if (!node.isSubgraphNode?.()) return [];
+    const inside = nestedIn(node.subgraph);
+    const holds = (types) => [...inside.values()].some((graph) => graph.nodes.some((each) => each.type in types));
+    const within = (graph) => inside.has(graph.id);
+    return [...(holds(LOADERS) ? [menuEntry(true, within)] : []), ...(holds(OURS) ? [menuEntry(false, within)] : [])];
+  },
+  getCanvasMenuItems() {
+    return [null, menuEntry(true), menuEntry(false)];
+  },
+});
