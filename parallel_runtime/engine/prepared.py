@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +13,13 @@ from ..requests.control import Cancelled, Control
 from ..requests.requests import Answer, Finished
 
 Results = dict[str, torch.Tensor]
+
+
+class Rows(NamedTuple):
+    """A part of a tensor: rows of dim 0, and of dim 1 where not all, from one to before the other."""
+
+    first: tuple[int, int]
+    second: tuple[int, int] | None = None
 
 
 @dataclass(kw_only=True)
@@ -22,10 +30,12 @@ class Prepared(ABC):
         offers: what this rank has or can do where ranks may differ and must act alike; `agreed` is the least of all
             ranks' offers under each name.
         cancelled: the last run ended because the ranks agreed to stop.
+        own_rows: what this rank reads of a tensor of which it does not read all, by name.
     """
 
     offers: Mapping[str, int] = field(default_factory=dict)
     cancelled: bool = False
+    own_rows: Mapping[str, Rows] = field(default_factory=dict)
 
     @abstractmethod
     def work(

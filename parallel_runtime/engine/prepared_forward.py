@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..denoising.predict import Call, Predictor
+from ..networks.batch import share_of_batch
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
 from ..pipefusion.runner import StageRunner
@@ -18,8 +19,8 @@ from ..requests.control import Control
 from ..requests.requests import Answer, Forward, residual_name
 from ..requests.trees import restore
 from .memory_checks import require_memory
-from .prepared import Prepared, Results
-from .rank_state import Placed, RankState, StagedRun
+from .prepared import Prepared, Results, Rows
+from .rank_state import Placed, RankState, StagedRun, WholeRun
 from .request_checks import check_conditioning, check_patches
 from .resident import Resident
 
@@ -62,7 +63,28 @@ class RepeatedForward(Prepared):
         elif run is not None:
             predict = Predictor(run.transformer, run.mesh)
             results["output"] = predict([Call(x, timestep, conditioning)])[0]
+        if self.residuals is not None and not isinstance(run, StagedRun):
+            self.own_rows = self._rows_read(run, tensors, conditioning)
         return state.finished(placed.says, started), results
+
+    def _rows_read(
+        self, run: WholeRun | None, tensors: Mapping[str, torch.Tensor], conditioning: Conditioning
+    ) -> dict[str, Rows]:
+        """Of each residual: the next steps are of the same shapes and plan, so this rank reads the same rows."""
+        names = [name for name in tensors if name.startswith(residual_name(""))]
+        if run is None:
+            return dict.fromkeys(names, Rows((0, 0)))
+        batch = tensors["x"].shape[0]
+        together = conditioning.together or run.transformer.rows_together
+        own = (0, batch) if together else share_of_batch(batch, run.mesh)
+        form = restore(self.residuals, [residual_name(place) for place in range(len(names))])
+        lengths = {name: tensors[name].shape[1] for name in names if tensors[name].ndim > 1}
+        tokens = run.transformer.residual_rows(form, lengths) if own[0] < own[1] else {}
+        found = {}
+        for name in names:
+            rows = len(tensors[name])
+            found[name] = Rows(own if rows == batch else (0, rows), tokens.get(name))
+        return {name: each for name, each in found.items() if each != Rows((0, len(tensors[name])))}
 
 
 @dataclass(kw_only=True)

@@ -36,6 +36,10 @@ class Network(Protocol):
         """One call in ComfyUI's convention. Collective over the sequence group."""
         ...
 
+    def residual_rows(self, residuals: Any, tokens: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """Which rows of a ControlNet's residuals this rank read in the last call."""
+        ...
+
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape that `predict` gives for an x of that shape."""
         ...

@@ -176,6 +176,10 @@ class ParallelTransformer(RepeatedCalls):
         """Rows of a batch are independent of one another."""
         return False
 
+    def residual_rows(self, residuals: Any, tokens: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """diffusers' network takes no residuals."""
+        return {}
+
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape that `predict` gives for an x of that shape."""
         return self.spec.adapter.output_shape(x_shape, self.config)

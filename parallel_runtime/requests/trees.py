@@ -58,8 +58,8 @@ def place_of(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> int:
     return len(tensors) - 1
 
 
-def restore(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The value that `flatten` was given.
+def restore(tree: Any, tensors: Sequence[Any]) -> Any:
+    """The value that `flatten` was given, with these in the places of its tensors.
 
     Raises:
         RequestError: no such data.
@@ -90,7 +90,7 @@ def restore(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
     raise RequestError("The pool was sent an argument that is not what it says.", "Report this.")
 
 
-def _restore_object(module: str, name: str, fields: Any, tensors: Sequence[torch.Tensor]) -> Any:
+def _restore_object(module: str, name: str, fields: Any, tensors: Sequence[Any]) -> Any:
     """An object of one of ComfyUI's networks' own classes, its attributes put in as they were: nothing of it runs."""
     found = getattr(importlib.import_module(module), name, None) if module.startswith(_OBJECTS) else None
     if not isinstance(found, type):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 from unittest import mock
@@ -14,9 +15,11 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh
 from parallel_runtime.networks.comfyui.attention import HostAttention
 from parallel_runtime.networks.comfyui.attention_names import ask_the_split
+from parallel_runtime.networks.comfyui.blocks import Blocks
 from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks, unknown_blocks
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.networks import find_network
+from parallel_runtime.networks.comfyui.residual_rows import rows_read
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 
 
@@ -52,11 +55,35 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: l
         for plan, mesh in meshes.items():
             split.set_mesh(mesh)
             for each, whole in expected.items():
+                split.noted = {}
                 with mock.patch.object(split, "running", wraps=split.running) as running:
                     shared = call(made, each, attention)
                 assert running.called != (each in made.whole), (name, each)
                 assert not split.pending
-                difference = (shared - whole).abs().max() / whole.abs().max()
-                found[name][f"{plan}, {each}"] = float(difference)
+                found[name][f"{plan}, {each}"] = _difference(shared, whole)
+                if "control" in made.calls[each]:
+                    given = _without_unread(made.calls[each]["control"], data.blocks, split, each in made.whole)
+                    made.calls[f"{each}, own rows"] = made.calls[each] | {"control": given}
+                    shared = call(made, f"{each}, own rows", attention)
+                    found[name][f"{plan}, {each}, own rows"] = _difference(shared, whole)
         dist.barrier()
     return {"differences": found, "classes": sorted(classes)}
+
+
+def _difference(shared: torch.Tensor, whole: torch.Tensor) -> float:
+    return float((shared - whole).abs().max() / whole.abs().max())
+
+
+def _without_unread(control: dict[str, Any], lists: Sequence[Blocks], split: TokenSplit, whole: bool) -> dict[str, Any]:
+    """A ControlNet's residuals with NaN where this rank is said not to read."""
+    names = {key: [f"{key} {index}" for index in range(len(each))] for key, each in control.items()}
+    tokens = {f"{key} {index}": tensor.shape[1] for key, each in control.items() for index, tensor in enumerate(each)}
+    read = rows_read(lists, split.noted or {}, names, tokens)
+    has_data = any(blocks.control for blocks in lists)
+    assert bool(read) == (has_data and not whole), read
+    given = {key: [tensor.clone() for tensor in each] for key, each in control.items()}
+    for key, each in given.items():
+        for index, tensor in enumerate(each):
+            start, stop = read.get(f"{key} {index}", (0, tensor.shape[1]))
+            tensor[:, :start] = tensor[:, stop:] = float("nan")
+    return given

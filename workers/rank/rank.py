@@ -118,7 +118,7 @@ class Rank:
             if segment is not None and self.client_memory.for_all:
                 # Every rank copies for itself: nothing to wait for. A rank outside of a step's plan may copy what is
                 # written already for the next one; it uses none of it. All other jobs are answered when all are done.
-                tensors, copied = take_copy(job.tensors, segment.request, self.device)
+                tensors, copied = take_copy(job.tensors, segment.request, self.device, prepared.own_rows)
             else:
                 payload = frame.payload if segment is None else segment.request
                 tensors, copied = share(job.tensors, payload, self.device, self.world_size), None

@@ -151,6 +151,7 @@ class CutBlock:
         if needs_all or not streams.enough:  # of a handful of tokens every rank computes all
             if blocks.path in split.pending:
                 raise self._unlike("needs all tokens, where the one before it did not")
+            split.note(blocks.path, dict(zip(whole, lengths, strict=True)), None)
             return self._compute(args, kwargs)
         by_guide = any(is_guide_mask(call[name]) for name in blocks.rows)
         self._own.cut(call, whole, streams)
@@ -176,6 +177,7 @@ class CutBlock:
             else self._whole_again(output, name, shapes[name], whole[name], gather)
             for name, output in zip(blocks.returns, outputs, strict=True)
         ]
+        split.note(blocks.path, dict(zip(whole, lengths, strict=True)), None if gather else streams)
         (split.pending.discard if gather else split.pending.add)(blocks.path)
         return type(returned)(made) if isinstance(returned, (tuple, list)) else made[0]
 

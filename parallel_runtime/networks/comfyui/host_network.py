@@ -16,6 +16,7 @@ from ...attention.choice import check_ring, resolve_kernel
 from ...attention.kernels import KERNELS
 from ...errors import ConfigurationError, UnsupportedModelError
 from ...mesh.mesh import Layout, Mesh, single_rank_mesh
+from ...requests.conditioning import CONTROL
 from ...requests.patches import CARRIED
 from ...switches import is_on
 from ..block_compilation import BlockCompilation, Compiled
@@ -27,6 +28,7 @@ from .blocks import LATENT_SHAPES
 from .compile_host import HostCompiler
 from .description import Described
 from .live_patches import LivePatches
+from .residual_rows import ResidualRows
 from .run_sigmas import RUN_SIGMAS, look_up
 from .seam import enter
 from .token_split import RunBlock, TokenSplit
@@ -82,6 +84,7 @@ class HostNetwork(RepeatedCalls):
         on_gpu, chosen = held.device.type == "cuda", attention != "auto"
         suited = Suited(dtype, described.head_dim, chosen) if on_gpu or chosen else None
         self._patches = LivePatches(held.device)
+        self._residual_rows = ResidualRows()
         self._attend = HostAttention(KERNELS[self.attention], held.split, suited)
         self._peers = self._share_memory(dtype) if is_on("peers") else None
         self._run_block: RunBlock | None = _noting(compiler) if compile and compiler is not None else None
@@ -170,8 +173,16 @@ class HostNetwork(RepeatedCalls):
         """
         # What functions of nodes do in a call (remember, look at values) is in no recording.
         run = self.call_at_once if _patched(conditioning) else self.record_or_call
+        self._held.split.noted = None
         output: torch.Tensor = run(x, timestep, dict(conditioning))
+        if CONTROL in conditioning:
+            self._residual_rows.called(x, conditioning, self.mesh, self._held.split.noted)
         return output
+
+    def residual_rows(self, residuals: Any, tokens: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """Which rows of a ControlNet's residuals this rank read in the last call; see `rows_read`."""
+        data = self._described.data
+        return self._residual_rows.read(data.blocks, residuals, tokens) if data is not None else {}
 
     def call_at_once(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
         """What `predict` does, without recording."""

@@ -13,10 +13,11 @@ FLUX = (
     Blocks(
         "double_blocks", {"txt": 1, "img": 1}, ("img", "txt"), joint={"pe": 2},
         segments={"modulation_dims_img": "img", "modulation_dims_txt": "txt"}, alike=("vec", "attn_mask", *_OPTIONS),
+        control=("input", "img"),
     ),
     Blocks(
         "single_blocks", {"x": 1}, ("x",), joint={"pe": 2}, segments={"modulation_dims": "x"},
-        alike=("vec", "attn_mask", *_OPTIONS),
+        alike=("vec", "attn_mask", *_OPTIONS), control=("output", "x", "txt"),
     ),
 )  # fmt: skip
 
@@ -25,6 +26,7 @@ _QWEN_IMAGE = Blocks(
     ("encoder_hidden_states", "hidden_states"), joint={"image_rotary_emb": 2},
     rows={"encoder_hidden_states_mask": ("encoder_hidden_states", 1)},
     border={"timestep_zero_index": "hidden_states"}, alike=("temb", *_OPTIONS),
+    control=("input", "hidden_states"),
 )  # fmt: skip
 
 
@@ -72,7 +74,7 @@ PREDICT_2 = Blocks(
 
 _LENS = Blocks(
     "transformer_blocks", {"hidden_states": 1, "encoder_hidden_states": 1}, ("encoder_hidden_states", "hidden_states"),
-    joint={"freqs_cis": 2, "attention_mask": 3}, alike=("temb", *_OPTIONS),
+    joint={"freqs_cis": 2, "attention_mask": 3}, alike=("temb", *_OPTIONS), control=("input", "hidden_states"),
 )  # fmt: skip
 
 _JOY = Blocks(
@@ -82,7 +84,7 @@ _JOY = Blocks(
 
 _SD3 = Blocks(
     "joint_blocks", {"context": 1, "x": 1}, ("context", "x"), positional=("context", "x"), alone="x",
-    alike=("c", "use_checkpoint", *_OPTIONS),
+    alike=("c", "use_checkpoint", *_OPTIONS), control=("output", "x"),
 )  # fmt: skip
 
 _PIXEL_DIT = Blocks(

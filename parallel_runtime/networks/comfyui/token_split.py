@@ -16,6 +16,7 @@ from ...acceleration.peer_sharing import PeerSharing
 from ...mesh.mesh import Mesh
 from ..attended_tokens import AttendedTokens
 from ..shares import gather_shares, split_sizes
+from .residual_rows import Noted, Notes
 
 _RUNNING = threading.local()
 
@@ -99,6 +100,8 @@ class TokenSplit:
         self._read: list[Any] = []
         self.pending: set[str] = set()
         """Lists of blocks of which the last has not run: their output is this rank's share still."""
+        self.noted: Notes | None = None
+        """What the blocks of the last forward had; None where none ran since it was taken."""
         self.set_mesh(mesh)
 
     def set_mesh(self, mesh: Mesh) -> None:
@@ -118,6 +121,20 @@ class TokenSplit:
         self.attention, self.run_block, self.tokens.peers = attention, run_block, peers
         self.pending.clear()
         self._read = []
+        self.noted = {}
+
+    def note(self, path: str, lengths: Mapping[str, int], streams: Streams | None) -> None:
+        """A block of a list has run.
+
+        Args:
+            lengths: argument -> its tokens.
+            streams: of these; None where this rank has all that the block returned.
+        """
+        own = None
+        if streams is not None:
+            own = {name: streams.only(index).intervals()[0] for index, name in enumerate(lengths)}
+        if self.noted is not None:
+            self.noted.setdefault(path, []).append(Noted(lengths, own))
 
     def read(self) -> list[Any]:
         """What attention reads beside its arguments, in this forward."""
