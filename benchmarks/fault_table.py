@@ -66,6 +66,7 @@ FAULTS: dict[str, Callable[[FaultyPool, Callable[[], None]], None]] = {
     "an error in PREPARE on one rank": inside("raise 1 -1"),
     "out of memory while loading on one rank": out_of_memory,
     "an error at step 2 on one rank": inside("raise 1 2"),
+    "an error at step 2 on all ranks": inside("raise * 2"),
     "out of memory at step 2 on one rank": inside("oom 1 2"),
     "a rank exits": inside("exit 1 2"),
     "a rank is killed (SIGKILL)": inside("kill 0 2"),

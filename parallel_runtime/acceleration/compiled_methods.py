@@ -86,7 +86,11 @@ class CompiledMethods:
             reason = next(iter(str(cause).splitlines()), "")
             self.refused[function] = f"{type(cause).__name__}: {reason}"
             log.warning("%s runs as it is, as it cannot be compiled: %s", function.__qualname__, self.refused[function])
-        return forward(*args, **kwargs)
+        try:
+            return forward(*args, **kwargs)
+        except Exception:
+            del self.refused[function]  # nor does it run as it is: the arguments are to blame
+            raise
 
 
 def _known(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..mesh.agreement import NONE, all_agree
 from ..mesh.mesh import Mesh
+from ..mesh.tally import REPLAY, count
 from .cuda_graphs import CudaGraphs, Replay
 from .pulse import Pulse
 
@@ -171,6 +172,7 @@ class RecordedForward:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         kind = self._kind(key, mesh, tensors[0].device)
         if kind.replay is not None:
+            count(REPLAY, mesh.sequence)
             return kind.replay(tensors)
         # What this rank lost it may only record again when the others do; a rank that is alone may at once.
         replayed_elsewhere = kind.recorded and mesh.sequence is not None
@@ -217,6 +219,7 @@ class RecordedForward:
         recorded = all_agree(replay is not None, kind.mesh.sequence, tensors[0].device)
         if recorded and other is not None:
             assert replay is not None
+            count(REPLAY, kind.mesh.sequence)
             alike = _alike(replay(other), expected)
             reason = "" if alike else "its graph gives something else for other values"
             recorded = all_agree(alike, kind.mesh.sequence, tensors[0].device)

@@ -74,6 +74,12 @@ class Engine(RankState):
         refused it may have lost its own (`free`), and all have to keep the same."""
         self.calls.clear()
 
+    def forget_failed_run(self) -> None:
+        """Let go of what a run may have left that failed somewhere in it: calls, conditionings, recordings, what is
+        being compiled. Weights stay. Every rank that failed does so, and nothing that it keeps is agreed on then."""
+        self.forget_requests()
+        self.residency.forget_runs()
+
     def free(self) -> None:
         """After an allocation failed on this rank: give back what it holds, so that the next request finds memory."""
         self.forget_requests()

@@ -37,6 +37,11 @@ class Prepared(ABC):
     cancelled: bool = False
     own_rows: Mapping[str, Rows] = field(default_factory=dict)
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank has a part in the run, or is outside of its plan."""
+        return True
+
     @abstractmethod
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]

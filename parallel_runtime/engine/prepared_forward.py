@@ -44,6 +44,11 @@ class RepeatedForward(Prepared):
     patches: WeightPatches
     residuals: Any = None
 
+    @property
+    def takes_part(self) -> bool:
+        """See `Prepared`."""
+        return self.placed.place is not None
+
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
     ) -> tuple[Answer, Results]:
@@ -95,6 +100,11 @@ class PreparedForward(Prepared):
     request: Forward
     placed: Placed
     patches: WeightPatches
+
+    @property
+    def takes_part(self) -> bool:
+        """See `Prepared`."""
+        return self.placed.place is not None
 
     @classmethod
     def prepare(

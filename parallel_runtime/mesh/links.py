@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ..config import AXES, ParallelPlan
 from .groups import GroupKey, Groups
+from .tally import MESSAGE, count
 
 _LINK, _MIRROR = "link", "mirror"
 
@@ -95,6 +96,7 @@ class Outbox:
         while self._going and self._going[0][0].is_completed():
             self._going.popleft()
         if message.numel():
+            count(MESSAGE, self._link.group)
             work = dist.isend(message, dst=self._link.peer, group=self._link.group)
             self._going.append((_work(work), message))
 
@@ -115,6 +117,8 @@ class Inbox:
     def expect(self, numel: int, dtype: torch.dtype) -> None:
         """Post a receive of a 1-D tensor."""
         message = torch.empty(numel, dtype=dtype, device=self._device)
+        if numel:
+            count(MESSAGE, self._link.group)
         work = dist.irecv(message, src=self._link.peer, group=self._link.group) if numel else None
         self._coming.append((_work(work) if work else None, message))
 

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.comfyui_networks.formats import FORMATS
 
-from .workflow import MODEL, SAVE, Workflow, link, node, sampled_in_pool
+from .test_graph_stays_a_graph import pool_pids
+from .workflow import MODEL, SAMPLER, SAVE, Workflow, link, node, sampled_in_pool
 
 pytestmark = pytest.mark.host
 
@@ -54,6 +55,25 @@ def test_flux_through_comfyuis_network_in_the_pool(host, name):
     workflow = CASES[name]
     parallel = replace(workflow.on("cpu:2", "ParallelSampler"), network="ComfyUI")
     assert sampled_in_pool(compare(host, workflow, parallel))
+
+
+@pytest.mark.slow_but_for("KSampler")
+@pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
+def test_what_the_network_itself_does_not_take_costs_the_prompt_and_not_the_pool(host, sampler_node):
+    workflow = Workflow(steps=2)
+    parallel = replace(workflow.on("cpu:2", sampler_node), network="ComfyUI")
+    compare(host, workflow, parallel)
+    processes = pool_pids(host)
+    wrong = parallel.prompt()
+    wrong["positive"]["inputs"]["width"] = 63
+    run = host.run(wrong)
+    assert run.error is not None
+    assert run.error["node_id"] == SAMPLER
+    said = run.error["exception_message"]
+    assert said.startswith("The model failed on every rank with RuntimeError: mat1 and mat2 shapes"), said
+    compare(host, replace(workflow, seed=6), replace(parallel, seed=6))  # not out of ComfyUI's cache
+    assert processes
+    assert pool_pids(host) == processes
 
 
 @pytest.mark.slow_but_for("scaled_fp8", "int8_rotated")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,7 +155,7 @@ def test_a_recording_is_believed_only_if_it_follows_other_values(recorder, belie
 def test_a_rank_alone_records_again_what_it_lost_and_one_of_several_only_when_they_begin_anew(monkeypatch):
     monkeypatch.setattr(graphs, "all_agree", lambda agreed, *_: agreed)
     forward, _ = counted()
-    several = Mesh(ParallelPlan(ulysses=2), 0, ONE.coordinate, sequence=object())
+    several = Mesh(ParallelPlan(ulysses=2), 0, ONE.coordinate, sequence=SimpleNamespace(group_name="0"))
     for mesh, again in ((ONE, 1), (several, 0)):
         recorder = Recorder()
         recorded = RecordedForward(forward, record=recorder)

@@ -1,8 +1,8 @@
 """A rank whose engine does as the request says: works a little, or fails in a chosen way at a chosen place.
 
 A fault is written into the request: in a Load's path or a Sample's sampler, as "FAULT RANK STEP", such as "exit 1 2";
-STEP -1 is PREPARE. Any other text is a job that succeeds. Every step makes a collective call, so that a rank that
-fails leaves the others waiting in it, as a real transformer would.
+STEP -1 is PREPARE, and RANK * is every rank. Any other text is a job that succeeds. Every step makes a collective call,
+so that a rank that fails leaves the others waiting in it, as a real transformer would.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class FaultyEngine(Engine):
 
     def _maybe(self, text: str, step: int, control: Control) -> None:
         words = text.split()
-        if len(words) == 3 and (int(words[1]), int(words[2])) == (self.rank, step):
+        if len(words) == 3 and words[1] in ("*", str(self.rank)) and int(words[2]) == step:
             if words[0] == "crawl":
                 self._crawl()
             fail(words[0], control)

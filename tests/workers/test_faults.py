@@ -77,6 +77,25 @@ def test_a_failure_in_a_job_is_noticed_at_once_and_the_next_job_succeeds(faulty_
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize(
+    ("fault", "raised", "says"),
+    [
+        ("raise * 2", RequestError, r"^The model failed on every rank with RuntimeError: planted fault\. See whether"),
+        ("oom * 1", OutOfMemoryError, r"^The CPU \(rank 0\) ran out of memory .* Use a smaller picture or batch"),
+        slow("refuse * 0", RequestError, r"^A planted refusal\. Do as it says\.$"),
+    ],
+)
+def test_an_error_of_all_ranks_alike_in_a_job_costs_the_job_only(faulty_pool, fault, raised, says):
+    pool = faulty_pool()
+    before = pool.client.status().pids
+    with pytest.raises(raised, match=says):
+        pool.sample(fault)
+    with pytest.raises(RequestError, match="failed on every rank with RuntimeError: planted"):
+        pool.forward((-1, -1))
+    pool.check_works()
+    assert pool.client.status().pids == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["raise 1 1", "exit 0 1"])
 def test_a_job_that_follows_at_once_is_not_given_to_the_dying_pool(faulty_pool, fault):

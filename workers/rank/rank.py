@@ -12,15 +12,16 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime import memory
+from parallel_runtime.acceleration.launched import launched
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import NotLoadedError, ParallelError
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import Forward, Step
+from parallel_runtime.requests.requests import Forward, Invoke, Sample, Step
 
 from ..wire.connection import Connection
 from ..wire.frames import Frame, encode_header
-from ..wire.protocol import Abandon, Done, Failed, Job, Ready, describe
+from ..wire.protocol import Abandon, Done, Failed, Job, Launched, Ready, describe
 from ..wire.shared_memory import Segment, write
 from ..wire.tensors import pack, unpack_meta
 from .client_memory import ClientMemory
@@ -31,6 +32,9 @@ from .laps import Laps
 from .output import RankOutput
 from .sharing import share, take_copy
 
+_MAY_FAIL_ALIKE = (Forward, Invoke, Sample, Step)
+"""Requests that change nothing of what the ranks hold: a run of theirs that fails on all ranks need not cost the pool.
+"""
 SLOW_SECONDS = 1.0
 """Jobs that take longer are told of in the log, with their parts."""
 
@@ -130,12 +134,17 @@ class Rank:
                 control.finish()
             if copied is not None:
                 copied.synchronize()
-            done = Done(job.number, self.rank, answer, prepared.cancelled, stamps=tuple(stamps))
+            outside = None if prepared.takes_part else self._launched()
+            done = Done(job.number, self.rank, answer, prepared.cancelled, stamps=tuple(stamps), launched=outside)
             done, buffers = self._put(done, results if self.rank == 0 else {}, segment)
             if self.rank == 0 and segment is not None and buffers is None and isinstance(job.request, Step):
                 segment.answered.ring(job.number, encode_header(done))  # the client need not wait for the supervisor
-        except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, which ends the pool
-            self._fail(job.number, error, traceback.format_exc())
+        except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, which may end the pool
+            alike = isinstance(job.request, _MAY_FAIL_ALIKE) and not is_lost_peer(error)
+            counts = self._launched() if alike else None
+            if counts is not None:
+                self.engine.forget_failed_run()
+            self._fail(job.number, error, traceback.format_exc(), launched=counts)
             return
         self.heartbeat.got_on()
         self.connection.send(done, buffers or (), buffers is None)
@@ -156,7 +165,19 @@ class Rank:
         in_segment = buffers is None and bool(specs)
         return msgspec.structs.replace(done, tensors=specs, in_segment=in_segment, stamps=stamps), buffers
 
-    def _fail(self, number: int, error: Exception, trace: str, cancelled: bool = False) -> None:
+    def _launched(self) -> tuple[Launched, ...] | None:
+        """See `Failed`."""
+        counts = launched(self.device)
+        return None if counts is None else tuple(Launched(*key, count) for key, count in counts.items())
+
+    def _fail(
+        self,
+        number: int,
+        error: Exception,
+        trace: str,
+        cancelled: bool = False,
+        launched: tuple[Launched, ...] | None = None,
+    ) -> None:
         if memory.is_out_of_memory(error):
             self.engine.free()
             error = memory.explain_out_of_memory(error, self.device, self.rank)
@@ -165,7 +186,7 @@ class Rank:
         info = describe(error, self.rank, trace)
         if is_lost_peer(error):
             info = msgspec.structs.replace(info, consequence=True)
-        self.connection.send(Failed(number, self.rank, info, cancelled))
+        self.connection.send(Failed(number, self.rank, info, cancelled, launched=launched))
 
 
 def is_lost_peer(error: Exception) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..wire.frames import Frame
-from ..wire.protocol import Done, Failed, Ready
+from ..wire.protocol import Done, Failed, Launched, Ready
 
 
 @dataclass
@@ -25,6 +25,7 @@ class ActiveJob:
     ready: dict[int, Ready] = field(default_factory=dict)
     failed: dict[int, Failed] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
+    launched: dict[int, tuple[Launched, ...]] = field(default_factory=dict)
     result: Frame | None = None
     cancelled: bool = False
     prompt: bool = False
@@ -37,12 +38,18 @@ class ActiveJob:
             return
         if isinstance(message, Failed):
             self.failed[message.rank] = message
+            self._note(message)
         elif isinstance(message, Ready) and self.phase == "preparing":
             self.ready[message.rank] = message
         elif isinstance(message, Done) and self.phase == "running":
             self.done.add(message.rank)
+            self._note(message)
             if message.rank == 0:
                 self.result = frame
+
+    def _note(self, message: Done | Failed) -> None:
+        if message.launched is not None:
+            self.launched[message.rank] = message.launched
 
     @property
     def prepared(self) -> bool:
@@ -65,9 +72,34 @@ class ActiveJob:
 
     @property
     def broken(self) -> bool:
-        """A rank failed while others run: nobody knows what those are waiting for."""
-        return self.phase == "running" and (
-            any(not failed.unbegun for failed in self.failed.values()) or bool(self.failed and self.done)
+        """A rank failed while others run, and what they are waiting for is not known, or not the same."""
+        if self.phase != "running" or not self.failed:
+            return False
+        answered = {*self.failed, *self.done}
+        unbegun = [failed.unbegun for failed in self.failed.values()]
+        if any(unbegun):
+            return bool(self.done) or not all(unbegun)
+        return answered != self.launched.keys() or (len(answered) == self.world_size and not self._alike)
+
+    @property
+    def failed_alike(self) -> bool:
+        """Every rank has failed, or had no part, and none waits for another: they have launched the same exchanges."""
+        every = len(self.launched) == self.world_size
+        return self.phase == "running" and bool(self.failed) and every and self._alike
+
+    @property
+    def failing(self) -> bool:
+        """A rank failed in the run, and the others may fail alike."""
+        return self.phase == "running" and not self.broken and any(not each.unbegun for each in self.failed.values())
+
+    @property
+    def _alike(self) -> bool:
+        counts = {rank: {(each.ranks, each.name): each.count for each in of} for rank, of in self.launched.items()}
+        return all(
+            counts.get(rank, {}).get(key) == count
+            for own in counts.values()
+            for key, count in own.items()
+            for rank in key[0]
         )
 
     @property

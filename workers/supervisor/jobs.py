@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,10 +14,26 @@ from parallel_runtime.requests.requests import Grow, Request, Step
 from ..pool_log import PoolLog
 from ..wire.endpoint import Endpoint
 from ..wire.frames import Frame
-from ..wire.protocol import Abandon, Cancel, Compiling, Done, ErrorInfo, Failed, Job, Loading, Progress, Ready, Run
+from ..wire.protocol import (
+    Abandon,
+    Cancel,
+    Compiling,
+    Done,
+    ErrorInfo,
+    Failed,
+    Job,
+    Loading,
+    Progress,
+    Ready,
+    Run,
+    of_all_ranks,
+)
 from .job import ActiveJob
 from .members import Members
 from .stall import StallWatch
+
+ALIKE_SECONDS = 0.7
+"""So long after a rank failed in a run the others may fail alike; ranks compute in step."""
 
 
 class Jobs:
@@ -136,8 +153,13 @@ class Jobs:
             await self._client.send(job.failure)
             await self._next()
         elif job.broken:
-            for failed in job.failed.values():
-                self._on_failure(failed)
+            self.blame(job)
+            return
+        elif job.failed_alike:
+            await self._end_failed(job)
+            return
+        elif job.failing:
+            asyncio.get_running_loop().call_later(ALIKE_SECONDS, self.blame, job)
             return
         if job.finished:
             self._rest()
@@ -157,6 +179,23 @@ class Jobs:
         if not error.fix:
             error = msgspec.structs.replace(error, fix=f"The log is {self._log.path}.")
         await self._client.send(msgspec.structs.replace(failure, error=error, fits=tuple(sorted(job.ready))))
+        await self._next()
+
+    def blame(self, job: ActiveJob | None) -> None:
+        """Tell of the ranks that have failed in a job's run, if it goes on: the others do not fail alike."""
+        if job is not None and job is self.active and job.phase == "running":
+            for failed in job.failed.values():
+                if not failed.unbegun:
+                    self._on_failure(failed)
+
+    async def _end_failed(self, job: ActiveJob) -> None:
+        """Every rank failed alike: the job ends, and the pool lives."""
+        await self._members.tell(Abandon(job.number))  # those that had no part let go of calls as well
+        self._rest()
+        failure = job.failure
+        error = of_all_ranks(failure.error, str(self._log.path))
+        self._log.write(f"job {job.number} failed on every rank alike: {error.cause}")
+        await self._client.send(msgspec.structs.replace(failure, error=error, launched=None))
         await self._next()
 
     def _rest(self) -> None:

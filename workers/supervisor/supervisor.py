@@ -260,6 +260,7 @@ class Supervisor:
 
     async def _judge(self) -> None:
         await asyncio.sleep(BLAME_SECONDS)
+        self.jobs.blame(self.jobs.active)
         self._die(self._verdict.cause)
 
     def _die(self, error: ErrorInfo) -> None:

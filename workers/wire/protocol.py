@@ -14,7 +14,7 @@ import msgspec
 from parallel_runtime.errors import ERROR_TYPES, ParallelError, PoolError
 from parallel_runtime.requests.requests import Answer, Request
 
-VERSION = 3
+VERSION = 4
 _LONGEST_TEXT = 4_000
 _LONGEST_TRACEBACK = 50_000
 """Characters of an error: whatever is in it, it fits into a frame."""
@@ -180,6 +180,19 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
     total: int
 
 
+class Launched(msgspec.Struct, frozen=True):
+    """How many exchanges a rank has launched among some; see parallel_runtime/acceleration/launched.py.
+
+    Args:
+        ranks: of the pool.
+        name: that all of them give it.
+    """
+
+    ranks: tuple[int, ...]
+    name: str
+    count: int
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The job is through; rank 0's carries the result, or with `in_segment` left it in the job's segment.
 
@@ -187,6 +200,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
     Args:
         stamps: rank 0's times of this job, see step_trace.py.
+        launched: of a rank that had no part in it.
     """
 
     number: int
@@ -196,6 +210,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     tensors: tuple[TensorSpec, ...] = ()
     in_segment: bool = False
     stamps: tuple[float, ...] = ()
+    launched: tuple[Launched, ...] | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -204,6 +219,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
     Args:
         unbegun: of a `Step`, which has no PREPARE: this rank keeps no such call. None of them does, then.
+        launched: of a rank that failed in RUN, and whose exchanges have all come to an end.
     """
 
     number: int
@@ -213,6 +229,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     unbegun: bool = False
     pool_alive: bool = True
     fits: tuple[int, ...] = ()
+    launched: tuple[Launched, ...] | None = None
 
 
 # supervisor -> client
@@ -261,6 +278,15 @@ def describe(error: BaseException, rank: int | None, traceback: str = "") -> Err
     return ErrorInfo(
         "PoolError", f"{where} failed with {type(error).__name__}: {text.rstrip('.')}.", "", rank, traceback
     )
+
+
+def of_all_ranks(info: ErrorInfo, log: str) -> ErrorInfo:
+    """An error that all ranks raised alike, in a run: the model's own, so to say."""
+    if info.type != "PoolError":
+        return msgspec.structs.replace(info, fix=info.fix or f"The log is {log}.")
+    cause = info.cause.replace(f"Rank {info.rank} of the worker pool failed", "The model failed on every rank")
+    fix = f"See whether all that the sampler gets is made for this model, which stays loaded; the log is {log}."
+    return msgspec.structs.replace(info, type="RequestError", cause=cause, fix=fix)
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,66 @@
+"""How many exchanges this rank has launched, by their groups: where all ranks of a group have launched as many, and all
+of them have come to an end, nobody waits for anybody.
+
+It is asked for after a run that failed, so that a failure of all ranks alike need not cost the pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..mesh.tally import MESSAGE, REPLAY, TALLY
+
+Key = tuple[tuple[int, ...], str]
+"""Ranks of a group, and what of theirs is counted."""
+
+log = logging.getLogger(__name__)
+
+_END_SECONDS = 3.0
+"""So long what runs on the GPU may take to end; an exchange that another rank has not launched never does."""
+
+
+def launched(device: torch.device) -> Mapping[Key, int] | None:
+    """(ranks, name) -> how often; None where not all has come to an end, or this torch does not tell."""
+    if not _ends(device):
+        return None
+    counts: dict[Key, int] = {}
+    if not dist.is_initialized():
+        return counts
+    try:
+        for group in dist.distributed_c10d._world.pg_map:
+            ranks = tuple(dist.get_process_group_ranks(group))
+            for kind in group._device_types:
+                backend: Any = group._get_backend(kind)
+                counts[ranks, f"{kind.type} of {group.group_name}"] = backend._get_sequence_number_for_group()
+            for what in (MESSAGE, REPLAY):
+                counts[ranks, f"{what} of {group.group_name}"] = TALLY[group.group_name, what]
+    except (AttributeError, RuntimeError, TypeError) as error:
+        log.warning("A failure of all ranks ends the pool, as this torch does not count exchanges: %s", error)
+        return None
+    return counts
+
+
+def _ends(device: torch.device) -> bool:
+    """Whether all that was launched on a device has ended, without an error."""
+    if device.type != "cuda":
+        return True
+    ended = threading.Event()
+
+    def wait() -> None:
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            log.warning("The GPU itself failed: %s", str(error).partition("\n")[0])
+        else:
+            ended.set()
+
+    thread = threading.Thread(target=wait, name="last exchanges", daemon=True)
+    thread.start()
+    thread.join(_END_SECONDS)
+    return ended.is_set()
