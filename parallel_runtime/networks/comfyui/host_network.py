@@ -28,7 +28,7 @@ from .blocks import LATENT_SHAPES
 from .compile_host import HostCompiler
 from .description import Described
 from .live_patches import LivePatches
-from .residual_rows import ResidualRows
+from .residual_rows import ResidualRows, kind_of
 from .run_sigmas import RUN_SIGMAS, look_up
 from .seam import enter
 from .token_split import RunBlock, TokenSplit
@@ -172,11 +172,13 @@ class HostNetwork(RepeatedCalls):
             UnsupportedModelError: the network did not run as its data says.
         """
         # What functions of nodes do in a call (remember, look at values) is in no recording.
-        run = self.call_at_once if _patched(conditioning) else self.record_or_call
+        patched = _patched(conditioning)
+        run = self.call_at_once if patched else self.record_or_call
         self._held.split.noted = None
         output: torch.Tensor = run(x, timestep, dict(conditioning))
         if CONTROL in conditioning:
-            self._residual_rows.called(x, conditioning, self.mesh, self._held.split.noted)
+            kind = None if patched else kind_of(x, conditioning, self.mesh)
+            self._residual_rows.called(kind, self._held.split.noted)
         return output
 
     def residual_rows(self, residuals: Any, tokens: Mapping[str, int]) -> dict[str, tuple[int, int]]:

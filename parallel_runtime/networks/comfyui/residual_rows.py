@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ...mesh.mesh import Layout
+from ...requests.trees import flatten
 from .blocks import Blocks
 
 _KEPT = 16
@@ -46,14 +46,18 @@ class ResidualRows:
         self._known: OrderedDict[Hashable, Notes] = OrderedDict()
         self._last: Notes = {}
 
-    def called(self, x: torch.Tensor, conditioning: Mapping[str, Any], mesh: Layout, notes: Notes | None) -> None:
-        """A call has run; what its blocks noted, None where it was replayed."""
-        key = _kind(x, conditioning, mesh)
-        if notes is not None:
-            self._known[key] = notes
+    def called(self, kind: Hashable, notes: Notes | None) -> None:
+        """A call has run.
+
+        Args:
+            kind: see `kind_of`; None of a call that is never replayed.
+            notes: of its blocks, None where it was replayed.
+        """
+        if notes is not None and kind is not None:
+            self._known[kind] = notes
             while len(self._known) > _KEPT:
                 self._known.popitem(last=False)
-        self._last = self._known.get(key, {})
+        self._last = notes if notes is not None else self._known.get(kind, {})
 
     def read(self, lists: Sequence[Blocks], residuals: Any, tokens: Mapping[str, int]) -> dict[str, Interval]:
         """Of the last call; see `rows_read`."""
@@ -99,13 +103,9 @@ def _length(notes: Notes, stream: str) -> int:
     return next(each.lengths[stream] for noted in notes.values() for each in noted if stream in each.lengths)
 
 
-def _kind(x: torch.Tensor, conditioning: Mapping[str, Any], mesh: Layout) -> Hashable:
+def kind_of(x: torch.Tensor, conditioning: Mapping[str, Any], mesh: Layout) -> Hashable:
     """What two calls have in common whose tokens are shared out alike."""
-    leaves, structure = pytree.tree_flatten(dict(conditioning))
-    plain = (bool, int, float, str, type(None))
-    said = [
-        tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf if isinstance(leaf, plain) else type(leaf)
-        for leaf in leaves
-    ]
+    tensors: list[torch.Tensor] = []
+    form = repr(flatten(dict(conditioning), tensors))
     speeds = tuple(mesh.speeds) if mesh.speeds is not None else None
-    return mesh.plan, mesh.sequence_index, speeds, tuple(x.shape), str(structure), tuple(said)
+    return mesh.plan, mesh.sequence_index, speeds, tuple(x.shape), form, tuple(tensor.shape for tensor in tensors)
