@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,50 @@ def give_weights(transformer: torch.nn.Module, path: Callable[[], str], dtype: t
     """Have `state_dict` of a network without weights read them, for those who ask for them (ControlLoRA).
 
     As a part of a model's, for which torch asks with arguments, it stays without: there names are what is looked for.
+    Parts of the network do the same (SD3.5's ControlNets ask for its embedders').
     """
-    names_alone = transformer.state_dict
+    for part in ("", *(name for name, _ in transformer.named_children())):
+        module = transformer.get_submodule(part)
+        module.state_dict = _reading(part, module.state_dict, path, dtype)  # type: ignore[method-assign]
 
+
+def _reading(
+    part: str, names_alone: Callable[..., Any], path: Callable[[], str], dtype: torch.dtype | None
+) -> Callable[..., Any]:
     def state_dict(*args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
             return names_alone(*args, **kwargs)
         device = comfy.model_management.get_torch_device()
-        weights = load_here(path(), dtype).model.diffusion_model.state_dict()
+        weights = load_here(path(), dtype).model.diffusion_model.get_submodule(part).state_dict()
         return {name: tensor.to(device) for name, tensor in weights.items()}
 
-    transformer.state_dict = state_dict  # type: ignore[method-assign]
+    return state_dict
+
+
+class LayersHere:
+    """Parts of a network that a ControlNet runs here (Qwen-Image Fun), with the file's weights.
+
+    Args:
+        names: paths of the parts, which are read together when one of them is first run.
+    """
+
+    def __init__(self, names: Sequence[str], path: Callable[[], str], dtype: torch.dtype | None):
+        self._names = names
+        self._path = path
+        self._dtype = dtype
+        self._read: dict[str, torch.nn.Module] = {}
+
+    def put_into(self, transformer: torch.nn.Module) -> None:
+        """Have a network without weights run them."""
+        for name in self._names:
+            transformer.get_submodule(name).forward = partial(self._run, name)
+
+    def _run(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if not self._read:
+            network = load_here(self._path(), self._dtype).model.diffusion_model
+            device = comfy.model_management.get_torch_device()
+            self._read = {each: network.get_submodule(each).to(device) for each in self._names}
+        return self._read[name](*args, **kwargs)
 
 
 def _run_elsewhere(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

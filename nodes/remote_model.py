@@ -22,6 +22,7 @@ from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.host_file import HostFile, read_outside
 from parallel_runtime.loading.host_model import build_model as build_host_model
 from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
+from parallel_runtime.networks.comfyui.networks import find_network
 from parallel_runtime.networks.comfyui.run_sigmas import RUN_SIGMAS, reads_sigmas, tabulate
 from parallel_runtime.networks.comfyui.seam import seam_of
 from parallel_runtime.networks.diffusers.headers import original_header
@@ -31,7 +32,7 @@ from parallel_runtime.requests.requests import INVOKABLE
 from .interrupt import stopping_with_prompt
 from .kept_conds import keeping
 from .patched_shapes import PatchedShapes
-from .real_weights import give_weights, operations_elsewhere
+from .real_weights import LayersHere, give_weights, operations_elsewhere
 from .remote_patcher import RemoteModelPatcher
 from .remote_transformer import RemoteTransformer
 from .transformer_call import read_call
@@ -161,7 +162,10 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     shared: set[str] = set()
     model.extra_conds = keeping(model, types.compute, shared)
     quantised = getattr(config, "quant_config", None)
-    give_weights(model.diffusion_model, lambda: remote.model.path, None if quantised else types.weights)
+    given = (lambda: remote.model.path), None if quantised else types.weights
+    give_weights(model.diffusion_model, *given)
+    data = find_network(type(model.diffusion_model))
+    LayersHere(data.run_outside if data is not None else (), *given).put_into(model.diffusion_model)
     model.parallel_untouched = _redirect(model, remote, shared)
     model.parallel_shapes = PatchedShapes(model, model.parallel_untouched)
     return RemoteModelPatcher(

@@ -99,6 +99,7 @@ class Network:
         rows_together: it tells the CFG branches apart by their place in the batch, so every rank computes all rows.
         sigmas_with: a submodule with which it asks for the sigmas of the run; None in files that do without.
         read_outside: its buffers that nodes of ComfyUI read.
+        run_outside: parts of it that ControlNets run.
     """
 
     title: str
@@ -109,3 +110,4 @@ class Network:
     rows_together: bool = False
     sigmas_with: str = ""
     read_outside: tuple[str, ...] = ()
+    run_outside: tuple[str, ...] = ()

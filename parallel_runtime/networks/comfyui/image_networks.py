@@ -97,7 +97,8 @@ IMAGE: Mapping[str, Network] = {
     "comfy.ldm.chroma.model:Chroma": Network("Chroma", FLUX),
     "comfy.ldm.chroma_radiance.model:ChromaRadiance": Network("Chroma Radiance", FLUX),
     "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel": Network(
-        "Qwen-Image", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads"
+        "Qwen-Image", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads",
+        run_outside=("img_in", "txt_norm", "txt_in", "time_text_embed"),
     ),
     "comfy.ldm.mage_flow.model:MageFlowTransformer2DModel": Network(
         "Mage-Flow", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads"
