@@ -37,6 +37,7 @@ def model_inputs() -> list[io.Input]:
             "weight_dtype",
             options=WEIGHT_DTYPES,
             default=DEFAULT_DTYPE,
+            optional=True,
             tooltip="Number type of the weights. Default takes what Load Diffusion Model would take for "
             "this file and this GPU; fp8 types are those of Load Diffusion Model.",
         ),

@@ -14,7 +14,7 @@ from parallel_runtime.errors import CheckpointError
 from .model_loading import DEFAULT_DTYPE, file_stamp, load_on_node, model_inputs
 from .network_choice import AUTO
 from .node_text import errors_shown, show_text
-from .search_words import found_by
+from .search_words import LOADER_WORDS, found_by
 
 
 def find_checkpoint(name: str) -> Path:
@@ -45,7 +45,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
             description="Loads a checkpoint's diffusion model on several GPUs at once; its CLIP and VAE are loaded as "
             "Load Checkpoint does. Takes the place of Load Checkpoint and of Load Checkpoint Image Only; the rest of "
             "the graph stays as it is.",
-            **found_by("multi gpu", "load checkpoint", "image only", "ckpt", "parallel"),
+            **found_by(*LOADER_WORDS, "load checkpoint", "image only", "ckpt", "unet"),
             inputs=[
                 io.Combo.Input(
                     "ckpt_name",

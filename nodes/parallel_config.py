@@ -10,6 +10,7 @@ from parallel_runtime.errors import ConfigurationError
 from .node_text import show_text
 from .search_words import found_by
 
+AUTO = "auto"
 ConfigSocket = io.Custom("PARALLEL_CONFIG")
 
 DEGREES = ("auto", "1", "2", "3", "4", "6", "8")
@@ -18,9 +19,20 @@ STAGES = ("auto", FASTER, *DEGREES[1:])
 PATCHES = ("auto", "1", "2", "3", "4", "6", "8", "12", "16")
 
 
-def read_degree(text: str) -> int | None:
-    """Number of a degree's menu entry; None for auto and what `auto` is allowed."""
-    return None if text in ("auto", FASTER) else int(text)
+_CHOICES = {
+    "cfg": CFG_DEGREES,
+    "data": DEGREES,
+    "ulysses": DEGREES,
+    "ring": DEGREES,
+    "stages": STAGES,
+    "patches": PATCHES,
+    "compile": COMPILE_MODES,
+}
+
+
+def read_degree(entry: str | int) -> int | None:
+    """Number of a degree's menu entry, or that number; None for auto and what `auto` is allowed."""
+    return None if entry in (AUTO, FASTER) else int(entry)
 
 
 class ParallelConfigNode(io.ComfyNode):
@@ -40,6 +52,7 @@ class ParallelConfigNode(io.ComfyNode):
                 io.String.Input(
                     "devices",
                     default="auto",
+                    optional=True,
                     tooltip="Which GPUs take part: auto for all that ComfyUI sees, numbers such as 0,1, "
                     "or cpu:2 for two ranks on the CPU.",
                 ),
@@ -47,6 +60,7 @@ class ParallelConfigNode(io.ComfyNode):
                     "cfg",
                     options=list(CFG_DEGREES),
                     default="auto",
+                    optional=True,
                     tooltip="2 computes the positive and the negative prompt at the same time, on different GPUs. "
                     "Helps only where CFG is above 1.",
                 ),
@@ -54,12 +68,14 @@ class ParallelConfigNode(io.ComfyNode):
                     "data",
                     options=list(DEGREES),
                     default="auto",
+                    optional=True,
                     tooltip="Spreads the pictures of a batch over this many groups of GPUs.",
                 ),
                 io.Combo.Input(
                     "ulysses",
                     options=list(DEGREES),
                     default="auto",
+                    optional=True,
                     tooltip="Splits one picture over this many GPUs: each computes a part of the attention heads. "
                     "At most the model's head count (24 for FLUX.1).",
                 ),
@@ -67,6 +83,7 @@ class ParallelConfigNode(io.ComfyNode):
                     "attention",
                     options=list(ATTENTION_BACKENDS),
                     default="auto",
+                    optional=True,
                     tooltip="Attention kernel in the ranks. Auto measures which is the fastest on your GPU. The choice "
                     "changes speed, and the result only by rounding; sage changes it slightly more.",
                 ),
@@ -74,6 +91,7 @@ class ParallelConfigNode(io.ComfyNode):
                     "compile",
                     options=list(COMPILE_MODES),
                     default="auto",
+                    optional=True,
                     tooltip="Compiles the model's blocks with torch.compile, which makes every step faster. Auto: on "
                     "GPUs, beside the first picture, which does not wait for it. On: before the first step.",
                 ),
@@ -126,25 +144,40 @@ class ParallelConfigNode(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, compile: str | bool) -> bool | str:
-        """Take the true and false of graphs and prompts from before `compile` had three choices, too."""
-        if isinstance(compile, bool) or compile in COMPILE_MODES:
-            return True
-        return f"compile is {compile!r}; choose one of {', '.join(COMPILE_MODES)}."
+    def validate_inputs(
+        cls,
+        compile: str | bool = AUTO,
+        cfg: str | int = AUTO,
+        data: str | int = AUTO,
+        ulysses: str | int = AUTO,
+        ring: str | int = AUTO,
+        stages: str | int = AUTO,
+        patches: str | int = AUTO,
+    ) -> bool | str:
+        """Take numbers as numbers, and the true and false of graphs from before `compile` had three choices, too."""
+        given = {"cfg": cfg, "data": data, "ulysses": ulysses, "ring": ring, "stages": stages, "patches": patches}
+        if not isinstance(compile, bool):
+            given["compile"] = compile
+        wrong = (
+            f"{name} is {value!r}; choose one of {', '.join(_CHOICES[name])}."
+            for name, value in given.items()
+            if str(value) not in _CHOICES[name]
+        )
+        return next(wrong, True)
 
     @classmethod
     def execute(
         cls,
-        devices: str,
-        cfg: str,
-        data: str,
-        ulysses: str,
-        attention: str,
-        compile: str,
+        devices: str = AUTO,
+        cfg: str | int = AUTO,
+        data: str | int = AUTO,
+        ulysses: str | int = AUTO,
+        attention: str = AUTO,
+        compile: str = AUTO,
         hosts: int = 1,
-        ring: str = "auto",
-        stages: str = "auto",
-        patches: str = "auto",
+        ring: str | int = AUTO,
+        stages: str | int = AUTO,
+        patches: str | int = AUTO,
         warmup_steps: int = 1,
     ) -> io.NodeOutput:
         """Check the values, pass them on, and show what they ask for.

@@ -15,7 +15,7 @@ from .model_list import find_folder, list_folders
 from .model_loading import DEFAULT_DTYPE, file_stamp, load_on_node, model_inputs
 from .network_choice import AUTO
 from .node_text import errors_shown, show_text
-from .search_words import found_by
+from .search_words import LOADER_WORDS, found_by
 
 
 def _folder_roots() -> list[str]:
@@ -56,7 +56,7 @@ class ParallelLoader(io.ComfyNode):
             category="parallel",
             description="Loads a diffusion transformer on several GPUs at once. Takes the place of Load Diffusion "
             "Model; the rest of the graph stays as it is.",
-            **found_by("multi gpu", "unet loader", "diffusion model", "parallel"),
+            **found_by(*LOADER_WORDS, "load diffusion model", "diffusion model", "unet", "unet loader", "gguf"),
             inputs=[
                 io.Combo.Input(
                     "model_name",

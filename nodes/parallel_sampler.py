@@ -56,9 +56,10 @@ class ParallelSampler(io.ComfyNode):
                     min=0,
                     max=_MAX_SEED,
                     control_after_generate=True,
+                    optional=True,
                     tooltip="Number that the noise is made from. The same seed gives KSampler's picture.",
                 ),
-                io.Int.Input("steps", default=20, min=1, max=10000, tooltip="Denoising steps."),
+                io.Int.Input("steps", default=20, min=1, max=10000, optional=True, tooltip="Denoising steps."),
                 io.Float.Input(
                     "cfg",
                     default=1.0,
@@ -66,6 +67,7 @@ class ParallelSampler(io.ComfyNode):
                     max=100.0,
                     step=0.1,
                     round=0.01,
+                    optional=True,
                     tooltip="How strongly the positive prompt is preferred over the negative one. FLUX.1 dev is made "
                     "for 1, which leaves the negative prompt out.",
                 ),
@@ -73,6 +75,7 @@ class ParallelSampler(io.ComfyNode):
                     "sampler_name",
                     options=comfy.samplers.KSampler.SAMPLERS,
                     default="euler",
+                    optional=True,
                     tooltip="Denoising method. euler, euler_ancestral, heun, dpmpp_2m, ddpm, lcm, ddim, uni_pc and "
                     "uni_pc_bh2 run in the pool; the others run step by step from here.",
                 ),
@@ -80,6 +83,7 @@ class ParallelSampler(io.ComfyNode):
                     "scheduler",
                     options=comfy.samplers.KSampler.SCHEDULERS,
                     default="simple",
+                    optional=True,
                     tooltip="How the noise level falls from step to step.",
                 ),
                 io.Conditioning.Input("positive", tooltip="What should be in the picture."),
@@ -91,6 +95,7 @@ class ParallelSampler(io.ComfyNode):
                     min=0.0,
                     max=1.0,
                     step=0.01,
+                    optional=True,
                     tooltip="Part of the noise that is put in and taken out again; below 1 the input shows through.",
                 ),
             ],
@@ -103,14 +108,14 @@ class ParallelSampler(io.ComfyNode):
     def execute(
         cls,
         model,
-        seed: int,
-        steps: int,
-        cfg: float,
-        sampler_name: str,
-        scheduler: str,
         positive,
         negative,
         latent_image: dict[str, Any],
+        seed: int = 0,
+        steps: int = 20,
+        cfg: float = 1.0,
+        sampler_name: str = "euler",
+        scheduler: str = "simple",
         denoise: float = 1.0,
     ) -> io.NodeOutput:
         """Sample and say where it was done.

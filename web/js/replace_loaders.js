@@ -38,8 +38,7 @@ export function replaceLoaders(workflow, chosen, toOurs, defaultTitle) {
 }
 
 function valuesOf(node, names) {
-  if (node.widgets_values_named) return { ...node.widgets_values_named };
-  const saved = node.widgets_values ?? [];
+  const saved = node.widgets_values ?? node.widgets_values_named ?? [];
   if (!Array.isArray(saved)) return { ...saved };
   return Object.fromEntries(names.slice(0, saved.length).map((name, index) => [name, saved[index]]));
 }
