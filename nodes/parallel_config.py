@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from parallel_runtime.config import ATTENTION_BACKENDS, AXES, COMPILE_MODES, FASTER, SHOWN_AXES, ParallelConfig
+from parallel_runtime.config import ATTENTION_BACKENDS, AXES, COMPILE_MODES, FASTER, SHOWN_AXES, WEIGHTS, ParallelConfig
 from parallel_runtime.errors import ConfigurationError
 
 from .node_text import show_text
@@ -138,6 +138,15 @@ class ParallelConfigNode(io.ComfyNode):
                     tooltip="How many steps the stages first compute exactly. More of them are slower and closer to "
                     "the picture of one GPU. Without stages, nothing.",
                 ),
+                io.Combo.Input(
+                    "weights",
+                    options=list(WEIGHTS),
+                    default="auto",
+                    optional=True,
+                    tooltip="Where a model's weights are. Whole: each GPU has all. Dealt: each GPU keeps its share, "
+                    "and gets the rest of a block from the others just before it runs. Host: blocks come from the "
+                    "computer's memory. The picture is the same. Auto: whole.",
+                ),
             ],
             outputs=[ConfigSocket.Output(display_name="config", tooltip="For Parallel Loader.")],
             hidden=[io.Hidden.unique_id],
@@ -179,6 +188,7 @@ class ParallelConfigNode(io.ComfyNode):
         stages: str | int = AUTO,
         patches: str | int = AUTO,
         warmup_steps: int = 1,
+        weights: str = "auto",
     ) -> io.NodeOutput:
         """Check the values, pass them on, and show what they ask for.
 
@@ -198,6 +208,7 @@ class ParallelConfigNode(io.ComfyNode):
             attention=attention,
             compile=compile,
             hosts=hosts,
+            weights=weights,
         )
         return io.NodeOutput(config.to_mapping(), ui=show_text(cls.hidden.unique_id, preview(config)))
 

@@ -19,6 +19,9 @@ FASTER = "faster, slightly different"
 """How artists allow `auto` to change pixels."""
 ATTENTION_BACKENDS = ("auto", "sdpa", "cudnn", "flash", "efficient", "math", "flash3", "sage")
 COMPILE_MODES = ("auto", "on", "off")
+WEIGHTS = ("auto", "whole", "dealt", "host")
+STREAMED = ("dealt", "host")
+"""Of WEIGHTS, those of which a GPU has a block when it runs."""
 
 MOST_CPU_RANKS = 64
 _MOST = 10_000
@@ -44,6 +47,8 @@ class ParallelConfig:
         compile: one of COMPILE_MODES; regional torch.compile of the repeated blocks. `auto` compiles on GPUs, beside
             the pictures and not before them, and does not compile on a CPU. Graphs and prompts of earlier
             versions hold a bool, which is taken for on and off.
+        weights: one of WEIGHTS. Every GPU has all of them; each keeps its share of every block, and gets the others'
+            just before the block runs; or blocks come from memory of the host, of which each rank fills its share.
         hosts: machines that the pool spans; each brings as many devices (docs/several-hosts.md).
         version: schema of this configuration; a newer one than ours is refused.
 
@@ -63,6 +68,7 @@ class ParallelConfig:
     compile: str = "auto"
     hosts: int = 1
     may_change_pixels: bool = False
+    weights: str = "auto"
     version: int = CONFIG_VERSION
 
     def __post_init__(self) -> None:
@@ -113,6 +119,20 @@ class ParallelConfig:
             object.__setattr__(self, "compile", "on" if self.compile else "off")
         if self.compile not in COMPILE_MODES:
             raise ConfigurationError(f"Compile is {self.compile!r}.", f"Choose one of {', '.join(COMPILE_MODES)}.")
+        if self.weights not in WEIGHTS:
+            raise ConfigurationError(f"Weights is {_shown(self.weights)}.", f"Choose one of {', '.join(WEIGHTS)}.")
+        if self.weights in STREAMED:
+            if (self.pipe or 1) > 1:
+                raise ConfigurationError(
+                    f"Weights is {self.weights}, and stages is {self.pipe}: stages keep weights of their own.",
+                    "Set stages to 1, or weights to whole.",
+                )
+            if self.hosts > 1:
+                raise ConfigurationError(
+                    f"Weights is {self.weights}, which goes over the memory of one machine, and hosts is {self.hosts}.",
+                    "Set hosts to 1, or weights to whole.",
+                )
+            object.__setattr__(self, "pipe", 1)
 
     @property
     def device_indices(self) -> tuple[int, ...] | None:

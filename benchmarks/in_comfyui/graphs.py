@@ -24,18 +24,21 @@ class Way:
         devices: of Parallel Config; "" is ComfyUI's own loader.
         sampler: node of the sampler.
         network: whose code Parallel Loader takes; "" leaves it to it.
+        weights: of Parallel Config; "" leaves them to it.
     """
 
     devices: str = ""
     sampler: str = "KSampler"
     network: str = ""
+    weights: str = ""
 
     @property
     def title(self) -> str:
         """For tables."""
         if not self.devices:
             return "Load Diffusion Model + KSampler"
-        return "Parallel Loader + KSampler" if self.sampler == "KSampler" else "Parallel Sampler"
+        kept = f", weights {self.weights}" if self.weights else ""
+        return ("Parallel Loader + KSampler" if self.sampler == "KSampler" else "Parallel Sampler") + kept
 
     @property
     def gpus(self) -> int:
@@ -188,7 +191,9 @@ def load(way: Way, file: str, name: str) -> Graph:
     if not way.devices:
         return {name: node("UNETLoader", unet_name=file + ENDING, weight_dtype="default")}
     return {
-        f"{name} config": node("ParallelConfig", devices=way.devices),
+        f"{name} config": node(
+            "ParallelConfig", devices=way.devices, **({"weights": way.weights} if way.weights else {})
+        ),
         name: node(
             "ParallelLoader",
             model_name=file + ENDING,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from .bench import Measure
@@ -11,6 +12,7 @@ from .graphs import Way
 from .host_families import HOST_REAL, HostFamily
 from .measures.controlnet import controlnet
 from .measures.faults import cancel, fault, kill_rank, stop_rank
+from .measures.limit import limited_speed
 from .measures.lora import lora
 from .measures.memory import unload
 from .measures.speed import short_speed, speed
@@ -19,9 +21,9 @@ from .measures.switch import experts, turns, two_in_a_step
 
 SETS = (
     "quick", "families", "memory", "start", "switch", "experts", "video", "lora", "controlnet", "faults",
-    "host_networks",
+    "host_networks", "memory_limit",
 )  # fmt: skip
-SECONDS = {"quick": 350.0, "lora": 700.0, "controlnet": 560.0, "host_networks": 1500.0}
+SECONDS = {"quick": 350.0, "lora": 700.0, "controlnet": 560.0, "host_networks": 1500.0, "memory_limit": 1500.0}
 SETTLING, SETTLING_HOST = 20.0, 75.0
 """Seconds after the first prompt of a model in which graphs may be made beside the next ones; of ComfyUI's own
 networks, whose compiler has ComfyUI load the file."""
@@ -41,7 +43,7 @@ def plan(name: str, one: str, many: str, families: tuple[str, ...] = ()) -> list
         one, many: devices, see Bench; the same where there is only one.
         families: those that the set is limited to; none is all of them.
     """
-    names = tuple(each for each in SETS if each != "host_networks") if name == "all" else (name,)
+    names = tuple(each for each in SETS if each not in ("host_networks", "memory_limit")) if name == "all" else (name,)
     measures = [measure for part in names for measure in _MAKERS[part](one, many)]
     there = {measure.name: measure for measure in measures if one != many or measure.devices == 1}
     return [
@@ -164,6 +166,20 @@ def _faults(one: str, many: str) -> Iterator[Measure]:
         yield Measure(name, ("flux",), 150, run, way.gpus)
 
 
+def _memory_limit(one: str, many: str) -> Iterator[Measure]:
+    """Under each limit what fits; without one, what it costs beside."""
+    for file, network in (("flux", ""), ("own-qwen", "ComfyUI"), ("own-ltx", "ComfyUI"), ("own-h3", "ComfyUI")):
+        whole, dealt = Way(many, network=network), Way(many, network=network, weights="dealt")
+        host = replace(dealt, weights="host")
+        alone = replace(host, devices=one)
+        for gib, ways in ((0, (NATIVE, whole, dealt, host)), (24, (NATIVE, dealt, host)), (16, (NATIVE, host, alone))):
+            for way in ways:
+                run = partial(limited_speed, file=file, way=way, gib=gib)
+                limit = f"{gib} GiB" if gib else "whole card"
+                kind = f"{way.weights or 'whole'} {way.devices}" if way.devices else "native"
+                yield Measure(f"limit {file} {limit} {kind}", (file,), 170, run, way.gpus)
+
+
 _MAKERS = {
     "quick": _quick,
     "families": _families,
@@ -176,4 +192,5 @@ _MAKERS = {
     "controlnet": _controlnet,
     "faults": _faults,
     "host_networks": _host_networks,
+    "memory_limit": _memory_limit,
 }

@@ -23,6 +23,7 @@ class ToCompile(msgspec.Struct, frozen=True):
         spec: key of the registry. config: of diffusers' class.
         device: as torch names it. attention: key of KERNELS.
         rank, world_size: of the default process group.
+        modulate: see `parallelize`.
     """
 
     spec: str
@@ -32,6 +33,7 @@ class ToCompile(msgspec.Struct, frozen=True):
     attention: str
     rank: int
     world_size: int
+    modulate: bool = True
 
 
 class HostToCompile(msgspec.Struct, frozen=True):

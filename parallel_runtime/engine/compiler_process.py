@@ -50,7 +50,14 @@ def build(model: ToCompile, device: torch.device) -> ParallelTransformer:
                     zeros = torch.zeros(parameter.shape, dtype=getattr(torch, model.dtype), device=device)
                     part._parameters[name] = nn.Parameter(zeros, requires_grad=False)
     transformer = parallelize(
-        module.eval(), spec, single_rank_mesh(), model.attention, compile=True, record=False, share=False
+        module.eval(),
+        spec,
+        single_rank_mesh(),
+        model.attention,
+        compile=True,
+        record=False,
+        share=False,
+        modulate=model.modulate,
     )
     for block, first in firsts.items():
         for mine, its in zip(block.modules(), first.modules(), strict=True):

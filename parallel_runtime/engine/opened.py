@@ -13,18 +13,22 @@ import torch
 
 from .. import memory
 from ..acceleration.pulse import Pulse
+from ..attention.projections import neighbours
 from ..config import ParallelConfig
+from ..loading.arena import PlainArena
 from ..loading.checkpoint import Checkpoint, open_checkpoint
 from ..loading.held_weights import HeldWeights, MakeArena
+from ..loading.streamed_weights import StreamedWeights, streamed_costs
 from ..loading.weights import build_transformer, check_weights, give_weights, hold_weights
 from ..mesh.mesh import single_rank_mesh
-from ..networks.absent_blocks import Relay, keep_blocks
+from ..networks.absent_blocks import Relay, block_paths, keep_blocks
 from ..networks.diffusers.spec import WeightRule
 from ..networks.marked_blocks import mark_blocks
 from ..pipefusion.stage import Stage
 from ..planning.describe import describe_model, parameter_shapes
 from ..requests.facts import ModelFacts
 from ..requests.requests import Load
+from ..streaming.shared_blocks import Dealer
 from .family import DiffusersFamily
 from .plan_meshes import Place
 from .structure import Structure
@@ -106,17 +110,24 @@ class Opened:
         return ""
 
     def allocate(
-        self, owned: tuple[int, int] | None, device: torch.device, arena: MakeArena | None = None
+        self,
+        owned: tuple[int, int] | None,
+        device: torch.device,
+        arena: MakeArena | None = None,
+        dealer: Dealer | None = None,
     ) -> NewWeights:
         """The weights of the blocks that this rank has, nowhere yet.
 
         Args:
             arena: see `hold_weights`.
+            dealer: of the blocks; None where all that this rank has stay on its device.
 
         Raises:
             CheckpointError: the file does not fill the modules.
         """
         skeleton = self.build(owned)
+        if dealer is not None:
+            return self._streamed(skeleton, device, arena, dealer)
         elements = sum(parameter.numel() for parameter in skeleton.module.parameters())
         mapped = arena is None and device.type == "cpu" and self._is_stored_so()
 
@@ -128,8 +139,35 @@ class Opened:
         def hold() -> HeldWeights:
             return hold_weights(skeleton.module, self.checkpoint, skeleton.rules, self.dtype, device, arena)
 
-        title = f"{self.checkpoint.spec.title} in {str(self.dtype).removeprefix('torch.')}"
-        return NewWeights(title, 0 if mapped else elements * self.dtype.itemsize, hold, smaller, skeleton)
+        return NewWeights(self._title, 0 if mapped else elements * self.dtype.itemsize, hold, smaller, skeleton)
+
+    @property
+    def _title(self) -> str:
+        return f"{self.checkpoint.spec.title} in {str(self.dtype).removeprefix('torch.')}"
+
+    def _streamed(
+        self, skeleton: Skeleton, device: torch.device, arena: MakeArena | None, dealer: Dealer
+    ) -> NewWeights:
+        module, spec = skeleton.module, self.checkpoint.spec
+        blocks = block_paths(module, spec)
+        beside, share = streamed_costs(module, self.dtype, blocks, dealer.streaming.ranks)
+
+        def hold() -> HeldWeights:
+            arena_or_plain = arena or (PlainArena if device.type == "cpu" else None)
+            return StreamedWeights(
+                module,
+                self.checkpoint,
+                skeleton.rules,
+                self.dtype,
+                device,
+                arena_or_plain,
+                neighbours(module),
+                blocks,
+                dealer,
+            )
+
+        costs = beside + (share if dealer.on_device else 0)
+        return NewWeights(f"{self._title} ({dealer.streaming.mode})", costs, hold, list, skeleton)
 
     def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool, bool]:
         """Two configurations with equal options share a structure: (attention, compile, ahead)."""
@@ -157,7 +195,7 @@ class Opened:
         mark_blocks(module, spec.block_lists, pulse)
         give_weights(module, self.checkpoint, weights)
         if relay is None or place is None:
-            return Structure.wrap(module, spec, *options)
+            return Structure.wrap(module, spec, *options, stream=weights.stream)
         stage = Stage(module, spec, relay, single_rank_mesh(), *options[:2])
         stage.check_ring(place.layout)
         return Structure(spec, *options, stage)

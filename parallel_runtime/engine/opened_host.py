@@ -10,9 +10,11 @@ import torch
 from ..acceleration.compiler_messages import HostToCompile
 from ..acceleration.pulse import Pulse
 from ..config import ParallelConfig
+from ..errors import UnsupportedModelError
 from ..loading.held_network import HeldNetwork
 from ..loading.held_weights import HeldWeights, MakeArena
 from ..loading.host_file import HostFile, open_host_file
+from ..loading.streamed_network import StreamedNetwork
 from ..networks.comfyui.compile_host import HostCompiler
 from ..networks.comfyui.description import Described, describe_network
 from ..networks.comfyui.host_code import use_comfyui
@@ -20,6 +22,7 @@ from ..networks.comfyui.host_family import HostFamily
 from ..networks.comfyui.host_network import HostNetwork
 from ..requests.facts import ModelFacts
 from ..requests.requests import ComfyuiCode, Load
+from ..streaming.shared_blocks import Dealer
 from .opened import NewWeights
 from .plan_meshes import Place
 from .structure import HostStructure
@@ -84,15 +87,32 @@ class OpenedHost:
         return self.described.why_whole
 
     def allocate(
-        self, owned: tuple[int, int] | None, device: torch.device, arena: MakeArena | None = None
+        self,
+        owned: tuple[int, int] | None,
+        device: torch.device,
+        arena: MakeArena | None = None,
+        dealer: Dealer | None = None,
     ) -> NewWeights:
-        """The weights, nowhere yet; ComfyUI decides where each lies."""
-        title = f"{self.facts.title} of {self.file.path.name}"
-        costs = self.file.size if device.type == "cuda" else 0
-        return NewWeights(title, costs, lambda: self._hold(device), list)
+        """The weights, nowhere yet; ComfyUI decides where each lies.
 
-    def _hold(self, device: torch.device) -> HeldWeights:
-        return HeldNetwork(self.file, self.described.data, self.weights, device, self.fast_float8)
+        Args:
+            dealer: see `Opened.allocate`.
+        """
+        title = f"{self.facts.title} of {self.file.path.name}"
+        wanted = self.file, self.described.data, self.weights, device, self.fast_float8
+        if dealer is None:
+            costs = self.file.size if device.type == "cuda" else 0
+            return NewWeights(title, costs, lambda: HeldNetwork(*wanted), list)
+        if self.described.data is None:
+            raise UnsupportedModelError(
+                f"Blocks of {self.facts.title} are not known, so that its weights cannot come one after the other.",
+                "Set weights to whole.",
+            )
+        sizes = [size * self.facts.bytes_per_parameter for size in self.facts.block_sizes]
+        coming = min(sum(sizes), self.file.size)
+        costs = self.file.size - coming + 2 * max(sizes) + (coming // dealer.streaming.ranks if dealer.on_device else 0)
+        title = f"{title} ({dealer.streaming.mode})"
+        return NewWeights(title, costs, lambda: StreamedNetwork(*wanted, dealer=dealer), list)
 
     def structure(
         self,

@@ -137,6 +137,7 @@ class RankState:
         joined = self.meshes.join(placed.plan, placed.mirrored)
         if joined is None or placed.place is None:
             return None
+        placed.resident.meet()
         run: WholeRun | StagedRun
         transformer: Network | Stage
         if joined.links is None:

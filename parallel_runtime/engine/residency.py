@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ..acceleration.pulse import Pulse
-from ..config import ParallelConfig, ParallelPlan
+from ..config import STREAMED, ParallelConfig, ParallelPlan
 from ..errors import NotLoadedError
 from ..loading.held_weights import MakeArena
 from ..mesh.mesh import Mesh
@@ -18,6 +18,7 @@ from ..pipefusion.stage import Stage
 from ..planning.cut import most_parameters
 from ..requests.control import Control
 from ..requests.requests import Load
+from ..streaming.shared_blocks import Dealer, Streaming
 from .opened import NewWeights, Opened
 from .opened_host import OpenedHost
 from .plan_meshes import Place
@@ -41,6 +42,7 @@ class Residency:
         self._device = device
         self._rank = rank
         self._arena = arena
+        self._folder = folder
         self.store = WeightStore(device, rank, folder)
         self.pulse = Pulse(device)
         self._residents: OrderedDict[str, Resident] = OrderedDict()
@@ -81,7 +83,15 @@ class Residency:
         most = most_parameters(memory_bytes, opened.dtype.itemsize)
         owned = owned_blocks(opened.facts, place, most) if place is not None else None
         used = self._rank < request.ranks and (loaded.pipe == 1 or owned is not None)
-        key = (opened.identity, loaded.pipe, owned)
+        mode = config.weights if config.weights in STREAMED else "whole"
+        dealer = None
+        key: Hashable = (opened.identity, loaded.pipe, owned)
+        if mode != "whole":
+            key = (opened.identity, mode, request.ranks)
+            dealer = Dealer(Streaming(mode, self._rank, request.ranks, self._folder), key, self._device)
+            dealer.check()
+        # Every rank alike, also one that the model does not use.
+        self.store.make_way(key)
         known = self._residents.get(request.model)
         if known is not None and known.held is not None and known.held.key != key:
             self.forget(request.model)  # the file was replaced
@@ -92,7 +102,7 @@ class Residency:
             if used:
                 new = None
                 if held is None:
-                    new = opened.allocate(owned, self._device, self._arena)
+                    new = opened.allocate(owned, self._device, self._arena, dealer)
                     held = self._hold(new, key, control)
                 held.activate(control.loading)
                 options = opened.options(config, self._device)
@@ -105,7 +115,16 @@ class Residency:
                 self.store.forget(held)
             raise
         resident = Resident(
-            request.model, opened.family, config, request.ranks, opened.dtype, opened.facts, loaded, structure, held
+            request.model,
+            opened.family,
+            config,
+            request.ranks,
+            opened.dtype,
+            opened.facts,
+            loaded,
+            structure,
+            held,
+            self.store.make_way,
         )
         self._keep(resident)
         return resident, reused

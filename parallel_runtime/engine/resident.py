@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,7 @@ class Resident:
         structure: its modules, shared with residents that are wrapped alike; None on a rank that the configuration
             does not use.
         held: its weights, shared with residents of the same weights; None as `structure`.
+        make_way: see `WeightStore`.
     """
 
     key: str
@@ -44,6 +46,7 @@ class Resident:
     loaded: ParallelPlan
     structure: Structure | HostStructure | None
     held: Held | None = None
+    make_way: Callable[[Hashable], None] = lambda key: None
 
     @property
     def transformer(self) -> Network | Stage | None:
@@ -74,8 +77,15 @@ class Resident:
         Raises:
             As `Held.activate`.
         """
+        self.make_way(self.held.key if self.held is not None else None)
         if self.held is not None:
             self.held.activate(on_bytes, patches)
+
+    def meet(self) -> None:
+        """Before a forward: have what this rank reads of the others' weights. In RUN alone, where all ranks have
+        activated them."""
+        if self.held is not None and self.held.weights.stream is not None:
+            self.held.weights.stream.meet()
 
     def wrap_whole(self) -> Network:
         """Have the transformer with all its blocks, to be run over any mesh without stages."""

@@ -12,6 +12,7 @@ from ..networks.comfyui.host_network import HostNetwork
 from ..networks.diffusers.spec import ModelSpec
 from ..networks.parallel_transformer import ParallelTransformer, parallelize
 from ..pipefusion.stage import Stage
+from ..streaming.block_stream import BlockStream
 
 COMPILER = f"{__package__}.compiler_process"
 """What the compiler beside a rank runs; by name, as only that process imports it."""
@@ -34,9 +35,21 @@ class Structure:
     transformer: ParallelTransformer | Stage
 
     @classmethod
-    def wrap(cls, module: torch.nn.Module, spec: ModelSpec, attention: str, compile: bool, ahead: bool) -> Structure:
-        """Wrap a transformer that has all its blocks."""
-        return cls(spec, attention, compile, ahead, _wrap(module, spec, attention, compile, ahead))
+    def wrap(
+        cls,
+        module: torch.nn.Module,
+        spec: ModelSpec,
+        attention: str,
+        compile: bool,
+        ahead: bool,
+        stream: BlockStream | None = None,
+    ) -> Structure:
+        """Wrap a transformer that has all its blocks.
+
+        Args:
+            stream: see `parallelize`; then it has no stages.
+        """
+        return cls(spec, attention, compile, ahead, _wrap(module, spec, attention, compile, ahead, stream))
 
     @property
     def parameters(self) -> int:
@@ -91,6 +104,22 @@ class HostStructure:
         return 0
 
 
-def _wrap(module: torch.nn.Module, spec: ModelSpec, attention: str, compile: bool, ahead: bool) -> ParallelTransformer:
-    process = COMPILER if ahead else ""
-    return parallelize(module, spec, single_rank_mesh(), attention=attention, compile=compile, ahead=process)
+def _wrap(
+    module: torch.nn.Module,
+    spec: ModelSpec,
+    attention: str,
+    compile: bool,
+    ahead: bool,
+    stream: BlockStream | None = None,
+) -> ParallelTransformer:
+    return parallelize(
+        module,
+        spec,
+        single_rank_mesh(),
+        attention=attention,
+        compile=compile,
+        ahead=COMPILER if ahead else "",
+        stream=stream,
+        # Shares of these layers would be read before their blocks are there.
+        modulate=stream is None,
+    )

@@ -71,6 +71,7 @@ class Held:
         if patches is not None:
             try:
                 self._patched.change(patches, on_bytes)
+                self.weights.settle(patches.names)
             finally:
                 if self.weights.moved:
                     self.forget_recordings()
@@ -128,6 +129,11 @@ class Held:
             self.forget_recordings()
         return self.weights.size
 
+    @property
+    def shared_on_device(self) -> bool:
+        """Other ranks read some of them out of this device's memory."""
+        return self.weights.shared is not None and self.weights.shared.on_device
+
     def forget_recordings(self) -> None:
         """Let go of the recordings of all its modules."""
         for structure in self.structures.values():
@@ -166,6 +172,13 @@ class WeightStore:
         """The weights of that key, on the device or not."""
         return self._held.get(key)
 
+    def make_way(self, key: Hashable) -> None:
+        """Let weights go that other ranks read out of this device's memory, but those of that key: they go on all ranks
+        or on none. So every rank comes here for the same models, with every request of one."""
+        for held in self._held.values():
+            if held.key != key and held.shared_on_device and held.weights.here:
+                held.give_back()
+
     def add(self, held: Held) -> None:
         """Keep them."""
         held.used = self.tick()
@@ -199,7 +212,11 @@ class WeightStore:
         self._park(self._others(keep), wanted, on_bytes)
 
     def _others(self, keep: Held | None) -> list[Held]:
-        others = [held for held in self._held.values() if held is not keep and held.costs and held.weights.here]
+        others = [
+            held
+            for held in self._held.values()
+            if held is not keep and held.costs and held.weights.here and not held.shared_on_device
+        ]
         return sorted(others, key=lambda held: held.used)
 
     def _park(self, others: list[Held], wanted: int, on_bytes: OnBytes) -> None:
@@ -237,9 +254,10 @@ class WeightStore:
         return freed
 
     def free(self) -> None:
-        """Return all weights and recordings to the system, on this rank alone."""
+        """Return all weights and recordings to the system, on this rank alone, but for what others read."""
         for held in self._held.values():
-            held.give_back()
+            if not held.shared_on_device:
+                held.give_back()
             held.forget_recordings()
         self.clean()
 

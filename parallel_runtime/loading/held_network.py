@@ -19,6 +19,8 @@ from ..networks.comfyui.blocks import Network
 from ..networks.comfyui.cut_blocks import cut_blocks
 from ..networks.comfyui.token_split import TokenSplit
 from ..networks.marked_blocks import mark_blocks
+from ..streaming.block_stream import BlockStream
+from ..streaming.shared_blocks import SharedBlocks
 from .files import identity
 from .host_file import HostFile
 from .patchable_network import PatchableNetwork
@@ -36,6 +38,8 @@ class HeldNetwork(PatchableNetwork):
     """
 
     keeps_addresses = False
+    stream: BlockStream | None = None
+    shared: SharedBlocks | None = None
 
     def __init__(
         self, file: HostFile, data: Network | None, dtype: torch.dtype | None, device: torch.device, fast_float8: bool
@@ -76,8 +80,7 @@ class HeldNetwork(PatchableNetwork):
         if identity(path) != self._file.identity:
             raise NotLoadedError(f"{path} was replaced since it was loaded.", "Queue the prompt again.")
         read_through(path, on_bytes)
-        network = load_network(self._file, self._dtype, self._fast_float8)
-        network.to(self.device)
+        network = self._load()
         if self._data is not None:
             ask_the_split(self._data.attention_in)
             cut_blocks(network, self._data.blocks, self.split)
@@ -85,6 +88,17 @@ class HeldNetwork(PatchableNetwork):
                 mark_blocks(network, [blocks.path for blocks in self._data.blocks], self.pulse)
         self._network = network
         self.here = True
+        self._loaded()
+
+    def _load(self) -> nn.Module:
+        """The network with its weights where it computes."""
+        return load_network(self._file, self._dtype, self._fast_float8).to(self.device)
+
+    def _loaded(self) -> None:
+        """It is here, and its blocks are cut."""
+
+    def settle(self, patches: object) -> None:
+        """See `HeldWeights`: nobody else reads them."""
 
     def give_back(self) -> None:
         """See `HeldWeights.give_back`."""

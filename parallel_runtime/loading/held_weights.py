@@ -16,6 +16,8 @@ from safetensors import safe_open
 from ..errors import CheckpointError, NotLoadedError
 from ..networks.diffusers.spec import WeightRule
 from ..patching.patched_weights import Patchable
+from ..streaming.block_stream import BlockStream
+from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, lay_out, place_tensor
 from .checkpoint import Checkpoint
 from .files import identity
@@ -40,6 +42,16 @@ class HeldWeights(Patchable, Protocol):
     here: bool
     keeps_addresses: bool
 
+    @property
+    def stream(self) -> BlockStream | None:
+        """Brings blocks when they run; None where all are on the device."""
+        ...
+
+    @property
+    def shared(self) -> SharedBlocks | None:
+        """What other ranks read of them; None where they read nothing."""
+        ...
+
     def attach(self, module: torch.nn.Module) -> None:
         """Make them the parameters and stored buffers of a module, which may be on the meta device. Any number may
         share them."""
@@ -58,13 +70,20 @@ class HeldWeights(Patchable, Protocol):
         """
         ...
 
+    def settle(self, patches: object) -> None:
+        """They have these patches now, as all ranks name them: others may read what they read of them."""
+        ...
+
     def give_back(self) -> None:
         """Return their memory to the system, whoever holds the modules."""
         ...
 
 
-class _Held(PatchableParameters):
-    """What the two kinds have in common: tensors that modules share, by name."""
+class WeightsOfModule(PatchableParameters):
+    """What kinds of them have in common: tensors that modules share, by name."""
+
+    stream: BlockStream | None = None
+    shared: SharedBlocks | None = None
 
     def __init__(
         self,
@@ -90,6 +109,9 @@ class _Held(PatchableParameters):
         module.load_state_dict(self._tensors, assign=True)
         module.requires_grad_(False).eval().to(self._device)  # moves the buffers that no file holds
 
+    def settle(self, patches: object) -> None:
+        """Nobody else reads them."""
+
     def _wrap(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {
             name: torch.nn.Parameter(tensor, requires_grad=False) if name in self._parameters else tensor
@@ -103,7 +125,7 @@ class _Held(PatchableParameters):
             )
 
 
-class ArenaWeights(_Held):
+class ArenaWeights(WeightsOfModule):
     """Weights in one region of a device's memory.
 
     Args:
@@ -186,7 +208,7 @@ class ArenaWeights(_Held):
         self._tensors[target].data.copy_(value)  # in place: compiled blocks and recordings read these addresses
 
 
-class MappedWeights(_Held):
+class MappedWeights(WeightsOfModule):
     """Weights on the CPU: views of the memory-mapped file where it has their type, so that N ranks share its pages."""
 
     keeps_addresses = False

@@ -141,6 +141,7 @@ def _to_compile(parts: NetworkParts) -> ToCompile:
         parts.kernel,
         rank,
         world_size,
+        bool(parts.modulations),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch import nn
 from ..acceleration.peer_sharing import PeerSharing
 from ..acceleration.recordings import RecordedForward
 from ..mesh.mesh import Layout, Mesh, single_rank_mesh
+from ..streaming.block_stream import BlockStream
+from ..streaming.streamed_calls import stream_calls
 from ..switches import is_on
 from .absent_blocks import stages_of
 from .block_compilation import BlockCompilation, compile_ahead, prepare_blocks
@@ -34,6 +37,8 @@ def parallelize(
     share: bool = True,
     keys: StaleKeys | None = None,
     ahead: str = "",
+    stream: BlockStream | None = None,
+    modulate: bool = True,
 ) -> ParallelTransformer:
     """Let the ranks of `mesh` run `transformer` together; call it on every rank with the same arguments.
 
@@ -48,12 +53,16 @@ def parallelize(
         keys: of a stage of a pipeline, which runs with `ParallelTransformer.staged`.
         ahead: with `compile`, the module that a process of its own runs to compile the blocks (compiler_link.py); they
             run as they are until it has. Empty: the first forward compiles.
+        stream: brings the weights of blocks when they run; None where they are there.
+        modulate: ranks share out modulation layers, if the family has such.
 
     Raises:
         UnsupportedModelError: the transformer is not what the spec describes, or its attention cannot be exchanged.
         ConfigurationError: the mesh or the attention backend cannot be used here.
     """
     parts = NetworkParts.find(transformer, spec, attention)
+    if not modulate:
+        parts = replace(parts, modulations={})
     check = MeshCheck(parts, staged=keys is not None)
     check.check(mesh)
     # From here on the transformer is changed, and nothing refuses any more but Borders, which come first.
@@ -64,7 +73,9 @@ def parallelize(
         process = compile_ahead(parts, ahead, borders.split.peer_bytes) if ahead else None
         compilation = BlockCompilation(prepare_blocks(parts), process)
     recorded = record and parts.device.type == "cuda" and is_on("recordings")
-    return ParallelTransformer(parts, mesh, check, borders, compilation, keys, recorded)
+    if stream is not None:
+        stream_calls(parts.blocks, stream)
+    return ParallelTransformer(parts, mesh, check, borders, compilation, keys, recorded, stream)
 
 
 class ParallelTransformer(RepeatedCalls):
@@ -81,6 +92,7 @@ class ParallelTransformer(RepeatedCalls):
         compilation: None where its blocks always run as they are.
         keys: of a stage of a pipeline.
         recorded: forwards that repeat become CUDA graphs.
+        stream: see `parallelize`.
     """
 
     def __init__(
@@ -92,7 +104,9 @@ class ParallelTransformer(RepeatedCalls):
         compilation: BlockCompilation | None,
         keys: StaleKeys | None,
         recorded: bool,
+        stream: BlockStream | None = None,
     ):
+        self.stream = stream
         self.transformer = parts.transformer
         self.spec = parts.spec
         self.attention = parts.kernel
@@ -105,7 +119,8 @@ class ParallelTransformer(RepeatedCalls):
         self._signature = inspect.signature(parts.transformer.forward)
         self._recorded: RecordedForward | None = None
         if recorded:
-            pulse = pulse_of(parts.transformer, parts.spec)
+            # A graph ends where all its streams have come together, so that one of a stream of weights is not cut.
+            pulse = pulse_of(parts.transformer, parts.spec) if stream is None else None
             self._recorded = RecordedForward(self.call_at_once, made_outside=self.made_outside, pulse=pulse)
 
     def peer_sharing(self) -> PeerSharing:
@@ -211,7 +226,11 @@ class ParallelTransformer(RepeatedCalls):
         return self._forward(*args, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        with self._compilation.around_forward() if self._compilation is not None else contextlib.nullcontext():
+        with contextlib.ExitStack() as held:
+            if self._compilation is not None:
+                held.enter_context(self._compilation.around_forward())
+            if self.stream is not None:
+                held.enter_context(self.stream.forward())
             return self.transformer(*args, **kwargs)
 
     __call__ = forward

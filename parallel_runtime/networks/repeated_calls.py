@@ -5,6 +5,7 @@ Both sources of networks have it: what is recorded or compiled over a group is a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..acceleration.compile_ahead import CompileAhead
 from ..acceleration.recordings import RecordedForward
 from ..mesh.agreement import COMPILED, NONE, agreed_history, offer_history
 from ..mesh.mesh import Layout, Mesh
+from ..streaming.block_stream import BlockStream
 from .block_compilation import BlockCompilation
 
 
@@ -21,6 +23,7 @@ class RepeatedCalls:
     mesh: Mesh
     _compilation: BlockCompilation | None
     _recorded: RecordedForward | None
+    stream: BlockStream | None = None
 
     def call_at_once(self, *args: Any, **kwargs: Any) -> Any:
         """What a call does, without recording."""
@@ -28,6 +31,10 @@ class RepeatedCalls:
 
     def record_or_call(self, *args: Any, **kwargs: Any) -> Any:
         """Call, in the way that is fastest by now. Collective over the sequence group."""
+        with self.stream.reading() if self.stream is not None else contextlib.nullcontext():
+            return self._run_or_launch(args, kwargs)
+
+    def _run_or_launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._compilation is None:
             return self._launch(args, kwargs)
         return self._compilation.run(self.mesh, args, kwargs, lambda: self._launch(args, kwargs))

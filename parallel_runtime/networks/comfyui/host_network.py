@@ -18,6 +18,7 @@ from ...errors import ConfigurationError, UnsupportedModelError
 from ...mesh.mesh import Layout, Mesh, single_rank_mesh
 from ...requests.conditioning import CONTROL
 from ...requests.patches import CARRIED
+from ...streaming.block_stream import BlockStream
 from ...switches import is_on
 from ..block_compilation import BlockCompilation, Compiled
 from ..network_parts import measurements
@@ -46,6 +47,7 @@ class HeldSplit(Protocol):
     device: torch.device
     split: TokenSplit
     pulse: Pulse | None
+    stream: BlockStream | None
 
     @property
     def network(self) -> torch.nn.Module:
@@ -76,6 +78,7 @@ class HostNetwork(RepeatedCalls):
     ):
         self.mesh = single_rank_mesh()
         self._held = held
+        self.stream = held.stream
         self._described = described
         self._latent = latent
         self._runs_in_a_ring = False
@@ -96,7 +99,11 @@ class HostNetwork(RepeatedCalls):
         self._recorded = None
         if on_gpu and is_on("recordings"):
             self._recorded = RecordedForward(
-                self.call_at_once, made_outside=held.split.read, pulse=held.pulse, probe=_other_values
+                self.call_at_once,
+                made_outside=held.split.read,
+                # A graph ends where all its streams have come together.
+                pulse=held.pulse if held.stream is None else None,
+                probe=_other_values,
             )
 
     def _share_memory(self, dtype: torch.dtype) -> PeerSharing | None:
@@ -173,7 +180,7 @@ class HostNetwork(RepeatedCalls):
         """
         # What functions of nodes do in a call (remember, look at values) is in no recording.
         patched = _patched(conditioning)
-        run = self.call_at_once if patched else self.record_or_call
+        run = self._at_once if patched else self.record_or_call
         self._held.split.noted = None
         output: torch.Tensor = run(x, timestep, dict(conditioning))
         if CONTROL in conditioning:
@@ -185,6 +192,10 @@ class HostNetwork(RepeatedCalls):
         """Which rows of a ControlNet's residuals this rank read in the last call; see `rows_read`."""
         data = self._described.data
         return self._residual_rows.read(data.blocks, residuals, tokens) if data is not None else {}
+
+    def _at_once(self, *args: Any) -> torch.Tensor:
+        with self.stream.reading() if self.stream is not None else contextlib.nullcontext():
+            return self.call_at_once(*args)
 
     def call_at_once(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
         """What `predict` does, without recording."""
@@ -205,6 +216,8 @@ class HostNetwork(RepeatedCalls):
             held.enter_context(attending(self._attend.at))
             if self._compilation is not None and not patched:
                 held.enter_context(self._compilation.around_forward())
+            if self.stream is not None:
+                held.enter_context(self.stream.forward())
             output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options})
         if split.pending:
             raise UnsupportedModelError(

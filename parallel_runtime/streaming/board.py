@@ -1,0 +1,90 @@
+"""What ranks of one host tell one another about their shares of a model without a collective: words in shared memory.
+
+A rank writes its own words alone. Others look whether its share is filled, whether it reads from theirs, and whether it
+has their memory open.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from ..errors import PoolError
+
+_T = TypeVar("_T")
+
+STATE, LAUNCHED, FINISHED, OPEN, MADE = range(5)
+"""Which weights are in the share, 0 for none; forwards that were launched, and those that are through, which the GPU
+counts; whether shares of others are open; how often the share's memory was made."""
+_WORDS = 8
+_WAIT_SECONDS = 120.0
+"""A rank that reads its file again has that long; one that has died ends the pool sooner."""
+
+
+class Board:
+    """The words of one rank.
+
+    Args:
+        descriptor: of the memory, of another rank; None makes it.
+    """
+
+    def __init__(self, descriptor: int | None = None):
+        self.descriptor = descriptor
+        if descriptor is None:
+            self.descriptor = os.memfd_create("parallel-dit-board", os.MFD_CLOEXEC)
+            os.truncate(self.descriptor, mmap.PAGESIZE)
+        assert self.descriptor is not None
+        self._map = mmap.mmap(self.descriptor, mmap.PAGESIZE)
+        self._words = memoryview(self._map).cast("q")
+        self._counter: torch.Tensor | None = None
+        self._finished: torch.Tensor | None = None
+
+    def __getitem__(self, word: int) -> int:
+        return self._words[word]
+
+    def __setitem__(self, word: int, value: int) -> None:
+        self._words[word] = value
+
+    @property
+    def idle(self) -> bool:
+        """All forwards that this rank has launched are through."""
+        return self._words[FINISHED] == self._words[LAUNCHED]
+
+    def count_finished(self, device: torch.device) -> None:
+        """What the current stream has been given before raises FINISHED when it is through."""
+        if device.type != "cuda":
+            self[FINISHED] = self[LAUNCHED]
+            return
+        if self._counter is None:
+            words = torch.frombuffer(self._map, dtype=torch.int64, count=_WORDS)
+            page = torch.frombuffer(self._map, dtype=torch.uint8)
+            torch.cuda.cudart().cudaHostRegister(page.data_ptr(), page.nbytes, 0)
+            self._finished = words[FINISHED : FINISHED + 1]
+            self._counter = torch.full((1,), self[LAUNCHED] - 1, dtype=torch.int64, device=device)
+        assert self._finished is not None
+        self._counter += 1
+        self._finished.copy_(self._counter, non_blocking=True)
+
+
+def wait_for(about: _T, there: Callable[[_T], bool], what: str) -> None:
+    """Wait for what other ranks do, which is soon.
+
+    Args:
+        there: asks `about` whether it is done.
+        what: for the message.
+
+    Raises:
+        PoolError: it does not come.
+    """
+    deadline = time.monotonic() + _WAIT_SECONDS
+    pause = 0.0
+    while not there(about):
+        if time.monotonic() > deadline:
+            raise PoolError(f"A rank waited {_WAIT_SECONDS:.0f} s for {what}.", "Queue the prompt again.")
+        time.sleep(pause)
+        pause = min(pause + 1e-5, 1e-3)

@@ -1,0 +1,39 @@
+"""How the bytes of a network's blocks are dealt out to ranks: of each block every rank keeps an equal piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+ALIGNMENT = 512
+"""Bytes; as tensors in a block are aligned, so that a piece begins with a whole number."""
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Pieces of blocks. Every block is cut alike, so that ranks that fetch one fetch from all others at once.
+
+    Args:
+        sizes: bytes of each block that come and go, in forward order.
+        ranks: that keep pieces.
+    """
+
+    sizes: tuple[int, ...]
+    ranks: int
+
+    def piece(self, block: int, rank: int) -> tuple[int, int]:
+        """(start, stop) of a rank's bytes in a block; the last ranks may have fewer, or none."""
+        size = self.sizes[block]
+        length = -(-size // (self.ranks * ALIGNMENT)) * ALIGNMENT
+        return min(rank * length, size), min((rank + 1) * length, size)
+
+    def starts(self, rank: int) -> Sequence[int]:
+        """Where each block's piece begins in the rank's share, whose size comes last."""
+        lengths = (stop - start for start, stop in (self.piece(block, rank) for block in range(len(self.sizes))))
+        # The next piece begins aligned, as a kernel that copies it wants.
+        return list(accumulate((-(-length // ALIGNMENT) * ALIGNMENT for length in lengths), initial=0))
+
+    def share(self, rank: int) -> int:
+        """Bytes that a rank keeps."""
+        return self.starts(rank)[-1]

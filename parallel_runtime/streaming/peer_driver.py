@@ -1,0 +1,139 @@
+"""Memory of one GPU that other processes copy from: the CUDA driver's IPC handles, and its copies by address.
+
+PyTorch would give a tensor over another GPU's memory that GPU's device, and a copy a context on it. The driver takes
+addresses; its copies are launched on a stream, and recorded, like any.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import Any
+
+import torch
+
+_LAZY_PEER_ACCESS = 1
+_OUT_OF_MEMORY = 2
+
+
+class PeerMemoryError(RuntimeError):
+    """The driver cannot share this memory, in its words."""
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+_Address = ctypes.c_uint64
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+    "cuMemAlloc_v2": (ctypes.POINTER(_Address), ctypes.c_size_t),
+    "cuMemFree_v2": (_Address,),
+    "cuIpcGetMemHandle": (ctypes.POINTER(_Handle), _Address),
+    "cuIpcOpenMemHandle_v2": (ctypes.POINTER(_Address), _Handle, ctypes.c_uint),
+    "cuIpcCloseMemHandle": (_Address,),
+    "cuMemcpyAsync": (_Address, _Address, ctypes.c_size_t, ctypes.c_void_p),
+}
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int
+    except (OSError, AttributeError) as error:
+        raise PeerMemoryError(f"the CUDA driver cannot be called: {error}") from error
+    return library
+
+
+def _call(name: str, *arguments: Any) -> None:
+    library = _library()
+    code = getattr(library, name)(*arguments)
+    if code == _OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(f"{name}: the device is out of memory.")
+    if code:
+        text = ctypes.c_char_p()
+        library.cuGetErrorString(code, ctypes.byref(text))
+        raise PeerMemoryError(f"{name} failed with error {code} ({(text.value or b'unknown').decode()})")
+
+
+def reach_one_another(device: torch.device) -> bool:
+    """Whether a GPU can read the memory of all others that this process sees, as far as they are to."""
+    if os.environ.get("NCCL_P2P_DISABLE") == "1":
+        return False
+    others = [index for index in range(torch.cuda.device_count()) if index != device.index]
+    return all(torch.cuda.can_device_access_peer(device, index) for index in others)
+
+
+class SharedAllocation:
+    """Memory of this rank's GPU that others may open.
+
+    Args:
+        size: bytes.
+
+    Raises:
+        torch.OutOfMemoryError: there is not enough.
+        PeerMemoryError: it cannot be shared.
+    """
+
+    def __init__(self, size: int, device: torch.device):
+        torch.cuda.synchronize(device)  # the context exists, and is this thread's
+        torch.cuda.empty_cache()  # what the allocator keeps for itself, the driver cannot give
+        address, handle = _Address(), _Handle()
+        self.size = max(size, 1)
+        _call("cuMemAlloc_v2", ctypes.byref(address), self.size)
+        self._address = address.value
+        try:
+            _call("cuIpcGetMemHandle", ctypes.byref(handle), self._address)
+        except PeerMemoryError:
+            self.free()
+            raise
+        self.handle = bytes(handle).hex()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self._address, False), "version": 3, "strides": None}
+
+    def free(self) -> None:
+        """Return it; nobody may have it open any more, or use a tensor over it."""
+        if self._address:
+            _call("cuMemFree_v2", self._address)
+            self._address = 0
+
+
+class OpenedAllocation:
+    """Memory of another process's GPU.
+
+    Args:
+        handle: of its `SharedAllocation`.
+
+    Raises:
+        PeerMemoryError: this GPU cannot read it.
+    """
+
+    def __init__(self, handle: str, device: torch.device):
+        torch.cuda.synchronize(device)
+        address = _Address()
+        given = _Handle.from_buffer_copy(bytes.fromhex(handle))
+        _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
+        self._address = address.value
+
+    def copy_to(self, target: torch.Tensor, start: int) -> None:
+        """Copy the bytes from `start` on, on the current stream.
+
+        Args:
+            target: (bytes,) uint8 on this rank's GPU.
+        """
+        stream = torch.cuda.current_stream(target.device).cuda_stream
+        _call("cuMemcpyAsync", target.data_ptr(), self._address + start, target.numel(), stream)
+
+    def close(self) -> None:
+        """Let it go; no copy may be under way."""
+        if self._address:
+            _call("cuIpcCloseMemHandle", self._address)
+            self._address = 0

@@ -1,0 +1,163 @@
+"""The memory of a rank's share, and that of another rank's: of the host, or of a GPU that others can read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Protocol
+
+import psutil
+import torch
+
+from ..errors import OutOfMemoryError
+from .peer_driver import OpenedAllocation, SharedAllocation
+
+_LEFT_FREE = 20
+"""Shares leave this part of the host's memory."""
+
+
+class OwnShare(Protocol):
+    """This rank's share.
+
+    Args:
+        memory: (bytes,) uint8.
+        address: where other processes of the host find it, in words without spaces.
+    """
+
+    memory: torch.Tensor
+    address: str
+
+    def copy_to(self, target: torch.Tensor, start: int) -> None:
+        """Copy bytes from `start` on to a tensor on the device, on the current stream."""
+        ...
+
+    def pin(self) -> None:
+        """Let a GPU copy from it at the speed of its link, where it is the host's."""
+        ...
+
+    def close(self) -> None:
+        """Let it go. Of a GPU's memory nobody may have it open any more."""
+        ...
+
+
+class OtherShare(Protocol):
+    """Another rank's share, open; methods as those of `OwnShare`."""
+
+    def copy_to(self, target: torch.Tensor, start: int) -> None:
+        """See there."""
+        ...
+
+    def pin(self) -> None:
+        """See there."""
+        ...
+
+    def close(self) -> None:
+        """See there; no copy may be under way."""
+        ...
+
+
+class HostShare:
+    """Memory of the host, an anonymous file (memfd), so that nothing is left behind however a pool ends.
+
+    Args:
+        size: bytes.
+        descriptor: of another rank's memory; None makes it.
+
+    Raises:
+        OutOfMemoryError: the host would have too little left.
+    """
+
+    def __init__(self, size: int, descriptor: int | None = None):
+        size = max(size, 1)
+        if descriptor is None:
+            _require_on_host(size)
+            descriptor = os.memfd_create("parallel-dit-share", os.MFD_CLOEXEC)
+            os.truncate(descriptor, size)
+        self._descriptor = descriptor
+        self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
+        self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.address = f"host:{os.getpid()}:{descriptor}:{size}"
+        self._pinned = False
+
+    def copy_to(self, target: torch.Tensor, start: int) -> None:
+        """See OwnShare."""
+        target.copy_(self.memory[start : start + target.numel()], non_blocking=True)
+
+    def pin(self) -> None:
+        """See OwnShare."""
+        if not self._pinned and torch.cuda.is_available():
+            self._pinned = int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0)) == 0
+
+    def close(self) -> None:
+        """See OwnShare; the memory is free when every rank has closed it."""
+        if self._map is None:
+            return
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self._map = None  # unmapped with the last tensor over it
+        os.close(self._descriptor)
+
+
+class DeviceShare:
+    """Memory of this rank's GPU, which the other GPUs of the host read."""
+
+    def __init__(self, size: int, device: torch.device):
+        self._allocation = SharedAllocation(size, device)
+        self.memory = torch.as_tensor(self._allocation, device=device)
+        self.address = f"device:{self._allocation.handle}"
+
+    def copy_to(self, target: torch.Tensor, start: int) -> None:
+        """See OwnShare."""
+        target.copy_(self.memory[start : start + target.numel()], non_blocking=True)
+
+    def pin(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """See OwnShare."""
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self._allocation.free()
+
+
+class PeerShare:
+    """Another GPU's memory, open."""
+
+    def __init__(self, handle: str, device: torch.device):
+        self._opened = OpenedAllocation(handle, device)
+
+    def copy_to(self, target: torch.Tensor, start: int) -> None:
+        """See OwnShare."""
+        self._opened.copy_to(target, start)
+
+    def pin(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """See OtherShare."""
+        self._opened.close()
+
+
+def open_share(address: str, device: torch.device) -> OtherShare:
+    """Open what another rank of the host has made.
+
+    Raises:
+        OSError: it is gone.
+        PeerMemoryError: this GPU cannot read that one's memory.
+    """
+    kind, *where = address.split(":")
+    if kind == "device":
+        return PeerShare(where[0], device)
+    process, descriptor, size = map(int, where)
+    return HostShare(size, os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
+
+
+def _require_on_host(size: int) -> None:
+    host = psutil.virtual_memory()
+    left = host.available - size
+    if left < host.total // _LEFT_FREE:
+        raise OutOfMemoryError(
+            f"A share of the weights takes {size / 2**30:.1f} GiB of the host's memory, of which "
+            f"{host.available / 2**30:.1f} GiB are free.",
+            "Close other programs, or choose dealt as weights in Parallel Config.",
+        )

@@ -1,0 +1,268 @@
+"""The bytes of a network's blocks, dealt out over the ranks of one host, from which each rank fetches whole blocks.
+
+Nothing here is a collective. A rank copies from the others' memory whenever it wants, so it makes no difference which
+ranks a plan uses, and how often each of them runs the network; what a rank must know of the others it reads off their
+boards, at points of a job to which all ranks come.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import ConfigurationError
+from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
+from .deal import Deal
+from .peer_driver import reach_one_another
+from .share_memory import DeviceShare, HostShare, OtherShare, OwnShare, open_share
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How blocks come to a rank.
+
+    Args:
+        mode: "dealt", their pieces are kept on the ranks' devices; "host", in the host's memory.
+        rank, ranks: among those that keep pieces.
+        folder: private to the pool; None for one rank alone.
+    """
+
+    mode: str
+    rank: int
+    ranks: int
+    folder: Path | None
+
+    def __post_init__(self) -> None:
+        if self.ranks > 1 and self.folder is None:
+            raise ConfigurationError(
+                "Ranks outside of a pool have no place where they find one another's weights.",
+                "Set weights to whole.",
+            )
+
+    def on_device(self, device: torch.device) -> bool:
+        """Whether pieces are kept on it: a CPU's are in memory that others can read."""
+        return self.mode == "dealt" and device.type == "cuda"
+
+
+@dataclass(frozen=True)
+class Dealer:
+    """Deals out the blocks of one model.
+
+    Args:
+        key: of the weights; the same on all ranks, and on none for other weights.
+    """
+
+    streaming: Streaming
+    key: Hashable
+    device: torch.device
+
+    def check(self) -> None:
+        """Refuse what this machine cannot do, on all ranks alike.
+
+        Raises:
+            ConfigurationError: GPUs that cannot read each other's memory.
+        """
+        if self.on_device and self.streaming.ranks > 1 and not reach_one_another(self.device):
+            raise ConfigurationError(
+                "These GPUs cannot read each other's memory, so that weights cannot be dealt out to them.",
+                "Set weights to host.",
+            )
+
+    @property
+    def on_device(self) -> bool:
+        """See Streaming."""
+        return self.streaming.on_device(self.device)
+
+    def deal(self, sizes: Sequence[int]) -> SharedBlocks:
+        """What the ranks keep of blocks that have so many bytes; nothing is there yet."""
+        return SharedBlocks(self.streaming, Deal(tuple(sizes), self.streaming.ranks), self.key, self.device)
+
+
+class SharedBlocks:
+    """See the module; for the arguments `Dealer`."""
+
+    def __init__(self, streaming: Streaming, deal: Deal, key: Hashable, device: torch.device):
+        self.deal = deal
+        self.device = device
+        self.streaming = streaming
+        self.board = Board()
+        self._name = f"share-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"
+        self._starts = [deal.starts(rank) for rank in range(deal.ranks)]
+        self._own: OwnShare | None = None
+        self._boards: dict[int, Board] = {}
+        self._others: dict[int, tuple[int, OtherShare]] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes of this rank's share."""
+        return self.deal.share(self.streaming.rank)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the share lies on the device, where others read it: it can only go when all ranks let it."""
+        return self.streaming.on_device(self.device)
+
+    def take(self) -> None:
+        """Have memory for the share, not filled; nothing is done where there is some.
+
+        Raises:
+            torch.OutOfMemoryError, OutOfMemoryError: there is not enough.
+        """
+        if self._own is not None:
+            return
+        self._own = DeviceShare(self.size, self.device) if self.on_device else HostShare(self.size)
+        self.board[STATE] = 0
+        if self.streaming.folder is not None:
+            path = self._path(self.streaming.rank)
+            unfinished = path.with_suffix(".new")
+            unfinished.write_text(f"{os.getpid()} {self.board.descriptor} {self._own.address}")
+            unfinished.rename(path)
+        self.board[MADE] += 1
+
+    def own_piece(self, block: int) -> tuple[int, int, torch.Tensor]:
+        """(start, stop) of this rank's bytes in a block, and the memory that they lie in."""
+        assert self._own is not None
+        start, stop = self.deal.piece(block, self.streaming.rank)
+        at = self._starts[self.streaming.rank][block]
+        return start, stop, self._own.memory[at : at + stop - start]
+
+    def write(self, block: int, start: int, data: torch.Tensor) -> None:
+        """Keep what this rank keeps of some bytes of a block.
+
+        Args:
+            start: of the bytes in the block.
+            data: (bytes,) uint8, on any device.
+        """
+        first, last, memory = self.own_piece(block)
+        low, high = max(first, start), min(last, start + data.numel())
+        if low < high:
+            memory[low - first : high - first].copy_(data[low - start : high - start])
+
+    def keeps(self, block: int, start: int, stop: int) -> bool:
+        """Whether this rank keeps any of these bytes of a block."""
+        first, last = self.deal.piece(block, self.streaming.rank)
+        return max(first, start) < min(last, stop)
+
+    def begin_change(self) -> None:
+        """Before this rank changes its share: nobody reads from it any more, and nobody begins to."""
+        if self.board[STATE]:
+            self.board[STATE] = 0
+            self._wait_until_idle()
+
+    def filled(self, state: str) -> None:
+        """The share has the weights of this name."""
+        if self.board[STATE] == _number(state):
+            return
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # others read without asking what is still being written
+            assert self._own is not None
+            self._own.pin()
+        self.board[STATE] = _number(state)
+
+    def meet(self) -> None:
+        """Wait until the shares of all ranks have the weights that this rank's has. Every rank comes here in RUN."""
+        state = self.board[STATE]
+        assert state, "a share that is not filled"
+        for rank in self._other_ranks():
+            board = self._board(rank)
+            wait_for(board, lambda words: words[STATE] == state, f"rank {rank} to have its share of the weights")
+            self._open(rank, board)
+
+    def fetch(self, block: int, slot: torch.Tensor) -> None:
+        """Copy a whole block to a slot, (bytes,) uint8, on the current stream."""
+        own = self.streaming.rank
+        # Ranks begin with different ones, so that they do not all read from one.
+        for rank in ((own + step) % self.deal.ranks for step in range(self.deal.ranks)):
+            start, stop = self.deal.piece(block, rank)
+            if start < stop:
+                share = self._own if rank == own else self._others[rank][1]
+                assert share is not None
+                share.copy_to(slot[start:stop], self._starts[rank][block])
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around a forward: others see that this rank reads from them."""
+        self.board[LAUNCHED] += 1
+        try:
+            yield
+        finally:
+            self.board.count_finished(self.device)
+
+    def close(self) -> None:
+        """Let the others' memory go."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        for _, share in self._others.values():
+            share.close()
+        self._others.clear()
+        self.board[OPEN] = 0
+
+    def give_back(self) -> None:
+        """Let the share go, and those of the others. Of shares on devices every rank does so in the same request.
+
+        Raises:
+            PoolError: another rank does not let it go.
+        """
+        if self._own is None:
+            return
+        self.board[STATE] = 0
+        self.close()
+        if self.on_device:
+            self._wait_until_closed()
+        self._own.close()
+        self._own = None
+        if self.streaming.folder is not None:
+            self._path(self.streaming.rank).unlink(missing_ok=True)
+
+    def _wait_until_idle(self) -> None:
+        for rank, board in self._boards_there():
+            wait_for(board, lambda words: words.idle, f"rank {rank} to finish its forward")
+
+    def _wait_until_closed(self) -> None:
+        for rank, board in self._boards_there():
+            wait_for(board, lambda words: not words[OPEN], f"rank {rank} to let shared weights go")
+
+    def _other_ranks(self) -> list[int]:
+        return [rank for rank in range(self.deal.ranks) if rank != self.streaming.rank]
+
+    def _boards_there(self) -> list[tuple[int, Board]]:
+        """Of the others that have a share: they may read from this one, which need not have read from theirs."""
+        there = [rank for rank in self._other_ranks() if rank in self._boards or self._path(rank).exists()]
+        return [(rank, self._board(rank)) for rank in there]
+
+    def _board(self, rank: int) -> Board:
+        if rank not in self._boards:
+            path = self._path(rank)
+            wait_for(path, lambda told: told.exists(), f"rank {rank} to have memory for its share")
+            process, descriptor, _ = path.read_text().split()
+            self._boards[rank] = Board(os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
+        return self._boards[rank]
+
+    def _open(self, rank: int, board: Board) -> None:
+        made = board[MADE]
+        known = self._others.get(rank)
+        if known is not None and known[0] == made:
+            return
+        if known is not None:
+            known[1].close()
+        share = open_share(self._path(rank).read_text().split()[2], self.device)
+        self.board[OPEN] = 1
+        share.pin()
+        self._others[rank] = (made, share)
+
+    def _path(self, rank: int) -> Path:
+        assert self.streaming.folder is not None
+        return self.streaming.folder / f"{self._name}-{rank}"
+
+
+@functools.lru_cache(maxsize=64)
+def _number(state: str) -> int:
+    """A word that tells weights apart, never 0."""
+    return int.from_bytes(hashlib.sha256(state.encode()).digest()[:7], "big") or 1

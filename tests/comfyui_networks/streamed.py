@@ -1,0 +1,61 @@
+"""ComfyUI's own networks whose weights come block by block, on each rank, in every format that ComfyUI reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, Load, tensor_name
+from tests.parallel_runtime.streamed_run import PoolRank
+
+KINDS = ("whole", "dealt", "host")
+
+
+def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list[str]) -> dict[str, Any]:
+    """{"format weights": whether it is what whole weights give}, and the shares of the bytes that a rank keeps."""
+    pool = PoolRank(rank, world_size, folder)
+    found: dict[str, Any] = {}
+    for name in formats:
+        path = Path(folder) / f"{name}.safetensors"
+        if rank == 0:
+            _write(path, comfyui, name)
+        dist.barrier()
+        code = ComfyuiCode(comfyui, {"cpu": True}, "float32" if name == "plain" else "", False)
+        outputs = {}
+        for weights in KINDS:
+            config = ParallelConfig(devices=f"cpu:{world_size}", weights=weights)
+            model = f"{name} {weights}"
+            pool.run(Load(model, str(path), "float32", config.to_mapping(), world_size, comfyui=code))
+            outputs[weights] = _forward(pool, model)
+            if weights != "whole":
+                found[model] = torch.equal(outputs[weights], outputs["whole"])
+                shared = pool.weights(model).shared
+                found[f"{model} share"] = shared.size / sum(shared.deal.sizes)
+        assert not outputs["whole"].isnan().any()
+    return found
+
+
+def _forward(pool: PoolRank, model: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    given = {"context": torch.randn(1, 7, 3584, generator=generator)}
+    tensors = {tensor_name(1, name): tensor for name, tensor in given.items()}
+    tensors |= {"x": torch.randn(1, 16, 10, 12, generator=generator), "timestep": torch.full((1,), 0.7)}
+    reference = ConditioningRef(1, new=True, tensors=tuple(given))
+    return pool.run(Forward(model, reference), tensors)[1]["output"]
+
+
+def _write(path: Path, comfyui: str, name: str) -> None:
+    from parallel_runtime.networks.comfyui.host_code import use_comfyui
+
+    use_comfyui(comfyui, {"cpu": True})
+    from tests.comfyui_networks.files import FILES
+    from tests.comfyui_networks.formats import write
+    from tests.comfyui_networks.write_files import tensors_of
+
+    tensors = tensors_of(FILES["longcat"])
+    save_file(tensors if name == "plain" else write(tensors, name), path)

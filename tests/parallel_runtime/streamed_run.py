@@ -1,0 +1,112 @@
+"""What each rank runs of the tests of weights that come block by block: the same requests with each kind of weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.engine.engine import Engine
+from parallel_runtime.engine.residency import Residency
+from parallel_runtime.loading.arena import PlainArena
+from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, Sample, Step, tensor_name
+from tests.parallel_runtime.staged_run import Quiet
+
+CPU = torch.device("cpu")
+
+
+class PoolRank:
+    """An engine in a pool, without its supervisor: ranks run the same requests by themselves."""
+
+    def __init__(self, rank: int, world_size: int, folder: str):
+        self.engine = Engine(CPU, rank, world_size)
+        self.engine.residency = Residency(CPU, rank, arena=PlainArena, folder=Path(folder))
+        self.ranks = world_size
+
+    def run(self, request: Any, tensors: dict[str, torch.Tensor] | None = None) -> Any:
+        """Both phases; every rank offers the same here."""
+        meta = {name: tensor.to("meta") for name, tensor in (tensors or {}).items()}
+        prepared = self.engine.prepare(request, meta, Quiet())
+        with torch.no_grad():
+            return prepared.run({name: tensor.clone() for name, tensor in (tensors or {}).items()}, Quiet())
+
+    def load(self, name: str, path: str, **options: Any) -> Any:
+        """Load a model under a name."""
+        config = ParallelConfig(devices=f"cpu:{self.ranks}", **options)
+        return self.run(Load(name, path, "float32", config.to_mapping(), self.ranks))[0]
+
+    def weights(self, name: str) -> Any:
+        """What holds the weights of a model."""
+        held = self.engine.residency.get(name).held
+        assert held is not None
+        return held.weights
+
+
+def flux_tensors(rows: int = 1) -> tuple[ConditioningRef, dict[str, torch.Tensor]]:
+    """A call of a tiny FLUX, the same in every process."""
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    given = {"context": draw(rows, 7, 64), "y": draw(rows, 32), "guidance": torch.full((rows,), 3.5)}
+    tensors = {tensor_name(1, key): tensor for key, tensor in given.items()}
+    tensors |= {"x": draw(rows, 16, 12, 6), "timestep": torch.full((rows,), 0.7)}
+    return ConditioningRef(1, new=True, tensors=tuple(given)), tensors
+
+
+def forward(rank: PoolRank, name: str, patches: Any = None) -> torch.Tensor:
+    """One call of a model in a pool."""
+    reference, tensors = flux_tensors()
+    more = {} if patches is None else {"patches": patches}
+    return rank.run(Forward(name, reference, **more), tensors)[1]["output"]
+
+
+def sample(rank: PoolRank, name: str, steps: int = 3) -> torch.Tensor:
+    """A run in the pool."""
+    reference, tensors = flux_tensors()
+    sigmas = torch.linspace(1, 0, steps + 1)
+    del tensors["timestep"]
+    tensors |= {"sigmas": sigmas, "timesteps": sigmas}
+    return rank.run(Sample(name, "euler", (reference,), 1.0, 0, "cpu"), tensors)[1]["latent"]
+
+
+def compare(rank: int, world_size: int, path: str, other: str, folder: str) -> dict[str, Any]:
+    """Forwards and runs with whole weights, and with those that come; two models in turn; bytes."""
+    pool = PoolRank(rank, world_size, folder)
+    found: dict[str, Any] = {}
+    expected: dict[str, torch.Tensor] = {}
+    for weights in ("whole", "dealt", "host"):
+        for number, file in enumerate((path, other)):
+            pool.load(f"{weights} {number}", file, weights=weights)
+            expected.setdefault(str(number), forward(pool, f"{weights} {number}"))
+    for weights in ("dealt", "host"):
+        for number in (0, 1, 0):
+            name = f"{weights} {number}"
+            found[f"{name} forward"] = torch.equal(forward(pool, name), expected[str(number)])
+        found[f"{weights} run"] = torch.equal(sample(pool, f"{weights} 0"), sample(pool, "whole 0"))
+        own = pool.weights(f"{weights} 0")
+        shared = own.shared
+        found[f"{weights} bytes"] = [own.size, shared.size, sum(shared.deal.sizes), max(shared.deal.sizes)]
+        pool.run(Release(f"{weights} 0"))
+        found[f"{weights} here"] = own.here
+        found[f"{weights} again"] = torch.equal(forward(pool, f"{weights} 0"), expected["0"])
+    found["unlike"] = not torch.equal(expected["0"], expected["1"])
+    found["repeated"] = _repeat(pool, expected["0"])
+    return found
+
+
+def _repeat(pool: PoolRank, expected: torch.Tensor) -> bool:
+    """Steps of two kinds of weights in turn, without a PREPARE."""
+    reference, tensors = flux_tensors()
+    for kind, name in enumerate(("dealt 0", "host 0"), 1):
+        pool.run(Forward(name, reference, kind=kind), tensors)
+    step = {name: tensors[name] for name in ("x", "timestep")}
+    outputs = []
+    for kind in (1, 2, 1):
+        with torch.no_grad():
+            prepared = pool.engine.recall(Step(kind))
+            outputs.append(prepared.run({name: tensor.clone() for name, tensor in step.items()}, Quiet())[1]["output"])
+    return all(torch.equal(output, expected) for output in outputs)

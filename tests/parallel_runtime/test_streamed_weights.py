@@ -1,0 +1,45 @@
+"""Weights of which a rank has a share, and each block when it runs: bit for bit as with all of them on every rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.comfyui_checkout import HOW, find_comfyui
+from tests.comfyui_networks.formats import FORMATS
+from tests.ranks import run_ranks
+from tests.tiny_flux import tiny_config, write_original
+
+COMFYUI = find_comfyui()
+CONFIG = tiny_config(num_layers=2, num_single_layers=3, num_attention_heads=2)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> list[str]:
+    """Two models of one family with unlike weights."""
+    folder = tmp_path_factory.mktemp("models")
+    return [str(write_original(folder / f"{seed}.safetensors", CONFIG, seed=seed)) for seed in (1, 2)]
+
+
+@pytest.mark.slow_but_for("2")
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_shares_give_what_whole_weights_give(ranks, files, tmp_path):
+    arguments = {"path": files[0], "other": files[1], "folder": str(tmp_path)}
+    for found in run_ranks(ranks, "tests.parallel_runtime.streamed_run:compare", arguments):
+        for weights in ("dealt", "host"):
+            size, share, coming, largest = found.pop(f"{weights} bytes")
+            assert 2 * largest < size < 4 * largest  # two slots, and what is in no block: a CPU's share is not on it
+            assert share <= coming / ranks + 512 * 7
+            assert share > coming / ranks * 0.9
+            assert not found.pop(f"{weights} here")
+        assert all(found.values()), found
+
+
+@pytest.mark.skipif(COMFYUI is None, reason=HOW)
+@pytest.mark.slow_but_for("common")
+@pytest.mark.parametrize("formats", [["plain", "int8_tensorwise"], [*FORMATS]], ids=["common", "all"])
+def test_a_comfyui_network_gives_the_same_in_every_format(formats, tmp_path):
+    arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path), "formats": formats}
+    for found in run_ranks(2, "tests.comfyui_networks.streamed:compare", arguments):
+        assert len(found) == 4 * len(formats)
+        for name, value in found.items():
+            assert abs(value - 0.5) < 0.02 if name.endswith("share") else value is True, name
