@@ -56,10 +56,15 @@ def per_step(times: list[float]) -> float:
     return statistics.median(b - a for a, b in itertools.pairwise(times[1:])) * 1000
 
 
-def run_pool(path: Path, ranks: int, compiled: bool, size: int, steps: int, attention: str) -> dict[str, Any]:
+def run_pool(
+    path: Path, ranks: int, compiled: bool, size: int, steps: int, attention: str, weights: str = "auto"
+) -> dict[str, Any]:
     """Sample through the pool: once to warm up, once measured; then one call per step, as KSampler does."""
     config = ParallelConfig(
-        devices=",".join(map(str, range(ranks))), compile="on" if compiled else "off", attention=attention
+        devices=",".join(map(str, range(ranks))),
+        compile="on" if compiled else "off",
+        attention=attention,
+        weights=weights,
     )
     model = ModelRequest(str(path), "bfloat16", config)
     client = get_pool(config)
