@@ -33,6 +33,22 @@ class CudaGraphs:
         self._stream: Any = None
         self._captures: weakref.WeakSet[Capture] = weakref.WeakSet()  # that somebody can still replay
 
+    def rehearse(self, call: Callable[[list[torch.Tensor]], Any], static: list[torch.Tensor]) -> Any:
+        """Return `call(static)`, run on the stream that will record it.
+
+        Libraries take memory for a stream when they first see it (comfy-kitchen's int8 products do), which ends a
+        recording.
+        """
+        if not static[0].is_cuda:
+            return call(static)
+        self._begin()
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            output = call(static)
+        current.wait_stream(self._stream)
+        return output
+
     def record(
         self, call: Callable[[list[torch.Tensor]], Any], static: list[torch.Tensor], made_outside: Callable[[], Any]
     ) -> Replay:
@@ -47,11 +63,9 @@ class CudaGraphs:
         Raises:
             RuntimeError: the forward does something that cannot be recorded, or memory ran out.
         """
+        self._begin()
         if not self._captures:
-            # One pool and one stream for all recordings: they never run at the same time and keep nothing between two
-            # replays, and memory is given out again on the stream alone that it was taken on. A pool is gone with the
-            # last recording in it.
-            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+            self._pool = torch.cuda.graph_pool_handle()  # a pool is gone with the last recording in it
         capture = Capture(self._pool)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -74,6 +88,12 @@ class CudaGraphs:
             return pytree.tree_map_only(torch.Tensor, torch.clone, output)
 
         return replay
+
+    def _begin(self) -> None:
+        # One pool and one stream for all recordings: they never run at the same time and keep nothing between two
+        # replays, and memory is given out again on the stream alone that it was taken on.
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
 
 
 class Capture:

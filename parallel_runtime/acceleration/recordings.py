@@ -39,6 +39,8 @@ another order of summation make of a deep network in bfloat16 is 0.02."""
 Forward = Callable[..., Any]
 Probe = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 """Other values for a call's tensors, of the same shapes."""
+Rehearse = Callable[[Callable[[list[torch.Tensor]], Any], list[torch.Tensor]], Any]
+"""(call, its tensors) -> output, see `CudaGraphs.rehearse`."""
 Record = Callable[["RecordedForward", Callable[[list[torch.Tensor]], Any], list[torch.Tensor]], Replay]
 """(owner, call, its tensors) -> replay; see `CudaGraphs.record`."""
 
@@ -104,6 +106,7 @@ class RecordedForward:
         self._forward = forward
         self.made_outside = made_outside
         graphs = CudaGraphs(pulse)
+        self._rehearse: Rehearse = graphs.rehearse if record is None else lambda call, static: call(static)
         self._record = record or (lambda owner, call, static: graphs.record(call, static, owner.made_outside))
         self._over: dict[tuple[int, ...], _Recordings] = {}
 
@@ -209,7 +212,8 @@ class RecordedForward:
     def _recorded(self, kind: _Kind, call: Callable[[list[torch.Tensor]], Any], tensors: list[torch.Tensor]) -> Any:
         replay, output, reason = None, None, ""
         static = [tensor.clone() for tensor in tensors]
-        output = call(static)  # this call's result, and the last warm-up: on the very tensors that are recorded
+        # This call's result, and the last warm-up: on the very tensors and the stream that are recorded.
+        output = self._rehearse(call, static)
         other = self._probe(static) if self._probe is not None else None
         expected = None if other is None else call([tensor.clone() for tensor in other])
         try:

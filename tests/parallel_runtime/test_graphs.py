@@ -213,6 +213,25 @@ def test_a_cuda_graph_gives_what_the_forward_gives():
         assert torch.equal(recorded(ONE, (x,), {}), (x @ x.t()).relu())
 
 
+@pytest.mark.gpu
+def test_what_a_library_does_once_a_stream_is_over_before_a_recording_begins():
+    seen: set[int] = set()
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        stream = torch.cuda.current_stream()
+        if stream.cuda_stream not in seen:
+            seen.add(stream.cuda_stream)
+            torch.cuda.synchronize()  # as taking memory does, not allowed while the stream records
+        return 2 * x
+
+    recorded = RecordedForward(forward)
+    for _ in range(WARM_RUNS + 3):
+        x = torch.randn(64, device="cuda")
+        assert torch.equal(recorded(ONE, (x,), {}), 2 * x)
+    (kind,) = recorded._over[ONE.sequence_ranks].kinds.values()
+    assert kind.replay is not None
+
+
 def test_the_first_blocks_are_a_graph_of_their_own_which_ends_before_the_next_begins(monkeypatch):
     happened: list[str] = []
 
