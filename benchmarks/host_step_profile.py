@@ -30,11 +30,10 @@ from parallel_runtime.acceleration.peer_memory import PeerMemory
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.groups import Groups
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
-from parallel_runtime.networks.comfyui.attention_names import ask_the_split
-from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
+from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.seam import enter
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 from parallel_runtime.switches import SWITCHES, VARIABLE
@@ -131,8 +130,7 @@ class Cut:
         self._described = describe_network(loaded.network, loaded.size, loaded.latent.latent_dimensions)
         assert self._described.data is not None, self._described.why_whole
         split = TokenSplit(single_rank_mesh())
-        ask_the_split(self._described.data.attention_in)
-        cut_blocks(loaded.network, self._described.data.blocks, split)
+        prepare_network(loaded.network, self._described.data, split)
         self._held: Any = SimpleNamespace(network=loaded.network, split=split, here=True, device=device, pulse=None)
 
     def wrap(self, compiles: bool) -> tuple[HostNetwork, Callable[[], torch.Tensor]]:

@@ -20,6 +20,9 @@ from ..attention import rotary  # noqa: F401 - its operators
 _ROTATION = ("comfy_kitchen.apply_rope", "comfy_kitchen.apply_rope.default")
 """(query, key, matrices): ComfyUI's, of tensors (batch, heads, tokens, head dim) and (batch or 1, 1, tokens, pairs, 2,
 2), whose matrices are rotations."""
+_NORM_AND_ROTATION = ("comfy_kitchen.rms_rope", "comfy_kitchen.rms_rope.default")
+"""(query, key, matrices, weight of queries, weight of keys, epsilon): norms over the head dim before it, of tensors
+(batch, tokens, heads, head dim) and matrices (batch or 1, tokens, 1, pairs, 2, 2)."""
 _ROTATION_OF_ONE = ("comfy_kitchen.apply_rope1", "comfy_kitchen.apply_rope1.default")
 """The same of one tensor: queries first, then keys."""
 
@@ -74,6 +77,10 @@ def rewrite_host_rotations(graph: fx.Graph) -> None:
     """Make one operator of norms and rotation of queries and keys."""
     called: list[Any] = [node for node in graph.nodes if node.op == "call_function"]
     for node in called:
+        if str(node.target) in _NORM_AND_ROTATION and all(user.target is operator.getitem for user in node.users):
+            turned = _as_ours(graph, node)
+            for user in list(node.users) if turned else ():
+                _replace(user, turned[user.args[1]])
         if str(node.target) in _ROTATION and all(user.target is operator.getitem for user in node.users):
             turned = _rotate(graph, node, *node.args)
             for user in list(node.users) if turned else ():
@@ -108,16 +115,41 @@ def _rotate(graph: fx.Graph, before: fx.Node, query: Any, key: Any, matrices: An
         return [graph.call_method("transpose", (output, 1, 2)) for output in outputs]
 
 
+def _as_ours(graph: fx.Graph, node: Any) -> list[fx.Node]:
+    """Our operator for ComfyUI's of the same; [] where shapes are not its own."""
+    if len(node.args) != 6 or node.kwargs:
+        return []
+    query, key, matrices, *weights, eps = node.args
+    if not isinstance(eps, float) or not all(isinstance(each, fx.Node) for each in weights):
+        return []
+    if _value(query).dim() != 4 or _value(matrices).dim() != 6 or _value(matrices).shape[2] != 1:
+        return []
+    if _value(query).shape[3] != 2 * _value(matrices).shape[3] or _value(weights[0]).dim() != 1:
+        return []
+    with graph.inserting_before(node):
+        angles = [_twice(graph, matrices, row, heads=2) for row in range(2)]
+        both = graph.call_function(
+            torch.ops.parallel_dit.norm_rotate.default,
+            ([query], [key], *([weight] for weight in weights), eps, *angles),
+        )
+        return [graph.call_function(operator.getitem, (both, index)) for index in range(2)]
+
+
 def _as_made(x: Any) -> fx.Node:
     """A tensor as it was before it was copied to lie in order."""
     copied = x.op == "call_method" and x.target == "contiguous" and len(x.args) == 1 and isinstance(x.args[0], fx.Node)
     return x.args[0] if copied else x
 
 
-def _twice(graph: fx.Graph, matrices: fx.Node, row: int) -> fx.Node:
-    """Cosines (row 0) or sines of rotation matrices, (batch or 1, tokens, head dim): each twice."""
+def _twice(graph: fx.Graph, matrices: fx.Node, row: int, heads: int = 1) -> fx.Node:
+    """Cosines (row 0) or sines of rotation matrices, (batch or 1, tokens, head dim): each twice.
+
+    Args:
+        heads: dim of the matrices for heads, 1 or 2; the other one is that of tokens.
+    """
     every = slice(None)
-    of_pairs = graph.call_function(operator.getitem, (matrices, (every, 0, every, every, row, 0)))
+    place = (0, every) if heads == 1 else (every, 0)
+    of_pairs = graph.call_function(operator.getitem, (matrices, (every, *place, every, row, 0)))
     pairs = graph.call_method("expand", (graph.call_method("unsqueeze", (of_pairs, -1)), -1, -1, -1, 2))
     return graph.call_method("flatten", (pairs, 2))
 

@@ -23,6 +23,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ..attention import projections  # noqa: F401 - its operator
 from ..attention.operators import operator, shapes_of
+from .host_attention_rewrites import rewrite_host_attention
 from .host_rewrites import rewrite_host_rotations, split_products
 from .peer_rewrites import rewrite_peer_attention
 from .rotary_rewrites import drop_unused, rewrite_rotations
@@ -102,6 +103,7 @@ class Rewrites(CustomGraphPass):
         rewrite_host_rotations(graph)
         drop_unused(graph)  # what was replaced would count as a user
         rewrite_peer_attention(graph)
+        rewrite_host_attention(graph)
         drop_unused(graph)
 
     def __eq__(self, other: object) -> bool:

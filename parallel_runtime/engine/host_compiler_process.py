@@ -22,13 +22,13 @@ from ..loading.held_network import load_network
 from ..loading.host_file import open_host_file
 from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.attention import HostAttention
-from ..networks.comfyui.attention_names import ask_the_split
 from ..networks.comfyui.attention_operator import attending
 from ..networks.comfyui.block_examples import Example, made
 from ..networks.comfyui.compiled_cut import CompiledCut
-from ..networks.comfyui.cut_blocks import CutBlock, cut_blocks
+from ..networks.comfyui.cut_blocks import CutBlock
 from ..networks.comfyui.host_code import use_comfyui
 from ..networks.comfyui.networks import find_network, name_of
+from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.token_split import TokenSplit
 from .compiler_loop import serve
 
@@ -61,8 +61,7 @@ class Loader:
         data = find_network(type(network))
         assert data is not None
         split = TokenSplit(single_rank_mesh())
-        ask_the_split(data.attention_in)
-        cut_blocks(network, data.blocks, split)
+        prepare_network(network, data, split)
         attention = HostAttention(KERNELS["sdpa"], split)
         cut = CompiledCut(network, split, attention)
         cut.use(True)

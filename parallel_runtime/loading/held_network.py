@@ -14,9 +14,8 @@ from torch import nn
 from ..acceleration.pulse import Pulse
 from ..errors import NotLoadedError, UnsupportedModelError
 from ..mesh.mesh import single_rank_mesh
-from ..networks.comfyui.attention_names import ask_the_split
 from ..networks.comfyui.blocks import Network
-from ..networks.comfyui.cut_blocks import cut_blocks
+from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.token_split import TokenSplit
 from ..networks.marked_blocks import mark_blocks
 from ..streaming.block_stream import BlockStream
@@ -82,8 +81,7 @@ class HeldNetwork(PatchableNetwork):
         read_through(path, on_bytes)
         network = self._load()
         if self._data is not None:
-            ask_the_split(self._data.attention_in)
-            cut_blocks(network, self._data.blocks, self.split)
+            prepare_network(network, self._data, self.split)
             if self.pulse is not None:
                 mark_blocks(network, [blocks.path for blocks in self._data.blocks], self.pulse)
         self._network = network

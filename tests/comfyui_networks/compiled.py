@@ -15,11 +15,11 @@ from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.comfyui import compiled_cut, host_network
-from parallel_runtime.networks.comfyui.attention_names import ask_the_split
 from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
+from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 
 
@@ -53,8 +53,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         described = describe_network(made.network, 0, (first if isinstance(first, torch.Tensor) else first[0]).ndim - 2)
         assert described.data is not None, described.why_whole
         split = TokenSplit(single_rank_mesh())
-        ask_the_split(described.data.attention_in)
-        cut_blocks(made.network, described.data.blocks, split)
+        prepare_network(made.network, described.data, split)
         held = SimpleNamespace(network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None)
         plain = HostNetwork(held, described, None, "auto", torch.float32)
         chosen: Any = _rewritten(operators) if backend == "rewritten" else backend

@@ -79,10 +79,9 @@ def test_every_class_computes_compiled_what_it_does(part):
 @with_comfyui
 @pytest.mark.slow
 def test_blocks_that_are_rewritten_compute_what_they_do():
-    for found in compare(2, ["flux", "chroma", "krea 2", "qwen-image"], "rewritten"):
-        assert {f"parallel_dit.{name}.default" for name in ("linear_gelu", "linear_of_parts", "norm_rotate")} <= set(
-            found["operators"]
-        )
+    for found in compare(2, ["flux", "chroma", "krea 2", "qwen-image", "z-image"], "rewritten"):
+        names = ("linear_gelu", "norm_rotate", "host_attention_of_parts")
+        assert {f"parallel_dit.{name}.default" for name in names} <= set(found["operators"])
         assert not [line for line in found["warnings"] if "rewrites" in line]
 
 
@@ -273,3 +272,17 @@ def test_the_operator_has_the_layout_that_graphs_are_told(skip_reshape, skip_out
     assert TRACED.where == ""
     with pytest.raises(ValueError, match="not known"):
         through_operator(attention_sage, made, made, made, 3, dropout=0.5)
+
+
+@with_comfyui
+@pytest.mark.slow
+def test_quantised_layers_are_operators_of_a_graph_and_compute_what_comfyui_does():
+    (found,) = run_ranks(1, "tests.comfyui_networks.quantised:compare", {"comfyui": str(COMFYUI)})
+    rounded = {"float8_e4m3fn"}
+    for name, each in found.items():
+        assert each["quantised"] == 4
+        assert each["refused"] == []
+        assert each["graphs"] == 1  # for two blocks, and two numbers of tokens
+        operator = "float8_layer" if name in rounded else "quantised_layer"
+        assert each["operators"] == [f"parallel_dit.{operator}.default"] * 2
+        assert max(each["differences"]) == 0.0, name

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...attention.kernels import AttentionKernel
+from ...switches import is_on
 from ..sequence_attention import SequenceAttention
 from .attention_operator import through_operator
 from .token_split import TokenSplit, take
@@ -72,6 +73,36 @@ class HostAttention:
         inside = {"cross": self._split.outside, "gathers": self._split.gathering}.get(where, nullcontext)
         with inside():
             return self(function, *args, **kwargs)
+
+    def over_peers(
+        self,
+        queries: list[torch.Tensor],
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        norms: list[torch.Tensor],
+        eps: float,
+        beside: list[torch.Tensor],
+        scale: float | None,
+    ) -> torch.Tensor | None:
+        """What a compiled block calls first; see `attend_over_peers`. None where heads go another way, or nowhere.
+
+        Returns:
+            (batch, own tokens, width).
+        """
+        split, tokens = self._split, self._split.tokens
+        if split.streams is None or split.alone is not None or split.whole_queries or split.gathers_keys or split.kept:
+            return None
+        buffers, peers = tokens.buffers, tokens.peers
+        if buffers is None or peers is None or not peers.fits(queries[0]) or queries[0].shape[2] % tokens.degree:
+            return None
+        if not is_on("blocks"):
+            return None
+        self.calls += 1
+        attended: torch.Tensor = torch.ops.parallel_dit.peer_attention.default(
+            queries, keys, values, norms, eps, beside, buffers.memory, buffers.shape, buffers.table, buffers.group,
+            peers.kernel, scale,
+        )  # fmt: skip
+        return attended if beside else attended.flatten(2)
 
     def __call__(
         self,

@@ -22,6 +22,7 @@ _UNNAMED = {"transformer_options", "_inside_attn_wrapper"}
 """Arguments of a call that are not about the attention itself."""
 
 Attention = Callable[..., torch.Tensor]
+OverPeers = Callable[..., torch.Tensor | None]
 _NOW = threading.local()
 
 
@@ -38,18 +39,20 @@ TRACED = Traced()
 
 
 @contextmanager
-def attending(attention: Attention) -> Iterator[None]:
+def attending(attention: Attention, over_peers: OverPeers | None = None) -> Iterator[None]:
     """Inside, in this thread, operators of compiled blocks attend so.
 
     Args:
         attention: (function, where, q, k, v, ...) as ComfyUI's override gets them, with the name of a submodule's kind.
+        over_peers: (queries, keys, values, norms, eps, beside, scale) as `attend_over_peers` gets them; gives None
+            where this attention does not go over peer memory.
     """
-    before = getattr(_NOW, "attention", None)
-    _NOW.attention = attention
+    before = getattr(_NOW, "attention", None), getattr(_NOW, "over_peers", None)
+    _NOW.attention, _NOW.over_peers = attention, over_peers
     try:
         yield
     finally:
-        _NOW.attention = before
+        _NOW.attention, _NOW.over_peers = before
 
 
 def through_operator(
@@ -133,3 +136,58 @@ def _(
     width = q.shape[3] if skip_reshape else (q.shape[2] // heads if q.ndim == 3 else q.shape[3])
     made = q.new_empty((batch, tokens, heads, width))
     return made.transpose(1, 2) if skip_output_reshape else made.flatten(2)
+
+
+@operator(
+    "host_attention_of_parts",
+    "(Tensor[] queries, Tensor[] keys, Tensor[] values, Tensor[] norms, float eps, Tensor[] beside, int heads,"
+    " str function, ScalarType? precision, float? scale, bool low_precision) -> Tensor",
+)
+def host_attention_of_parts(
+    queries: list[torch.Tensor],
+    keys: list[torch.Tensor],
+    values: list[torch.Tensor],
+    norms: list[torch.Tensor],
+    eps: float,
+    beside: list[torch.Tensor],
+    heads: int,
+    function: str,
+    precision: torch.dtype | None,
+    scale: float | None,
+    low_precision: bool,
+) -> torch.Tensor:
+    """The same with the norms and the rotary embedding before it, and with what a block makes of it.
+
+    Rewrites make it (acceleration/host_attention_rewrites.py). What of it is one kernel, or goes on while tensors
+    travel, is decided where it runs, by what the ranks are: see `attend_over_peers` for the arguments.
+
+    Returns:
+        Attended values (batch, tokens, heads * head dim); with `beside` the last layer's (batch, tokens, width).
+    """
+    if _NOW.over_peers is not None:
+        made: torch.Tensor | None = _NOW.over_peers(queries, keys, values, norms, eps, beside, scale)
+        if made is not None:
+            return made
+    *weights, cos, sin = norms
+    halves = weights[: len(queries)], weights[len(queries) :]
+    ours = torch.ops.parallel_dit
+    query, key = ours.norm_rotate.default(queries, keys, *halves, eps, cos, sin)
+    value = values[0] if len(values) == 1 else torch.cat(values, 1)
+    q, k, v = (each.transpose(1, 2) for each in (query, key, value))
+    attended: torch.Tensor = host_attention(
+        q, k, v, heads, None, function, "", precision, True, False, scale, False, low_precision
+    )
+    if not beside:
+        return attended
+    x, hidden_weight, hidden_bias, weight, bias = beside
+    hidden = ours.linear_gelu.default(x, hidden_weight, hidden_bias)
+    output: torch.Tensor = ours.linear_of_parts.default([attended, hidden], weight, bias)
+    return output
+
+
+@shapes_of(host_attention_of_parts)
+def _(queries: list[torch.Tensor], keys: Any, values: Any, norms: Any, eps: float, beside: Any, *more: Any) -> Any:
+    if beside:
+        return beside[0].new_empty((*beside[0].shape[:-1], beside[3].shape[0]))
+    batch, _, heads, head_dim = queries[0].shape
+    return queries[0].new_empty((batch, sum(part.shape[1] for part in queries), heads * head_dim))

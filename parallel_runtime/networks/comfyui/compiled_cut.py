@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from ...acceleration.compiled_methods import CompiledMethods, Varying
 from .attention import HostAttention
+from .quantised_layers import QuantisedLayer, quantised_layers
 from .token_split import RunBlock, TokenSplit
 
 
@@ -25,6 +27,7 @@ class CompiledCut:
         self._split = split
         self._attention = attention
         self._in_use = False
+        self._quantised: weakref.WeakKeyDictionary[nn.Module, list[QuantisedLayer]] = weakref.WeakKeyDictionary()
         self.plain: RunBlock | None = None
         """Runs them as they are; None: they are called."""
         self.methods = CompiledMethods(is_plain(network), backend)
@@ -51,6 +54,8 @@ class CompiledCut:
         """What stands in `TokenSplit.run_block`."""
         if not self._in_use:
             return forward(*args, **kwargs) if self.plain is None else self.plain(forward, args, kwargs, varying)
+        for layer in self._quantised_in(forward):
+            layer.look_inside()
         attended = self._attention.calls
         return self.methods.call(
             forward, args, kwargs, varying,
@@ -58,7 +63,20 @@ class CompiledCut:
             may_repeat=lambda: self._split.degree == 1 or self._attention.calls == attended,
         )  # fmt: skip
 
+    def _quantised_in(self, forward: Callable[..., Any]) -> Sequence[QuantisedLayer]:
+        block = getattr(forward, "__self__", None)
+        if not isinstance(block, nn.Module):
+            return ()
+        if block not in self._quantised:
+            self._quantised[block] = list(quantised_layers(block))
+        return self._quantised[block]
+
 
 def is_plain(network: nn.Module) -> bool:
-    """All weights are tensors as they are, none of which is quantised."""
-    return all(type(each.data).__name__ == "Tensor" and each.dtype.is_floating_point for each in network.parameters())
+    """All weights that graphs see are tensors as they are, none of which is quantised."""
+    return all(
+        type(each.data).__name__ == "Tensor" and each.dtype.is_floating_point
+        for module in network.modules()
+        if not isinstance(module, QuantisedLayer)
+        for each in module.parameters(recurse=False)
+    )

@@ -220,7 +220,7 @@ def take(tensor: torch.Tensor, dim: int, intervals: Sequence[tuple[int, int]]) -
 
 
 def put(share: torch.Tensor, dim: int, interval: tuple[int, int], length: int) -> torch.Tensor:
-    """A tensor of the whole length with the share in its place; what else is in it is zero, and nobody's."""
-    placed = share.new_zeros((*share.shape[:dim], length, *share.shape[dim + 1 :]))
+    """A tensor of the whole length with the share in its place; what else is in it nobody has written."""
+    placed = share.new_empty((*share.shape[:dim], length, *share.shape[dim + 1 :]))
     placed.narrow(dim, interval[0], interval[1] - interval[0]).copy_(share)
     return placed

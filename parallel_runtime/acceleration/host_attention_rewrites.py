@@ -1,0 +1,105 @@
+"""Rewrites of ComfyUI's attention call in a block: norms before it and the layer beside it join its operator.
+
+What peer_rewrites.py does where the exchange is part of the graph. Here the graph does not know of it
+(networks/comfyui/attention_operator.py), so the operator gets what there is, and decides when it runs.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+_ATTENTION = "parallel_dit.host_attention.default"
+_OF_PARTS = "parallel_dit.host_attention_of_parts.default"
+_BESIDE = 5
+"""Place of `beside` in the operator's arguments."""
+
+
+def rewrite_host_attention(graph: fx.Graph) -> None:
+    """Rewrite `graph` in place, after norms and rotary embedding became one operator and GELU joined its product."""
+    _drop_single_copies(graph)
+    for node in [node for node in graph.nodes if str(node.target) == _ATTENTION]:
+        _take_norms(graph, node)
+    for node in [node for node in graph.nodes if node.target is torch.ops.parallel_dit.linear_of_parts.default]:
+        _feed_forward_beside(graph, node)
+
+
+def _drop_single_copies(graph: fx.Graph) -> None:
+    """Take away repetitions that repeat nothing: heads of keys that serve one head of queries each (Lumina)."""
+    for node in [node for node in graph.nodes if node.op == "call_method" and node.target == "repeat"]:
+        x, *times = node.args
+        value = x.meta.get("example_value")
+        if value is not None and all(time == 1 for time in times) and len(times) == value.dim():
+            node.replace_all_uses_with(x)
+
+
+def _take_norms(graph: fx.Graph, attention: Any) -> None:
+    query, key, value, heads, mask, function, where, precision, *rest = attention.args
+    heads_first, heads_first_after, scale, repeats_keys, low_precision = rest
+    if mask is not None or where or not heads_first or heads_first_after or repeats_keys:
+        return
+    made = [_tokens_first(each) for each in (query, key)]
+    if any(each is None or each.target is not operator.getitem for each in made):
+        return
+    rotated = made[0].args[0]
+    if rotated.target is not torch.ops.parallel_dit.norm_rotate.default:
+        return
+    if [each.args for each in made] != [(rotated, 0), (rotated, 1)]:
+        return
+    queries, keys, query_weights, key_weights, eps, cos, sin = rotated.args
+    with graph.inserting_before(attention):
+        values = [_tokens_first(part) or graph.call_method("transpose", (part, 1, 2)) for part in _parts(value)]
+        if len(values) != len(queries):
+            return
+        joined = graph.call_function(
+            torch.ops.parallel_dit.host_attention_of_parts.default,
+            (
+                queries, keys, values, [*query_weights, *key_weights, cos, sin], eps, [], heads, function, precision,
+                scale, low_precision,
+            ),
+        )  # fmt: skip
+    joined.meta = dict(attention.meta)
+    attention.replace_all_uses_with(joined)
+
+
+def _tokens_first(x: Any) -> Any:
+    """What a node (batch, heads, tokens, head dim) is a view of, whose tokens come before its heads, behind copies and
+    dims that come and go; None where it is none."""
+    if x.op != "call_method" or x.target not in ("transpose", "movedim") or x.args[1:] not in ((1, 2), (2, 1)):
+        return None
+    x = x.args[0]
+    while x.op == "call_method" and x.target == "flatten" and x.args[1:] == (2, 3):
+        inner = x.args[0]
+        if inner.op != "call_method" or inner.target != "unsqueeze" or inner.args[1:] != (3,):
+            break
+        x = inner.args[0]
+    return x
+
+
+def _parts(value: Any) -> list[fx.Node]:
+    """What a value (batch, heads, tokens, head dim) is joined of along the tokens."""
+    if value.target is torch.cat and len(value.users) == 1:
+        parts, *dim = value.args or (value.kwargs["tensors"],)
+        if (*dim, value.kwargs.get("dim", 0))[0] == 2:
+            return list(parts)
+    return [value]
+
+
+def _feed_forward_beside(graph: fx.Graph, linear: Any) -> None:
+    parts, weight, bias = linear.args
+    if len(parts) != 2 or any(len(part.users) != 1 for part in parts):
+        return
+    attention, hidden = parts
+    if str(attention.target) != _OF_PARTS or attention.args[_BESIDE]:
+        return
+    if hidden.target is not torch.ops.parallel_dit.linear_gelu.default:
+        return
+    given = list(attention.args)
+    given[_BESIDE] = [*hidden.args, weight, bias]
+    with graph.inserting_before(linear):
+        joined = graph.call_function(attention.target, tuple(given))
+    joined.meta = dict(linear.meta)
+    linear.replace_all_uses_with(joined)

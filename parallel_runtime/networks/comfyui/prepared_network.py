@@ -1,0 +1,22 @@
+"""Makes a network that ComfyUI has loaded one whose ranks share out its tokens, and whose blocks can be compiled."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .attention_names import ask_the_split
+from .blocks import Network
+from .cut_blocks import cut_blocks
+from .quantised_layers import hide_quantised
+from .token_split import TokenSplit
+
+
+def prepare_network(network: nn.Module, data: Network, split: TokenSplit) -> None:
+    """Change the network so, once; `split` says which ranks.
+
+    Raises:
+        UnsupportedModelError: it is not as the data says.
+    """
+    ask_the_split(data.attention_in)
+    hide_quantised(network)
+    cut_blocks(network, data.blocks, split)

@@ -1,0 +1,108 @@
+"""Layers with quantised weights in a graph, against the same layers by themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from parallel_runtime.acceleration.compiled_methods import CompiledMethods
+from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.quantised_layers import QuantisedLayer, hide_quantised, quantised_layers
+
+FORMATS = {
+    "float8_e4m3fn": {},
+    "float8_e4m3fn, scaled input": {},
+    "int8_tensorwise": {},
+    "int8_tensorwise, rotated": {"convrot": True, "convrot_groupsize": 16},
+    "fp8_ops": {},
+}
+
+
+class Two(torch.nn.Module):
+    """Two layers with a GELU in between."""
+
+    def __init__(self, layers: list[torch.nn.Module]):
+        super().__init__()
+        self.first, self.second = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, 32) -> the same."""
+        return self.second(torch.nn.functional.gelu(self.first(x)))
+
+
+def compare(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
+    """{format: {"differences": largest over the scale, as it is, again with other weights, with a function on a weight,
+    "operators": of the first graph, "graphs", "quantised": how many layers are}}."""
+    use_comfyui(comfyui, {"cpu": True})
+    torch.set_grad_enabled(False)
+    return {name: _compare(name, more) for name, more in FORMATS.items()}
+
+
+def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
+    import comfy.ops
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    operations = comfy.ops.mixed_precision_ops({}, torch.bfloat16)
+    blocks = [Two([_layer(operations, name, more, shape) for shape in ((64, 32), (32, 64))]) for _ in range(2)]
+    graphs: list[list[str]] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        graphs.append([str(node.target) for node in module.graph.nodes if "parallel_dit" in str(node.target)])
+        return module.forward
+
+    methods = CompiledMethods(plain=True, backend=backend)  # type: ignore[arg-type]
+
+    def differ(block: Two, tokens: int = 5) -> float:
+        x = torch.randn(2, tokens, 32).to(torch.bfloat16)
+        expected = block(x)
+        for layer in quantised_layers(block):
+            layer.look_inside()
+        with methods.compiling():
+            found = methods.call(block.forward, (x,), {}, lambda args, kwargs: [(args, 1)], lambda: True)
+        return float((found - expected).abs().max() / expected.abs().max())
+
+    for block in blocks:
+        hide_quantised(block)
+    before = len(graphs)
+    differences = [differ(blocks[0]), differ(blocks[1], tokens=7)]
+    made = len(graphs) - before
+    blocks[0].first.weight = blocks[1].first.weight
+    differences.append(differ(blocks[0]))
+    if name != "fp8_ops":
+        blocks[0].first.weight_function = [lambda weight: weight * 2]
+        differences.append(differ(blocks[0]))
+        blocks[0].first.weight_function = []
+        differences.append(differ(blocks[0]))
+    return {
+        "differences": differences,
+        "graphs": made,
+        "operators": graphs[0],
+        "refused": list(methods.refused.values()),
+        "quantised": sum(isinstance(each, QuantisedLayer) for block in blocks for each in block.children()),
+    }
+
+
+def _layer(operations: Any, name: str, more: dict[str, Any], shape: tuple[int, int]) -> torch.nn.Module:
+    import comfy.ops
+    import comfy.quant_ops as quant
+
+    weight, bias = torch.randn(shape).to(torch.bfloat16) / 8, torch.randn(shape[0]).to(torch.bfloat16)
+    if name == "fp8_ops":
+        layer = comfy.ops.fp8_ops.Linear(shape[1], shape[0], dtype=torch.float8_e4m3fn)
+        layer.load_state_dict({"weight": weight.to(torch.float8_e4m3fn), "bias": bias.to(torch.float8_e4m3fn)})
+        layer.comfy_cast_weights = True
+        return layer
+    kind = name.partition(",")[0]
+    layout = quant.QUANT_ALGOS[kind]["comfy_tensor_layout"]
+    options = {"per_channel": True, **more} if more else {}
+    tensors = quant.QuantizedTensor.from_float(weight, layout, scale="recalculate", **options).state_dict("weight")
+    said = torch.tensor(list(json.dumps({"format": kind, **more}).encode()), dtype=torch.uint8)
+    tensors |= {"bias": bias, "comfy_quant": said}
+    if "scaled input" in name:
+        tensors["input_scale"] = torch.tensor(0.02)
+    layer = operations.Linear(shape[1], shape[0])
+    layer.load_state_dict(tensors)
+    return layer

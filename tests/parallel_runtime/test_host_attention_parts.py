@@ -1,0 +1,115 @@
+"""ComfyUI's attention call with norms before it and a layer beside it: one operator, whichever way its heads go."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from parallel_runtime.acceleration.rewrites import linear_gelu, linear_of_parts
+from parallel_runtime.attention.kernels import KERNELS
+from parallel_runtime.attention.rotary import norm_rotate
+from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.networks.comfyui.attention import HostAttention
+from parallel_runtime.networks.comfyui.attention_operator import attending, host_attention_of_parts
+from parallel_runtime.networks.comfyui.token_split import Streams, TokenSplit
+
+HEADS, HEAD_DIM, PARTS, WIDTH = 4, 8, (3, 5), 24
+
+
+def attention_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, **given: Any) -> torch.Tensor:
+    """As ComfyUI's, of that name, for heads before tokens."""
+    assert given["skip_reshape"]
+    return F.scaled_dot_product_attention(q, k, v, scale=given.get("scale")).transpose(1, 2).flatten(2)
+
+
+def attend(queries, keys, values, norms, eps, beside, scale):
+    """What the operator gives, in plain PyTorch."""
+    *weights, cos, sin = norms
+    query, key = norm_rotate(queries, keys, weights[: len(queries)], weights[len(queries) :], eps, cos, sin)
+    own = [each.transpose(1, 2) for each in (query, key, torch.cat(values, 1))]
+    attended = F.scaled_dot_product_attention(*own, scale=scale).transpose(1, 2)
+    if not beside:
+        return attended
+    x, hidden_weight, hidden_bias, weight, bias = beside
+    return linear_of_parts([attended.flatten(2), linear_gelu(x, hidden_weight, hidden_bias)], weight, bias)
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Queries, keys, values, norms, eps, and a layer beside them."""
+    monkeypatch.setitem(
+        sys.modules, "comfy.ldm.modules.attention", SimpleNamespace(attention_pytorch=attention_pytorch)
+    )
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    parts = [[draw(2, tokens, HEADS, HEAD_DIM) for tokens in PARTS] for _ in range(3)]
+    angles = draw(sum(PARTS), HEAD_DIM // 2).repeat_interleave(2, 1)
+    norms = [*(draw(HEAD_DIM) for _ in range(4)), angles.cos(), angles.sin()]
+    inner = HEADS * HEAD_DIM
+    beside = [draw(2, sum(PARTS), WIDTH), draw(20, WIDTH), draw(20), draw(WIDTH, inner + 20), draw(WIDTH)]
+    return *parts, norms, 1e-6, beside
+
+
+def call(given: Any, attention: HostAttention, beside: bool, scale: float | None = None) -> torch.Tensor:
+    *front, layers = given
+    chosen = layers if beside else []
+    with attending(attention.at, attention.over_peers):
+        found = host_attention_of_parts(*front, chosen, HEADS, "attention_pytorch", None, scale, True)
+    expected = attend(*front, chosen, scale)
+    expected = expected if beside else expected.flatten(2)
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < 1e-5
+    return found
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_where_heads_stay_the_operator_does_one_after_the_other(given, beside):
+    call(given, HostAttention(KERNELS["sdpa"], TokenSplit(single_rank_mesh())), beside, scale=0.3)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(given, beside, monkeypatch):
+    sent: list[tuple[Any, ...]] = []
+
+    def over_peers(queries, keys, values, norms, eps, beside, *memory):
+        *buffers, kernel, scale = memory
+        sent.append((len(queries), len(norms), len(beside), *buffers, kernel))
+        return attend(queries, keys, values, norms, eps, beside, scale)
+
+    monkeypatch.setattr(torch.ops.parallel_dit.peer_attention, "default", over_peers)
+    split = TokenSplit(single_rank_mesh())
+    attention = HostAttention(KERNELS["sdpa"], split)
+    tokens: Any = split.tokens
+    tokens.degree, tokens.buffers = 2, SimpleNamespace(memory="memory", shape="shape", table="table", group="group")
+    fits = SimpleNamespace(fits=lambda query: query.shape[2:] == (HEADS, HEAD_DIM), kernel="sdpa")
+    tokens.peers = fits
+    call(given, attention, beside)  # no block runs that is cut
+    assert sent == []
+    attention.calls = 0
+    split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0)
+    call(given, attention, beside)
+    assert sent == [(2, 6, 5 if beside else 0, "memory", "shape", "table", "group", "sdpa")]
+    assert attention.calls == 1
+    front = given[:-1]
+    others = {"degree": 3, "buffers": None, "peers": SimpleNamespace(fits=lambda query: False)}
+    for name, value in others.items():
+        kept = getattr(tokens, name)
+        setattr(tokens, name, value)
+        assert attention.over_peers(*front, [], None) is None
+        setattr(tokens, name, kept)
+    for name, value in {"alone": 0, "whole_queries": True, "gathers_keys": True, "kept": 2}.items():
+        kept = getattr(split, name)
+        setattr(split, name, value)
+        assert attention.over_peers(*front, [], None) is None
+        setattr(split, name, kept)
+    monkeypatch.setenv("PARALLEL_DIT_OFF", "blocks")
+    assert attention.over_peers(*front, [], None) is None
+    assert len(sent) == 1
