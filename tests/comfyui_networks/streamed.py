@@ -20,33 +20,42 @@ def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list
     """{"format weights": whether it is what whole weights give}, and the shares of the bytes that a rank keeps."""
     pool = PoolRank(rank, world_size, folder)
     found: dict[str, Any] = {}
+    plain = Path(folder) / "source.safetensors"
+    if rank == 0:
+        _write(plain, comfyui, "plain")
+    dist.barrier()
+    patches = (pool.keep(comfyui, str(plain)), "")
     for name in formats:
         path = Path(folder) / f"{name}.safetensors"
         if rank == 0:
             _write(path, comfyui, name)
         dist.barrier()
         code = ComfyuiCode(comfyui, {"cpu": True}, "float32" if name == "plain" else "", False)
-        outputs = {}
+        outputs: dict[str, torch.Tensor] = {}
         for weights in KINDS:
             config = ParallelConfig(devices=f"cpu:{world_size}", weights=weights)
             model = f"{name} {weights}"
             pool.run(Load(model, str(path), "float32", config.to_mapping(), world_size, comfyui=code))
             outputs[weights] = _forward(pool, model)
+            outputs[f"{weights} patched"] = _forward(pool, model, patches)
+            outputs[f"{weights} again"] = _forward(pool, model)
             if weights != "whole":
-                found[model] = torch.equal(outputs[weights], outputs["whole"])
+                for state in ("", " patched", " again"):
+                    found[f"{model}{state}"] = torch.equal(outputs[weights + state], outputs["whole" + state])
                 shared = pool.weights(model).shared
                 found[f"{model} share"] = shared.size / sum(shared.deal.sizes)
         assert not outputs["whole"].isnan().any()
+        assert not torch.equal(outputs["whole"], outputs["whole patched"])
     return found
 
 
-def _forward(pool: PoolRank, model: str) -> torch.Tensor:
+def _forward(pool: PoolRank, model: str, patches: tuple[str, str] = ("", "")) -> torch.Tensor:
     generator = torch.Generator().manual_seed(5)
     given = {"context": torch.randn(1, 7, 3584, generator=generator)}
     tensors = {tensor_name(1, name): tensor for name, tensor in given.items()}
     tensors |= {"x": torch.randn(1, 16, 10, 12, generator=generator), "timestep": torch.full((1,), 0.7)}
     reference = ConditioningRef(1, new=True, tensors=tuple(given))
-    return pool.run(Forward(model, reference), tensors)[1]["output"]
+    return pool.run(Forward(model, reference, patches=patches), tensors)[1]["output"]
 
 
 def _write(path: Path, comfyui: str, name: str) -> None:

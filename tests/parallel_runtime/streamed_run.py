@@ -6,12 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.residency import Residency
 from parallel_runtime.loading.arena import PlainArena
-from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, Sample, Step, tensor_name
+from parallel_runtime.patching.patch_data import Encoder, PatchSet
+from parallel_runtime.requests.requests import (
+    ComfyuiCode,
+    ConditioningRef,
+    Forward,
+    KeepPatches,
+    Load,
+    Release,
+    Sample,
+    Step,
+    tensor_name,
+)
 from tests.parallel_runtime.staged_run import Quiet
 
 CPU = torch.device("cpu")
@@ -37,11 +49,40 @@ class PoolRank:
         config = ParallelConfig(devices=f"cpu:{self.ranks}", **options)
         return self.run(Load(name, path, "float32", config.to_mapping(), self.ranks))[0]
 
+    def keep(self, comfyui: str, path: str) -> str:
+        """Keep a LoRA for layers of a FLUX file; return the name of the set."""
+        from parallel_runtime.networks.comfyui.host_code import use_comfyui
+
+        use_comfyui(comfyui, {"cpu": True})
+        made = lora(path)
+        tensors = {name: factor.view(torch.uint8).reshape(-1) for name, factor in made.factors.items()}
+        request = KeepPatches(ComfyuiCode(comfyui), tuple(tensors), (made.name,))
+        self.run(request, {**tensors, made.name: made.to_bytes()})
+        return made.name
+
     def weights(self, name: str) -> Any:
         """What holds the weights of a model."""
         held = self.engine.residency.get(name).held
         assert held is not None
         return held.weights
+
+
+LAYERS = ("double_blocks.0.img_attn.qkv", "double_blocks.1.txt_mlp.0", "single_blocks.1.linear1", "img_in")
+
+
+def lora(path: str) -> PatchSet:
+    """A LoRA for some layers in blocks, and one outside, the same in every process."""
+    from comfy.weight_adapter import LoRAAdapter
+
+    generator = torch.Generator().manual_seed(11)
+    patches: dict[str, Any] = {}
+    with safe_open(path, framework="pt") as file:
+        for layer in LAYERS:
+            outputs, inputs = file.get_slice(f"{layer}.weight").get_shape()
+            up, down = (torch.randn(*shape, generator=generator) * 0.2 for shape in ((outputs, 4), (4, inputs)))
+            adapter = LoRAAdapter(set(), (up, down, 2.0, None, None, None))
+            patches[f"diffusion_model.{layer}.weight"] = [(0.8, adapter, 1.0, None, None)]
+    return Encoder().encode(patches)
 
 
 def flux_tensors(rows: int = 1) -> tuple[ConditioningRef, dict[str, torch.Tensor]]:
@@ -71,6 +112,21 @@ def sample(rank: PoolRank, name: str, steps: int = 3) -> torch.Tensor:
     del tensors["timestep"]
     tensors |= {"sigmas": sigmas, "timesteps": sigmas}
     return rank.run(Sample(name, "euler", (reference,), 1.0, 0, "cpu"), tensors)[1]["latent"]
+
+
+def compare_patched(rank: int, world_size: int, path: str, comfyui: str, folder: str) -> dict[str, Any]:
+    """{weights: whether a LoRA gives what it gives with whole ones, and what was before comes back}."""
+    pool = PoolRank(rank, world_size, folder)
+    patches = (pool.keep(comfyui, path), "")
+    expected: list[torch.Tensor] = []
+    found: dict[str, Any] = {}
+    for weights in ("whole", "dealt", "host"):
+        pool.load(weights, path, weights=weights)
+        outputs = [forward(pool, weights), forward(pool, weights, patches), forward(pool, weights)]
+        expected = expected or outputs
+        found[weights] = [torch.equal(*pair) for pair in zip(outputs, expected, strict=True)]
+    found["acts"] = not torch.equal(expected[0], expected[1])
+    return found
 
 
 def compare(rank: int, world_size: int, path: str, other: str, folder: str) -> dict[str, Any]:

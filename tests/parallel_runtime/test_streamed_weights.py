@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.comfyui_checkout import HOW, find_comfyui
-from tests.comfyui_networks.formats import FORMATS
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_original
 
 COMFYUI = find_comfyui()
+OTHERS = ["float8_e4m3fn", "scaled_fp8", "nvfp4", "int8_rotated"]
+"""Of tests/comfyui_networks/formats.py, one of each kind."""
 CONFIG = tiny_config(num_layers=2, num_single_layers=3, num_attention_heads=2)
 
 
@@ -34,12 +35,21 @@ def test_shares_give_what_whole_weights_give(ranks, files, tmp_path):
         assert all(found.values()), found
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(COMFYUI is None, reason=HOW)
+def test_a_lora_is_in_the_shares(files, tmp_path):
+    arguments = {"path": files[0], "comfyui": str(COMFYUI), "folder": str(tmp_path)}
+    for found in run_ranks(2, "tests.parallel_runtime.streamed_run:compare_patched", arguments):
+        assert found.pop("acts")
+        assert found == dict.fromkeys(("whole", "dealt", "host"), [True] * 3)
+
+
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
 @pytest.mark.slow_but_for("common")
-@pytest.mark.parametrize("formats", [["plain", "int8_tensorwise"], [*FORMATS]], ids=["common", "all"])
+@pytest.mark.parametrize("formats", [["plain", "int8_tensorwise"], OTHERS], ids=["common", "others"])
 def test_a_comfyui_network_gives_the_same_in_every_format(formats, tmp_path):
     arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path), "formats": formats}
-    for found in run_ranks(2, "tests.comfyui_networks.streamed:compare", arguments):
-        assert len(found) == 4 * len(formats)
+    for found in run_ranks(2, "tests.comfyui_networks.streamed:compare", arguments, timeout=280):
+        assert len(found) == 8 * len(formats)
         for name, value in found.items():
             assert abs(value - 0.5) < 0.02 if name.endswith("share") else value is True, name
