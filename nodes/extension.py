@@ -5,6 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 from typing_extensions import override
 
+from .log_route import add_log_route
 from .parallel_checkpoint_loader import ParallelCheckpointLoader
 from .parallel_config import ParallelConfigNode
 from .parallel_doctor import ParallelDoctor
@@ -21,6 +22,7 @@ class ParallelExtension(ComfyExtension):
     async def on_load(self) -> None:
         """Add routes, and start the pool now if the artist set that; else the first prompt starts it."""
         add_refused_route()
+        add_log_route()
         start_pool_if_wished()
 
     @override

@@ -18,11 +18,10 @@ const WORDS = {
     obstacle: "Will not run on all GPUs",
     obstacleFix: "Take it out, or choose Use one GPU in the menu of the loader.",
     showLog: "Show log",
+    goTo: "Go to node",
     close: "Close",
-    log: "Parallel DiT: end of the log",
     noLog: "No pool has written a log yet.",
     error: "Parallel DiT",
-    at: "at {node}",
   },
   zh: {
     useAll: "使用所有 GPU",
@@ -40,11 +39,10 @@ const WORDS = {
     obstacle: "无法在所有 GPU 上运行",
     obstacleFix: "请移除它，或在加载器的菜单中选择“使用一个 GPU”。",
     showLog: "查看日志",
+    goTo: "转到节点",
     close: "关闭",
-    log: "Parallel DiT：日志末尾",
     noLog: "进程池还没有写入日志。",
     error: "Parallel DiT",
-    at: "位于 {node}",
   },
   ja: {
     useAll: "すべての GPU を使う",
@@ -62,11 +60,10 @@ const WORDS = {
     obstacle: "すべての GPU では実行できません",
     obstacleFix: "取り除くか、ローダーのメニューで「GPU を 1 枚使う」を選んでください。",
     showLog: "ログを見る",
+    goTo: "ノードへ移動",
     close: "閉じる",
-    log: "Parallel DiT：ログの末尾",
     noLog: "プールはまだログを書いていません。",
     error: "Parallel DiT",
-    at: "{node}",
   },
 };
 

@@ -1,0 +1,84 @@
+"""An error is on the node at fault and in a notice, in the artist's words; known obstacles when a prompt is queued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.host.workflow import LOADER, SAMPLER, Prompt, Workflow, link, node
+
+pytestmark = [pytest.mark.host, pytest.mark.slow]
+
+TITLE = "My node"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A prompt that fails.
+
+    Args:
+        at: node at fault, whose title is TITLE.
+        says: parts of the notice.
+    """
+
+    prompt: Prompt
+    at: str
+    says: tuple[str, ...]
+
+
+def refused() -> Prompt:
+    graph = Workflow(loader="cpu:2", network="ComfyUI").prompt()
+    graph[LOADER] = graph.pop("model")
+    graph["model"] = node("SelfAttentionGuidance", model=link(LOADER), scale=0.5, blur_sigma=2.0)
+    return graph
+
+
+def wrong_devices() -> Prompt:
+    graph = Workflow(loader="cpu:2").prompt()
+    graph["config"]["inputs"]["devices"] = "seven"
+    return graph
+
+
+FAULTS = {
+    "a node that is refused": Fault(refused(), "model", (f"“{TITLE}”",)),
+    "a patch of another pack": Fault(
+        Workflow(loader="cpu:2", patch="attention").prompt(), "model", (f"functions that “{TITLE}” sets",)
+    ),
+    "a broken file": Fault(Workflow(loader="cpu:2", model="truncated.safetensors").prompt(), "model", ("truncated",)),
+    "another loader": Fault(Workflow(sampler_node="ParallelSampler").prompt(), SAMPLER, (f"“{TITLE}” takes a MODEL",)),
+    "wrong devices": Fault(wrong_devices(), "config", ("seven",)),
+}
+
+SEEN = """() => {
+  const seen = (kind) => document.querySelector(`.parallel-dit-notice.${kind}`)?.innerText ?? "";
+  const marked = app.rootGraph.nodes.filter((node) => node.has_errors).map((node) => node.title);
+  return { error: seen("error"), warning: seen("warning"), marked };
+}"""
+
+
+def queue(canvas, fault: Fault) -> dict:
+    fault.prompt[fault.at]["_meta"] = {"title": TITLE}
+    canvas.run("(prompt) => app.loadApiJson(prompt, 'fault')", fault.prompt)
+    canvas.run("() => app.queuePrompt(0, 1)")
+    canvas.page.wait_for_selector(".parallel-dit-notice.error", timeout=90_000)
+    return canvas.run(SEEN)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_error_is_on_the_node_at_fault_and_in_a_notice(canvas, name):
+    fault = FAULTS[name]
+    seen = queue(canvas, fault)
+    assert TITLE in seen["marked"], seen
+    assert all(part in seen["error"] for part in (TITLE, *fault.says)), seen
+    if name == "a node that is refused":
+        assert f"“{TITLE}”: it reads attention maps in there" in seen["warning"], "known when it was queued"
+
+
+def test_the_notice_opens_the_log(canvas):
+    queue(canvas, FAULTS["a patch of another pack"])
+    canvas.page.get_by_role("button", name="Show log").click()
+    canvas.page.wait_for_selector(".parallel-dit-notice pre")
+    assert "rank" in canvas.page.locator(".parallel-dit-notice pre").inner_text()
+    canvas.page.locator(".parallel-dit-notice.error").get_by_role("button", name="Close").click()
+    assert canvas.run(SEEN)["error"] == ""

@@ -1,0 +1,58 @@
+// Marks nodes that are at fault, and the subgraphs around them, until the next prompt.
+import { app } from "../../../scripts/app.js";
+
+let marked = [];
+
+// The nodes of an execution id such as 12:5, from the outermost subgraph to the node itself.
+export function nodesOfPath(path) {
+  const found = [];
+  let graph = app.rootGraph;
+  for (const id of String(path).split(":")) {
+    const node = graph?.getNodeById(Number(id)) ?? graph?.getNodeById(id);
+    if (!node) return found;
+    found.push(node);
+    graph = node.subgraph;
+  }
+  return found;
+}
+
+// Nodes on the canvas with this id in this graph, each with the subgraph nodes that stand for it outside.
+export function withOutside(graphId, id) {
+  const graphs = [app.rootGraph, ...app.rootGraph.subgraphs.values()];
+  const graph = graphs.find((each) => each.id === graphId);
+  const node = graph?.getNodeById(Number(id)) ?? graph?.getNodeById(id);
+  if (!node) return [];
+  const outside = graphs.flatMap((outer) =>
+    outer.nodes.filter((each) => each.subgraph === graph).flatMap((each) => withOutside(outer.id, each.id)),
+  );
+  return [...outside, node];
+}
+
+export function markFault(nodes, text) {
+  for (const node of nodes) {
+    const badge = new LGraphBadge({ text: short(text), fgColor: "#fff", bgColor: "#a02020" });
+    marked.push({ node, badge, had: node.has_errors });
+    node.has_errors = true;
+    node.badges.push(badge);
+  }
+  app.canvas.setDirty(true, true);
+}
+
+export function clearFaults() {
+  for (const { node, badge, had } of marked) {
+    node.has_errors = had;
+    const index = node.badges.indexOf(badge);
+    if (index >= 0) node.badges.splice(index, 1);
+  }
+  marked = [];
+  app.canvas?.setDirty(true, true);
+}
+
+export function goTo(nodes) {
+  const node = nodes.at(-1);
+  if (!node) return;
+  if (app.canvas.graph !== node.graph) app.canvas.setGraph(node.graph);
+  app.canvas.centerOnNode(node);
+}
+
+const short = (text) => (text.length > 60 ? `${text.slice(0, 57)}…` : text);
