@@ -73,6 +73,9 @@ class Drift:
     def loading(self, done: int, total: int) -> None:
         """Nobody waits."""
 
+    def measuring(self) -> None:
+        """Nobody waits."""
+
     def vote_stop(self) -> Callable[[], bool]:
         """Nobody cancels."""
         return lambda: False

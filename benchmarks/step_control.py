@@ -45,6 +45,9 @@ class StepControl:
     def loading(self, done: int, total: int) -> None:
         """Nobody waits."""
 
+    def measuring(self) -> None:
+        """Nobody waits."""
+
     def vote_stop(self) -> Callable[[], bool]:
         """Collective where there are several ranks."""
         decision = torch.zeros(1, dtype=torch.uint8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,17 +35,35 @@ def run_doctor(
     should_cancel: Callable[[], bool],
     command: Sequence[str] = COMMAND,
     limit_seconds: float = LIMIT_SECONDS,
+    on_part: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Run the doctor for `devices` (as in ParallelConfig) and wait for it.
+
+    Args:
+        on_part: gets the report so far, each time that there is more of it.
 
     Raises:
         Cancelled: `should_cancel` said so; the doctor and what it had started are gone.
         ConfigurationError: devices that are not there.
         PoolError: it came to no report.
     """
+    with tempfile.TemporaryDirectory(prefix="parallel-dit-doctor-") as folder:
+        parts = Path(folder) / "parts" if on_part is not None else None
+        return _run(devices, should_cancel, command, limit_seconds, parts, on_part or (lambda text: None))
+
+
+def _run(
+    devices: str,
+    should_cancel: Callable[[], bool],
+    command: Sequence[str],
+    limit_seconds: float,
+    parts: Path | None,
+    on_part: Callable[[str], None],
+) -> Verdict:
     polls = int(limit_seconds / POLL_SECONDS)
+    told = ""
     process = subprocess.Popen(
-        [*command, "--devices", devices],
+        [*command, "--devices", devices, *(["--parts", str(parts)] if parts is not None else [])],
         cwd=PACK_ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -59,6 +78,9 @@ def run_doctor(
             except subprocess.TimeoutExpired:
                 if should_cancel():
                     raise Cancelled from None
+                if parts is not None and parts.exists() and (text := parts.read_text(encoding="utf-8")) != told:
+                    told = text
+                    on_part(text)
             else:
                 return _read(output, complaint, process.returncode)
         raise PoolError(

@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 from typing_extensions import override
 
 from .log_route import add_log_route
+from .panel_server import serve_panel
 from .parallel_checkpoint_loader import ParallelCheckpointLoader
 from .parallel_config import ParallelConfigNode
 from .parallel_doctor import ParallelDoctor
@@ -23,6 +24,7 @@ class ParallelExtension(ComfyExtension):
         """Add routes, and start the pool now if the artist set that; else the first prompt starts it."""
         add_refused_route()
         add_log_route()
+        serve_panel()
         start_pool_if_wished()
 
     @override

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,13 @@ from comfy_api.latest import io
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 
+from .config_meaning import explain_limits, find_config
 from .network_choice import AUTO, COMFYUI, NETWORKS, choose_network
-from .node_text import show_on_running_node, show_text
-from .parallel_config import ConfigSocket
-from .run_notices import explain_stages
+from .node_text import canvas_language, move_bar_of_running_node, running_node, show_on_running_node, show_text
+from .panel.settings import default_config, read_settings, settings_file
+from .panel.wait_words import WORDS
+from .parallel_config import ConfigSocket, preview
+from .run_notices import RunNotices, explain_stages
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
@@ -59,20 +61,36 @@ def model_inputs() -> list[io.Input]:
     ]
 
 
+def wished_config(parallel_config: Mapping[str, Any] | None) -> ParallelConfig:
+    """Of the socket; where nothing is connected, that of ComfyUI's settings.
+
+    Raises:
+        ConfigurationError: one that cannot hold.
+    """
+    if parallel_config is None:
+        return default_config(read_settings(settings_file()))
+    return ParallelConfig.from_mapping(parallel_config)
+
+
 def file_stamp(find: Callable[[], Path]) -> str:
-    """What changes when the files of a loader's choice do; why they are not found where they are not."""
+    """What changes when the files of a loader's choice do, or the default configuration; why they are not found where
+    they are not."""
     from parallel_runtime.loading.files import identity
 
     try:
-        return str(identity(find()))
+        return f"{identity(find())} {default_config(read_settings(settings_file()))}"
     except ParallelError as error:
         return str(error)  # execute says it to the artist
 
 
 def load_on_node(
-    path: Path, weight_dtype: str, network: str, parallel_config: Mapping[str, Any] | None, node_id: str | None
+    path: Path, weight_dtype: str, network: str, parallel_config: Mapping[str, Any] | None, hidden: Any
 ) -> tuple[RemoteModelPatcher, str]:
-    """`load_model` for a node: stops with the prompt, and shows the plan of each run on the node.
+    """`load_model` for a node: stops with the prompt, shows the plan of each run on the node, and on the node that gave
+    the configuration what its values mean for this model.
+
+    Args:
+        hidden: of the node: its number, and the prompt.
 
     Returns:
         The MODEL, and what the node says of it now.
@@ -82,10 +100,20 @@ def load_on_node(
     """
     from .interrupt import stopping_with_prompt
 
-    config = ParallelConfig() if parallel_config is None else ParallelConfig.from_mapping(parallel_config)
+    show_on_running_node(WORDS["open"][canvas_language()])
+    config = wished_config(parallel_config)
     with stopping_with_prompt() as interrupted:
-        show_plan = partial(show_text, node_id)
+        meaning: list[str] = []
+
+        def show_plan(text: str) -> None:
+            """After a run: other nodes of the prompt may have come from the cache, and the canvas may be another."""
+            show_text(hidden.unique_id, text)
+            show_text(config_node, meaning[0])
+
         model, loaded, why = load_model(path, weight_dtype, config, interrupted, show_plan, network)
+        config_node = find_config(hidden.prompt, hidden.unique_id)
+        meaning.append(f"{preview(config)} {explain_limits(loaded.details)}" if loaded.details else preview(config))
+        show_text(config_node, meaning[0])
     # Which batch and size will run is not known yet; after the run, the plan that ran is.
     stages = explain_stages(loaded.stages, config.keeps_pixels)
     text = " ".join(filter(None, [f"One picture of 1024 × 1024: {loaded.explanation}", stages, why]))
@@ -135,7 +163,13 @@ def load_model(
     chosen_for_us = network == AUTO and not blueprint.own_network and path.is_file() and (config.pipe or 1) == 1
     remote = RemoteTransformer(
         request,
-        show=show_on_running_node,
+        notices=RunNotices(
+            show_on_running_node,
+            model=path.name,
+            where=running_node,
+            move_bar=move_bar_of_running_node,
+            language=canvas_language,
+        ),
         show_on_loader=lambda text: show_plan(f"{text} {chosen.why}".strip()),
         comfyui=comfyui_request if chosen_for_us else None,
     )

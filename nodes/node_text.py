@@ -6,10 +6,13 @@ import contextlib
 from collections.abc import Iterator
 
 from comfy_api.latest import ui
+from comfy_execution.progress import get_progress_state
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from parallel_runtime.errors import ParallelError
+
+from .panel.settings import language_of, read_settings, settings_file
 
 
 def show_text(node_id: str | None, text: str) -> ui.PreviewText:
@@ -24,6 +27,24 @@ def show_on_running_node(text: str) -> None:
     running = get_executing_context()
     if running is not None:
         PromptServer.instance.send_progress_text(text, running.node_id)
+
+
+def running_node() -> tuple[str, str]:
+    """Prompt and node that are running; "" where none is."""
+    running = get_executing_context()
+    return (running.prompt_id, running.node_id) if running is not None else ("", "")
+
+
+def move_bar_of_running_node(done: int, total: int) -> None:
+    """Move the progress bar of the node that calls; nothing where no node is running."""
+    running = get_executing_context()
+    if running is not None:
+        get_progress_state().update_progress(running.node_id, done, total, None)
+
+
+def canvas_language() -> str:
+    """The language that the artist chose in ComfyUI."""
+    return language_of(read_settings(settings_file()))
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
                     "checkpoints have none.",
                 ),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
@@ -87,7 +87,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
         """
         path = find_checkpoint(ckpt_name)
         # First, as it is what may be refused.
-        model, text = load_on_node(path, weight_dtype, network, parallel_config, cls.hidden.unique_id)
+        model, text = load_on_node(path, weight_dtype, network, parallel_config, cls.hidden)
         _, clip, vae, clip_vision = comfy.sd.load_checkpoint_guess_config(
             str(path),
             output_vae=True,

@@ -7,9 +7,8 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from parallel_runtime.config import ParallelConfig
-
-from .node_text import show_text
+from .model_loading import wished_config
+from .node_text import show_on_running_node, show_text
 from .parallel_config import ConfigSocket
 from .search_words import found_by
 
@@ -27,7 +26,8 @@ class ParallelDoctor(io.ComfyNode):
             display_name="Parallel Doctor",
             category="parallel",
             description="Checks versions, GPUs, memory and the links between GPUs, with real exchanges between them, "
-            "and says what to mend. Takes half a minute; nothing of it stays in GPU memory.",
+            "and says what to mend. A first result comes within seconds, the rest within half a minute; nothing "
+            "of it stays in GPU memory.",
             **found_by("multi gpu", "diagnose", "check", "nccl", "bandwidth", "parallel"),
             inputs=[
                 ConfigSocket.Input(
@@ -59,8 +59,9 @@ class ParallelDoctor(io.ComfyNode):
         from .doctor_process import run_doctor
         from .interrupt import stopping_with_prompt
 
-        config = ParallelConfig() if parallel_config is None else ParallelConfig.from_mapping(parallel_config)
+        config = wished_config(parallel_config)
         with stopping_with_prompt() as interrupted:
-            verdict = run_doctor(config.devices, interrupted)
+            # What is known at once stands on the node within seconds; what takes longer adds itself.
+            verdict = run_doctor(config.devices, interrupted, on_part=show_on_running_node)
         log.log(logging.INFO if verdict.works else logging.WARNING, "%s", verdict.text)
         return io.NodeOutput(verdict.text, ui=show_text(cls.hidden.unique_id, verdict.text))

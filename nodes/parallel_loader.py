@@ -67,7 +67,7 @@ class ParallelLoader(io.ComfyNode):
                 *model_inputs(),
             ],
             outputs=[io.Model.Output(tooltip="An ordinary MODEL, for KSampler, Parallel Sampler or any other.")],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
@@ -90,5 +90,5 @@ class ParallelLoader(io.ComfyNode):
             ParallelError: see `load_model`.
         """
         path = find_model(model_name)
-        model, text = load_on_node(path, weight_dtype, network, parallel_config, cls.hidden.unique_id)
+        model, text = load_on_node(path, weight_dtype, network, parallel_config, cls.hidden)
         return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, text))

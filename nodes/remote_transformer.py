@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ class RemoteTransformer:
     Args:
         model: what to load.
         connect: configuration -> pool.
-        show: puts a text on the node that is running.
+        notices: says on the node that is running what it waits for, and what ran.
         show_on_loader: puts a text on the node that loaded the model.
         comfyui: makes the request for ComfyUI's own network of the same file, for runs that diffusers' class does not
             take; None where the artist chose, or there is none.
@@ -68,7 +68,7 @@ class RemoteTransformer:
         self,
         model: ModelRequest,
         connect: Callable[[ParallelConfig], PoolClient] = _connect,
-        show: Callable[[str], None] = _show_nothing,
+        notices: RunNotices | None = None,
         show_on_loader: Callable[[str], None] = _show_nothing,
         comfyui: Callable[[], ModelRequest] | None = None,
     ):
@@ -77,7 +77,7 @@ class RemoteTransformer:
         """Why another network runs it than was chosen at first, a sentence."""
         self._comfyui = comfyui
         self._show_on_loader = show_on_loader
-        self.notices = RunNotices(show)
+        self.notices = notices or RunNotices(_show_nothing)
         self.patches = UNPATCHED
         """Weight patches of the calls to come."""
         self.functions = CarriedPatches()
@@ -113,7 +113,7 @@ class RemoteTransformer:
             ParallelError: see PoolClient.load.
         """
         pool = self._use_pool()
-        loaded = pool.load(self.model, self._watching(pool, should_cancel))
+        loaded = pool.load(self.model, self._watching(pool, should_cancel, "load"))
         self.size_bytes = loaded.bytes_per_rank
         self.stages = loaded.stages
         return loaded
@@ -145,7 +145,7 @@ class RemoteTransformer:
             return self.forward(call, should_cancel)
         self.notices.computed()
         sigmas = call.options.get("sample_sigmas")
-        self._note(pool, call.x, 0 if sigmas is None else len(sigmas) - 1)
+        self._note(pool, call.x, 0 if sigmas is None else len(sigmas) - 1, "call")
         if self.stages > 1 and not self.model.config.keeps_pixels:
             self.notices.in_turn()
         return output.to(call.x)
@@ -206,27 +206,29 @@ class RemoteTransformer:
             should_cancel=watching,
             on_compile=self.notices.compiling,
         )
-        self._note(pool, request.x, len(request.sigmas) - 1)
+        self._note(pool, request.x, len(request.sigmas) - 1, (request.sampler, len(request.branches)))
         return output.to(request.x)
 
-    def _watching(self, pool: PoolClient, should_cancel: Callable[[], bool]) -> Callable[[], bool]:
-        """`should_cancel`, which the client asks many times a second while it waits: each time the node is told of a
-        load."""
+    def _watching(self, pool: PoolClient, should_cancel: Callable[[], bool], doing: str = "step") -> Callable[[], bool]:
+        """`should_cancel`, which the client asks many times a second while it waits: each time the node is told what
+        for."""
+        self.notices.waits.begin(doing)
 
         def ask() -> bool:
-            self.notices.loading(pool.loading)
+            self.notices.waiting(pool.waits_for)
             return should_cancel()
 
         return ask
 
     def finish_run(self) -> None:
-        """A sampling run is over: the loader shows the plan that ran, in the place of the one it foresaw."""
-        if summary := self.notices.summary():
+        """A sampling run is over: sampler and loader show the plan that ran, the latter in place of what it foresaw."""
+        if summary := self.notices.finish():
+            self.notices.waits.tell(f"{summary} {self.why}".strip())
             self._show_on_loader(f"Last run: {summary} {self.why}".strip())
 
-    def _note(self, pool: PoolClient, x: torch.Tensor, steps: int) -> None:
+    def _note(self, pool: PoolClient, x: torch.Tensor, steps: int, how: Hashable) -> None:
         if pool.ran is not None:
-            self.notices.ran(pool.ran.plan, x.shape, steps)
+            self.notices.ran(pool.ran, pool.details, x.shape, steps, how)
 
     def release(self) -> int:
         """Free the weights in the pool; returns the bytes freed per rank.

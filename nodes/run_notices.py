@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
+
+from .panel.run_history import HISTORY, RunHistory, RunRecord, Span, is_one_rank
+from .wait_notices import WaitNotices
+
+if TYPE_CHECKING:
+    from parallel_runtime.requests.plan_details import PlanDetails
+    from parallel_runtime.requests.requests import Finished
+    from workers.client.waiting import Wait
 
 log = logging.getLogger("parallel_dit")
 
@@ -23,29 +32,55 @@ def explain_stages(stages: int, keeps_pixels: bool = False) -> str:
     return "" if stages == 1 or keeps_pixels else USE_PARALLEL_SAMPLER
 
 
+def _nowhere() -> tuple[str, str]:
+    return "", ""
+
+
 class RunNotices:
     """The notices of one model's runs.
 
     Args:
         show: puts a text on the node that is running.
         clock: seconds.
+        model: its file's name.
+        where: prompt and node that are running.
+        move_bar: (done, total) of the running node's progress bar.
+        language: of the canvas.
+        history: keeps what ran.
     """
 
-    def __init__(self, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
-        self._show = show
+    def __init__(
+        self,
+        show: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        model: str = "",
+        where: Callable[[], tuple[str, str]] = _nowhere,
+        move_bar: Callable[[int, int], None] = lambda done, total: None,
+        language: Callable[[], str] = lambda: "en",
+        history: RunHistory = HISTORY,
+    ):
         self._clock = clock
+        self._model = model
+        self._where = where
+        self._move_bar = move_bar
+        self._history = history
+        self._epoch = time.time() - time.monotonic()
+        self.waits = WaitNotices(show, move_bar, self._note, language, clock)
         self._compiles_since: float | None = None
-        self._last = ""
         self._told_of_stages = False
         self._loads = False
 
-        self._plan, self._steps = "", 0
+        self._ran: Finished | None = None
+        self._details: PlanDetails | None = None
+        self._how: Hashable = None
+        self._steps = 0
         self._latent: tuple[int, ...] = ()
         self._times: list[float] = []
 
     def begin(self) -> None:
         """A sampling run begins."""
-        self._plan, self._times = "", []
+        self._ran, self._times = None, []
         self._compiles_since = None
         self._told_of_stages = False
 
@@ -54,51 +89,83 @@ class RunNotices:
         if self._compiles_since is None:
             self._compiles_since = self._clock()
         text = f"Compiling for this size: about a minute, once ({self._seconds} s so far)."
-        if text != self._last:
-            self._last = text
-            self._show(text)
+        if text != self.waits.last:
+            self.waits.tell(text)
+            self._move_bar(min(self._seconds, 57), 60)
 
-    def loading(self, progress: tuple[int, int] | None) -> None:
-        """The ranks bring weights to their GPUs: (bytes there, bytes in all); None when they do not."""
-        if progress is None:
-            return
-        self._loads = True
-        done, total = (round(size / 1e9, 1) for size in progress)
-        text = f"Loading: {done} of {total} GB."
-        if text != self._last:
-            self._last = text
-            self._show(text)
+    def waiting(self, wait: Wait) -> None:
+        """What the request at hand waits for; asked many times a second."""
+        self._loads = self._loads or wait.reason == "weights"
+        if self._compiles_since is None:
+            self.waits.about(wait)
 
-    def ran(self, plan: str, latent: Sequence[int], steps: int) -> None:
+    def ran(
+        self, ran: Finished, details: PlanDetails | None, latent: Sequence[int], steps: int, how: Hashable = None
+    ) -> None:
         """A call or a loop has run.
 
         Args:
-            plan: in words.
+            details: of its plan.
             latent: shape of x.
             steps: of the whole run; 0 where that is not known.
+            how: what else a run's time depends on, but for its plan.
         """
-        self._plan, self._latent, self._steps = plan, tuple(latent), steps
+        self._ran, self._details, self._how = ran, details, how
+        self._latent, self._steps = tuple(latent), steps
 
-    def summary(self) -> str:
-        """The plan that ran, for the latent that it ran on, and what a step took; "" where nothing ran."""
-        if not self._plan:
-            return ""
-        text = f"latent {' × '.join(map(str, self._latent[2:]))}, {self._plan}"
+    def finish(self) -> str:
+        """A run is over: keep what it was, and return its `summary`; "" where nothing ran."""
+        if self._ran is not None:
+            _, node = self._where()
+            plan, details = self._ran.plan, self._details
+            alone = self._history.one_rank_seconds(self._kind)
+            seconds = self.step_seconds
+            self._history.ran(
+                self._kind,
+                RunRecord(self._model, node, plan, self._latent, self._steps, seconds, alone, details, time.time()),
+            )
+        return self.summary()
+
+    @property
+    def _kind(self) -> Hashable:
+        """Equal for runs whose times can be compared."""
+        return self._model, self._latent, self._how, len(self._times) // (self._steps or 1)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of this run, the first step left out, which may have compiled; None where there was no other."""
         calls = len(self._times)
         if calls < 2:
-            return text  # the only one may have compiled
+            return None
+        seconds = (self._times[-1] - self._times[0]) / (calls - 1)
+        return seconds * calls / (self._steps or calls)
+
+    def summary(self) -> str:
+        """The plan that ran, for the latent that it ran on, what a step took, and how that compares; "" where nothing
+        ran."""
+        if self._ran is None:
+            return ""
+        text = f"latent {' × '.join(map(str, self._latent[2:]))}, {self._ran.plan}"
+        seconds = self.step_seconds
+        if seconds is None:
+            return text
         from parallel_runtime.planning.explanation import show_seconds
 
-        seconds = (self._times[-1] - self._times[0]) / (calls - 1)
-        return f"{text} {show_seconds(seconds * calls / (self._steps or calls))} per step."
+        text = f"{text} {show_seconds(seconds)} per step."
+        alone = self._history.one_rank_seconds(self._kind)
+        if alone is None or is_one_rank(self._details):
+            return text
+        return f"{text} {alone / seconds:.2f} times as fast as one rank, which took {show_seconds(alone)}."
 
     def computed(self) -> None:
         """A step is through: whatever was compiled for it is ready."""
         self._times.append(self._clock())
+        self.waits.end()
         if self._loads:
             self._loads = False
             self._tell("Loaded.", logging.INFO)
         if self._compiles_since is not None:
+            self._note("compile", self._compiles_since, self._clock())
             self._tell(f"Compiled in {self._seconds} s.", logging.INFO)
             self._compiles_since = None
 
@@ -112,7 +179,10 @@ class RunNotices:
     def _seconds(self) -> int:
         return 0 if self._compiles_since is None else round(self._clock() - self._compiles_since)
 
+    def _note(self, what: str, begin: float, end: float) -> None:
+        prompt, node = self._where()
+        self._history.span(prompt, Span(what, node, self._epoch + begin, self._epoch + end))
+
     def _tell(self, text: str, level: int) -> None:
         log.log(level, "Parallel DiT: %s", text)
-        self._last = text
-        self._show(text)
+        self.waits.tell(text)

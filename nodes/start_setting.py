@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -11,24 +10,21 @@ from pathlib import Path
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 
-SETTING = "ParallelDiT.StartDevices"
+from .panel.settings import START_DEVICES, read_settings, settings_file
+
 VARIABLE = "PARALLEL_DIT_START"
 
 log = logging.getLogger("parallel_dit")
 
 
-def wished_devices(settings_file: Path, environment: str | None) -> str | None:
+def wished_devices(file: Path, environment: str | None) -> str | None:
     """Devices to start a pool on: the environment variable's, else the canvas setting's; None or "" means none.
 
     The settings file is the user's and may hold anything; what is no text is ignored.
     """
     if environment is not None:
         return environment or None
-    try:
-        settings = json.loads(settings_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # no settings were ever saved
-    devices = settings.get(SETTING) if isinstance(settings, dict) else None
+    devices = read_settings(file).get(START_DEVICES)
     return devices if isinstance(devices, str) and devices else None
 
 
@@ -44,9 +40,6 @@ def start_pool(devices: str) -> None:
 
 def start_pool_if_wished() -> None:
     """Start the pool in the background if the environment or ComfyUI's settings ask for it."""
-    import folder_paths
-
-    settings = Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json"
-    devices = wished_devices(settings, os.environ.get(VARIABLE))
+    devices = wished_devices(settings_file(), os.environ.get(VARIABLE))
     if devices is not None:
         threading.Thread(target=start_pool, args=(devices,), name="parallel-dit-start", daemon=True).start()

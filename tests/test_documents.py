@@ -219,16 +219,16 @@ def _texts(item: Any) -> Iterator[str]:
         yield item
 
 
-def test_the_start_setting_has_one_name_everywhere():
-    tree = ast.parse((ROOT / "nodes" / "start_setting.py").read_text(encoding="utf-8"))
-    setting = next(
-        ast.literal_eval(statement.value)
-        for statement in tree.body
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "SETTING"
-    )
-    assert f'"{setting}"' in (ROOT / "web" / "js" / "parallel_dit.js").read_text(encoding="utf-8")
+def test_every_setting_has_one_name_everywhere():
+    server = (ROOT / "nodes" / "panel" / "settings.py").read_text(encoding="utf-8")
+    canvas = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "web" / "js").rglob("*.js"))
+    read = set(re.findall(r'"(ParallelDiT\.\w+)"', server))
+    assert len(read) > 5
+    assert read == set(re.findall(r'id: "(ParallelDiT\.\w+)",\s*category', canvas))
     for language in LANGUAGES:
-        assert list(load_locale(language, "settings")) == [setting.replace(".", "_")]
+        texts = load_locale(language, "settings")
+        assert set(texts) == {setting.replace(".", "_") for setting in read}
+        assert language == "en" or [text for text in _texts(texts) if text.isascii() and text != "auto"] == []
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

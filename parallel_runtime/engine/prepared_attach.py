@@ -35,4 +35,4 @@ class PreparedAttach(Prepared):
             parts = [arrived[attached_name(place)] for place in range(len(arrived))]
             state.conditionings.attach(request.number, build_module(request.form, parts))
             state.arriving.clear()
-        return state.finished("", started), {}
+        return state.finished(None, started), {}

@@ -43,6 +43,8 @@ class RepeatedForward(Prepared):
     conditioning: Conditioning
     patches: WeightPatches
     residuals: Any = None
+    told: bool = False
+    """The client knows the details of the plan."""
 
     @property
     def takes_part(self) -> bool:
@@ -70,7 +72,9 @@ class RepeatedForward(Prepared):
             results["output"] = predict([Call(x, timestep, conditioning)])[0]
         if self.residuals is not None and not isinstance(run, StagedRun):
             self.own_rows = self._rows_read(run, tensors, conditioning)
-        return state.finished(placed.says, started), results
+        answer = state.finished(placed, started, repeated=self.told)
+        self.told = True
+        return answer, results
 
     def _rows_read(
         self, run: WholeRun | None, tensors: Mapping[str, torch.Tensor], conditioning: Conditioning

@@ -52,4 +52,4 @@ class PreparedInvoke(Prepared):
         if isinstance(structure, HostStructure):
             self.resident.activate(patches=state.patches.find(request.patches))
             results["output"] = structure.transformer.invoke(request.method, arguments)
-        return state.finished("", started), results
+        return state.finished(None, started), results

@@ -10,7 +10,7 @@ import torch
 from ..config import ParallelConfig, ParallelPlan
 from ..errors import CheckpointError
 from ..mesh.agreement import agreed_same, offer_same
-from ..planning.explanation import explain
+from ..planning.explanation import details_of, explain
 from ..planning.plan import TYPICAL, plan_loading, resolve_plan
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
@@ -83,6 +83,8 @@ class PreparedLoad(Prepared):
                 f"The hosts have different models at {self.request.path}.", "Copy the same file to all of them."
             )
         state, resident, machine = self.state, self.resident, self.machine
+        if not machine.measured and machine.on_gpu:
+            control.measuring()
         state.machine = machine if machine.measured else measure_machine(machine, state.device, state.world_size)
         wish = self.config, self.request.ranks, resident.facts, TYPICAL, state.machine, self.loaded
         explanation = explain(*wish)
@@ -95,6 +97,7 @@ class PreparedLoad(Prepared):
             replace(state.machine, speeds=()),
             self.loaded.pipe,
             state.residency.held(),
+            details_of(*wish),
         )
         return answer, {}
 

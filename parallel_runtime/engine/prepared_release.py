@@ -38,5 +38,5 @@ class PreparedRelease(Prepared):
         if agreed[_UNLOADED]:
             state.meshes.free_memory()
             state.residency.forget_runs()
-        freed = state.residency.give_back(self.request.model)
+        freed = state.residency.give_back(self.request.model, self.request.park)
         return Finished(bytes_freed=freed, held=state.residency.held()), {}

@@ -76,7 +76,7 @@ class PreparedSample(Prepared):
         """Run the loop; the rank that has the finished latent returns `latent`."""
         started = time.perf_counter()
         latent = self._sample(tensors, control, agreed)
-        return self.state.finished(self.placed.says, started), {} if latent is None else {"latent": latent}
+        return self.state.finished(self.placed, started), {} if latent is None else {"latent": latent}
 
     def _sample(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]

@@ -18,11 +18,12 @@ from ..mesh.speeds import devices_unlike, measure_speeds
 from ..networks.network import Network
 from ..patching.patch_store import PatchStore
 from ..pipefusion.stage import Stage
-from ..planning.explanation import what_runs
+from ..planning.explanation import details_of, what_runs
 from ..planning.plan import resolve_plan
 from ..requests.conditioning import ConditioningStore
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts, RequestFacts
+from ..requests.plan_details import PlanDetails
 from ..requests.requests import Finished
 from .plan_meshes import Meshes, Place
 from .prepared import Prepared
@@ -37,7 +38,7 @@ class Placed:
     Args:
         plan: the same on all ranks.
         place: this rank's in the plan; None where it takes no part.
-        says: the plan in words.
+        says: the plan in words; `details`: in numbers.
         mirrored: see `Place`.
     """
 
@@ -45,6 +46,7 @@ class Placed:
     plan: ParallelPlan
     place: Place | None
     says: str
+    details: PlanDetails
     mirrored: bool
 
     def offers(self) -> dict[str, int]:
@@ -126,7 +128,7 @@ class RankState:
         place = self.meshes.place(plan, mirrored)
         if place is not None and resident.transformer is not None:
             resident.transformer.check_ring(place.layout)
-        return Placed(resident, plan, place, what_runs(*wish), mirrored)
+        return Placed(resident, plan, place, what_runs(*wish), details_of(*wish), mirrored)
 
     def join(self, placed: Placed, agreed: Mapping[str, int], control: Control) -> WholeRun | StagedRun | None:
         """Join the groups of a plan, and wrap the model for it. Collective over the world where groups are new.
@@ -155,13 +157,19 @@ class RankState:
         """The next `finished` says what this rank holds, whether the client knows it or not."""
         self._told = None
 
-    def finished(self, plan: str, started: float) -> Finished:
+    def finished(self, placed: Placed | None, started: float, repeated: bool = False) -> Finished:
         """The answer of a run.
 
         Args:
-            plan: in words.
+            placed: what ran; None for what has no plan.
             started: `time.perf_counter()` then.
+            repeated: the client has heard the plan's details.
         """
         held = self.residency.held()
         news, self._told = (None if held == self._told else held), held
-        return Finished(plan=plan, milliseconds=(time.perf_counter() - started) * 1000, held=news)
+        return Finished(
+            plan=placed.says if placed is not None else "",
+            milliseconds=(time.perf_counter() - started) * 1000,
+            held=news,
+            details=placed.details if placed is not None and not repeated else None,
+        )

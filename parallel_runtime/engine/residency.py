@@ -107,6 +107,8 @@ class Residency:
                 held.activate(control.loading)
                 options = opened.options(config, self._device)
                 if options not in held.structures:
+                    if self._device.type == "cuda":
+                        control.measuring()  # which attention kernel is the fastest, where nobody knows yet
                     made = opened.structure(held.weights, new, options, place, owned, self.pulse)
                     held.structures[options] = made
                 structure = held.structures[options]
@@ -154,14 +156,17 @@ class Residency:
             if not any(other.structure is structure for other in others):
                 del resident.held.structures[options]
 
-    def give_back(self, name: str) -> int:
+    def give_back(self, name: str, park: bool = False) -> int:
         """Return a model's weights to the system, and what its runs have left behind. Every rank calls it.
+
+        Args:
+            park: keep a copy on the host, where it has memory.
 
         Returns:
             Bytes of weights; 0 for a model that is not here.
         """
         resident = self._residents.get(name)
-        freed = self.store.give_back(resident.held) if resident is not None and resident.held is not None else 0
+        freed = self.store.give_back(resident.held, park) if resident is not None and resident.held is not None else 0
         self.store.clean()
         return freed
 

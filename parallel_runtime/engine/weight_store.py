@@ -240,15 +240,22 @@ class WeightStore:
             self.clean()
             return run()
 
-    def give_back(self, held: Held) -> int:
+    def give_back(self, held: Held, park: bool = False) -> int:
         """Unload one model: weights, and what runs have left behind; what is compiled stays. Every rank calls it.
+
+        Args:
+            park: keep a copy on the host, where it has memory.
 
         Returns:
             Bytes of weights.
         """
-        freed = held.give_back()
+        freed = held.weights.size if held.weights.here else 0
+        if park:
+            held.park(_ignore)
+        else:
+            held.give_back()
+            self.copies.drop(held.key)
         held.unloaded = True
-        self.copies.drop(held.key)
         for structure in held.structures.values():
             structure.transformer.forget_runs()
         return freed

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..config import AXES, FASTER, ParallelConfig, ParallelPlan
 from ..requests.facts import GIB, MachineFacts, ModelFacts, RequestFacts
+from ..requests.plan_details import PlanDetails
 from .plan import Choice, choose
 
 
@@ -33,7 +34,7 @@ def explain(
             f"{model.title} is a U-Net, which is not split inside of a picture: ranks share out CFG branches and the "
             "pictures of a batch."
         )
-    predictable = machine.on_gpu and model.splits_sequence  # the constants were fitted to transformers
+    predictable = _predictable(model, machine)
     if predictable:
         sentences += _predicted(choice, machine, ranks)
     if ranks > choice.plan.world_size:
@@ -54,6 +55,36 @@ def what_runs(
 ) -> str:
     """The plan in one sentence: the short form of `explain`, with its arguments and errors."""
     return _what(choose(config, ranks, model, request, machine, loaded), model, request)
+
+
+def details_of(
+    config: ParallelConfig,
+    ranks: int,
+    model: ModelFacts,
+    request: RequestFacts,
+    machine: MachineFacts,
+    loaded: ParallelPlan | None = None,
+) -> PlanDetails:
+    """The plan in numbers; arguments and errors as `explain`."""
+    choice = choose(config, ranks, model, request, machine, loaded)
+    seconds = (choice.cost.seconds, choice.alone.seconds) if _predictable(model, machine) else (0.0, 0.0)
+    return PlanDetails(
+        model.title,
+        dict(zip(AXES, choice.plan.shape, strict=True)),
+        choice.plan.patches,
+        choice.cost.stage_blocks,
+        model.heads,
+        model.blocks,
+        request.tokens,
+        request.batch,
+        model.splits_sequence,
+        model.has_stages,
+        *seconds,
+    )
+
+
+def _predictable(model: ModelFacts, machine: MachineFacts) -> bool:
+    return machine.on_gpu and model.splits_sequence  # the constants were fitted to transformers
 
 
 def _what(choice: Choice, model: ModelFacts, request: RequestFacts) -> str:

@@ -39,6 +39,9 @@ class Control(Protocol):
         """So many bytes of weights are on the device; several times a second. Raises as `check_cancel`."""
         self.check_cancel()
 
+    def measuring(self) -> None:
+        """Kernels or links are about to be timed, which takes seconds; told again and again, it costs nothing."""
+
     def vote_stop(self) -> Callable[[], bool]:
         """Begin the same without waiting for the other ranks; what is returned waits, and tells. All ranks call both
         in the same order."""

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from .facts import MachineFacts
+from .plan_details import PlanDetails
 
 Scalar = bool | int | float | str | None
 
@@ -210,9 +211,14 @@ def attached_name(place: int) -> str:
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Free a resident model's memory; the processes stay. An unknown model is no error."""
+    """Free a resident model's memory; the processes stay. An unknown model is no error.
+
+    Args:
+        park: keep the weights on the host, where it has memory for them, for when they are used again.
+    """
 
     model: str
+    park: bool = False
 
 
 class Grow(msgspec.Struct, frozen=True, tag=True):
@@ -243,6 +249,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
         machine: what plans now reckon with, measured by the ranks where the request did not know.
         stages: that the weights are split into; a `Forward` runs through them one after the other.
         held: see `Finished`.
+        details: of that plan.
     """
 
     spec: str
@@ -253,6 +260,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     machine: MachineFacts | None = None
     stages: int = 1
     held: dict[str, int] | None = None
+    details: PlanDetails | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
@@ -264,12 +272,14 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
         milliseconds: wall time inside the rank.
         held: bytes of weights on this rank's device by model, models of the same weights having them in common; None
             for as before.
+        details: of the plan; None for as before, in answers to a `Step`.
     """
 
     plan: str = ""
     bytes_freed: int = 0
     milliseconds: float = 0.0
     held: dict[str, int] | None = None
+    details: PlanDetails | None = None
 
 
 class Grown(msgspec.Struct, frozen=True, tag=True):

@@ -41,6 +41,8 @@ class Run:
         previews: JPEG or PNG bytes, in order.
         texts: (node id, text) shown on nodes while it ran.
         executed: nodes that ran; those taken from the cache are not among them.
+        bars: (node id, share of its progress bar) in order, also where a node moves it between two steps.
+        times: when each of `executed` and `texts` came, by `time.monotonic`: (node id, text or "", seconds).
     """
 
     outputs: dict[str, Any] = field(default_factory=dict)
@@ -50,6 +52,8 @@ class Run:
     previews: list[bytes] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
     executed: list[str] = field(default_factory=list)
+    bars: list[tuple[str, float]] = field(default_factory=list)
+    times: list[tuple[str, str, float]] = field(default_factory=list)
 
 
 class PromptRefused(Exception):
@@ -201,6 +205,7 @@ def _read_binary(run: Run, message: bytes) -> bool:
     elif kind == _TEXT:
         (length,) = struct.unpack(">I", message[4:8])
         run.texts.append((message[8 : 8 + length].decode(), message[8 + length :].decode()))
+        run.times.append((*run.texts[-1], time.monotonic()))
     return False
 
 
@@ -211,6 +216,9 @@ def _read(run: Run, message: str, prompt_id: str) -> bool:
         return False
     if kind == "progress":
         run.progress.append((data["node"], data["value"], data["max"]))
+    elif kind == "progress_state":
+        running = {name: state for name, state in data["nodes"].items() if state["state"] == "running"}
+        run.bars += [(name, state["value"] / state["max"]) for name, state in running.items()]
     elif kind == "execution_error":
         run.error = data
     elif kind == "execution_interrupted":
@@ -219,4 +227,5 @@ def _read(run: Run, message: str, prompt_id: str) -> bool:
         if data["node"] is None:
             return True
         run.executed.append(data["node"])
+        run.times.append((data["node"], "", time.monotonic()))
     return False

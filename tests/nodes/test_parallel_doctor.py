@@ -100,3 +100,27 @@ def living_children() -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return ours
+
+
+def test_what_is_known_already_is_handed_on_as_it_comes():
+    told: list[str] = []
+    script = (
+        "part = sys.argv[sys.argv.index('--parts') + 1]\n"
+        "for text in ('first', 'second'):\n"
+        "    open(part, 'w').write(text); time.sleep(0.5)\n"
+        "print(json.dumps({'works': True, 'text': 'all'}))"
+    )
+    assert run_doctor("auto", never, doctor(script), on_part=told.append).text == "all"
+    assert [text for text in told if text] == ["first", "second"]
+
+
+def test_the_real_doctor_says_something_within_five_seconds():
+    told: list[float] = []
+    start = time.monotonic()
+
+    def cancel_when_told() -> bool:
+        return bool(told)
+
+    with pytest.raises(Cancelled):
+        run_doctor("cpu:2", cancel_when_told, on_part=lambda text: told.append(time.monotonic() - start))
+    assert told[0] < 5

@@ -15,6 +15,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import OtherNetworkError, RequestError, UnsupportedModelError
 from parallel_runtime.requests.requests import ComfyuiCode
 from workers.client.client import LoopRequest, ModelRequest, never
+from workers.client.waiting import Wait
 
 
 class DoublingPool:
@@ -27,8 +28,9 @@ class DoublingPool:
         self.now = 0.0
         self.ran = None  # the plan, as the ranks say it
         self.held = 0
-        self.loading = None
-        self.loads = ()  # how far a load is, each time that the caller is asked whether to cancel
+        self.details = None
+        self.waits_for = Wait()
+        self.loads = ()  # what a load waits for, each time that the caller is asked whether to cancel
 
     def load(self, model, should_cancel):
         self.requests.append("load")
@@ -50,10 +52,10 @@ class DoublingPool:
         return 2 * request.x
 
     def _bring(self, should_cancel):
-        for progress in self.loads:
-            self.loading = progress
+        for wait in self.loads:
+            self.waits_for = wait
             should_cancel()
-        self.loading, self.loads = None, ()
+        self.waits_for, self.loads = Wait(), ()
 
     def _compile(self, on_compile):
         for moment in self.compiles:
@@ -296,10 +298,10 @@ def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_r
 def test_the_node_says_how_far_a_load_is_and_when_it_is_over():
     remote, pool = make_remote()
     shown = listen(remote, pool)
-    pool.loads = [None, (0, 24_000_000_000), (12_345_678_901, 24_000_000_000)]
+    pool.loads = [Wait(), Wait("weights", 0, 24_000_000_000), Wait("weights", 12_345_678_901, 24_000_000_000)]
     remote.load(never)
     assert shown == ["Loading: 0.0 of 24.0 GB.", "Loading: 12.3 of 24.0 GB."]
-    pool.loads = [(24_000_000_000, 24_000_000_000)]
+    pool.loads = [Wait("weights", 24_000_000_000, 24_000_000_000)]
     remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
     remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
     assert shown[2:] == ["Loading: 24.0 of 24.0 GB.", "Loaded."]

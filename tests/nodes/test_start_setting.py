@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from nodes.start_setting import SETTING, start_pool, wished_devices
+from nodes.panel.settings import START_DEVICES as SETTING
+from nodes.start_setting import start_pool, wished_devices
 
 
 @pytest.mark.parametrize(

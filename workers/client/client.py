@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ import torch
 from parallel_runtime.errors import NotLoadedError, OutOfMemoryError
 from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
 from parallel_runtime.requests.control import Cancelled
+from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.requests.requests import ComfyuiCode, Finished, Invoke, KeepPatches, Load, Loaded, Release
 
 from ..gpus import find_machine, remember
@@ -19,10 +18,9 @@ from ..launch import PoolSpec, resolve_devices
 from ..wire.protocol import Status
 from .calls import Call, Calls, Unlike
 from .keeper import Keeper
-from .loaded_models import LoadedModels
+from .loaded_models import KnownModel, LoadedModels
 from .loop_job import loop_job
 from .patch_cache import PatchCache
-from .pool_state import POLL_SECONDS
 from .read_ahead import begin_reading
 from .requests import Branch, InpaintInputs, LoopRequest, ModelRequest, require_finite
 from .running_pool import RunningPool
@@ -37,6 +35,8 @@ from .submission import (
     ignore_progress,
     never,
 )
+from .turns import Turns
+from .waiting import Wait
 
 __all__ = ["Branch", "Cancelled", "InpaintInputs", "LoopRequest", "ModelRequest", "PoolClient", "never"]
 
@@ -55,7 +55,9 @@ class PoolClient:
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
         self.ran: Finished | None = None
         """What the ranks said of the last call or loop: the plan that ran it."""
-        self._lock = threading.RLock()
+        self.details: PlanDetails | None = None
+        """Of that plan, in numbers."""
+        self._turns = Turns()
         self._models = LoadedModels()
         self._calls = Calls(self._submit)
         self._patches = PatchCache(self._submit)
@@ -89,7 +91,7 @@ class PoolClient:
             PoolError: it could not start, or not grow; in that case what it was lives on.
             Cancelled: the artist did not want to wait.
         """
-        with self._turn(should_cancel):
+        with self._turns.take(should_cancel):
             return self._keeper.start(should_cancel, needed)
 
     def load(self, model: ModelRequest, should_cancel: ShouldCancel = never) -> Loaded:
@@ -99,7 +101,7 @@ class PoolClient:
             ParallelError: the file, the configuration or the pool; typed, with cause and fix.
             Cancelled: the artist stopped it.
         """
-        with self._turn(should_cancel):
+        with self._turns.take(should_cancel):
             model.check_files()
             needed = resolve_devices(model.config, torch.cuda.device_count)
             if self._keeper.running is None:
@@ -115,7 +117,7 @@ class PoolClient:
             if answer.machine is not None and answer.machine != machine:
                 remember(pool.spec, answer.machine)
             self._calls.prepare_anew()
-            self._models.add(model.key)
+            self._models.add(model, answer)
             return answer
 
     def forward(
@@ -146,7 +148,7 @@ class PoolClient:
         """
         call = Call(model.key, x, timestep, conditioning, patches.names)
         callbacks = Callbacks(on_compile=on_compile, should_cancel=should_cancel)
-        with self._turn(should_cancel):
+        with self._turns.take(should_cancel):
             return self._with(model, patches, lambda: self._calls.run(call, callbacks), should_cancel)
 
     def sample(
@@ -175,7 +177,7 @@ class PoolClient:
             reply = self._submit(Submission(request=job, tensors=tensors, callbacks=callbacks))
             return require_finite(reply.tensors["latent"])
 
-        with self._turn(should_cancel):
+        with self._turns.take(should_cancel):
             return self._with(model, patches, run, should_cancel)
 
     def invoke(
@@ -195,21 +197,26 @@ class PoolClient:
             reply = self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks))
             return require_finite(reply.tensors["output"])
 
-        with self._turn(should_cancel):
+        with self._turns.take(should_cancel):
             return self._with(model, patches, run, should_cancel)
 
     def expect_patches(self, comfyui: ComfyuiCode) -> None:
         """Have the ranks of a running pool ready for weight patches; returns at once."""
-        self._patches.expect(comfyui, lambda: self._keeper.running is not None, self._lock)
+        self._patches.expect(comfyui, lambda: self._keeper.running is not None, self._turns)
 
-    def release(self, model: ModelRequest) -> int:
-        """Free the model's memory in the pool, if it runs and holds it; return the bytes freed per rank."""
-        with self._lock:
+    def release(self, model: ModelRequest, park: bool = False) -> int:
+        """Free the model's memory in the pool, if it runs and holds it; return the bytes freed per rank.
+
+        Args:
+            park: keep the weights on the host, where that has memory.
+        """
+        with self._turns:
             if self._keeper.running is None or not self._models.knows(model.key):
                 return 0
-            self._models.discard(model.key)  # the next use asks for a load, which looks whether the file is the same
+            if not park:
+                self._models.discard(model.key)  # the next use asks for a load: is the file the same?
             self._calls.forget()
-            answer = self._submit(Submission(request=Release(model.key))).answer
+            answer = self._submit(Submission(request=Release(model.key, park))).answer
             assert isinstance(answer, Finished)
             return answer.bytes_freed
 
@@ -218,21 +225,41 @@ class PoolClient:
         return self._models.bytes_of(model.key) if self._keeper.running is not None else 0
 
     @property
-    def loading(self) -> tuple[int, int] | None:
-        """Bytes of weights that are on the device, and of how many, while the job at hand brings them."""
-        pool = self._keeper.pool
-        return pool.loading if pool is not None else None
+    def waits_for(self) -> Wait:
+        """What the request of the thread that asks is waiting for."""
+        return Wait("turn") if self._turns.waiting else self._keeper.waits_for
 
-    def status(self) -> Status | None:
+    @property
+    def models(self) -> list[KnownModel]:
+        """What the ranks can be asked for by name. Does not wait for a job."""
+        return self._models.all() if self._keeper.running is not None else []
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since the last request was served; 0 while one is."""
+        return self._turns.idle_seconds
+
+    def status(self, timeout: float = 5.0) -> Status | None:
         """The pool's state, or None while no pool runs. Does not wait for a job."""
         pool = self._keeper.running
-        return pool.status() if pool is not None else None
+        return pool.status(timeout) if pool is not None else None
 
     def close(self) -> None:
         """End the pool."""
-        with self._lock:
+        with self._turns:
             self._keeper.close()
             self._forget()
+
+    def restart(self, should_cancel: ShouldCancel = never) -> RunningPool:
+        """End the pool, whatever it does, and start it again: a request that is being served fails.
+
+        Raises:
+            As `start`.
+        """
+        self._keeper.interrupt()
+        with self._turns.take(should_cancel):
+            self.close()
+            return self._keeper.start(should_cancel)
 
     def end(self, seconds: float) -> None:
         """End the pool for good, whatever it does, in so many seconds: this process ends.
@@ -240,17 +267,6 @@ class PoolClient:
         Waits for no lock: the thread that works with the pool holds it, and is not waited for either.
         """
         self._keeper.end(seconds)
-
-    @contextmanager
-    def _turn(self, should_cancel: ShouldCancel) -> Iterator[None]:
-        """Hold the pool for one request, after those of other threads."""
-        while not self._lock.acquire(timeout=POLL_SECONDS):
-            if should_cancel():
-                raise Cancelled
-        try:
-            yield
-        finally:
-            self._lock.release()
 
     def _with(
         self, model: ModelRequest, patches: WeightPatches, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel
@@ -292,6 +308,7 @@ class PoolClient:
         self._models.note(reply.answer)
         if isinstance(reply.answer, Finished) and reply.answer.plan:
             self.ran = reply.answer
+            self.details = reply.answer.details or self.details
         return reply
 
     def _forget(self) -> None:

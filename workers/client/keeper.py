@@ -14,6 +14,7 @@ from parallel_runtime.requests.requests import Answer, Grow
 from ..launch import PoolSpec, settings_of_ranks
 from .running_pool import RunningPool
 from .submission import Callbacks, ShouldCancel, Submission
+from .waiting import Wait
 
 log = logging.getLogger("parallel_dit")
 
@@ -39,6 +40,8 @@ class Keeper:
         self._on_change = on_change
         self._on_answer = on_answer
         self._ended = False
+        self._pauses = False
+        self._grows = False
         self._deaths = 0  # in a row, without a job that succeeded in between
 
     @property
@@ -46,6 +49,15 @@ class Keeper:
         """The pool, if it can take a job."""
         pool = self.pool
         return pool if pool is not None and pool.alive else None
+
+    @property
+    def waits_for(self) -> Wait:
+        """What whoever works with the pool waits for."""
+        if self._pauses:
+            return Wait("pause")
+        if self._grows:
+            return Wait("growth")
+        return self.pool.waits_for if self.pool is not None else Wait()
 
     def grows_to(self, spec: PoolSpec) -> bool:
         """Whether the pool, running or not, can take in what it lacks of `spec`, and keep what it has."""
@@ -80,6 +92,11 @@ class Keeper:
         """A job has succeeded: this pool does not die as it starts."""
         self._deaths = 0
 
+    def interrupt(self) -> None:
+        """Have the pool end, whatever it does; who works with it is told. By any thread."""
+        if self.pool is not None:
+            self.pool.interrupt()
+
     def close(self) -> None:
         """End the pool; another one may start."""
         if self.pool is not None:
@@ -99,18 +116,25 @@ class Keeper:
         log.info("Parallel DiT: the pool on %s becomes %s", pool.spec, wished)
         self._on_change()
         growth = Submission(request=Grow(wished.devices), callbacks=Callbacks(should_cancel=should_cancel))
+        self._grows = True
         try:
             self._on_answer(pool.submit(growth).answer)
         except PoolError:
             if pool.alive:
                 self.spec = pool.spec  # the other devices are free for other pools
             raise
+        finally:
+            self._grows = False
 
     def _back_off(self, should_cancel: ShouldCancel) -> None:
         """A pool that died once is replaced at once; one that dies again and again is replaced ever more slowly."""
         wait = min(2.0 ** (self._deaths - 2), MAX_BACK_OFF_SECONDS) if self._deaths > 1 else 0.0
         until = time.monotonic() + wait
-        while time.monotonic() < until:
-            if should_cancel():
-                raise Cancelled
-            time.sleep(0.05)
+        self._pauses = wait > 0
+        try:
+            while time.monotonic() < until:
+                if should_cancel():
+                    raise Cancelled
+                time.sleep(0.05)
+        finally:
+            self._pauses = False

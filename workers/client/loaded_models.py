@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from parallel_runtime.requests.requests import Answer
+from parallel_runtime.requests.requests import Answer, Loaded
+
+from .requests import ModelRequest
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model that the ranks can be asked for by name.
+
+    Args:
+        loaded: what they said of it.
+        bytes: of its weights on one rank's device now; 0 where it is parked.
+    """
+
+    request: ModelRequest
+    loaded: Loaded
+    bytes: int
 
 
 class LoadedModels:
@@ -15,12 +32,12 @@ class LoadedModels:
     """
 
     def __init__(self) -> None:
-        self._names: set[str] = set()
+        self._loaded: dict[str, tuple[ModelRequest, Loaded]] = {}
         self._bytes: Mapping[str, int] | None = None  # not told yet
 
     def knows(self, name: str) -> bool:
         """Whether the ranks know the model, as far as was heard: they forget those that were not used for long."""
-        return name in self._names
+        return name in self._loaded
 
     def bytes_of(self, name: str) -> int:
         """Bytes of its weights on one rank's device; models of the same weights have them in common."""
@@ -30,13 +47,18 @@ class LoadedModels:
         """Whether its weights are known not to be on the devices."""
         return self._bytes is not None and name not in self._bytes
 
-    def add(self, name: str) -> None:
+    def all(self) -> list[KnownModel]:
+        """Those that the ranks know, in the order of their loads. May be asked by any thread."""
+        entries = list(self._loaded.items())
+        return [KnownModel(request, loaded, self.bytes_of(name)) for name, (request, loaded) in entries]
+
+    def add(self, request: ModelRequest, loaded: Loaded) -> None:
         """The ranks have loaded it."""
-        self._names.add(name)
+        self._loaded[request.key] = request, loaded
 
     def discard(self, name: str) -> None:
         """The ranks have to be asked to load it before it is used again."""
-        self._names.discard(name)
+        self._loaded.pop(name, None)
 
     def note(self, answer: Answer) -> None:
         """Take in what a rank says it holds."""
@@ -49,5 +71,5 @@ class LoadedModels:
 
     def clear(self) -> None:
         """The pool is gone."""
-        self._names.clear()
+        self._loaded.clear()
         self._bytes = None

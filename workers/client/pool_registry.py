@@ -42,6 +42,9 @@ class _PoolRegistry:
             self._clients.append(client)
             return client
 
+    def all(self) -> list[PoolClient]:
+        return list(self._clients)
+
     def end(self) -> None:
         """At the end of the process, when another thread may be in the middle of anything: no lock is taken."""
         for client in list(self._clients):
@@ -67,6 +70,11 @@ def get_pool(config: ParallelConfig) -> PoolClient:
     if config.hosts > 1:
         read_network(os.environ)  # a missing setting is an error of the configuration, not of a pool that started
     return _registry.get(resolve_devices(config, torch.cuda.device_count))
+
+
+def known_pools() -> list[PoolClient]:
+    """The pools of this process, running or not."""
+    return _registry.all()
 
 
 def close_pools() -> None:

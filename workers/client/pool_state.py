@@ -42,6 +42,16 @@ class PoolState:
         """The supervisor is gone, or has said that the pool is dead."""
         return self.closed or (self._status is not None and self._status.state == "dead")
 
+    @property
+    def starting(self) -> bool:
+        """Not all ranks are online yet."""
+        return not self.closed and (self._status is None or self._status.state == "starting")
+
+    @property
+    def arrivals(self) -> int:
+        """How many ranks are online."""
+        return len(self._status.devices) if self._status is not None else 0
+
     def heard(self) -> None:
         """Anything came from the supervisor."""
         self._silence.heard(time.monotonic())
@@ -66,7 +76,7 @@ class PoolState:
             PoolError: see `mind_silence`.
         """
         with self._changed:
-            while not self.closed and (self._status is None or self._status.state == "starting"):
+            while self.starting:
                 if should_cancel():
                     raise Cancelled
                 self.mind_silence()

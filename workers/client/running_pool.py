@@ -21,7 +21,19 @@ from ..launch import PoolSpec, settings_of_ranks
 from ..wire.bell import listen
 from ..wire.connection import ConnectionClosed, FrameError
 from ..wire.frames import Frame
-from ..wire.protocol import Cancel, Compiling, Done, Failed, Job, Loading, Progress, Shutdown, Status, revive
+from ..wire.protocol import (
+    Cancel,
+    Compiling,
+    Done,
+    Failed,
+    Job,
+    Loading,
+    Measuring,
+    Progress,
+    Shutdown,
+    Status,
+    revive,
+)
 from ..wire.tensors import unpack
 from ..wire.transport import Transport
 from .open_jobs import OpenJob, OpenJobs
@@ -29,6 +41,7 @@ from .patience import Patience
 from .pool_state import POLL_SECONDS, PoolState
 from .submission import Callbacks, Reply, ShouldCancel, Submission
 from .supervisor_process import SupervisorProcess
+from .waiting import Wait
 
 log = logging.getLogger("parallel_dit")
 
@@ -60,8 +73,7 @@ class RunningPool:
         self.spec = spec
         self.settings = settings_of_ranks(os.environ)
         """What the environment told the ranks, and tells those that come."""
-        self.loading: tuple[int, int] | None = None
-        """Bytes of weights that are on the device, and of how many, while a job brings them."""
+        self._wait = Wait()
         self._transport = Transport()
         self._patience = Patience()
         self._jobs = OpenJobs()
@@ -95,6 +107,13 @@ class RunningPool:
     def settled(self) -> bool:
         """No job goes on that was cancelled."""
         return not self._jobs.abandoned
+
+    @property
+    def waits_for(self) -> Wait:
+        """What a request that was sent to it, or wants to be, is waiting for."""
+        if self._state.starting:
+            return Wait("start", self._state.arrivals, self.spec.world_size)
+        return self._wait if self.settled else Wait("cancelled")
 
     def wait_until_ready(self, should_cancel: ShouldCancel) -> None:
         """Wait until every rank is online.
@@ -255,9 +274,11 @@ class RunningPool:
                 if isinstance(message, Status):
                     self._state.note(message)
                 elif isinstance(message, Loading):
-                    self.loading = (message.done, message.total)
+                    self._wait = Wait("weights", message.done, message.total)
+                elif isinstance(message, Measuring):
+                    self._wait = Wait("measuring")
                 elif isinstance(message, (Progress, Compiling, Done, Failed)):
-                    self.loading = None
+                    self._wait = Wait()
                     if isinstance(message, Done) and isinstance(message.answer, Grown):
                         self.spec = replace(self.spec, devices=message.answer.devices)
                     self._jobs.take(message.number, frame)
@@ -266,6 +287,12 @@ class RunningPool:
     def death(self) -> PoolError:
         """Why the pool is gone, as an error to raise."""
         return self._state.death()
+
+    def interrupt(self) -> None:
+        """Ask it to end, and end it by force where it does not; a job's caller gets the error of a pool that died."""
+        self._connection.offer(Shutdown())
+        self._supervisor.wait(EXIT_SECONDS)
+        self._supervisor.end_by_force()
 
     def close(self, seconds: float = EXIT_SECONDS) -> None:
         """End the pool and wait until nothing of it is left, for so many seconds; then end it by force."""

@@ -32,13 +32,19 @@ class PlannedRequest:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """Everything the doctor found out. `devices` is a PoolSpec as text; `link` is None where no check could run."""
+    """Everything the doctor found out.
+
+    Args:
+        devices: a PoolSpec as text.
+        link: None where no check could run, or while it is `checking`.
+    """
 
     devices: str
     machine: Machine
     link: LinkCheck | None
     plans: tuple[PlannedRequest, ...]
     findings: tuple[Finding, ...]
+    checking: bool = False
 
     @property
     def works(self) -> bool:

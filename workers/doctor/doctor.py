@@ -12,8 +12,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from types import FrameType
 
 from parallel_runtime.config import ParallelConfig
@@ -23,15 +24,20 @@ from ..launch import PoolSpec, resolve_devices
 from ..link_result import LinkCheck
 from ..machine_facts import GpuId, recall, remember_facts
 from .diagnosis import DoctorReport, can_check_links, facts_of, find_in_software, report
-from .machine import Machine, read_machine
-from .report_text import render_text
+from .machine import Machine, first_look, read_machine
+from .report_text import render_first_look, render_text
 
 FACTS_SECONDS = 120.0
 LINK_SECONDS = 90.0
 
 
-def examine(devices: str, machine: Machine, limit_seconds: float) -> DoctorReport:
+def examine(
+    devices: str, machine: Machine, limit_seconds: float, on_part: Callable[[str], None] = lambda text: None
+) -> DoctorReport:
     """Check the links of a pool on `devices` and judge everything.
+
+    Args:
+        on_part: gets the report without the check of the links, before that begins.
 
     Raises:
         ConfigurationError: devices that this machine does not have, and nothing is broken that would explain it.
@@ -42,6 +48,7 @@ def examine(devices: str, machine: Machine, limit_seconds: float) -> DoctorRepor
         if not any(find_in_software(machine)):
             raise
         return report(PoolSpec("cpu", (0,)), machine, None)
+    on_part(render_text(replace(report(spec, machine, None), checking=True)))
     link = check(spec, limit_seconds) if can_check_links(machine) else None
     facts = facts_of(spec, machine, link, recall)
     if link is not None and facts.link.measured:
@@ -79,6 +86,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         metavar="SECONDS",
         help=f"time for the check of the links (default: {LINK_SECONDS:.0f})",
     )
+    parser.add_argument("--parts", type=Path, metavar="FILE", help="write there what is known so far, as it comes")
     parser.add_argument("--end-with-parent", action="store_true", help="end when the calling thread does")
     parsed = parser.parse_args(arguments)
     try:
@@ -99,11 +107,19 @@ def main() -> int:
             from ..processes import die_with_parent
 
             die_with_parent(os.getppid())
+
+    def tell_part(text: str) -> None:
+        if parsed.parts is not None:
+            unfinished = parsed.parts.with_suffix(".new")
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.rename(parsed.parts)
+
     try:
+        tell_part(render_first_look(*first_look()))
         _tell("Reading versions, GPUs and memory ...")
         machine = read_machine(FACTS_SECONDS)
         _tell(f"Checking the links, {parsed.limit:.0f} seconds at most ...")
-        found = examine(parsed.devices, machine, parsed.limit)
+        found = examine(parsed.devices, machine, parsed.limit, tell_part)
     except ConfigurationError as error:
         print(error, file=sys.stderr)
         return 2

@@ -90,10 +90,20 @@ def find_links() -> dict[tuple[int, int], str]:
 def memory_by_process() -> dict[int, int]:
     """Process -> bytes on all GPUs, of processes that compute."""
     held: dict[int, int] = {}
+    for processes in processes_by_gpu().values():
+        for pid, size in processes.items():
+            held[pid] = held.get(pid, 0) + size
+    return held
+
+
+def processes_by_gpu() -> dict[str, dict[int, int]]:
+    """GPU's UUID (as in `DriverGpu`) -> process -> bytes, of processes that compute."""
+    held: dict[str, dict[int, int]] = {}
     with contextlib.suppress(_Silent), _open_driver() as nvml, _nothing_said(nvml):
         for gpu in _gpus(nvml):
-            for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu):
-                held[process.pid] = held.get(process.pid, 0) + (process.usedGpuMemory or 0)
+            running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+            uuid = nvml.nvmlDeviceGetUUID(gpu).removeprefix("GPU-")
+            held[uuid] = {process.pid: process.usedGpuMemory or 0 for process in running}
     return held
 
 

@@ -156,6 +156,27 @@ def read_machine(limit_seconds: float) -> Machine:
     return Machine.from_mapping(json.loads(done.stdout.splitlines()[-1]))
 
 
+def first_look() -> tuple[Machine, tuple[DriverGpu, ...]]:
+    """What is known at once, without torch: versions, the driver's GPUs, memory. No package is imported."""
+    driver_gpus = list_gpus()
+    packages = []
+    for name in OLDEST:
+        try:
+            packages.append(Package(name, version(name)))
+        except PackageNotFoundError:
+            packages.append(Package(name, None))
+    memory: dict[str, Any] = {**_find_memory()}
+    machine = Machine(
+        python=platform.python_version(),
+        packages=tuple(packages),
+        driver=driver_gpus[0].driver if driver_gpus else None,
+        driver_gpus=len(driver_gpus),
+        environment=_find_environment(),
+        **memory,
+    )
+    return machine, driver_gpus
+
+
 def _find_package(name: str) -> Package:
     try:
         found = version(name)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..link_result import Rates
 from .diagnosis import DoctorReport, exchange_seconds, exchanged_bytes
-from .driver import describe_link
+from .driver import DriverGpu, describe_link
 from .finding import Finding, gib
 from .machine import OLDEST, Gpu, Link, Machine
 
@@ -23,6 +23,25 @@ def render_text(report: DoctorReport) -> str:
         ("Check", list(_check(report))),
         ("What auto does with FLUX.1 dev (24 heads)", [f"{p.request}: {p.why}" for p in report.plans]),
     ]
+    return _joined(sections)
+
+
+def render_first_look(machine: Machine, gpus: Sequence[DriverGpu]) -> str:
+    """What is known at once, before packages are imported and links are tried."""
+    sections = [
+        ("", ["Parallel DiT doctor. A first look; packages are being imported, and links are tried after that."]),
+        ("Versions", [*_installed(machine), f"{'driver':<13}{machine.driver or 'none'}"]),
+        ("Machine", list(_machine(machine))),
+        ("GPUs, as the driver counts", [_driver_gpu(gpu) for gpu in gpus] or ["none"]),
+    ]
+    return _joined(sections)
+
+
+def _driver_gpu(gpu: DriverGpu) -> str:
+    return f"{gpu.index}  {gpu.name}, {gib(gpu.memory_total - gpu.memory_used)} free of {gib(gpu.memory_total)}"
+
+
+def _joined(sections: list[tuple[str, list[str]]]) -> str:
     blocks = []
     for title, lines in sections:
         if lines:
@@ -46,13 +65,17 @@ def _findings(findings: tuple[Finding, ...]) -> Iterator[str]:
 
 
 def _versions(machine: Machine) -> Iterator[str]:
+    yield from _installed(machine)
+    yield f"{'CUDA':<13}{machine.cuda or 'none in this torch'}"
+    yield f"{'NCCL':<13}{machine.nccl or 'none'}"
+    yield f"{'driver':<13}{machine.driver or 'none'}"
+
+
+def _installed(machine: Machine) -> Iterator[str]:
     yield f"{'Python':<13}{machine.python}"
     for package in machine.packages:
         needs = f"({OLDEST[package.name]} or newer)"
         yield f"{package.name:<13}{package.found or 'missing':<16}{needs}"
-    yield f"{'CUDA':<13}{machine.cuda or 'none in this torch'}"
-    yield f"{'NCCL':<13}{machine.nccl or 'none'}"
-    yield f"{'driver':<13}{machine.driver or 'none'}"
 
 
 def _machine(machine: Machine) -> Iterator[str]:
@@ -79,7 +102,7 @@ def _link(link: Link) -> str:
 def _check(report: DoctorReport) -> Iterator[str]:
     link = report.link
     if link is None:
-        yield "not run, see Findings"
+        yield "running: the result comes in a moment" if report.checking else "not run, see Findings"
         return
     for rates in link.rates:
         yield from _rates(rates)

@@ -13,7 +13,7 @@ from parallel_runtime.denoising.progress import StepTelling
 from parallel_runtime.requests.control import Cancelled, Control
 
 from ..wire.connection import Connection
-from ..wire.protocol import Loading, Progress
+from ..wire.protocol import Loading, Measuring, Progress
 from ..wire.tensors import pack
 from .heartbeat import Heartbeat
 from .inbox import Inbox
@@ -74,6 +74,10 @@ class RankControl(Control):
         if self._rank.rank == 0 and now - self._reported_loading >= LOADING_SECONDS:
             self._reported_loading = now
             self._rank.connection.send(Loading(self._number, done, total))
+
+    def measuring(self) -> None:
+        if self._rank.rank == 0:
+            self._rank.connection.send(Measuring(self._number))
 
     def all_stop(self) -> bool:
         return self.vote_stop()()

@@ -23,6 +23,7 @@ from ..wire.protocol import (
     Failed,
     Job,
     Loading,
+    Measuring,
     Progress,
     Ready,
     Run,
@@ -106,7 +107,7 @@ class Jobs:
         elif isinstance(frame.message, Compiling):
             self.stall.waited(time.monotonic())
             await self._client.forward(frame)
-        elif isinstance(frame.message, Loading):
+        elif isinstance(frame.message, (Loading, Measuring)):
             await self._client.forward(frame)
         elif isinstance(frame.message, (Ready, Done, Failed)):
             if frame.message.number > self._begun:

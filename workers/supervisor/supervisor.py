@@ -195,9 +195,10 @@ class Supervisor:
             self.members.devices[rank] = message.device
             if rank >= self.members.size:
                 await self.growth.look()
-            elif self.members.complete:
-                await self.client.send(self.status())
-                await self.jobs.open()
+            else:
+                await self.client.send(self.status())  # it counts who has come, and then that all have
+                if self.members.complete:
+                    await self.jobs.open()
         else:
             await self.jobs.answer(frame)
 

@@ -14,7 +14,7 @@ import msgspec
 from parallel_runtime.errors import ERROR_TYPES, ParallelError, PoolError
 from parallel_runtime.requests.requests import Answer, Request
 
-VERSION = 4
+VERSION = 5
 _LONGEST_TEXT = 4_000
 _LONGEST_TRACEBACK = 50_000
 """Characters of an error: whatever is in it, it fits into a frame."""
@@ -193,6 +193,12 @@ class Launched(msgspec.Struct, frozen=True):
     count: int
 
 
+class Measuring(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0 times kernels or links, once for this machine; the other ranks do so at the same time."""
+
+    number: int
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The job is through; rank 0's carries the result, or with `in_segment` left it in the job's segment.
 
@@ -262,6 +268,7 @@ Message = (
     | Progress
     | Compiling
     | Loading
+    | Measuring
     | Done
     | Failed
 ) | Status

@@ -1,0 +1,75 @@
+"""What panel and API can do with pools: start, park, unload, restart. Each may take long: call it in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from workers.client.client import PoolClient
+
+
+def start(wishes: dict[str, Any], default: ParallelConfig) -> None:
+    """Start the pool of `devices`, or of the default configuration.
+
+    Raises:
+        ParallelError: devices that are not there, or a pool that cannot start.
+    """
+    from workers.client.pool_registry import get_pool
+
+    devices = wishes.get("devices")
+    get_pool(ParallelConfig(devices=devices) if devices else default).start()
+
+
+def park(wishes: dict[str, Any], default: ParallelConfig) -> None:
+    """Take models from the devices and keep them on the host: those of `pool`, of `model`, or all."""
+    _release(wishes, keep=True)
+
+
+def unload(wishes: dict[str, Any], default: ParallelConfig) -> None:
+    """Take models from the devices and forget them: those of `pool`, of `model`, or all."""
+    _release(wishes, keep=False)
+
+
+def restart(wishes: dict[str, Any], default: ParallelConfig) -> None:
+    """End pools, whatever they do, and start them again: `pool`, or all.
+
+    Raises:
+        ParallelError: one cannot start.
+    """
+    for pool in _chosen(wishes):
+        pool.restart()
+
+
+ACTIONS: dict[str, Callable[[dict[str, Any], ParallelConfig], None]] = {
+    "start": start,
+    "park": park,
+    "unload": unload,
+    "restart": restart,
+}
+
+
+def _chosen(wishes: dict[str, Any]) -> list[PoolClient]:
+    """The pools that are meant.
+
+    Raises:
+        ConfigurationError: there is none of that name.
+    """
+    from workers.client.pool_registry import known_pools
+
+    name = wishes.get("pool")
+    pools = [pool for pool in known_pools() if name in (None, str(pool.spec))]
+    if name is not None and not pools:
+        raise ConfigurationError(f"There is no pool {name!r}.", "Take a name of /parallel_dit/status.")
+    return pools
+
+
+def _release(wishes: dict[str, Any], keep: bool) -> None:
+    name = wishes.get("model")
+    for pool in _chosen(wishes):
+        for model in pool.models:
+            if (name is None or model.request.path.endswith(f"/{name}")) and (model.bytes or not keep):
+                pool.release(model.request, park=keep)

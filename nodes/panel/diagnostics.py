@@ -1,0 +1,54 @@
+"""What to paste into a bug report: versions, state, ends of the logs. Nothing that is secret or names a person."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from .status import read_status
+
+PACKAGES = ("torch", "diffusers", "safetensors", "msgspec", "yunchang", "nvidia-ml-py", "comfyui-frontend-package")
+_LINES = 60
+_TAIL_BYTES = 64 << 10
+_SECRET = re.compile(r"(?i)\b([\w-]*(?:secret|token|password|api[_-]?key)[\w-]*\s*[=:]\s*)\S+")
+
+
+def write_diagnostics() -> str:
+    """The text."""
+    from workers.client.pool_registry import known_pools
+
+    lines = ["Parallel DiT diagnostics", f"Python {platform.python_version()}, {platform.platform()}"]
+    lines += [f"{name} {_version(name)}" for name in PACKAGES]
+    status = read_status()
+    for run in status["runs"][:3]:
+        lines.append(f"ran: {run['model']}, latent {run['latent']}, {run['plan']} {run['step_seconds']} s per step")
+    lines += ["", json.dumps({**status, "runs": [], "timeline": []}, indent=1)]
+    for pool in known_pools():
+        if pool.pool is not None:
+            lines += ["", f"last lines of {pool.pool.log.name}:", _tail(pool.pool.log)]
+    return clean("\n".join(lines))
+
+
+def clean(text: str, home: str | None = None) -> str:
+    """Without the home folder's name, and without what looks like a secret."""
+    return _SECRET.sub(r"\1***", text.replace(home or str(Path.home()), "~"))
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "is missing"
+
+
+def _tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return "(no log)"
+    return "\n".join(text.splitlines()[-_LINES:])

@@ -1,0 +1,58 @@
+"""What the settings ask for all the time: the log's level, and models that leave the GPUs when nobody uses them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from parallel_runtime.errors import ParallelError
+
+from .settings import LOG_LEVEL, LOG_LEVELS, PARK_MINUTES
+
+SECONDS = 5.0
+
+log = logging.getLogger("parallel_dit")
+
+
+def log_level(settings: Mapping[str, Any]) -> int:
+    """Of our lines in ComfyUI's log."""
+    wished = settings.get(LOG_LEVEL)
+    return LOG_LEVELS.get(wished, logging.INFO) if isinstance(wished, str) else logging.INFO
+
+
+def park_seconds(settings: Mapping[str, Any]) -> float:
+    """After so long without a prompt, models leave the GPUs; 0: never."""
+    minutes = settings.get(PARK_MINUTES, 0)
+    return 60.0 * minutes if isinstance(minutes, int | float) and minutes > 0 else 0.0
+
+
+def park_idle(seconds: float) -> None:
+    """Park the models of pools that nobody has used for so long."""
+    from workers.client.pool_registry import known_pools
+
+    for pool in known_pools():
+        if pool.idle_seconds < seconds:
+            continue
+        for model in pool.models:
+            if model.bytes:
+                log.info("Parallel DiT: %s has not been used, and leaves the GPUs.", model.request.path)
+                try:
+                    pool.release(model.request, park=True)
+                except ParallelError as error:
+                    log.info("Parallel DiT: %s", error)
+
+
+def keep_house(read: Callable[[], Mapping[str, Any]]) -> None:
+    """Start the thread that looks at the settings every few seconds."""
+
+    def run() -> None:
+        while True:
+            settings = read()
+            log.setLevel(log_level(settings))
+            if (seconds := park_seconds(settings)) > 0:
+                park_idle(seconds)
+            threading.Event().wait(SECONDS)
+
+    threading.Thread(target=run, name="parallel-dit-settings", daemon=True).start()

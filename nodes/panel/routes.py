@@ -1,0 +1,79 @@
+"""The HTTP routes of the pack, on ComfyUI's server and under its rules: it refuses the requests of other sites."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import ParallelError
+
+from .actions import ACTIONS
+from .diagnostics import write_diagnostics
+from .live import Live
+from .status import read_status
+
+log = logging.getLogger("parallel_dit")
+
+_LARGEST = 16 << 10
+"""Bytes of a request that anybody has to send here."""
+
+
+def add_routes(routes: web.RouteTableDef, live: Live, default_config: Callable[[], ParallelConfig]) -> None:
+    """Add them; see docs/api.md.
+
+    Args:
+        live: serves the panels that are open.
+        default_config: of loaders without a Parallel Config.
+    """
+
+    @routes.get("/parallel_dit/status")
+    async def status(request: web.Request) -> web.Response:
+        return web.json_response(await asyncio.to_thread(read_status))
+
+    @routes.get("/parallel_dit/diagnostics")
+    async def diagnostics(request: web.Request) -> web.Response:
+        return web.json_response({"text": await asyncio.to_thread(write_diagnostics)})
+
+    @routes.post("/parallel_dit/watch")
+    async def watch(request: web.Request) -> web.Response:
+        wishes = await _read(request)
+        live.watch(str(wishes.get("client_id", "")), wishes.get("on") is True)
+        return web.json_response({"watchers": live.watchers})
+
+    for name in ACTIONS:
+        routes.post(f"/parallel_dit/{name}")(_action(name, default_config))
+
+
+def _action(name: str, default_config: Callable[[], ParallelConfig]) -> Callable[[web.Request], Any]:
+    async def act(request: web.Request) -> web.Response:
+        wishes = await _read(request)
+        try:
+            await asyncio.to_thread(lambda: ACTIONS[name](wishes, default_config()))
+        except ParallelError as error:
+            log.warning("Parallel DiT: %s: %s", name, error)
+            return web.json_response({"error": {"cause": error.cause, "fix": error.fix}}, status=409)
+        return web.json_response(await asyncio.to_thread(read_status))
+
+    return act
+
+
+async def _read(request: web.Request) -> dict[str, Any]:
+    """The JSON object of a request; an empty one where there is none.
+
+    Raises:
+        HTTPBadRequest: something else.
+    """
+    text = (await request.content.read(_LARGEST)).decode("utf-8", "replace")
+    wishes: Any = None
+    with contextlib.suppress(ValueError):
+        wishes = json.loads(text or "{}")
+    if not isinstance(wishes, dict) or not all(isinstance(value, str | bool) for value in wishes.values()):
+        raise web.HTTPBadRequest(text="A JSON object of names and texts is expected.")
+    return wishes

@@ -1,0 +1,146 @@
+"""What ran: the plan, the time per step, and the time line of the last prompt, for the panel and for texts on nodes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from parallel_runtime.requests.plan_details import PlanDetails
+
+MOST_RUNS = 20
+MOST_SPANS = 400
+"""Of a time line; of a longer prompt the last steps become one span."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a prompt's time.
+
+    Args:
+        what: a reason of `Wait`, or "load", "step", "compile".
+        node: where it was shown.
+        begin, end: seconds since the epoch.
+    """
+
+    what: str
+    node: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One sampling run.
+
+    Args:
+        model: name of the file.
+        node: that sampled.
+        plan: in words.
+        latent: shape.
+        steps: of the run, 0 where that is not known.
+        step_seconds: mean without the first one; None where there was only one.
+        one_gpu_seconds: of the last run on one rank that was alike; None where there was none.
+        details: of the plan.
+        ended: seconds since the epoch.
+    """
+
+    model: str
+    node: str
+    plan: str
+    latent: tuple[int, ...]
+    steps: int
+    step_seconds: float | None
+    one_gpu_seconds: float | None
+    details: PlanDetails | None
+    ended: float
+
+    @property
+    def speedup(self) -> float | None:
+        """Beside one GPU, where both were measured."""
+        if self.step_seconds and self.one_gpu_seconds and not is_one_rank(self.details):
+            return self.one_gpu_seconds / self.step_seconds
+        return None
+
+
+def is_one_rank(details: PlanDetails | None) -> bool:
+    """Whether one rank computed everything."""
+    return details is not None and all(degree == 1 for degree in details.degrees.values())
+
+
+@dataclass
+class RunHistory:
+    """Of this process. Nodes write and the panel reads, from several threads."""
+
+    prompt: str = ""
+    spans: list[Span] = field(default_factory=list)
+    runs: deque[RunRecord] = field(default_factory=lambda: deque(maxlen=MOST_RUNS))
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._on_one_rank: dict[Hashable, float] = {}
+
+    def span(self, prompt: str, span: Span) -> None:
+        """A part of a prompt is over; that of another prompt begins a new time line."""
+        with self._lock:
+            if prompt != self.prompt:
+                self.prompt, self.spans = prompt, []
+            last = self.spans[-1] if self.spans else None
+            if len(self.spans) >= MOST_SPANS and last is not None and last.what == span.what:
+                self.spans[-1] = Span(last.what, last.node, last.begin, span.end)
+            else:
+                self.spans.append(span)
+
+    def one_rank_seconds(self, kind: Hashable) -> float | None:
+        """A step's seconds of the last run of this kind on one rank."""
+        return self._on_one_rank.get(kind)
+
+    def ran(self, kind: Hashable, record: RunRecord) -> None:
+        """A run is over.
+
+        Args:
+            kind: equal for runs that differ in nothing but their plan.
+        """
+        with self._lock:
+            self.runs.append(record)
+            if record.step_seconds is not None and is_one_rank(record.details):
+                self._on_one_rank[kind] = record.step_seconds
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data; runs with the last one first."""
+        with self._lock:
+            return {
+                "prompt": self.prompt,
+                "timeline": [asdict(span) for span in self.spans],
+                "runs": [_record(run) for run in reversed(self.runs)],
+            }
+
+
+def _record(run: RunRecord) -> dict[str, Any]:
+    details = run.details
+    return {
+        "model": run.model,
+        "node": run.node,
+        "plan": run.plan,
+        "latent": list(run.latent),
+        "steps": run.steps,
+        "step_seconds": run.step_seconds,
+        "one_gpu_seconds": run.one_gpu_seconds,
+        "speedup": run.speedup,
+        "ended": run.ended,
+        "details": describe_details(details),
+    }
+
+
+def describe_details(details: PlanDetails | None) -> dict[str, Any] | None:
+    """Plain data of a plan."""
+    if details is None:
+        return None
+    return {name: getattr(details, name) for name in details.__struct_fields__} | {
+        "stage_blocks": list(details.stage_blocks)
+    }
+
+
+HISTORY = RunHistory()

@@ -1,0 +1,68 @@
+"""What the artist set in ComfyUI's settings of this pack, and ComfyUI's language. The file may hold anything."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from parallel_runtime.config import FASTER, ParallelConfig
+from parallel_runtime.errors import ConfigurationError
+
+START_DEVICES = "ParallelDiT.StartDevices"
+DEFAULT_DEVICES = "ParallelDiT.DefaultDevices"
+DEFAULT_STAGES = "ParallelDiT.DefaultStages"
+DEFAULT_COMPILE = "ParallelDiT.DefaultCompile"
+PARK_MINUTES = "ParallelDiT.ParkMinutes"
+LOG_LEVEL = "ParallelDiT.LogLevel"
+LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LOCALE = "Comfy.Locale"
+LANGUAGES = ("en", "zh", "ja")
+
+_read: dict[Path, tuple[tuple[int, int], Mapping[str, Any]]] = {}
+
+
+def settings_file() -> Path:
+    """Where ComfyUI keeps the default user's settings."""
+    import folder_paths
+
+    return Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json"
+
+
+def read_settings(file: Path) -> Mapping[str, Any]:
+    """All settings; none where none were saved, or they cannot be read. Read again only where the file is another."""
+    try:
+        known = file.stat()
+        stamp = (known.st_mtime_ns, known.st_size)
+        if file not in _read or _read[file][0] != stamp:
+            settings = json.loads(file.read_text(encoding="utf-8"))
+            _read[file] = (stamp, settings if isinstance(settings, dict) else {})
+        return _read[file][1]
+    except (OSError, ValueError):
+        return {}
+
+
+def default_config(settings: Mapping[str, Any]) -> ParallelConfig:
+    """What a loader without a Parallel Config takes.
+
+    Raises:
+        ConfigurationError: a setting that cannot hold.
+    """
+    devices, compile_mode = settings.get(DEFAULT_DEVICES) or "auto", settings.get(DEFAULT_COMPILE) or "auto"
+    try:
+        return ParallelConfig(
+            devices=devices.strip() if isinstance(devices, str) else devices,
+            compile=compile_mode,
+            may_change_pixels=settings.get(DEFAULT_STAGES) == FASTER,
+        )
+    except ConfigurationError as error:
+        where = "It is the default in Settings, Parallel DiT."
+        raise ConfigurationError(f"{error.cause} {where}", error.fix) from error
+
+
+def language_of(settings: Mapping[str, Any]) -> str:
+    """The language of the canvas, as far as this pack has it."""
+    wished = str(settings.get(LOCALE, "")).partition("-")[0]
+    return wished if wished in LANGUAGES else "en"

@@ -1,0 +1,134 @@
+"""All pools of this ComfyUI as plain data: devices, models, what goes on, what ran. Waits for no job."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from parallel_runtime.errors import ParallelError
+
+from .gpu_memory import GpuMemory, read_gpus
+from .run_history import HISTORY, RunHistory, describe_details
+
+if TYPE_CHECKING:
+    from workers.client.client import PoolClient
+    from workers.client.loaded_models import KnownModel
+    from workers.wire.protocol import Status
+
+VERSION = 1
+"""Of the answer's form; a field may be added without another number."""
+ANSWER_SECONDS = 1.0
+
+
+def read_status(history: RunHistory = HISTORY) -> dict[str, Any]:
+    """The whole answer; see docs/api.md. Asks each pool's supervisor, so it takes a moment."""
+    from workers.client.pool_registry import known_pools
+
+    pools = known_pools()
+    statuses = [_ask(pool) for pool in pools]
+    ranks = [_processes(pool) for pool in pools]
+    held = {device: _held(pool) for pool in pools if pool.spec.device_type == "cuda" for device in pool.spec.devices}
+    gpus = read_gpus({process.pid for processes in ranks for process in processes}, held)
+    return {
+        "version": VERSION,
+        "pools": [_pool(*each) for each in zip(pools, statuses, ranks, strict=True)],
+        "gpus": [_gpu(gpu) for gpu in gpus],
+        "host": _host(),
+        **history.to_mapping(),
+    }
+
+
+def _ask(pool: PoolClient) -> Status | None:
+    with contextlib.suppress(ParallelError):  # it died at this moment
+        return pool.status(ANSWER_SECONDS)
+    return None
+
+
+def _processes(pool: PoolClient) -> list[psutil.Process]:
+    """Of a pool that runs: its supervisor, and all below it."""
+    running = pool.pool
+    if running is None or not running.alive:
+        return []
+    with contextlib.suppress(psutil.Error):
+        supervisor = psutil.Process(running.pid)
+        return [supervisor, *supervisor.children(recursive=True)]
+    return []
+
+
+def _held(pool: PoolClient) -> int:
+    return sum(model.bytes for model in pool.models)
+
+
+def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Process]) -> dict[str, Any]:
+    running = pool.pool
+    dead = running is not None and not running.alive
+    state = status.state if status is not None else "dead" if dead else "off"
+    wait = pool.waits_for
+    works = state not in ("off", "dead", "idle")
+    return {
+        "name": str(pool.spec),
+        "kind": pool.spec.device_type,
+        "devices": list(pool.spec.devices),
+        "hosts": pool.spec.hosts,
+        "state": state,
+        "idle_seconds": int(pool.idle_seconds),
+        "doing": {"what": wait.reason, "done": wait.done, "total": wait.total} if works else None,
+        "error": str(running.death()) if dead and running is not None else None,
+        "ranks": _ranks(status),
+        "host_bytes": _resident_bytes(processes),
+        "models": [_model(model) for model in pool.models],
+        "plan": pool.ran.plan if pool.ran is not None else "",
+        "details": describe_details(pool.details),
+        "log": running.log.name if running is not None else None,
+    }
+
+
+def _ranks(status: Status | None) -> list[dict[str, Any]]:
+    if status is None:
+        return []
+    return [{"rank": rank, "pid": pid, "device": status.devices.get(rank)} for rank, pid in sorted(status.pids.items())]
+
+
+def _model(model: KnownModel) -> dict[str, Any]:
+    return {
+        "name": Path(model.request.path).name,
+        "network": "diffusers" if model.request.comfyui is None else "ComfyUI",
+        "family": model.loaded.spec,
+        "dtype": model.request.dtype,
+        "state": "resident" if model.bytes else "parked",
+        "bytes_per_rank": model.bytes or model.loaded.bytes_per_rank,
+        "foreseen": model.loaded.explanation,
+        "details": describe_details(model.loaded.details),
+    }
+
+
+def _gpu(gpu: GpuMemory) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "name": gpu.name,
+        "total": gpu.total,
+        "pool": gpu.pool,
+        "comfyui": gpu.comfyui,
+        "others": gpu.others,
+        "exact": gpu.exact,
+    }
+
+
+def _host() -> dict[str, int]:
+    memory = psutil.virtual_memory()
+    own = 0
+    with contextlib.suppress(psutil.Error):
+        own = psutil.Process().memory_info().rss
+    return {"total": memory.total, "available": memory.available, "comfyui": own}
+
+
+def _resident_bytes(processes: Sequence[psutil.Process]) -> int:
+    size = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            size += process.memory_info().rss
+    return size

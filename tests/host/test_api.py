@@ -1,0 +1,133 @@
+"""The HTTP API against a pool of two CPU ranks: status, actions, same-origin rules, and the script of docs/api.md."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from .find_host import PACK_ROOT
+from .workflow import Workflow
+
+pytestmark = pytest.mark.host
+
+WORKFLOW = Workflow(loader="cpu:2", model="plan.safetensors", seed=401)
+
+
+def cpu_pool(status: dict) -> dict:
+    return next(pool for pool in status["pools"] if pool["kind"] == "cpu")
+
+
+def states(host) -> dict[str, str]:
+    return {model["name"]: model["state"] for model in cpu_pool(host.get("/parallel_dit/status"))["models"]}
+
+
+@pytest.mark.slow
+def test_status_tells_what_ran_and_models_are_parked_unloaded_and_come_back(host):
+    assert host.run(WORKFLOW.prompt()).error is None
+    status = host.get("/parallel_dit/status")
+    pool = cpu_pool(status)
+    assert pool["state"] == "idle"
+    assert len(pool["ranks"]) == len(pool["devices"]) >= 2
+    assert all(rank["device"] == "cpu" for rank in pool["ranks"])
+    assert pool["details"]["degrees"]["ulysses"] == 2
+    assert pool["details"]["heads"] > 0
+    assert pool["host_bytes"] > 1 << 28
+    run = status["runs"][0]
+    assert run["model"] == "plan.safetensors"
+    assert run["plan"] == pool["plan"]
+    assert run["step_seconds"] > 0
+    assert [span["end"] >= span["begin"] for span in status["timeline"]] == [True] * len(status["timeline"])
+    assert sum(span["what"] == "step" for span in status["timeline"]) == WORKFLOW.steps
+    assert states(host)["plan.safetensors"] == "resident"
+
+    host.post("/parallel_dit/park", {"model": "plan.safetensors"})
+    assert states(host)["plan.safetensors"] == "parked"
+    assert host.run(replace(WORKFLOW, seed=402).prompt()).error is None
+    assert states(host)["plan.safetensors"] == "resident"
+    host.post("/parallel_dit/unload")
+    assert states(host) == {}
+    assert host.run(replace(WORKFLOW, seed=403).prompt()).error is None
+
+
+@pytest.mark.slow
+def test_a_restart_gives_other_processes_and_the_next_prompt_works(host):
+    assert host.run(replace(WORKFLOW, seed=404).prompt()).error is None
+    before = {rank["pid"] for rank in cpu_pool(host.get("/parallel_dit/status"))["ranks"]}
+    pool = cpu_pool(host.post("/parallel_dit/restart", {}))
+    assert pool["state"] == "idle"
+    assert not before & {rank["pid"] for rank in pool["ranks"]}
+    assert host.run(replace(WORKFLOW, seed=405).prompt()).error is None
+
+
+@pytest.mark.slow
+def test_other_sites_are_refused_wrong_requests_are_told_and_nothing_is_secret(host):
+    def post(path: str, text: str, **headers: str) -> tuple[int, str]:
+        request = urllib.request.Request(f"http://{host.address}{path}", text.encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    for path in ("start", "park", "unload", "restart", "watch"):
+        assert post(f"/parallel_dit/{path}", "{}", Origin="http://evil.example")[0] == 403
+        assert post(f"/parallel_dit/{path}", "{}", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+        assert post(f"/parallel_dit/{path}", "[1]")[0] == 400
+    code, text = post("/parallel_dit/start", '{"devices": "5"}')
+    assert code == 409
+    assert "asks for GPU 5" in json.loads(text)["error"]["cause"]
+    assert post("/parallel_dit/park", '{"pool": "cuda:7"}')[0] == 409
+    assert json.loads(post("/parallel_dit/watch", '{"client_id": "nobody", "on": true}')[1]) == {"watchers": 0}
+    diagnostics = host.get("/parallel_dit/diagnostics")["text"]
+    assert "torch" in diagnostics
+    assert "last lines of pool-" in diagnostics
+    for text in (diagnostics, json.dumps(host.get("/parallel_dit/status"))):
+        assert str(Path.home()) + "/" not in text
+        assert not re.search(r"(?i)secret|token=|password", text)
+
+
+@pytest.mark.slow
+def test_the_status_comes_over_the_websocket_while_somebody_watches(host):
+    host.post("/parallel_dit/watch", {"client_id": host.client_id, "on": True})
+    try:
+        deadline = time.monotonic() + 20
+        kinds = []
+        while time.monotonic() < deadline and "parallel_dit.status" not in kinds:
+            message = host.socket.recv()
+            if isinstance(message, str):
+                kinds.append(json.loads(message)["type"])
+        assert "parallel_dit.status" in kinds
+    finally:
+        assert host.post("/parallel_dit/watch", {"client_id": host.client_id, "on": False}) == {"watchers": 0}
+
+
+@pytest.mark.slow
+def test_the_script_of_the_documentation_queues_a_prompt_on_the_default_devices_and_prints_the_plan(host, tmp_path):
+    page = (PACK_ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    script = page.partition("```python\n")[2].partition("```")[0]
+    assert len([line for line in script.splitlines() if line.strip()]) <= 20
+    (tmp_path / "queue_parallel.py").write_text(script)
+    graph = replace(WORKFLOW, loader="native", model="prefixed.safetensors", seed=406).prompt()
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    host.post("/settings", {"ParallelDiT.DefaultDevices": "cpu:2"})
+    try:
+        done = subprocess.run(
+            [sys.executable, "queue_parallel.py", f"http://{host.address}", "graph.json"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        host.post("/settings", {"ParallelDiT.DefaultDevices": ""})
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"ulysses 2: 2 ranks share .* [\d.]+ s per step", done.stdout), done.stdout

@@ -1,0 +1,59 @@
+"""From the first half second on, the node that waits says what for, and moves its bar: a start of two CPU ranks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from .test_graph_stays_a_graph import pool_pids
+from .workflow import SAMPLER, Workflow
+
+pytestmark = pytest.mark.host
+
+STATES = (
+    r"Opening the model file\.",
+    r"Starting the pool: \d of \d ranks are up \(\d+ s\)\.",
+    r"One picture of 1024 × 1024:",
+)
+LONGEST_SILENCE = 2.5
+"""Seconds: the text counts them one by one, on a machine that may do something else as well."""
+
+
+@pytest.mark.slow
+def test_a_start_is_told_in_order_from_the_first_half_second_on(host):
+    for process in pool_pids(host):
+        os.kill(process, signal.SIGKILL)
+    time.sleep(1.0)  # until the death is known, so that this prompt starts a pool
+    workflow = Workflow(loader="cpu:2", model="plan.safetensors", weight_dtype="fp16", seed=71)
+    run = host.run(workflow.prompt())
+    assert run.error is None, run.error
+    told = [(text, at) for node, text, at in run.times if node in ("loader", "model")]
+    first = [text for text, _ in told].index("")  # it began; before that stands what prompts of others said
+    began, shown = told[first][1], told[first + 1 :]
+    assert shown[0][1] - began < 0.5, shown
+    states = [next((index for index, state in enumerate(STATES) if re.match(state, text)), None) for text, _ in shown]
+    known = [state for state in states if state is not None]
+    assert known == sorted(known), shown
+    assert set(known) == {0, 1, 2}, shown
+    moments = [at for _, at in shown]
+    assert max(after - before for before, after in itertools.pairwise(moments)) < LONGEST_SILENCE, shown
+    bars = [share for node, share in run.bars if node in ("loader", "model")]
+    assert len(bars) > 2
+    assert bars == sorted(bars)
+    # What ran stands on KSampler, too.
+    assert re.match(r"latent 14 × 20, ulysses 2: ", [text for node, text in run.texts if node == SAMPLER][-1])
+
+
+@pytest.mark.slow
+def test_one_rank_and_then_two_tell_the_speed_up(host):
+    one = Workflow(loader="cpu:1", model="plan.safetensors", seed=81, steps=4)
+    assert host.run(one.prompt()).error is None
+    run = host.run(Workflow(loader="cpu:2", model="plan.safetensors", seed=82, steps=4).prompt())
+    assert run.error is None, run.error
+    on_sampler = [text for node, text in run.texts if node == SAMPLER]
+    assert re.search(r"[\d.]+ times as fast as one rank, which took", on_sampler[-1]), run.texts

@@ -1,0 +1,33 @@
+"""Parallel Config speaks of the model that it is connected to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodes.config_meaning import explain_limits, find_config
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.planning.explanation import details_of
+from parallel_runtime.planning.plan import TYPICAL
+from parallel_runtime.requests.facts import CPU, FLUX_DEV
+
+UNET = replace(FLUX_DEV, title="SDXL", splits_sequence=False, has_stages=False, heads=1)
+
+
+def test_limits_are_those_of_the_model():
+    flux = explain_limits(details_of(ParallelConfig(), 4, FLUX_DEV, TYPICAL, CPU))
+    assert "With FLUX.1, ulysses can be up to 24" in flux
+    assert "Stages can be up to 57" in flux
+    assert flux.endswith("without CFG: ulysses 4.")
+    staged = details_of(ParallelConfig(pipe=2, ulysses=2), 4, FLUX_DEV, TYPICAL, CPU)
+    assert explain_limits(staged).endswith("without CFG: stages 2 × ulysses 2.")
+    unet = explain_limits(details_of(ParallelConfig(), 2, UNET, TYPICAL, CPU))
+    assert "With SDXL, only cfg and data can be above 1" in unet
+    assert "tages" not in unet
+    assert unet.endswith("one rank.")
+
+
+def test_the_node_is_found_also_inside_of_a_subgraph():
+    prompt = {"5:3": {"inputs": {"parallel_config": ["5:2", 0]}}, "4": {"inputs": {}}}
+    assert find_config(prompt, "5:3") == "5:2"
+    assert find_config(prompt, "4") is None
+    assert find_config(None, None) is None

@@ -1,0 +1,146 @@
+"""What the waiting node says, in which order, how soon, and how far its bar is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nodes.panel.run_history import RunHistory, RunRecord, Span
+from nodes.panel.settings import LANGUAGES, language_of, read_settings
+from nodes.panel.wait_words import WORDS, say
+from nodes.run_notices import RunNotices
+from nodes.wait_notices import WaitNotices
+from parallel_runtime.requests.plan_details import PlanDetails
+from parallel_runtime.requests.requests import Finished
+from workers.client.waiting import Wait
+
+
+class Node:
+    """Holds what is shown on it."""
+
+    def __init__(self, language: str = "en"):
+        self.texts: list[str] = []
+        self.bars: list[float] = []
+        self.spans: list[tuple[str, float, float]] = []
+        self.now = 0.0
+        self.notices = WaitNotices(
+            self.texts.append,
+            lambda done, total: self.bars.append(done / total),
+            lambda *span: self.spans.append(span),
+            lambda: language,
+            lambda: self.now,
+        )
+
+    def wait(self, *moments: tuple[float, Wait]) -> None:
+        for self.now, wait in moments:
+            self.notices.about(wait)
+
+
+def test_a_start_a_load_and_a_measurement_are_told_in_their_order_with_a_bar_that_never_goes_back():
+    node = Node()
+    node.notices.begin("load")
+    node.wait(
+        (0.0, Wait("start", 0, 2)),
+        (0.3, Wait("start", 0, 2)),
+        (1.1, Wait("start", 0, 2)),
+        (5.0, Wait("start", 1, 2)),
+        (6.0, Wait()),
+        (6.2, Wait()),
+        (6.5, Wait()),
+    )
+    assert node.texts == [
+        "Starting the pool: 0 of 2 ranks are up (0 s).",
+        "Starting the pool: 0 of 2 ranks are up (1 s).",
+        "Starting the pool: 1 of 2 ranks are up (5 s).",
+        "Preparing the model on the ranks (0 s).",
+    ]
+    assert node.bars == sorted(node.bars)
+    assert node.bars[-1] == 0.5
+    node.wait((7.0, Wait("weights", 0, 24_000_000_000)), (8.0, Wait("weights", 12_000_000_000, 24_000_000_000)))
+    assert node.bars[-2:] == [0.5, 0.75]
+    node.wait((9.0, Wait("measuring")), (11.5, Wait("measuring")))
+    assert node.texts[-1] == "Measuring kernels and links, once for this machine (2 s)."
+    node.notices.end()
+    assert node.spans[1:] == [("start", 0.0, 6.0), ("load", 6.0, 7.0), ("weights", 7.0, 9.0), ("measuring", 9.0, 11.5)]
+
+
+def test_a_quick_step_says_nothing_and_a_long_one_says_so_before_half_a_second_is_over():
+    node = Node()
+    node.notices.begin("step")
+    node.wait((0.05, Wait()), (0.35, Wait()))
+    assert node.texts == []
+    node.wait((0.45, Wait()))
+    assert node.texts == ["Computing (0 s)."]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_state_has_words_in_every_language(language):
+    for reason in WORDS:
+        said = say(reason, Wait("weights", 10**9, 2 * 10**9), 3.2, language)
+        assert said
+        assert "{" not in said
+        assert said.isascii() == (language == "en")
+
+
+def test_the_language_is_that_of_the_canvas(tmp_path):
+    file = tmp_path / "comfy.settings.json"
+    assert language_of(read_settings(file)) == "en"
+    for text, language in (
+        ('{"Comfy.Locale": "ja"}', "ja"),
+        ('{"Comfy.Locale": "zh-TW"}', "zh"),
+        ('{"Comfy.Locale": 7}', "en"),
+        ("[1, 2]", "en"),
+        ("{", "en"),
+    ):
+        file.write_text(text)
+        assert language_of(read_settings(file)) == language
+
+
+def details(ulysses: int) -> PlanDetails:
+    degrees = {"data": 1, "cfg": 1, "pipe": 1, "ring": 1, "ulysses": ulysses}
+    return PlanDetails("FLUX.1", degrees, 1, (57,), 24, 57, 4096, 1)
+
+
+def sample(history: RunHistory, ulysses: int, seconds: float, latent=(1, 16, 128, 128)) -> str:
+    """A run of four steps; returns what the node says then."""
+    now = [0.0]
+    notices = RunNotices(lambda text: None, lambda: now[0], model="a", where=lambda: ("p", "3"), history=history)
+    notices.begin()
+    for step in range(4):
+        now[0] = seconds * step
+        notices.computed()
+        notices.ran(Finished(f"ulysses {ulysses}."), details(ulysses), latent, 4, "call")
+    return notices.finish()
+
+
+def test_the_speed_up_is_told_where_one_rank_was_measured_with_the_same_request():
+    history = RunHistory()
+    assert sample(history, 2, 0.5) == "latent 128 × 128, ulysses 2. 500 ms per step."
+    assert "times" not in sample(history, 1, 1.0)
+    said = "latent 128 × 128, ulysses 2. 500 ms per step. 2.00 times as fast as one rank, which took 1.00 s."
+    assert sample(history, 2, 0.5) == said
+    assert "times" not in sample(history, 2, 0.5, latent=(1, 16, 64, 64))
+    runs = history.to_mapping()["runs"]
+    assert [run["speedup"] for run in runs] == [None, 2.0, None, None]
+    assert runs[1]["details"]["degrees"]["ulysses"] == 2
+    assert runs[1]["node"] == "3"
+
+
+def test_a_new_prompt_begins_a_new_time_line_and_a_long_one_is_bounded():
+    history = RunHistory()
+    for step in range(1000):
+        history.span("one", Span("step", "3", step, step + 1))
+    timeline = history.to_mapping()["timeline"]
+    assert len(timeline) <= 400
+    assert timeline[-1]["end"] == 1000
+    history.span("two", Span("start", "1", 0, 1))
+    assert [span["what"] for span in history.to_mapping()["timeline"]] == ["start"]
+
+
+def test_no_record_is_made_where_nothing_ran():
+    history = RunHistory()
+    assert RunNotices(lambda text: None, history=history).finish() == ""
+    assert not history.runs
+    assert RunRecord("a", "1", "", (1,), 1, None, None, None, 0.0).speedup is None
+    assert not re.search("[{}]", WORDS["open"]["en"])

@@ -1,0 +1,67 @@
+"""Whose turn it is: a pool serves one request at a time, and whoever waits can hear a cancel."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from parallel_runtime.requests.control import Cancelled
+
+from .pool_state import POLL_SECONDS
+from .submission import ShouldCancel
+
+
+class Turns:
+    """A lock that the thread which has it may take again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._queue: set[int] = set()
+        self._ended = time.monotonic()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the thread that asks waits for its turn."""
+        return threading.get_ident() in self._queue
+
+    @property
+    def taken(self) -> bool:
+        """Whether another thread has its turn."""
+        free = self._lock.acquire(blocking=False)
+        if free:
+            self._lock.release()
+        return not free
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since the last request was served; 0 while one is."""
+        return 0.0 if self.taken else time.monotonic() - self._ended
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+    @contextmanager
+    def take(self, should_cancel: ShouldCancel) -> Iterator[None]:
+        """Hold the pool for one request, after those of other threads.
+
+        Raises:
+            Cancelled: the artist did not want to wait.
+        """
+        thread = threading.get_ident()
+        try:
+            while not self._lock.acquire(timeout=POLL_SECONDS):
+                self._queue.add(thread)
+                if should_cancel():
+                    raise Cancelled
+        finally:
+            self._queue.discard(thread)
+        try:
+            yield
+        finally:
+            self._ended = time.monotonic()
+            self._lock.release()
