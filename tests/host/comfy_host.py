@@ -136,14 +136,14 @@ class ComfyHost:
         with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as answer:
             return json.load(answer)
 
-    def post(self, path: str, content: dict[str, Any] | None = None) -> Any:
+    def post(self, path: str, content: dict[str, Any] | None = None, seconds: float = 30) -> Any:
         """JSON of a POST request; None where the answer is empty."""
         data = json.dumps(content or {}).encode()
         request = urllib.request.Request(
             f"http://{self.address}{path}", data=data, headers={"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=seconds) as answer:
                 return json.loads(answer.read() or "null")
         except urllib.error.HTTPError as error:
             if error.code != 400:

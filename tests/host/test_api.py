@@ -62,7 +62,7 @@ def test_status_tells_what_ran_and_models_are_parked_unloaded_and_come_back(host
 def test_a_restart_gives_other_processes_and_the_next_prompt_works(host):
     assert host.run(replace(WORKFLOW, seed=404).prompt()).error is None
     before = {rank["pid"] for rank in cpu_pool(host.get("/parallel_dit/status"))["ranks"]}
-    pool = cpu_pool(host.post("/parallel_dit/restart", {}))
+    pool = cpu_pool(host.post("/parallel_dit/restart", {}, 120))
     assert pool["state"] == "idle"
     assert not before & {rank["pid"] for rank in pool["ranks"]}
     assert host.run(replace(WORKFLOW, seed=405).prompt()).error is None

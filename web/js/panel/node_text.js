@@ -3,7 +3,6 @@ import { api } from "../../../../scripts/api.js";
 import { app } from "../../../../scripts/app.js";
 
 const OURS = new Set(["ParallelConfig", "ParallelLoader", "ParallelCheckpointLoader", "ParallelSampler", "ParallelDoctor"]);
-const DOCTOR_SIZE = [560, 460];
 
 const texts = new Map(); // execution id -> what it showed last
 const outputs = new Map(); // execution id -> the text of its output
@@ -53,7 +52,8 @@ api.addEventListener("executed", ({ detail }) => {
   const id = String(detail?.node);
   const text = detail?.output?.text?.[0];
   if (typeof text !== "string" || !OURS.has(nodeOf(id)?.comfyClass)) return;
-  const known = outputs.get(id) === text && texts.has(id);
+  const shown = nodeOf(id).widgets?.find((widget) => widget.name === "$$node-text-preview")?.value;
+  const known = outputs.get(id) === text && shown;
   outputs.set(id, text);
   if (known) return;
   show(id, text);
@@ -78,8 +78,5 @@ app.registerExtension({
   beforeConfigureGraph() {
     texts.clear();
     outputs.clear();
-  },
-  nodeCreated(node) {
-    if (node.comfyClass === "ParallelDoctor") node.setSize(DOCTOR_SIZE);
   },
 });

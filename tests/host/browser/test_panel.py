@@ -1,0 +1,198 @@
+"""The sidebar tab against a pool of two CPU ranks, and texts on nodes, in a browser: one page for all of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+
+import pytest
+
+from tests.host.test_doctor_node import doctor
+from tests.host.workflow import Prompt, Workflow
+
+from .canvas import Canvas
+
+pytestmark = [pytest.mark.host, pytest.mark.slow]
+
+PANEL = "section.pdit"
+_TEXT = """(kind) => {
+  const node = (app.rootGraph ?? app.graph).nodes.find((node) => node.comfyClass === kind
+    || (kind === "subgraph" && node.subgraph));
+  return String(node?.widgets?.find((widget) => widget.name === "$$node-text-preview")?.value ?? "");
+}"""
+
+
+def numbered(prompt: Prompt) -> Prompt:
+    """The same graph with numbers for names, as the canvas would give them."""
+    numbers = {name: str(number) for number, name in enumerate(prompt, 1)}
+
+    def renamed(value):
+        return [numbers[value[0]], value[1]] if isinstance(value, list) else value
+
+    return {
+        numbers[name]: {**node, "inputs": {key: renamed(value) for key, value in node["inputs"].items()}}
+        for name, node in prompt.items()
+    }
+
+
+def open_prompt(canvas: Canvas, prompt: Prompt) -> None:
+    canvas.run("async (prompt) => { await app.loadApiJson(prompt, 'parallel'); }", numbered(prompt))
+
+
+def queue(canvas: Canvas, host, seconds: float = 120) -> None:
+    """Run what is on the canvas, to its end."""
+    canvas.run("() => app.queuePrompt(0, 1)")
+    wait_for(lambda: not any(host.get("/queue").values()), seconds)
+
+
+def wait_for(holds, seconds: float = 20):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := holds():
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it did not come")
+
+
+def text_on(canvas: Canvas, kind: str) -> str:
+    return canvas.run(_TEXT, kind)
+
+
+def panel_text(canvas: Canvas) -> str:
+    return canvas.page.inner_text(PANEL) if canvas.page.query_selector(PANEL) else ""
+
+
+def show_panel(canvas: Canvas, on: bool) -> None:
+    if bool(canvas.page.query_selector(PANEL)) != on:
+        canvas.run("() => app.extensionManager.sidebarTab.toggleSidebarTab('parallel-dit')")
+    wait_for(lambda: bool(canvas.page.query_selector(PANEL)) == on)
+
+
+def set_setting(canvas: Canvas, name: str, value: str) -> None:
+    canvas.run("async ([name, value]) => { await app.extensionManager.setting.set(name, value); }", [name, value])
+
+
+def test_the_panel_follows_a_prompt_and_its_buttons_work_with_the_keyboard(host, canvas, tmp_path):
+    host.post("/parallel_dit/unload")
+    open_prompt(canvas, Workflow(loader="cpu:2", model="plan.safetensors", seed=501, steps=6).prompt())
+    show_panel(canvas, True)
+    queue(canvas, host)
+    wait_for(lambda: "plan.safetensors" in panel_text(canvas) and "ulysses 2" in panel_text(canvas))
+    panel = canvas.page.locator(PANEL)
+    assert panel.locator("svg[role=img]").count() == 2  # plan and time line
+    assert "tokens 1 of 2" in panel_text(canvas)
+    assert "measured" in panel_text(canvas)
+    assert "steps" in panel_text(canvas)
+    overflow = "(panel) => panel.scrollWidth - panel.clientWidth"
+    assert panel.evaluate(overflow) <= 0
+    canvas.picture(tmp_path / "panel.png")
+
+    park = panel.locator("[data-key^='park cpu']").first
+    park.focus()
+    canvas.page.keyboard.press("Enter")
+    wait_for(lambda: "parked" in panel_text(canvas))
+    queue_again(canvas, host, 502)
+    wait_for(lambda: "loaded" in panel_text(canvas))
+
+
+def queue_again(canvas: Canvas, host, seed: int) -> None:
+    """The same graph with another seed: the loader comes from the cache."""
+    canvas.run(
+        """(seed) => { for (const node of app.rootGraph.nodes) for (const widget of node.widgets ?? [])
+          if (widget.name === "seed" && node.comfyClass === "KSampler") widget.value = seed; }""",
+        seed,
+    )
+    queue(canvas, host)
+
+
+def test_light_and_dark_and_the_language_of_the_canvas(canvas, tmp_path):
+    show_panel(canvas, True)
+    colours = []
+    for palette in ("dark", "light"):
+        set_setting(canvas, "Comfy.ColorPalette", palette)
+        time.sleep(0.5)
+        colours.append(canvas.run("""() => getComputedStyle(document.querySelector("section.pdit")).color"""))
+        canvas.picture(tmp_path / f"{palette}.png")
+    assert colours[0] != colours[1]
+    for locale, word in (("ja", "待避"), ("zh", "移至内存"), ("en", "Park")):
+        set_setting(canvas, "Comfy.Locale", locale)
+        show_panel(canvas, False)
+        show_panel(canvas, True)
+        wait_for(lambda word=word: word in panel_text(canvas))
+    set_setting(canvas, "Comfy.ColorPalette", "dark")
+
+
+def test_a_panel_that_is_closed_is_told_nothing(host, canvas):
+    show_panel(canvas, True)
+    wait_for(lambda: host.post("/parallel_dit/watch", {"client_id": "nobody", "on": True})["watchers"] == 1)
+    canvas.run(
+        """() => { window.told = 0;
+          app.api.socket.addEventListener("message", (event) => {
+            if (String(event.data).includes("parallel_dit.status")) window.told++; }); }"""
+    )
+    show_panel(canvas, False)
+    wait_for(lambda: host.post("/parallel_dit/watch", {"client_id": "nobody", "on": True})["watchers"] == 0)
+    before = canvas.run("() => window.told")
+    queue_again(canvas, host, 503)
+    assert canvas.run("() => window.told") == before
+
+
+def test_texts_stand_on_sampler_loader_config_and_on_the_node_around_a_subgraph_also_after_a_reload(host, canvas):
+    open_prompt(canvas, Workflow(loader="cpu:2", model="plan.safetensors", seed=504, steps=3).prompt())
+    queue(canvas, host)
+    wait_for(lambda: "ulysses 2" in text_on(canvas, "KSampler"))
+    wait_for(lambda: text_on(canvas, "ParallelLoader").startswith("Last run: "))
+    assert "ulysses can be up to 4, its attention heads" in text_on(canvas, "ParallelConfig")
+    canvas.run(
+        """() => { const graph = app.rootGraph;
+          const inside = graph.nodes.filter((node) => ["ParallelConfig", "ParallelLoader"].includes(node.comfyClass));
+          graph.convertToSubgraph(new Set(inside)); }"""
+    )
+    queue_again(canvas, host, 505)
+    wait_for(lambda: "ulysses 2" in text_on(canvas, "subgraph"))
+    saved = json.dumps(canvas.saved())
+    canvas.page.reload()
+    canvas.page.wait_for_function(
+        "() => !!(window.app && window.app.graph && LiteGraph.registered_node_types.ParallelLoader)"
+    )
+    canvas.load(json.loads(saved))
+    assert text_on(canvas, "subgraph") == ""
+    queue_again(canvas, host, 506)
+    wait_for(lambda: "ulysses 2" in text_on(canvas, "subgraph"))
+
+
+def test_the_doctor_says_something_within_five_seconds_and_all_of_it_can_be_read(host, canvas, tmp_path):
+    open_prompt(canvas, doctor())
+    canvas.run("() => app.queuePrompt(0, 1)")
+    start = time.monotonic()
+    wait_for(lambda: "torch" in text_on(canvas, "ParallelDoctor"), 30)
+    assert time.monotonic() - start < 6
+    wait_for(lambda: not any(host.get("/queue").values()), 120)
+    wait_for(lambda: "all-reduce and all-to-all give the right numbers" in text_on(canvas, "ParallelDoctor"))
+    canvas.picture(tmp_path / "doctor.png")
+    hidden = canvas.run(
+        "() => { const box = document.querySelector('pre[aria-label]'); return box.scrollHeight - box.clientHeight; }"
+    )
+    assert (
+        hidden <= 0
+        or canvas.run("() => getComputedStyle(document.querySelector('pre[aria-label]')).overflowY") == "auto"
+    )
+    size = canvas.run("() => app.rootGraph.nodes.find((node) => node.comfyClass === 'ParallelDoctor').size.slice()")
+    assert size[1] > 400
+
+
+def test_a_start_is_told_on_the_node_in_order(host, canvas):
+    host.post("/parallel_dit/restart", {}, 120)
+    canvas.run(
+        """() => { window.states = [];
+          app.api.addEventListener("progress_text", ({ detail }) => window.states.push(detail.text)); }"""
+    )
+    open_prompt(canvas, Workflow(loader="cpu:2", model="tiny.safetensors", seed=507, weight_dtype="fp32").prompt())
+    queue(canvas, host)
+    wait_for(lambda: canvas.run("() => window.states.some((text) => text.startsWith('Last run: '))"))
+    told = [text for text, _ in itertools.groupby(canvas.run("() => window.states"))]
+    opened = next(index for index, text in enumerate(told) if text.startswith("Opening"))
+    planned = next(index for index, text in enumerate(told) if text.startswith("One picture of"))
+    ran = next(index for index, text in enumerate(told) if text.startswith("Last run: "))
+    assert opened < planned < ran

@@ -1,0 +1,36 @@
+// The doctor's report in full on its node: the canvas' own block for texts shows a few lines of it.
+import { app } from "../../../../scripts/app.js";
+import { h } from "./elements.js";
+
+const NAME = "$$node-text-preview"; // the canvas writes into the widget of this name
+const WIDTH = 640;
+const LARGEST = 820;
+const LINE = 15;
+const AROUND = 110; // title, socket and margins
+
+const STYLE =
+  "margin:0;height:100%;box-sizing:border-box;padding:8px;overflow:auto;white-space:pre-wrap;font-size:11px;" +
+  "line-height:15px;user-select:text;color:var(--input-text);background:var(--comfy-input-bg);border-radius:6px;";
+
+app.registerExtension({
+  name: "ParallelDiT.Report",
+  nodeCreated(node) {
+    if (node.comfyClass !== "ParallelDoctor") return;
+    const box = h("pre", { style: STYLE, tabindex: 0, "aria-label": "Parallel Doctor" });
+    const show = (text) => {
+      box.textContent = text;
+      const lines = text.split("\n").reduce((sum, line) => sum + Math.max(1, Math.ceil(line.length / 95)), 0);
+      const height = Math.min(lines * LINE + AROUND, LARGEST);
+      if (text && node.size[1] < height) node.setSize([Math.max(node.size[0], WIDTH), height]);
+    };
+    const widget = node.addDOMWidget(NAME, "report", box, {
+      serialize: false,
+      hideOnZoom: false,
+      getMinHeight: () => 60,
+      getValue: () => box.textContent,
+      setValue: (text) => show(String(text ?? "")),
+    });
+    widget.serialize = false;
+    node.setSize([WIDTH, 220]);
+  },
+});
