@@ -43,7 +43,7 @@ def host(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) 
 
     comfy = ComfyHost(pytestconfig.stash[_HOST], tmp_path_factory.mktemp("comfyui") / "base")
     try:
-        _write_models(comfy.base / "models")
+        write_models(comfy.base / "models")
         yield comfy
     finally:
         comfy.stop()
@@ -64,7 +64,8 @@ def formats(host) -> Iterator[list[str]]:
         (folder / f"{name}.safetensors").unlink()
 
 
-def _write_models(models: Path) -> None:
+def write_models(models: Path) -> None:
+    """Tiny models of every kind that the tests name."""
     files = models / "diffusion_models"
     whole = write_original(files / MODEL)
     write_original(files / "prefixed.safetensors", prefix="model.diffusion_model.", norm_key="weight")

@@ -2,7 +2,7 @@
 import { app } from "../../../scripts/app.js";
 
 // The plan is a paragraph, and the canvas gives a text two lines: a new node has the room. Saved graphs keep theirs.
-const ROOM_FOR_TEXT = { ParallelConfig: 170, ParallelLoader: 170 };
+const ROOM_FOR_TEXT = { ParallelConfig: 170, ParallelLoader: 170, ParallelCheckpointLoader: 170, ParallelSampler: 110 };
 const WIDTH = 340;
 
 app.registerExtension({

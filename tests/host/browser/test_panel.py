@@ -69,7 +69,7 @@ def show_panel(canvas: Canvas, on: bool) -> None:
     wait_for(lambda: bool(canvas.page.query_selector(PANEL)) == on)
 
 
-def set_setting(canvas: Canvas, name: str, value: str) -> None:
+def set_setting(canvas: Canvas, name: str, value: str | bool) -> None:
     canvas.run("async ([name, value]) => { await app.extensionManager.setting.set(name, value); }", [name, value])
 
 
