@@ -52,7 +52,10 @@ class Engine(RankState):
             return PreparedAttach(state=self, request=request)
         self.tell_all_held()  # the answer to a request that was prepared tells all
         resident = self.residency.get(request.model)
-        resident.activate(control.loading, self.patches.find(request.patches))
+        patches = self.patches.find(request.patches)
+        resident.activate(control.loading)
+        if isinstance(request, Invoke) or not self.shares_patches(resident, patches):  # else in RUN
+            resident.activate(control.loading, patches)
         if isinstance(request, Invoke):
             return PreparedInvoke.prepare(self, request, resident, meta)
         if isinstance(request, Forward):

@@ -58,7 +58,7 @@ class RepeatedForward(Prepared):
         started = time.perf_counter()
         state, placed, resident = self.state, self.placed, self.placed.resident
         # Models that were prepared since may have taken its place, or other patches that of its own.
-        resident.activate(patches=self.patches)
+        state.have_patches(resident, self.patches, agreed)
         x, timestep = tensors["x"], tensors["timestep"]
         conditioning = _with_residuals(self.conditioning, self.residuals, tensors)
         results: Results = {}
@@ -129,7 +129,8 @@ class PreparedForward(Prepared):
                 check_patches(state, (request.conditioning,), resident, placed.place, 1, x, meta)
             require_memory(resident, placed.place.layout, facts, x.shape[0], 0, state.device, state.rank)
         patches = state.patches.find(request.patches)
-        return cls(state=state, request=request, placed=placed, patches=patches, offers=placed.offers())
+        offers = placed.offers() | state.patch_offers(resident, patches)
+        return cls(state=state, request=request, placed=placed, patches=patches, offers=offers)
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]

@@ -10,6 +10,7 @@ import torch
 
 from ..denoising.denoise import Denoising
 from ..denoising.predict import Predictor
+from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import PipelineDenoising, sit_out
 from ..pipefusion.kept import kept_bytes
 from ..pipefusion.runner import StageRunner
@@ -33,6 +34,7 @@ class PreparedSample(Prepared):
     placed: Placed
     denoising: Denoising
     steps: int
+    patches: WeightPatches
 
     @classmethod
     def prepare(
@@ -66,15 +68,19 @@ class PreparedSample(Prepared):
                 kept = kept_bytes(resident.facts, resident.owned(place), place.layout, parts)
         if place is not None:
             require_memory(resident, place.layout, facts, x.shape[0], kept, state.device, state.rank)
+        patches = state.patches.find(request.patches)
+        offers = placed.offers() | state.patch_offers(resident, patches)
         return cls(
-            state=state, request=request, placed=placed, denoising=denoising, steps=steps, offers=placed.offers()
-        )
+            state=state, request=request, placed=placed, denoising=denoising, steps=steps, patches=patches,
+            offers=offers,
+        )  # fmt: skip
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
     ) -> tuple[Answer, Results]:
         """Run the loop; the rank that has the finished latent returns `latent`."""
         started = time.perf_counter()
+        self.state.have_patches(self.placed.resident, self.patches, agreed)
         latent = self._sample(tensors, control, agreed)
         return self.state.finished(self.placed, started), {} if latent is None else {"latent": latent}
 

@@ -14,6 +14,7 @@ from ..mesh.agreement import offer_nothing
 from ..mesh.mesh import Mesh
 from ..networks.network import Network
 from ..patching.patch_data import WeightPatches
+from ..patching.patch_shares import PatchShares
 from ..pipefusion.stage import Stage
 from ..planning.cut import assign_blocks
 from ..requests.facts import ModelFacts
@@ -68,18 +69,24 @@ class Resident:
         """Whether bringing the weights back would mean to read files."""
         return self.held is not None and not self.held.weights.here
 
-    def activate(self, on_bytes: OnBytes = lambda done, total: None, patches: WeightPatches | None = None) -> None:
+    def activate(
+        self,
+        on_bytes: OnBytes = lambda done, total: None,
+        patches: WeightPatches | None = None,
+        shares: PatchShares | None = None,
+    ) -> None:
         """Have the weights on the device; costs nothing where they are. Every use begins with it.
 
         Args:
             patches: that they are to have; None for any.
+            shares: see `PatchedWeights.change`.
 
         Raises:
             As `Held.activate`.
         """
         self.make_way(self.held.key if self.held is not None else None)
         if self.held is not None:
-            self.held.activate(on_bytes, patches)
+            self.held.activate(on_bytes, patches, shares)
 
     def meet(self) -> None:
         """Before a forward: have what this rank reads of the others' weights. In RUN alone, where all ranks have
