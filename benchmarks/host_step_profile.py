@@ -131,7 +131,9 @@ class Cut:
         assert self._described.data is not None, self._described.why_whole
         split = TokenSplit(single_rank_mesh())
         prepare_network(loaded.network, self._described.data, split)
-        self._held: Any = SimpleNamespace(network=loaded.network, split=split, here=True, device=device, pulse=None)
+        self._held: Any = SimpleNamespace(
+            network=loaded.network, split=split, here=True, device=device, pulse=None, stream=None
+        )
 
     def wrap(self, compiles: bool) -> tuple[HostNetwork, Callable[[], torch.Tensor]]:
         """A wrapped network, and a call of it over the mesh."""
