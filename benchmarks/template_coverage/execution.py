@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.in_comfyui.runs import MeasurementError
 from benchmarks.in_comfyui.server import PACK_ROOT, Server, default_python
 from parallel_runtime.loading.header import read_header
+from tests.comfyui_networks.large_files import LARGE_FILES
 
 from .installed import Template
 from .prompt_graph import read_prompt
@@ -121,13 +122,14 @@ class Execution:
         try:
             for file in small_of.values():
                 self._write(file, files)
+            weight_dtype = self._weight_dtype(list(small_of.values()))
             folders = {}
             for name, devices in (("native", None), ("parallel", DEVICES)):
                 folder = self._base / "latents" / name
                 folder.mkdir(parents=True, exist_ok=True)
                 for old in folder.iterdir():
                     old.unlink()
-                graph = small.make(devices, network, str(folder))
+                graph = small.make(devices, network, str(folder), weight_dtype)
                 run = self._server.run(graph, time.monotonic() + _SECONDS)
                 if run.error:
                     return Executed(judged.name, files, error=f"{name}: {run.error}"[:400])
@@ -146,6 +148,11 @@ class Execution:
                 return Executed(judged.name, files, number, error=f"latents of {latent.shape} and {wanted.shape}")
             differences.append(float((latent - wanted).abs().max() / wanted.abs().max()))
         return Executed(judged.name, files, len(differences), max(differences, default=None))
+
+    def _weight_dtype(self, files: Sequence[SmallFile]) -> str:
+        """Float8 where the files' products are in it and they are large: in float32 they would need four times that."""
+        large = [file for file in files if file.key in LARGE_FILES]
+        return "fp8_e4m3fn" if any((self._models / file.name).stat().st_size > _LARGE for file in large) else "default"
 
     def _write(self, file: SmallFile, wanted: Sequence[str]) -> None:
         for path in self._models.iterdir():
@@ -171,11 +178,11 @@ class Execution:
             done = subprocess.run(command, cwd=PACK_ROOT, capture_output=True, text=True, check=False, timeout=_SECONDS)
             if done.returncode:
                 raise MeasurementError(f"the small file {file.key} could not be written: {done.stderr[-300:]}")
-        # On a CPU float8 becomes float32: in ComfyUI, and in both ranks.
-        needed = 3 * 4 * path.stat().st_size + (2 << 30)
+        # In ComfyUI, and in both ranks.
+        needed = 3 * path.stat().st_size + (2 << 30)
         if path.stat().st_size > _LARGE and psutil.virtual_memory().available < needed:
             path.unlink()
-            raise MeasurementError(f"no memory for three copies in float32 ({needed >> 30} GiB)")
+            raise MeasurementError(f"no memory for three copies ({needed >> 30} GiB)")
 
 
 def write_lora(file: Path, lora: Path) -> None:

@@ -25,10 +25,12 @@ _REPLACED = frozenset(
     (
         "LTXVEmptyLatentAudio", "LTXVAudioVAEEncode", "TextGenerate", "TextGenerateLTX2Prompt", "RemoveBackground",
         "SAM3_Detect", "SAM3_VideoTrack", "MoGeInference", "MoGeRender", "DA3Inference", "DA3Render", "Painter",
-        "ImageUpscaleWithModel", "CLIPVisionEncode", "GetVideoComponents", "RegexExtract", "JsonExtractString",
+        "ImageUpscaleWithModel", "CLIPVisionEncode", "GetVideoComponents",
         "TripoSplatPreprocessImage", "SCAIL2ColoredMask",
     )
 )  # fmt: skip
+_READING = frozenset({"RegexExtract", "JsonExtractString"})
+"""Nodes that find something in a text, which is not in one that stands in."""
 _MODELS = frozenset({"CLIP", "VAE", "CLIP_VISION", "CONTROL_NET", "STYLE_MODEL"})
 """Types for which the loaders' stand-ins do, so that the nodes that take them run."""
 _STEPS = 3
@@ -64,18 +66,19 @@ class SmallPrompt:
         self._kept: dict[Path, str] = {}
         self.loaders = self._run.sampled_loaders()
 
-    def make(self, devices: str | None, network: str, folder: str) -> Prompt:
+    def make(self, devices: str | None, network: str, folder: str, weight_dtype: str = "default") -> Prompt:
         """The graph in API form; each sampler's latent is written to FOLDER/NUMBER.safetensors.
 
         Args:
             devices: of Parallel Config; None for Load Diffusion Model.
             network: of Parallel Loader.
+            weight_dtype: of both loaders.
 
         Raises:
             CannotStandIn: see there.
         """
         self._made, self._kept = {}, {}
-        self._devices, self._network = devices, network
+        self._devices, self._network, self._weight_dtype = devices, network, weight_dtype
         if devices is not None:
             auto = dict.fromkeys(("cfg", "data", "ulysses", "attention"), "auto")
             self._made["config"] = _node("ParallelConfig", devices=devices, compile="off", **auto)
@@ -112,8 +115,8 @@ class SmallPrompt:
     def _loader(self, path: Path) -> dict[str, Any]:
         file = self._file_of(self._run.file(path)).name
         if self._devices is None:
-            return _node("UNETLoader", unet_name=file, weight_dtype="default")
-        common = {"weight_dtype": "default", "network": self._network, "parallel_config": ["config", 0]}
+            return _node("UNETLoader", unet_name=file, weight_dtype=self._weight_dtype)
+        common = {"weight_dtype": self._weight_dtype, "network": self._network, "parallel_config": ["config", 0]}
         return _node("ParallelLoader", model_name=file, **common)
 
     def _link(self, to: Output, name: str, taker: Node) -> Any:
@@ -126,6 +129,8 @@ class SmallPrompt:
         if source.kind in ("PrimitiveInt", "PrimitiveFloat"):
             value = widget_values(source, self._infos[source.kind]).get("value")
             return self._cut(taker, name, value)
+        if name == "steps":
+            return self._cut(taker, name, _STEPS)
         if source.kind in _PASSED_THROUGH and _PASSED_THROUGH[source.kind] in source.links:
             return self._link(source.links[_PASSED_THROUGH[source.kind]], name, taker)
         if source.kind == "ComfySwitchNode" and len(chosen := self._chosen(source)) == 1:
@@ -144,10 +149,16 @@ class SmallPrompt:
         """Whether a stand-in gives what it would."""
         if node.kind not in self._infos or node.kind in _REPLACED:
             return True
+        if node.kind in _READING:
+            return self._rests_on_stand_ins(node)
         if not node.links:
             return node.kind.startswith("Load") or bool(set(node.outputs) & (_MODELS | {"IMAGE", "VIDEO", "AUDIO"}))
         needs = {self._type(to) for to in node.links.values()}
         return any(kind.endswith(("_MODEL", "_ENCODER")) for kind in needs - _MODELS)
+
+    def _rests_on_stand_ins(self, node: Node) -> bool:
+        sources = [self._prompt[to.node] for to in node.links.values()]
+        return any(self._is_replaced(each) or self._rests_on_stand_ins(each) for each in sources)
 
     def _type(self, to: Output) -> str:
         outputs = self._prompt[to.node].outputs

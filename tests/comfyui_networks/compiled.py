@@ -25,7 +25,8 @@ from parallel_runtime.networks.comfyui.token_split import TokenSplit
 
 def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend: str) -> dict[str, Any]:
     """{"differences": {network: {"ranks, call": largest over the scale}}, "refused": {network: {block: why}},
-    "graphs": {network: how many}, "warnings": lines of the log, "operators": of ours in rewritten graphs}.
+    "graphs": {network: how many}, "attended": {network: {ranks: calls of graphs}}, "warnings": lines of the log,
+    "operators": of ours in rewritten graphs}.
 
     Args:
         backend: of torch.compile; "rewritten" runs the graph as our rewrites leave it.
@@ -44,7 +45,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
     if world_size > 1:
         meshes[world_size] = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     operators: set[str] = set()
-    found: dict[str, Any] = {"differences": {}, "refused": {}, "graphs": {}, "warnings": lines}
+    found: dict[str, Any] = {"differences": {}, "refused": {}, "graphs": {}, "attended": {}, "warnings": lines}
     for name in names:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
@@ -61,12 +62,15 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
             compiled_cut, "CompiledCut", functools.partial(compiled_cut.CompiledCut, backend=chosen)
         ):
             compiled = HostNetwork(held, described, None, "auto", torch.float32, compile=True)
-        differences = found["differences"][name] = {}
+        differences, attended = {}, {}
+        found["differences"][name], found["attended"][name] = differences, attended
         for ranks, mesh in meshes.items():
+            before = compiled._attend.calls
             for each, arguments in made.calls.items():
                 calls = [_predict(network, mesh, arguments) for network in (plain, compiled, compiled)]
                 scale = calls[0].abs().max()
                 differences[f"{ranks}, {each}"] = max(float((call - calls[0]).abs().max() / scale) for call in calls)
+            attended[ranks] = compiled._attend.calls - before
         cut = compiled._run_block.__self__  # type: ignore[union-attr]
         found["refused"][name] = {each.__qualname__: why for each, why in cut.methods.refused.items()}
         found["graphs"][name] = torch._dynamo.utils.counters["stats"]["unique_graphs"]

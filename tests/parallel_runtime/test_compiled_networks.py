@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +16,14 @@ from parallel_runtime.acceleration.host_rewrites import default_epsilon
 from parallel_runtime.attention.kernels import AttentionKernel
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.comfyui.attention import HostAttention, Suited
-from parallel_runtime.networks.comfyui.attention_operator import TRACED, attending, host_attention, through_operator
+from parallel_runtime.networks.comfyui.attention_operator import (
+    FUNCTIONS,
+    TRACED,
+    attending,
+    host_attention,
+    in_order,
+    through_operator,
+)
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.comfyui_networks.catalogue import TINY
@@ -28,6 +37,8 @@ NOT_COMPILED = {
     "multitalk": "its patch runs beside the network",
 }
 """Networks with blocks that torch.compile cannot take as one graph."""
+SEVERAL = {"sd3.5 medium", "boogu", "ltx-2"}
+"""Networks whose blocks exchange more than once."""
 
 
 def compare(ranks: int, names: list[str], backend: str) -> list[dict[str, Any]]:
@@ -74,6 +85,9 @@ def test_every_class_computes_compiled_what_it_does(part):
     for found in compare(2, names, "rewritten"):
         assert {name for name, refused in found["refused"].items() if refused} == set(NOT_COMPILED) & set(names)
         assert all(found["graphs"][name] for name in set(names) - set(NOT_COMPILED))
+        for name in SEVERAL & set(names):  # not on one rank alone
+            assert len(set(found["attended"][name].values())) == 1
+            assert min(found["attended"][name].values()) > 0
 
 
 @with_comfyui
@@ -106,6 +120,37 @@ def test_another_process_makes_the_graphs_and_the_rank_finds_them(tmp_path, monk
         assert found["refused"] == 0
         assert found["made"] == 0
         assert found["found"] > 0
+
+
+def test_exchanges_that_need_nothing_of_each_other_keep_their_order_in_a_graph():
+    class Two(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            one, other = (through_operator(named, each, each, each, 2) for each in (x, 2 * x))
+            return other + one
+
+    def named() -> None:
+        """Stands for one of ComfyUI's attention functions."""
+
+    named.__module__ = FUNCTIONS
+    module: Any = SimpleNamespace(named=named)
+    seen: list[list[Any]] = []
+
+    def look(graph: Any, inputs: Any) -> Any:
+        calls = [node for node in graph.graph.nodes if node.target is torch.ops.parallel_dit.host_attention.default]
+        seen.append([calls.index(node.args[-1]) if node.args[-1] in calls else None for node in calls])
+        return graph.forward
+
+    x = torch.ones(1, 4, 6)
+    with (
+        attending(lambda function, where, q, *args, **kwargs: q + 1),
+        mock.patch.dict(sys.modules, {FUNCTIONS: module}),
+    ):
+        for forward in (in_order(Two.forward), Two.forward):
+            torch._dynamo.reset()
+            made = torch.compile(forward, backend=look, fullgraph=True)(Two(), x)
+            assert made.equal(3 * x + 2)
+    assert seen == [[None, 0], [None, None]]
+    assert (TRACED.in_order, TRACED.last) == (False, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

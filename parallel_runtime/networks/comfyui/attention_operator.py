@@ -6,6 +6,7 @@ those do whose blocks run as they are.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Iterator
@@ -27,12 +28,17 @@ _NOW = threading.local()
 
 
 class Traced:
-    """Where the code that is being traced is: inside of which submodule of its block (Blocks.cross, Blocks.gathers).
+    """Where the code that is being traced is.
 
     Torch's compiler follows what is written here while it traces a block, and leaves it as it was.
     """
 
     where = ""
+    """Inside of which submodule of its block (Blocks.cross, Blocks.gathers)."""
+    in_order = False
+    """Operators of the block keep their order, though none needs what another gives."""
+    last: torch.Tensor | None = None
+    """What the one before gave, where they do."""
 
 
 TRACED = Traced()
@@ -53,6 +59,22 @@ def attending(attention: Attention, over_peers: OverPeers | None = None) -> Iter
         yield
     finally:
         _NOW.attention, _NOW.over_peers = before
+
+
+@functools.cache
+def in_order(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A block's forward (the class's function) whose exchanges keep their order in a graph, too."""
+
+    @functools.wraps(forward)
+    def run(block: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            return forward(block, *args, **kwargs)
+        TRACED.in_order = True
+        returned = forward(block, *args, **kwargs)
+        TRACED.in_order, TRACED.last = False, None
+        return returned
+
+    return run
 
 
 def through_operator(
@@ -77,16 +99,20 @@ def through_operator(
     low_precision = bool(others.pop("low_precision_attention", True))
     if others or function.__module__ != FUNCTIONS:
         raise ValueError("attention with arguments that are not known here")
-    return torch.ops.parallel_dit.host_attention.default(
+    made: torch.Tensor = torch.ops.parallel_dit.host_attention.default(
         q, k, v, heads, mask, function.__name__, TRACED.where, attn_precision, skip_reshape, skip_output_reshape,
-        scale, gqa, low_precision,
+        scale, gqa, low_precision, TRACED.last,
     )  # fmt: skip
+    if TRACED.in_order:
+        TRACED.last = made
+    return made
 
 
 @operator(
     "host_attention",
     "(Tensor q, Tensor k, Tensor v, int heads, Tensor? mask, str function, str where, ScalarType? precision,"
-    " bool skip_reshape, bool skip_output_reshape, float? scale, bool gqa, bool low_precision) -> Tensor",
+    " bool skip_reshape, bool skip_output_reshape, float? scale, bool gqa, bool low_precision, Tensor? after=None)"
+    " -> Tensor",
 )
 def host_attention(
     q: torch.Tensor,
@@ -102,8 +128,13 @@ def host_attention(
     scale: float | None,
     gqa: bool,
     low_precision: bool,
+    after: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What the thread's attention gives, token by token in memory, and no view of an argument."""
+    """What the thread's attention gives, token by token in memory, and no view of an argument.
+
+    Args:
+        after: not read; what has to be there before.
+    """
     named: dict[str, Any] = {"scale": scale} if scale is not None else {}
     if gqa:
         named["enable_gqa"] = True

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...errors import UnsupportedModelError
-from .attention_operator import TRACED
+from .attention_operator import TRACED, in_order
 from .block_call import KEYWORD, BlockCall
 from .blocks import Blocks
 from .own_arguments import GRID, OwnArguments, said
@@ -123,6 +124,9 @@ class CutBlock:
 
     def __init__(self, block: nn.Module, blocks: Blocks, split: TokenSplit, last: bool):
         self._forward = block.forward
+        several = blocks.alone or blocks.gathers
+        if several and (function := getattr(block.forward, "__func__", None)) is not None:
+            self._forward = MethodType(in_order(function), block)
         self._signature = inspect.signature(block.forward)
         self._blocks = blocks
         self._split = split
@@ -161,8 +165,8 @@ class CutBlock:
         first = next(iter(whole.values()))
         batch = first.numel() // (lengths[0] * first.shape[-1])  # tokens may be on the first dim, too
         with split.running(streams, batch, first.device, alone, by_guide, kept[2] if kept else 0):
-            if inside or by_guide or kept or blocks.alone or blocks.gathers or blocks.apart:
-                # Several exchanges, whose order a graph does not keep, or what reads how the tokens are shared out.
+            if inside or by_guide or kept or blocks.apart:
+                # What reads how the tokens are shared out, or exchanges in pieces, whose order a graph does not keep.
                 returned = self._forward(*call.args, **call.kwargs)
             else:
                 returned = self._compute(call.args, call.kwargs)
