@@ -113,9 +113,9 @@ def write_executed() -> str:
 {len(found["executed"])} templates that convert, run from loader to sampler in a real ComfyUI on two ranks of a CPU, in
 float32, against the same graph with Load Diffusion Model: {found["drawn"]}; `python -m
 benchmarks.template_coverage --only NAME` runs one again. Files are the smallest that ComfyUI recognises, with random
-weights; encoders, decoders and pictures stand in with random values of the family's shapes; sizes, lengths and steps
-are cut; all else is the template's. The difference is the largest of any number of a sampler's latent, as a share of
-the latent's largest number.
+weights (of the largest, they stay in float8, and products are computed in float32); encoders, decoders and pictures
+stand in with random values of the family's shapes; sizes, lengths and steps are cut; all else is the template's. The
+difference is the largest of any number of a sampler's latent, as a share of the latent's largest number.
 
 | Template | Small files | Latents | Difference |
 |---|---|---|---|

@@ -38,8 +38,10 @@ def _drop_single_copies(graph: fx.Graph) -> None:
 
 def _take_norms(graph: fx.Graph, attention: Any) -> None:
     query, key, value, heads, mask, function, where, precision, *rest = attention.args
-    heads_first, heads_first_after, scale, repeats_keys, low_precision = rest
+    heads_first, heads_first_after, scale, repeats_keys, low_precision, *after = rest
     if mask is not None or where or not heads_first or heads_first_after or repeats_keys:
+        return
+    if any(each is not None for each in after):  # it waits for another one, which the operator of parts does not
         return
     made = [_tokens_first(each) for each in (query, key)]
     if any(each is None or each.target is not operator.getitem for each in made):

@@ -55,7 +55,9 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         assert described.data is not None, described.why_whole
         split = TokenSplit(single_rank_mesh())
         prepare_network(made.network, described.data, split)
-        held = SimpleNamespace(network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None)
+        held = SimpleNamespace(
+            network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None
+        )
         plain = HostNetwork(held, described, None, "auto", torch.float32)
         chosen: Any = _rewritten(operators) if backend == "rewritten" else backend
         with mock.patch.object(
@@ -92,7 +94,9 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
     assert described.data is not None
     split = TokenSplit(single_rank_mesh())
     cut_blocks(made.network, described.data.blocks, split)
-    held = SimpleNamespace(network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None)
+    held = SimpleNamespace(
+        network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None
+    )
     network = HostNetwork(held, described, None, "auto", torch.float32)
     replays: list[Any] = []
 
