@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 
@@ -13,6 +15,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.residency import MOST
 from parallel_runtime.errors import PoolError
+from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Load
 from tests.tiny_flux import tiny_config, write_original
 from workers.client.client import ModelRequest, PoolClient
@@ -139,3 +142,36 @@ def test_pools_of_other_devices_live_side_by_side(models):
         assert pools.get(PoolSpec("cuda", (2, 3))) not in (both, second)
     finally:
         pools.close()
+
+
+def test_a_parked_model_is_known_and_comes_back_without_a_load(client, models, loads):
+    alone = forward(client, models[0])
+    loads.clear()
+    assert client.release(models[0], park=True) > 0
+    (parked,) = [model for model in client.models if model.request == models[0]]
+    assert parked.bytes == 0
+    assert parked.loaded.details.model == "FLUX.1"
+    assert torch.equal(forward(client, models[0]), alone)
+    assert loads == []
+    (back,) = [model for model in client.models if model.request == models[0]]
+    assert back.bytes > 0
+    assert client.idle_seconds < 60
+
+
+def test_who_waits_for_another_request_knows_it(client, models):
+    seen: list[str] = []
+
+    def ask() -> bool:
+        seen.append(client.waits_for.reason)
+        return len(seen) > 2
+
+    def load() -> None:
+        with contextlib.suppress(Cancelled):
+            client.load(models[0], ask)
+
+    with client._turns:
+        other = threading.Thread(target=load)
+        other.start()
+        other.join(20)
+        assert client.waits_for.reason != "turn"  # this thread has its turn
+    assert set(seen) == {"turn"}

@@ -1,0 +1,103 @@
+"""Behind the panel: whose memory is taken, who is told, what diagnostics leave out, what settings ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+import pytest
+import torch
+
+from nodes.panel.diagnostics import clean
+from nodes.panel.gpu_memory import read_gpus, share_out
+from nodes.panel.housekeeping import log_level, park_seconds
+from nodes.panel.live import Live, coarse
+from nodes.panel.settings import default_config
+from parallel_runtime.config import FASTER
+from parallel_runtime.errors import ConfigurationError
+
+GIB = 2**30
+
+
+def test_memory_is_shared_out_by_process_where_the_driver_knows_them():
+    gpu = share_out(
+        0, "H200", 141 * GIB, 40 * GIB, {7: 24 * GIB, 8: 1 * GIB, 1: 5 * GIB, 99: 9 * GIB}, {7, 8}, 1, (0, 0)
+    )
+    assert (gpu.pool, gpu.comfyui, gpu.others) == (25 * GIB, 5 * GIB, 10 * GIB)
+    assert gpu.exact
+
+
+def test_in_a_container_pool_and_comfyui_say_what_they_know_of_and_nothing_is_counted_twice():
+    gpu = share_out(0, "H200", 141 * GIB, 30 * GIB, {4001: 29 * GIB}, {7, 8}, 1, (24 * GIB, 2 * GIB))
+    assert (gpu.pool, gpu.comfyui, gpu.others, gpu.exact) == (24 * GIB, 2 * GIB, 4 * GIB, False)
+    less = share_out(0, "H200", 141 * GIB, 20 * GIB, {}, {7}, 1, (24 * GIB, 2 * GIB))
+    assert less.pool + less.comfyui + less.others == 20 * GIB
+
+
+@pytest.mark.gpu
+def test_what_this_process_takes_on_a_gpu_counts_as_comfyuis():
+    before = read_gpus(set(), {})
+    taken = torch.zeros(GIB, dtype=torch.uint8, device="cuda:0")
+    after = read_gpus(set(), {})
+    assert after[0].comfyui - (before[0].comfyui if before[0].exact else 0) >= taken.nbytes
+    assert after[0].total > 0
+    assert os.getpid()
+
+
+def watch_for(seconds: float, statuses: list[dict], connected=lambda client: True) -> list[tuple[str, dict]]:
+    sent: list[tuple[str, dict]] = []
+    live = Live(
+        lambda: statuses.pop(0) if len(statuses) > 1 else statuses[0],
+        lambda event, data, client: sent.append((client, data)),
+        connected,
+        seconds=0.02,
+    )
+
+    async def run() -> None:
+        live.watch("a", True)
+        await asyncio.sleep(seconds)
+        live.watch("a", False)
+        count = len(sent)
+        await asyncio.sleep(0.1)
+        assert len(sent) == count  # silent when closed
+        assert live.watchers == 0
+
+    asyncio.run(run())
+    return sent
+
+
+def test_who_watches_is_told_when_something_changed_and_nobody_else():
+    one, other = {"pools": [], "gpus": [{"pool": 24 * GIB}]}, {"pools": [1], "gpus": []}
+    barely = {"pools": [], "gpus": [{"pool": 24 * GIB + 1000}]}
+    assert [data for _, data in watch_for(0.5, [one, one, barely, other])] == [one, other]
+    assert watch_for(0.2, [one], connected=lambda client: False) == []
+    assert coarse({"idle_seconds": 1, "state": "idle"}) == coarse({"idle_seconds": 9, "state": "idle"})
+
+
+def test_diagnostics_hold_neither_the_home_folder_nor_a_secret():
+    text = "/home/ann/models/a.safetensors PARALLEL_DIT_SECRET=abc123 HF_TOKEN: hf_xyz api-key=1 plain=2"
+    cleaned = clean(text, "/home/ann")
+    assert cleaned == "~/models/a.safetensors PARALLEL_DIT_SECRET=*** HF_TOKEN: *** api-key=*** plain=2"
+
+
+def test_settings_give_the_default_configuration_and_wrong_ones_are_told():
+    assert default_config({}).devices == "auto"
+    config = default_config(
+        {
+            "ParallelDiT.DefaultDevices": " 0,1 ",
+            "ParallelDiT.DefaultCompile": "off",
+            "ParallelDiT.DefaultStages": FASTER,
+        }
+    )
+    assert (config.devices, config.compile, config.may_change_pixels) == ("0,1", "off", True)
+    for wrong in ({"ParallelDiT.DefaultDevices": "gpu one"}, {"ParallelDiT.DefaultDevices": 7}):
+        with pytest.raises(ConfigurationError, match="default in Settings, Parallel DiT"):
+            default_config(wrong)
+
+
+def test_settings_choose_the_log_level_and_when_models_leave():
+    assert log_level({"ParallelDiT.LogLevel": "warning"}) == logging.WARNING
+    assert log_level({"ParallelDiT.LogLevel": ["?"]}) == log_level({}) == logging.INFO
+    assert park_seconds({"ParallelDiT.ParkMinutes": 5}) == 300
+    assert park_seconds({"ParallelDiT.ParkMinutes": "5"}) == park_seconds({}) == 0
