@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,11 @@ import torch
 from safetensors.torch import save_file
 
 from parallel_runtime.networks.diffusers.sd3 import SD3
+from parallel_runtime.networks.diffusers.sdxl import SDXL
+from tests.comfyui_networks.unet_controls import LORA, ORDINARY
 from tests.tiny_model import write_original
 from tests.tiny_sd3 import tiny_config as tiny_sd3
+from tests.tiny_sdxl import recognised_config as tiny_sdxl
 
 from .workflow import SAVE, Prompt, Workflow, link, node
 
@@ -20,6 +26,7 @@ pytestmark = pytest.mark.host
 
 TOLERANCE = 1e-4
 """Of the latent's scale."""
+UNET_FILE = "controlled-sdxl.safetensors"
 ONE, UNION, OF_SD3, SD3_FILE = "one.safetensors", "union.safetensors", "sd3.safetensors", "controlled-sd3.safetensors"
 _FLUX = {
     "patch_size": 1, "in_channels": 64, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 128,
@@ -64,6 +71,7 @@ CASES: dict[str, tuple[Workflow, list[Control]]] = {
     "a part of the steps": (Workflow(cfg=3.0), [(ONE, {**_WHOLE, "start_percent": 0.2, "end_percent": 0.7})]),
     "two, one after the other": (Workflow(cfg=3.0), [(ONE, _WHOLE), (UNION, {**_WHOLE, "end_percent": 0.5})]),
     "a union": (Workflow(cfg=3.0), [(UNION, _WHOLE)]),
+    "noise mask": (Workflow(cfg=3.0, latent=(9, 1, 14, 20), mask=True), [(ONE, _WHOLE)]),
     "SD3": (Workflow(model=SD3_FILE, cfg=3.0), [(OF_SD3, _WHOLE)]),
 }  # fmt: skip
 
@@ -75,6 +83,11 @@ def controlled(workflow: Workflow, controls: list[Control]) -> Prompt:
         for name in ("positive", "negative"):
             graph[name]["inputs"] |= {"width": tiny_sd3()["joint_attention_dim"],
                                       "pooled": tiny_sd3()["pooled_projection_dim"]}  # fmt: skip
+    if workflow.model == UNET_FILE:
+        _, batch, height, width = workflow.latent
+        graph["latent"] = node("EmptyLatentImage", width=8 * width, height=8 * height, batch_size=batch)
+        for name in ("positive", "negative"):
+            graph[name]["inputs"] |= {"width": 2048, "pooled": 1280}
     graph["vae"] = node("TestVae")
     graph["picture"] = node("TestRandomImage", seed=5, height=96, width=128)
     for number, (name, settings) in enumerate(controls):
@@ -111,6 +124,34 @@ def test_a_controlnet_does_to_ours_what_it_does_to_comfyuis_own(nets, name):
         assert run.error is None, run.error["exception_message"]
         assert (nets.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, each
         assert any("cannot carry a ControlNet" in text for _, text in run.texts)  # and so ComfyUI's network ran
+
+
+@pytest.fixture(scope="module")
+def unet(host):
+    """The session's ComfyUI with a tiny SDXL and its ControlNets."""
+    folder = host.base / "models" / "controlnet"
+    folder.mkdir(exist_ok=True)
+    file = write_original(SDXL, host.base / "models" / "diffusion_models" / UNET_FILE, tiny_sdxl())
+    script = Path(__file__).parents[1] / "comfyui_networks" / "unet_controls.py"
+    command = [host.host.python, str(script), str(host.host.path), str(file), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": host.host.python_path}
+    subprocess.run(command, env=environment, timeout=250, check=True, capture_output=True)
+    yield host
+    for made in (file, folder / ORDINARY, folder / LORA):
+        made.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("net", [ORDINARY, LORA])
+def test_a_controlnet_of_a_unet_and_one_of_the_models_own_weights(unet, net):
+    workflow = Workflow(model=UNET_FILE, cfg=3.0, steps=2, lengths=(154, 77), latent=(0, 1, 10, 12))
+    plain, wanted = (unet.latent(unet.run(controlled(workflow, each)), SAVE) for each in ([], [(net, _WHOLE)]))
+    scale = wanted.abs().max()
+    assert (wanted - plain).abs().max() > 100 * TOLERANCE * scale
+    for devices in ("cpu:1", "cpu:2"):
+        run = unet.run(controlled(workflow.on(devices), [(net, _WHOLE)]))
+        assert run.error is None, run.error["exception_message"]
+        assert (unet.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, devices
 
 
 @pytest.mark.slow
