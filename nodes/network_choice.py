@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from parallel_runtime.errors import UnsupportedModelError
 
+from .carried_patches import who_made
 from .gguf_files import find_gguf_pack, is_gguf
 
 if TYPE_CHECKING:
     from parallel_runtime.loading.checkpoint import Checkpoint
     from parallel_runtime.loading.host_file import HostFile
 
+_OF_COMFYUI = "comfy."
 AUTO, DIFFUSERS, COMFYUI = "auto", "diffusers", "ComfyUI"
 NETWORKS = (AUTO, DIFFUSERS, COMFYUI)
 
@@ -59,10 +61,11 @@ def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default"
         if wanted == DIFFUSERS or path.is_dir():
             raise
         try:
-            file = _open_host_file(path)
+            file = _recognise(path)
         except UnsupportedModelError:
             # What it is instead, in words, helps more than that ComfyUI does not know it either.
             raise UnsupportedModelError(f"{error.cause} ComfyUI does not recognise it either.", error.fix) from error
+        _check_network(file)
         why = error.cause.replace(str(path), path.name)
         return Chosen(file, f"Runs ComfyUI's own network: {why}")
 
@@ -77,11 +80,29 @@ def _choose_for_gguf(path: Path, wanted: str, weight_dtype: str) -> Chosen:
             "Set network to auto and weight_dtype to default.",
         )
     file = open_host_file(path, find_gguf_pack(path))
-    file.build()
+    _check_network(file)
     return Chosen(file, "Runs ComfyUI's own network, on the file's weights as they are, by ComfyUI-GGUF.")
 
 
 def _open_host_file(path: Path) -> HostFile:
+    file = _recognise(path)
+    _check_network(file)
+    return file
+
+
+def _check_network(file: HostFile) -> None:
+    """Refuse what ComfyUI cannot build, with its reason, and what is a node pack's own: no rank has its code."""
+    network = file.build()
+    for made in (file.config, network):
+        if not type(made).__module__.startswith(_OF_COMFYUI):
+            whose = who_made(type(made))
+            raise UnsupportedModelError(
+                f"{file.path.name} is a model of a node pack's own, {whose}, which the pool does not have.",
+                "Load it with Load Diffusion Model, or with that pack's loader.",
+            )
+
+
+def _recognise(path: Path) -> HostFile:
     from parallel_runtime.loading.host_file import open_host_file
 
     if path.is_dir():
@@ -89,6 +110,4 @@ def _open_host_file(path: Path) -> HostFile:
             f"{path} is a diffusers folder, and ComfyUI's own network is loaded from a file.",
             "Set network to auto or diffusers, or choose a .safetensors file.",
         )
-    file = open_host_file(path)
-    file.build()  # what ComfyUI cannot build is refused here, with its reason
-    return file
+    return open_host_file(path)

@@ -138,3 +138,71 @@ def test_prompts_that_nodes_take_out_of_a_network_are_real(tmp_path):
 def skip_init(kind: type[nn.Module], *sizes: int) -> nn.Module:
     """A layer whose weights are made by torch.empty and are not drawn."""
     return type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})(*sizes)
+
+
+WRONG = """
+import sys
+from pathlib import Path
+from parallel_runtime.networks.comfyui.host_code import use_comfyui
+use_comfyui(sys.argv[1], {"cpu": True})
+import comfy.ldm.flux.model as flux
+import comfy.supported_models
+import torch
+from nodes.network_choice import choose_network
+from parallel_runtime.errors import ParallelError
+from parallel_runtime.loading.held_network import load_network
+from parallel_runtime.loading.host_file import open_host_file
+from parallel_runtime.networks.comfyui.description import describe_network
+
+def describe():
+    file = open_host_file(sys.argv[2])
+    described = describe_network(file.build(), file.size, 2)
+    print(described.facts.splits_sequence, described.facts.title, described.why_whole)
+
+def said(run):
+    try:
+        run()
+    except ParallelError as error:
+        print(type(error).__name__, error.cause.replace(chr(10), " "))
+
+describe()
+said(lambda: load_network(open_host_file(sys.argv[3]), torch.float32, False))
+said(lambda: choose_network(Path(sys.argv[4]), "auto"))
+
+class Newer(flux.DoubleStreamBlock):
+    def forward(self, img, txt, vec, pe, registers=None):
+        return super().forward(img, txt, vec, pe)
+
+own, flux.DoubleStreamBlock = flux.DoubleStreamBlock, Newer
+describe()
+flux.DoubleStreamBlock = own
+
+class TheirModel(comfy.supported_models.Flux):
+    pass
+TheirModel.__module__ = "/home/me/ComfyUI/custom_nodes/other_pack/models"
+comfy.supported_models.models.insert(0, TheirModel)
+said(lambda: choose_network(Path(sys.argv[2]), "ComfyUI"))
+"""
+
+
+def test_what_comfyui_cannot_read_another_version_and_a_packs_own_model_are_named(tmp_path):
+    tensors = load_file(write_original(tmp_path / "whole.safetensors"))
+    name = "double_blocks.0.img_attn.proj.weight"
+    save_file({**tensors, name: torch.zeros(500, 512)}, tmp_path / "misshapen.safetensors")
+    strange = {**tensors, "txt_in.weight": torch.zeros(500, 64), "txt_in.bias": torch.zeros(500)}
+    strange["x_embedder.weight"] = torch.zeros(8, 8).to(torch.float8_e4m3fn)  # not plain: diffusers' class is out
+    save_file(strange, tmp_path / "strange.safetensors")
+    files = [str(tmp_path / f"{each}.safetensors") for each in ("whole", "misshapen", "strange")]
+    command = [sys.executable, "-c", WRONG, str(COMFYUI), *files]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    whole, misshapen, strange, newer, pack = done.stdout.splitlines()[-5:]
+    assert whole == "True FLUX, LongCat and Ovis "
+    assert misshapen.startswith("UnsupportedModelError ComfyUI cannot load ")
+    assert "size mismatch for double_blocks.0.img_attn.proj.weight" in misshapen
+    assert strange.startswith("UnsupportedModelError ComfyUI cannot build the network of strange.safetensors: ")
+    assert newer.startswith("False FLUX, LongCat and Ovis The tokens of FLUX, LongCat and Ovis are not shared out: ")
+    assert newer.endswith("this ComfyUI has another version of it, a block of double_blocks takes registers.")
+    assert pack.startswith("UnsupportedModelError whole.safetensors is a model of a node pack's own, ")
+    assert "TheirModel of other_pack" in pack
