@@ -51,7 +51,8 @@ def norm_rotate(
     """Normalise each part (RMSNorm), join them along the tokens, rotate neighbouring pairs.
 
     Args:
-        queries, keys: (batch, tokens of the part, heads, head dim) for each part, such as text and image.
+        queries, keys: (batch, tokens of the part, heads, head dim) for each part, such as text and image; keys may
+            have fewer heads.
         query_weights, key_weights: for each part (head dim,), or (heads x head dim,) of norms over all heads.
         eps: of the norms.
         cos, sin: ([batch or 1,] tokens of all parts, head dim) float32, each value twice.
@@ -85,9 +86,10 @@ def _(
     cos: torch.Tensor,
     sin: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, _, heads, head_dim = queries[0].shape
-    shape = (batch, sum(part.shape[1] for part in queries), heads, head_dim)
-    return queries[0].new_empty(shape), keys[0].new_empty(shape)
+    batch, _, _, head_dim = queries[0].shape
+    tokens = sum(part.shape[1] for part in queries)
+    made = [parts[0].new_empty((batch, tokens, parts[0].shape[2], head_dim)) for parts in (queries, keys)]
+    return made[0], made[1]
 
 
 @operator("rotate", "(Tensor x, Tensor cos, Tensor sin) -> Tensor")

@@ -64,23 +64,42 @@ def launch(
     sin: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `norm_rotate`; the head dim is a power of two."""
+    if queries[0].shape[2] == keys[0].shape[2]:
+        return _launch(queries, keys, query_weights, key_weights, eps, cos, sin)
+    # The kernel knows one number of heads.
+    rotated, _ = _launch(queries, queries, query_weights, query_weights, eps, cos, sin, together=False)
+    return rotated, _launch(keys, keys, key_weights, key_weights, eps, cos, sin, together=False)[0]
+
+
+def _launch(
+    queries: list[torch.Tensor],
+    keys: list[torch.Tensor],
+    query_weights: list[torch.Tensor],
+    key_weights: list[torch.Tensor],
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    together: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of as many heads each; only of the queries where they are not taken together."""
     batch, _, heads, dim = queries[0].shape
     total = sum(part.shape[1] for part in queries)
-    targets = [queries[0].new_empty((batch, total, heads, dim)) for _ in range(2)]
+    made = [queries[0].new_empty((batch, total, heads, dim)) for _ in range(1 + together)]
+    targets = made[0], made[-1]
     cos, sin, angle_strides = angles(cos, sin)
     first = 0
     for query, key, *weights in zip(queries, keys, query_weights, key_weights, strict=True):
         query, key = dense_heads(query), dense_heads(key)
         tokens = query.shape[1]
         if tokens:
-            _kernel[(tokens, batch, 2)](
+            _kernel[(tokens, batch, 1 + together)](
                 query, key, *weights, cos, sin, *targets, total, first,
                 query.stride(0), query.stride(1), key.stride(0), key.stride(1), *angle_strides, eps,
                 HEADS=heads, ROWS=triton.next_power_of_2(heads), DIM=dim, ACROSS=weights[0].numel() > dim,
                 num_warps=warps(heads),
             )  # fmt: skip
         first += tokens
-    return targets[0], targets[1]
+    return targets
 
 
 def dense_heads(part: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parallel_runtime import switches
 from parallel_runtime.acceleration import compiled_blocks, rewrites
@@ -273,3 +274,30 @@ def test_a_rotation_by_other_numbers_is_left_alone():
     assert not rewritten(unlike, x)
     doubled = [part[..., 0::2].repeat_interleave(2, -1) for part in (cos, sin)]
     assert rewritten(lambda x: rotation_in_place(x, *doubled), x) == Counter({"rotate": 1})
+
+
+def _few_keys(device: str) -> tuple[list[torch.Tensor], ...]:
+    queries, keys = [torch.randn(2, 5, 6, 8, device=device)], [torch.randn(2, 5, 2, 8, device=device)]
+    weights = torch.rand(2, 8, device=device)
+    cos, sin = (torch.rand(5, 4, device=device).repeat_interleave(2, 1) for _ in range(2))
+    return queries, keys, [weights[0]], [weights[1]], [cos], [sin]
+
+
+def test_keys_of_fewer_heads_than_queries_are_made_in_the_shape_that_is_promised():
+    queries, keys, query_weights, key_weights, (cos,), (sin,) = _few_keys("cpu")
+    found = norm_rotate(queries, keys, query_weights, key_weights, 1e-6, cos, sin)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        given = [[mode.from_tensor(each) for each in parts] for parts in (queries, keys)]
+        promised = torch.ops.parallel_dit.norm_rotate.default(*given, query_weights, key_weights, 1e-6, cos, sin)
+    assert [each.shape for each in promised] == [each.shape for each in found]
+    assert found[1].shape == (2, 5, 2, 8)
+
+
+@pytest.mark.gpu
+def test_the_kernel_rotates_keys_of_fewer_heads_than_queries():
+    *parts, (cos,), (sin,) = _few_keys("cuda")
+    found = norm_rotate(*parts, 1e-6, cos, sin)
+    *parts, cos, sin = ([x.cpu() for x in each] for each in (*parts, [cos], [sin]))
+    wanted = norm_rotate(*parts, 1e-6, cos[0], sin[0])
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-5, atol=1e-5)
