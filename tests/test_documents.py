@@ -29,18 +29,48 @@ LANGUAGES = ["en", "zh", "ja"]
 PACKAGES = ["nodes", "workers", "parallel_runtime"]
 WORKFLOWS = sorted((ROOT / "example_workflows").glob("*.json"))
 CORE_NODES = {
+    "BasicGuider",
+    "BasicScheduler",
+    "CFGGuider",
+    "CFGNorm",
     "CLIPLoader",
     "CLIPTextEncode",
+    "ConditioningZeroOut",
+    "CreateVideo",
     "DualCLIPLoader",
     "EmptyHunyuanLatentVideo",
+    "EmptyLTXVLatentVideo",
+    "EmptyLatentImage",
     "EmptySD3LatentImage",
     "FluxGuidance",
+    "FluxKontextImageScale",
     "KSampler",
+    "KSamplerAdvanced",
+    "KSamplerSelect",
+    "LTXAVTextEncoderLoader",
+    "LTXVAudioVAEDecode",
+    "LTXVAudioVAELoader",
+    "LTXVConcatAVLatent",
+    "LTXVConditioning",
+    "LTXVEmptyLatentAudio",
+    "LTXVScheduler",
+    "LTXVSeparateAVLatent",
+    "LoadImage",
+    "LoraLoaderModelOnly",
     "MarkdownNote",
+    "MiniMaxH3ImageToVideo",
+    "ModelSamplingAuraFlow",
     "ModelSamplingSD3",
+    "RandomNoise",
+    "ReferenceLatent",
+    "SamplerCustomAdvanced",
     "SaveAnimatedWEBP",
     "SaveImage",
+    "SaveVideo",
+    "TextEncodeQwenImageEditPlus",
     "VAEDecode",
+    "VAEDecodeAudio",
+    "VAEEncode",
     "VAELoader",
 }
 """Nodes of ComfyUI that a template may use; a new one is added here after it was seen on the canvas."""
@@ -254,7 +284,7 @@ def test_templates_have_known_nodes_sound_links_and_a_thumbnail(path):
     nodes = {node["id"]: node for node in workflow["nodes"]}
     types = {node["type"] for node in nodes.values()}
     assert types <= set(NODES) | CORE_NODES
-    assert "ParallelLoader" in types
+    assert types & {"ParallelLoader", "ParallelCheckpointLoader"}
     for link, source, output, target, slot, _ in workflow["links"]:
         assert link in nodes[source]["outputs"][output]["links"]
         assert nodes[target]["inputs"][slot]["link"] == link
@@ -262,6 +292,17 @@ def test_templates_have_known_nodes_sound_links_and_a_thumbnail(path):
         if node["type"] in NODES:
             assert {entry["name"] for entry in node["inputs"]} == set(NODES[node["type"]].inputs)
     assert path.with_suffix(".jpg").is_file()
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_templates_say_where_each_file_is_to_be_had(path):
+    for node in json.loads(path.read_text(encoding="utf-8"))["nodes"]:
+        named = {value for value in node.get("widgets_values") or () if str(value).endswith(".safetensors")}
+        entries = {entry["name"]: entry for entry in node.get("properties", {}).get("models", ())}
+        assert named == set(entries), node["type"]
+        for name, entry in entries.items():
+            assert re.fullmatch(rf"https://huggingface\.co/\S+/{re.escape(name)}", entry["url"])
+            assert re.fullmatch(r"diffusion_models|checkpoints|text_encoders|vae|loras", entry["directory"])
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

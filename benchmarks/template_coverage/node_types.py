@@ -103,6 +103,8 @@ LOADERS: Mapping[str, LoaderType] = {
     "UNETLoader": LoaderType("unet_name"),
     "CheckpointLoaderSimple": LoaderType("ckpt_name"),
     "ImageOnlyCheckpointLoader": LoaderType("ckpt_name"),
+    "ParallelLoader": LoaderType("model_name"),
+    "ParallelCheckpointLoader": LoaderType("ckpt_name"),
     "UnetLoaderGGUF": LoaderType("unet_name"),
 }
 

@@ -221,6 +221,8 @@ def _widgets(kind: str, saved: Sequence[Any] | Mapping[str, Any]) -> dict[str, A
 WIDGETS: Mapping[str, tuple[str, ...]] = {
     "UNETLoader": ("unet_name", "weight_dtype"),
     "UnetLoaderGGUF": ("unet_name",),
+    "ParallelLoader": ("model_name", "weight_dtype"),
+    "ParallelCheckpointLoader": ("ckpt_name", "weight_dtype"),
     "CheckpointLoaderSimple": ("ckpt_name",),
     "ImageOnlyCheckpointLoader": ("ckpt_name",),
     "LoraLoaderModelOnly": ("lora_name", "strength_model"),
