@@ -57,6 +57,7 @@ _HUNYUAN_15 = _spec(48, _vae(32, 16, 4, 3), conditioning_byt5small=[1, 5, 1472],
 _AUDIO = _spec(768, _vae(64, 2048, 1, 1))
 
 FILES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    (r"^pid_", "", {}),
     (r"minimax_h3", "minimax-h3", _spec(48, _vae(24, 16, 8, 3))),
     (r"ltx-2", "ltx-2", _spec(96, _vae(128, 32, 8, 3))),
     (r"ltx-video", "ltx-video", _spec(48, _vae(128, 32, 8, 3), attention_mask={"ones": [1, 9]})),

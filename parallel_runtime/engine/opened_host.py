@@ -103,6 +103,11 @@ class OpenedHost:
         if dealer is None:
             costs = self.file.size if device.type == "cuda" else 0
             return NewWeights(title, costs, lambda: HeldNetwork(*wanted), list)
+        if self.file.pack is not None:
+            raise UnsupportedModelError(
+                f"{self.file.path.name} is a GGUF file, whose weights do not come one block after the other.",
+                "Set weights to whole.",
+            )
         if self.described.data is None:
             raise UnsupportedModelError(
                 f"Blocks of {self.facts.title} are not known, so that its weights cannot come one after the other.",
