@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from .redaction import clean
 from .status import read_status
 
 PACKAGES = ("torch", "diffusers", "safetensors", "msgspec", "yunchang", "nvidia-ml-py", "comfyui-frontend-package")
 _LINES = 60
 _TAIL_BYTES = 64 << 10
-_SECRET = re.compile(r"(?i)\b([\w-]*(?:secret|token|password|api[_-]?key)[\w-]*\s*[=:]\s*)\S+")
 
 
 def write_diagnostics() -> str:
@@ -30,11 +29,6 @@ def write_diagnostics() -> str:
         if pool.pool is not None:
             lines += ["", f"last lines of {pool.pool.log.name}:", _tail(pool.pool.log)]
     return clean("\n".join(lines))
-
-
-def clean(text: str, home: str | None = None) -> str:
-    """Without the home folder's name, and without what looks like a secret."""
-    return _SECRET.sub(r"\1***", text.replace(home or str(Path.home()), "~"))
 
 
 def _version(name: str) -> str:

@@ -17,9 +17,9 @@ log = logging.getLogger("parallel_dit")
 
 
 def log_level(settings: Mapping[str, Any]) -> int:
-    """Of our lines in ComfyUI's log."""
+    """Of our lines in ComfyUI's log; where nothing was chosen, ComfyUI's own."""
     wished = settings.get(LOG_LEVEL)
-    return LOG_LEVELS.get(wished, logging.INFO) if isinstance(wished, str) else logging.INFO
+    return LOG_LEVELS.get(wished, logging.NOTSET) if isinstance(wished, str) else logging.NOTSET
 
 
 def park_seconds(settings: Mapping[str, Any]) -> float:

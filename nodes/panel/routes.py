@@ -17,6 +17,7 @@ from parallel_runtime.errors import ParallelError
 from .actions import ACTIONS
 from .diagnostics import write_diagnostics
 from .live import Live
+from .redaction import clean
 from .status import read_status
 
 log = logging.getLogger("parallel_dit")
@@ -58,7 +59,7 @@ def _action(name: str, default_config: Callable[[], ParallelConfig]) -> Callable
             await asyncio.to_thread(lambda: ACTIONS[name](wishes, default_config()))
         except ParallelError as error:
             log.warning("Parallel DiT: %s: %s", name, error)
-            return web.json_response({"error": {"cause": error.cause, "fix": error.fix}}, status=409)
+            return web.json_response({"error": {"cause": clean(error.cause), "fix": clean(error.fix)}}, status=409)
         return web.json_response(await asyncio.to_thread(read_status))
 
     return act

@@ -12,6 +12,7 @@ import psutil
 from parallel_runtime.errors import ParallelError
 
 from .gpu_memory import GpuMemory, read_gpus
+from .redaction import clean
 from .run_history import HISTORY, RunHistory, describe_details
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Pr
         "state": state,
         "idle_seconds": int(pool.idle_seconds),
         "doing": {"what": wait.reason, "done": wait.done, "total": wait.total} if works else None,
-        "error": str(running.death()) if dead and running is not None else None,
+        "error": clean(str(running.death())) if dead and running is not None else None,
         "ranks": _ranks(status),
         "host_bytes": _resident_bytes(processes),
         "models": [_model(model) for model in pool.models],

@@ -9,10 +9,10 @@ import os
 import pytest
 import torch
 
-from nodes.panel.diagnostics import clean
 from nodes.panel.gpu_memory import read_gpus, share_out
 from nodes.panel.housekeeping import log_level, park_seconds
 from nodes.panel.live import Live, coarse
+from nodes.panel.redaction import clean
 from nodes.panel.settings import default_config
 from parallel_runtime.config import FASTER
 from parallel_runtime.errors import ConfigurationError
@@ -98,6 +98,6 @@ def test_settings_give_the_default_configuration_and_wrong_ones_are_told():
 
 def test_settings_choose_the_log_level_and_when_models_leave():
     assert log_level({"ParallelDiT.LogLevel": "warning"}) == logging.WARNING
-    assert log_level({"ParallelDiT.LogLevel": ["?"]}) == log_level({}) == logging.INFO
+    assert log_level({"ParallelDiT.LogLevel": ["?"]}) == log_level({}) == logging.NOTSET
     assert park_seconds({"ParallelDiT.ParkMinutes": 5}) == 300
     assert park_seconds({"ParallelDiT.ParkMinutes": "5"}) == park_seconds({}) == 0
