@@ -14,11 +14,19 @@ from parallel_runtime.errors import ParallelError
 
 from .config_meaning import explain_limits, find_config
 from .network_choice import AUTO, COMFYUI, NETWORKS, choose_network
-from .node_text import canvas_language, move_bar_of_running_node, running_node, show_on_running_node, show_text
+from .node_text import (
+    canvas_language,
+    find_running_node,
+    move_bar_of_running_node,
+    running_node,
+    show_on_running_node,
+    show_text,
+)
 from .panel.settings import default_config, read_settings, settings_file
 from .panel.wait_words import WORDS
 from .parallel_config import ConfigSocket, preview
 from .run_notices import RunNotices, explain_stages
+from .upstream import find_loaders
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
@@ -106,9 +114,10 @@ def load_on_node(
         meaning: list[str] = []
 
         def show_plan(text: str) -> None:
-            """After a run: other nodes of the prompt may have come from the cache, and the canvas may be another."""
-            show_text(hidden.unique_id, text)
-            show_text(config_node, meaning[0])
+            """After a run. The loader's result may be from the cache, where its node had another number."""
+            for name in find_loaders(find_running_node, running_node()[1], path.name):
+                show_text(name, text)
+                show_text(find_config({name: find_running_node(name) or {}}, name), meaning[0])
 
         model, loaded, why = load_model(path, weight_dtype, config, interrupted, show_plan, network)
         config_node = find_config(hidden.prompt, hidden.unique_id)

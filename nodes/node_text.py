@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from comfy_api.latest import ui
+from comfy_execution.graph import NodeNotFoundError
 from comfy_execution.progress import get_progress_state
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
@@ -33,6 +35,14 @@ def running_node() -> tuple[str, str]:
     """Prompt and node that are running; "" where none is."""
     running = get_executing_context()
     return (running.prompt_id, running.node_id) if running is not None else ("", "")
+
+
+def find_running_node(name: str) -> Mapping[str, Any] | None:
+    """A node of the prompt that runs, in ComfyUI's API form; None where it has none of that number."""
+    try:
+        return get_progress_state().dynprompt.get_node(name)
+    except NodeNotFoundError:
+        return None
 
 
 def move_bar_of_running_node(done: int, total: int) -> None:

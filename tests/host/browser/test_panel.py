@@ -19,7 +19,8 @@ PANEL = "section.pdit"
 _TEXT = """(kind) => {
   const node = (app.rootGraph ?? app.graph).nodes.find((node) => node.comfyClass === kind
     || (kind === "subgraph" && node.subgraph));
-  return String(node?.widgets?.find((widget) => widget.name === "$$node-text-preview")?.value ?? "");
+  const widget = node?.widgets?.find((widget) => widget.name === "$$node-text-preview");
+  return String(node?.parallelDitText ?? widget?.value ?? "");
 }"""
 
 

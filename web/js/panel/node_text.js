@@ -1,6 +1,7 @@
 // Texts of our runs on nodes: outside of a subgraph too, and on nodes whose result came from the cache.
 import { api } from "../../../../scripts/api.js";
 import { app } from "../../../../scripts/app.js";
+import { writeBelow } from "./text_below.js";
 
 const OURS = new Set(["ParallelConfig", "ParallelLoader", "ParallelCheckpointLoader", "ParallelSampler", "ParallelDoctor"]);
 
@@ -31,14 +32,8 @@ function show(nodeId, text) {
 // The canvas shows a text on nodes of the graph that is open alone: the nodes around it get it as well.
 function passOn(id, text) {
   const steps = String(id).split(":");
-  const outer = nodeOf(steps[0]);
-  if (steps.length < 2 || !usesOurs(outer?.subgraph)) return;
-  passingOn = true;
-  try {
-    for (let depth = 1; depth < steps.length; depth++) show(steps.slice(0, depth).join(":"), text);
-  } finally {
-    passingOn = false;
-  }
+  if (steps.length < 2 || !usesOurs(nodeOf(steps[0])?.subgraph)) return;
+  for (let depth = 1; depth < steps.length; depth++) writeBelow(nodeOf(steps.slice(0, depth).join(":")), text);
 }
 
 api.addEventListener("progress_text", ({ detail }) => {
