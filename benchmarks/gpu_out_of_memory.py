@@ -1,4 +1,4 @@
-"""Real out-of-memory on a GPU: while loading (costs the job) and at a step (costs the pool); then the next job works.
+"""Real out-of-memory on a GPU: while loading, and at a step of one rank; then the next job works.
 
 python -m benchmarks.gpu_out_of_memory --scratch /dev/shm          (writes a 24 GB checkpoint there)
 """
