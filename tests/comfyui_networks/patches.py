@@ -155,8 +155,36 @@ def agree(rank: int, world_size: int, comfyui: str) -> dict[str, float]:
         "img",
     )  # fmt: skip
     found["LLLite"] = _lllite_agrees()
+    found["Wan Animate 2"] = _poses_agree(x)
     found |= _in_a_u_net()
     return found
+
+
+def _poses_agree(x: torch.Tensor) -> float:
+    """Largest difference between a cache of a pose's blocks and its twin, over a step that fills it and one after."""
+    from comfy.ldm.wan.model_animate2 import PoseBranchCache, WanAnimate2Model
+
+    from tests.comfyui_networks.tiny import build
+
+    network = build(WanAnimate2Model, dim=48, ffn_dim=96, text_dim=24, num_heads=2, num_layers=2)
+    given = {
+        "context": _random(1, 13, 24), "clip_fea": _random(1, 257, 1280, seed=2),
+        "pose_latents": _random(1, 16, 2, 6, 10, seed=3),
+    }  # fmt: skip
+    cache = PoseBranchCache()
+    twin = travel({"animate2_cache": cache}, x)["animate2_cache"]
+    largest = 0.0
+    for step in (900.0, 500.0):
+        latent = _random(1, 36, 3, 6, 10, seed=int(step))
+        plain, one, other = (
+            network(latent, torch.tensor([step]), **given, transformer_options=options)
+            for options in ({}, {"animate2_cache": cache}, {"animate2_cache": twin})
+        )
+        assert (plain - one).abs().max() < 1e-4
+        largest = max(largest, float((one - other).abs().max()))
+    assert twin is not cache
+    assert twin.filled(2)
+    return largest
 
 
 class _Recorder:

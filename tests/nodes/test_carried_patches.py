@@ -23,7 +23,16 @@ X = torch.zeros(1, 4, 6, 8)
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
 def test_patches_with_networks_of_their_own_compute_in_a_rank_what_they_compute_in_comfyui():
     (found,) = run_ranks(1, "tests.comfyui_networks.patches:agree", {"comfyui": str(COMFYUI)})
-    assert {"Qwen-Image DiffSynth", "USO", "Z-Image Fun", "LLLite", "FreeU", "FreeU_V2", "downscale"} < set(found)
+    assert {
+        "Qwen-Image DiffSynth",
+        "USO",
+        "Z-Image Fun",
+        "LLLite",
+        "FreeU",
+        "FreeU_V2",
+        "downscale",
+        "Wan Animate 2",
+    } < set(found)
     assert found == dict.fromkeys(found, 0.0)
 
 
