@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from benchmarks.node_distances import RESULTS
 from nodes.model_nodes import MODEL_NODES, How
 
 PAGE = Path(__file__).parents[1] / "docs" / "works-with.md"
 _HEAD = """# Works with
 
-<!-- Made by `python -m benchmarks.works_with` of nodes/model_nodes.py; tests/nodes/test_model_nodes.py holds the table
-against the ComfyUI that is present, and tests/host/test_model_nodes.py runs nodes beside Load Diffusion Model. -->
+<!-- Made by `python -m benchmarks.works_with` of nodes/model_nodes.py and of what benchmarks/node_distances.py
+measured; tests/nodes/test_model_nodes.py holds the table against the ComfyUI that is present, and
+tests/host/test_model_nodes.py runs nodes beside Load Diffusion Model. -->
 
 What ComfyUI's nodes that take a MODEL do with the one of Parallel Loader. With `network` on `auto` the loader goes on
 with ComfyUI's own network where diffusers' class does not take what a node adds, and says so. What is refused stops
@@ -21,6 +26,24 @@ the ranks with each step. One that is made of the model's weights (ControlLoRA, 
 those of the file, and one that runs layers of the model (Qwen-Image Fun) runs them with those: ComfyUI's process reads
 the file for that once, without what a LoRA adds.
 """
+
+_MEASURED = """
+## Measured
+
+`python -m benchmarks.node_distances` runs each node that makes a MODEL of one MODEL and plain values, with the node's
+defaults, on a tiny FLUX in a real ComfyUI: with Load Diffusion Model, and with Parallel Loader on two ranks (CPU,
+float32, CFG, 3 steps). The number is the largest difference between the two latents, of their scale; "idle": the node
+changes nothing on this model with its defaults. tests/host/test_model_nodes.py has more, with values and on the models
+that nodes are made for.
+"""
+
+
+def _verdict(found: Mapping[str, Any]) -> str:
+    if "distance" in found:
+        return f"{found['distance']:.0e}" + ("" if found["effect"] else ", idle")
+    if "ours said" in found:
+        return "fails with Load Diffusion Model, too" if "alone said" in found else "refused"
+    return "–"
 
 
 def write_page() -> str:
@@ -37,6 +60,18 @@ def write_page() -> str:
         for why in reasons:
             names = ", ".join(f"`{name}`" for name in sorted(named) if named[name].why == why)
             lines.append(f"| {names} | {why} |")
+    return "\n".join(lines) + "\n" + _measured(json.loads(RESULTS.read_text(encoding="utf-8")))
+
+
+def _measured(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """What the suite found, by node and version of ComfyUI."""
+    versions = list(results)
+    lines = [_MEASURED, f"| Node | {' | '.join(f'ComfyUI {version}' for version in versions)} |"]
+    lines.append("|---" * (len(versions) + 1) + "|")
+    for name in sorted(set().union(*results.values())):
+        found = [results[version].get(name, {}) for version in versions]
+        if any("distance" in each or "ours said" in each for each in found):
+            lines.append(f"| `{name}` | {' | '.join(map(_verdict, found))} |")
     return "\n".join(lines) + "\n"
 
 

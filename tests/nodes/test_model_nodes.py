@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.node_distances import RESULTS, wrong
 from benchmarks.template_coverage.node_types import NODE_TYPES, Effect
 from benchmarks.works_with import PAGE, write_page
 from nodes.model_nodes import MODEL_NODES, How
@@ -60,6 +61,15 @@ def test_what_is_refused_says_why_and_templates_are_judged_alike():
     for name, kind in NODE_TYPES.items():
         if name in MODEL_NODES:
             assert (kind.effect is Effect.OUTSIDE) == (MODEL_NODES[name].how is not How.REFUSED), name
+
+
+def test_what_was_measured_is_as_the_table_says():
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert results
+    for version, found in results.items():
+        measured = {name for name, each in found.items() if "distance" in each}
+        assert len(measured) > 20, version
+        assert not wrong(found), version
 
 
 def test_the_page_is_made_of_the_table():
