@@ -33,8 +33,9 @@ class Two(torch.nn.Module):
 
 
 def compare(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
-    """{format: {"differences": largest over the scale, as it is, again with other weights, with a function on a weight,
-    "operators": of the first graph, "graphs", "quantised": how many layers are}}."""
+    """{format: {"differences": largest over the scale, as it is, again with other weights, with patches in place and as
+    before, with a function on a weight, "operators": of the first graph, "graphs", "graphs of patches", "quantised":
+    how many layers are}}."""
     use_comfyui(comfyui, {"cpu": True})
     torch.set_grad_enabled(False)
     return {name: _compare(name, more) for name, more in FORMATS.items()}
@@ -71,6 +72,12 @@ def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
     made = len(graphs) - before
     blocks[0].first.weight = blocks[1].first.weight
     differences.append(differ(blocks[0]))
+    patched = blocks[0].second.weight  # as on a GPU: in place, and then as it was
+    original = patched.detach().clone()
+    for other in (blocks[1].second.weight, original):
+        patched.copy_(other)
+        differences.append(differ(blocks[0]))
+    made_by_patches = len(graphs) - before - made
     if name != "fp8_ops":
         blocks[0].first.weight_function = [lambda weight: weight * 2]
         differences.append(differ(blocks[0]))
@@ -79,6 +86,7 @@ def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
     return {
         "differences": differences,
         "graphs": made,
+        "graphs of patches": made_by_patches,
         "operators": graphs[0],
         "refused": list(methods.refused.values()),
         "quantised": sum(isinstance(each, QuantisedLayer) for block in blocks for each in block.children()),
