@@ -29,6 +29,7 @@ def read_examples() -> list[Template]:
     return [Template(name, 0, json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))) for name in EXAMPLES]
 
 
+@pytest.mark.timeout(900)
 def test_examples_and_templates_give_comfyuis_latents(monkeypatch):
     host = find_host()
     # The server takes this process' Python and its paths.

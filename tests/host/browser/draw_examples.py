@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.host.comfy_host import ComfyHost
 from tests.host.find_host import PACK_ROOT, find_host
+from tests.host.workflow import Prompt
 
 from .canvas import Canvas, open_canvas
 from .cards import draw_card
@@ -66,12 +67,25 @@ def draw_all_cards() -> None:
         draw_card(saved, title, use, FOLDER / f"{name}.jpg")
 
 
+def _numbered(prompt: Prompt) -> Prompt:
+    """With numbers for names, as the canvas gives its nodes."""
+    numbers = {name: str(number) for number, name in enumerate(prompt, 1)}
+
+    def moved(value: Any) -> Any:
+        return [numbers[value[0]], value[1]] if isinstance(value, list) else value
+
+    return {
+        numbers[name]: {**each, "inputs": {key: moved(value) for key, value in each["inputs"].items()}}
+        for name, each in prompt.items()
+    }
+
+
 def save(canvas: Canvas, name: str, example: Example) -> dict[str, Any]:
     """An example as the canvas saves it."""
     values = [value for each in example.prompt.values() for value in each["inputs"].values()]
     entries = {value: model_entry(value) for value in values if isinstance(value, str) and model_entry(value)}
     note = _NOTE.format(title=example.title, words=example.words)
-    return canvas.run(_SAVE, [example.prompt, note, entries])
+    return canvas.run(_SAVE, [_numbered(example.prompt), note, entries])
 
 
 def main() -> int:
