@@ -32,6 +32,7 @@ function show(nodeId, text) {
 // The canvas shows a text on nodes of the graph that is open alone: the nodes around it get it as well.
 function passOn(id, text) {
   const steps = String(id).split(":");
+  if (nodeOf(id)?.comfyClass === "ParallelConfig") return; // what ran matters more, and its loader says it
   if (steps.length < 2 || !usesOurs(nodeOf(steps[0])?.subgraph)) return;
   for (let depth = 1; depth < steps.length; depth++) writeBelow(nodeOf(steps.slice(0, depth).join(":")), text);
 }

@@ -2,6 +2,7 @@
 
 const FONT = "11px sans-serif";
 const LINE = 14;
+const NARROWEST = 260;
 const MOST_LINES = 8;
 
 function lines(context, text, width) {
@@ -26,7 +27,7 @@ export function writeBelow(node, text) {
       context.font = FONT;
       context.textAlign = "left";
       context.fillStyle = getComputedStyle(document.body).getPropertyValue("--fg-color") || "#999";
-      lines(context, this.parallelDitText, this.size[0]).forEach((line, index) =>
+      lines(context, this.parallelDitText, Math.max(this.size[0], NARROWEST)).forEach((line, index) =>
         context.fillText(line, 4, this.size[1] + LINE * (index + 1)),
       );
       context.restore();
