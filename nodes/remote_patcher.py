@@ -75,6 +75,16 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         self.remote.expect_patches(comfyui_code(None))
         return super().add_patches(patches, strength_patch, strength_model)
 
+    def clone(self, *args: Any, force_deepcopy: bool = False, **kwargs: Any) -> Any:
+        """A handle on the same MODEL.
+
+        Raises:
+            RequestError: a node wants weights of its own, to train with them (TrainLoraNode).
+        """
+        if force_deepcopy:
+            raise refuse("train with them")
+        return super().clone(*args, **kwargs)
+
     def get_key_patches(self, filter_prefix=None) -> dict[str, Any]:
         """Called by nodes that merge models: the weights, read from the file, and what is to be done to them."""
         here = load_here(self.remote.model.path, self._plain_dtype)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.in_comfyui.graphs import fill
+
 from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
@@ -86,3 +88,22 @@ def test_a_node_that_runs_a_layer_of_the_network_is_told_where_it_is(host):
     run = host.run(with_read(POOL, run=True))
     assert run.error is not None
     assert "no node can run a part of them (a Linear layer)" in run.error["exception_message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["LoraSave", "TrainLoraNode"])
+def test_a_node_that_computes_with_weights_or_trains_is_told_in_one_sentence(host, kind):
+    graph = POOL.prompt()
+    for name in (SAVE, SAMPLER, "negative"):
+        graph.pop(name)
+    if kind == "LoraSave":
+        inputs = {"filename_prefix": "loras/test", "rank": 2, "lora_type": "standard", "bias_diff": False}
+        graph["saved"] = node(kind, model_diff=link("model"), **inputs)
+    else:
+        graph["trained"] = node(kind, model=link("model"), latents=link("latent"), positive=link("positive"))
+        graph = fill(graph, host.get("/object_info"), "off")
+        graph["saved"] = node("SaveLoRA", lora=link("trained"), prefix="loras/test")
+    run = host.run(graph)
+    assert run.error is not None
+    assert "in the pool of processes, where no node can" in run.error["exception_message"]
+    assert "Load Diffusion Model" in run.error["exception_message"]
