@@ -145,7 +145,7 @@ class ParallelConfigNode(io.ComfyNode):
                     optional=True,
                     tooltip="Where a model's weights are. Whole: each GPU has all. Dealt: each GPU keeps its share, "
                     "and gets the rest of a block from the others just before it runs. Host: blocks come from the "
-                    "computer's memory. The picture is the same. Auto: whole.",
+                    "computer's memory. The picture is the same. Auto: the first of these that fits.",
                 ),
             ],
             outputs=[ConfigSocket.Output(display_name="config", tooltip="For Parallel Loader.")],

@@ -47,7 +47,7 @@ def require(
     Args:
         wanted: bytes.
         what: for the message, such as "FLUX.1 in float32".
-        smaller: what would fit, as parts of a sentence; the artist reads the first.
+        smaller: what would fit, as sentences, the best first; the artist reads two.
         given_back: bytes that are taken now and will be free before.
         reserve: bytes that must stay free on a GPU.
 
@@ -57,7 +57,8 @@ def require(
     free = free_bytes(device) + given_back
     if wanted + (reserve if device.type == "cuda" else 0) <= free:
         return
-    fix = next(iter(smaller), "Free memory there (close other programs, or unload other models), or use other devices.")
+    ways = list(smaller) or ["Free memory there (close other programs, or unload other models), or use other devices."]
+    fix = " Or: ".join(ways[:2])
     raise OutOfMemoryError(
         f"{what} needs {wanted / _GIB:.1f} GiB on {device_title(device)} (rank {rank}), where {free / _GIB:.1f} GiB "
         f"are free.",

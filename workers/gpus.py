@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import psutil
 import torch
 
 from parallel_runtime.requests.facts import MachineFacts
 
 from .launch import PoolSpec
 from .machine_facts import GpuId, guess_link, recall, remember_facts
+
+_OF_HOST = 0.6
+"""Share of the host's memory that weights may take; the rest is for ComfyUI and its other models."""
 
 
 def find_machine(spec: PoolSpec) -> MachineFacts:
@@ -19,7 +25,8 @@ def find_machine(spec: PoolSpec) -> MachineFacts:
         torch.cuda.can_device_access_peer(one, other) for one in spec.devices for other in spec.devices if one != other
     )
     smallest = min(gpu.total_memory for gpu in properties)
-    return recall(spec, _identify(spec), smallest, guess_link(properties[0].name, reached))
+    known = recall(spec, _identify(spec), smallest, guess_link(properties[0].name, reached))
+    return replace(known, host_bytes=int(psutil.virtual_memory().total * _OF_HOST))
 
 
 def remember(spec: PoolSpec, facts: MachineFacts) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import memory
+from ..config import STREAMED
 from ..mesh.mesh import Layout
 from ..requests.facts import GIB, RequestFacts
 from .resident import Resident
@@ -50,12 +51,15 @@ def require_memory(
     if kept:
         parts.insert(0, f"PipeFusion's keys and values of {kept / GIB:.1f} GiB")
     degrees = "ulysses or stages" if kept else "ulysses"
+    ways = [f"Use a smaller picture or batch, set {degrees} to more GPUs, or free memory on that device."]
+    if layout.plan.pipe == 1 and resident.config.weights not in STREAMED and resident.facts.blocks > 1:
+        ways.append("Set weights in Parallel Config to dealt or host: then the weights take less of it.")
     memory.require(
         kept + activations,
         device,
         rank,
         f"{what}, with {' and '.join(parts)},",
-        (f"Use a smaller picture or batch, set {degrees} to more GPUs, or free memory on that device.",),
+        ways,
         given_back=resident.kept_bytes(),
         reserve=0,  # it was held back when the weights were loaded
     )

@@ -105,6 +105,11 @@ class Opened:
         return self.checkpoint.identity, self.dtype
 
     @property
+    def weight_bytes(self) -> int:
+        """Of the whole model on a device."""
+        return self.facts.parameters * self.facts.bytes_per_parameter
+
+    @property
     def notes(self) -> str:
         """Nothing that the artist need know."""
         return ""

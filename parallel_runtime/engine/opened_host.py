@@ -82,6 +82,11 @@ class OpenedHost:
         return self.file.identity, self.weights, self.fast_float8
 
     @property
+    def weight_bytes(self) -> int:
+        """See Opened; quantised ones as in the file."""
+        return self.file.size
+
+    @property
     def notes(self) -> str:
         """What the artist should know of it; a sentence, or ""."""
         return self.described.why_whole

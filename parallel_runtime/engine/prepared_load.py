@@ -12,6 +12,7 @@ from ..errors import CheckpointError
 from ..mesh.agreement import agreed_same, offer_same
 from ..planning.explanation import details_of, explain
 from ..planning.plan import TYPICAL, plan_loading, resolve_plan
+from ..planning.weights_choice import choose_weights, ways_out
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
 from ..requests.requests import Answer, Load, Loaded
@@ -58,10 +59,14 @@ class PreparedLoad(Prepared):
         machine = replace(request.machine or CPU, speeds=tuple(state.meshes.speeds or ()))
         # Whatever fails on all ranks alike comes before any model is let go.
         opened = open_model(request, state.device)
+        about = request.ranks, opened.facts, machine, opened.weight_bytes
+        config = choose_weights(config, *about)
         loaded = plan_loading(config, request.ranks, opened.facts, machine)
         resolve_plan(config, request.ranks, opened.facts, TYPICAL, machine, loaded)
         place = state.meshes.place(loaded, opened.facts.mirrored) if loaded.pipe > 1 else None
-        resident, reused = state.residency.load(request, config, opened, loaded, place, machine.memory_bytes, control)
+        resident, reused = state.residency.load(
+            request, config, opened, loaded, place, machine.memory_bytes, control, ways_out(config, *about)
+        )
         return cls(
             state=state,
             request=request,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import torch
@@ -67,6 +67,7 @@ class Residency:
         place: Place | None,
         memory_bytes: int,
         control: Control,
+        ways_out: Sequence[str] = (),
     ) -> tuple[Resident, bool]:
         """Have a model on the device; return it, and whether its modules were here already.
 
@@ -74,6 +75,7 @@ class Residency:
             loaded: see `Resident`.
             place: in `loaded` where it has several stages, None on a rank outside of it.
             memory_bytes: that a rank may use for weights, 0 where that is not known; the same on all ranks.
+            ways_out: what would fit where this does not, as sentences.
 
         Raises:
             CheckpointError, UnsupportedModelError: a file that does not fit its family.
@@ -103,7 +105,7 @@ class Residency:
                 new = None
                 if held is None:
                     new = opened.allocate(owned, self._device, self._arena, dealer)
-                    held = self._hold(new, key, control)
+                    held = self._hold(new, key, control, ways_out)
                 held.activate(control.loading)
                 options = opened.options(config, self._device)
                 if options not in held.structures:
@@ -137,9 +139,13 @@ class Residency:
         while len(self._residents) > MOST:
             self.forget(next(iter(self._residents)))
 
-    def _hold(self, new: NewWeights, key: Hashable, control: Control) -> Held:
+    def _hold(self, new: NewWeights, key: Hashable, control: Control, ways_out: Sequence[str]) -> Held:
         """The weights of a model that is not here; none is read yet."""
-        self.store.free_memory_for(new.title, new.costs, new.smaller, lambda done, total: control.check_cancel())
+
+        def smaller() -> list[str]:
+            return [*new.smaller(), *ways_out]
+
+        self.store.free_memory_for(new.title, new.costs, smaller, lambda done, total: control.check_cancel())
         held = Held(self.store, key, new.title, self.store.allocate(new.hold, keep=None), new.costs)
         self.store.add(held)
         return held

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..config import ParallelPlan
+from ..config import STREAMED, ParallelPlan
 from ..requests.facts import NVLINK, MachineFacts, ModelFacts, RequestFacts
 from . import cost_constants as fitted
+from .coming_blocks import coming_seconds, kept_bytes
 from .cut import Assignment, assign_blocks, most_parameters, stage_speeds
 
 
@@ -52,6 +53,8 @@ class _Step:
     machine: MachineFacts
     compiled: bool
     split_weights: bool
+    weights: str = "whole"
+    keepers: int = 1
 
     @cached_property
     def assignment(self) -> Assignment:
@@ -65,6 +68,11 @@ class _Step:
     @cached_property
     def stage_speeds(self) -> tuple[float, ...] | None:
         return stage_speeds(self.plan, self.machine.speeds)
+
+    @property
+    def streams(self) -> bool:
+        """Weights come block by block."""
+        return self.weights in STREAMED
 
     @cached_property
     def batch(self) -> int:
@@ -200,7 +208,8 @@ class _Step:
         whole = self.pass_seconds(image, text, keys) + exchange
         around = self.around_seconds()
         if plan.pipe == 1:
-            return whole + around, exchange
+            coming = coming_seconds(self.weights, self.keepers, self.model, self.machine) if self.streams else 0.0
+            return max(whole + around, coming), exchange
         hop = self.hop_seconds(image + text)
         synchronous = plan.pipe * (whole + hop)
         if not request.in_pool:
@@ -231,6 +240,8 @@ class _Step:
     def _held(self, start: int, stop: int) -> tuple[int, int]:
         """Bytes of weights, and of keys and values, on a rank whose stage has these blocks."""
         model, request = self.model, self.request
+        if self.streams:
+            return kept_bytes(self.weights, self.keepers, model), 0
         inside = sum(model.block_sizes[start:stop]) if self.split_weights else model.block_parameters
         weights = (model.parameters - model.block_parameters + inside) * model.bytes_per_parameter
         if self.plan.pipe == 1:
@@ -249,13 +260,17 @@ def predict(
     machine: MachineFacts,
     compiled: bool,
     split_weights: bool = True,
+    weights: str = "whole",
+    keepers: int = 1,
 ) -> Cost:
     """Return what one step of the request costs the busiest rank.
 
     Args:
         compiled: the blocks went through torch.compile.
         split_weights: each stage of a pipe holds only its own blocks.
+        weights: of ParallelConfig.
+        keepers: ranks that keep shares of weights that are dealt out.
     """
-    step = _Step(plan, model, request, machine, compiled, split_weights)
+    step = _Step(plan, model, request, machine, compiled, split_weights, weights, keepers)
     stage_blocks = tuple(stop - start for start, stop in step.assignment)
     return Cost(*step.seconds(), *step.memory(), stage_blocks)

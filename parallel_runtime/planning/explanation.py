@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..config import AXES, FASTER, ParallelConfig, ParallelPlan
-from ..requests.facts import GIB, MachineFacts, ModelFacts, RequestFacts
+from ..config import AXES, FASTER, STREAMED, ParallelConfig, ParallelPlan
+from ..requests.facts import GIB, PCIE, MachineFacts, ModelFacts, RequestFacts
 from ..requests.plan_details import PlanDetails
+from .coming_blocks import coming_bytes, coming_seconds
+from .cost import Cost
 from .plan import Choice, choose
+from .weights_choice import ways_out
 
 
 def explain(
@@ -29,6 +32,8 @@ def explain(
     sentences = [_what(choice, model, request)]
     if choice.reason:
         sentences.append(_why_pipe(choice, machine))
+    if config.weights in STREAMED:
+        sentences.append(_coming(choice, config, ranks, model, machine))
     if not model.splits_sequence:
         sentences.append(
             f"{model.title} is a U-Net, which is not split inside of a picture: ranks share out CFG branches and the "
@@ -37,6 +42,9 @@ def explain(
     predictable = _predictable(model, machine)
     if predictable:
         sentences += _predicted(choice, machine, ranks)
+        if machine.memory_bytes and choice.cost.bytes > machine.memory_bytes:
+            weight_bytes = model.parameters * model.bytes_per_parameter
+            sentences += ways_out(config, ranks, model, machine, weight_bytes)[:2]
     if ranks > choice.plan.world_size:
         sentences.append(_idle(choice, config, ranks))
     if predictable:
@@ -133,6 +141,25 @@ def _why_pipe(choice: Choice, machine: MachineFacts) -> str:
     return f"PipeFusion was chosen because {why}. It changes the picture slightly; stages 1 forbids it."
 
 
+def _coming(choice: Choice, config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts) -> str:
+    """Where weights are that stream, why, and what that costs."""
+    dealt = config.weights == "dealt"
+    holds, comes = choice.cost.weight_bytes / GIB, coming_bytes(config.weights, ranks, model) / GIB
+    whole = choice.alone.weight_bytes / GIB
+    short = machine.memory_bytes and choice.alone.bytes > machine.memory_bytes
+    why = f", because the whole model does not fit a GPU's {machine.memory_bytes / GIB:.1f} GiB" if short else ""
+    text = (
+        f"Weights are {'dealt out over the GPUs' if dealt else 'in memory of the host'}{why}: each GPU holds "
+        f"{holds:.1f} of {whole:.1f} GiB, and copies {comes:.1f} GiB a step from "
+        f"{'the others' if dealt else 'there'}"
+    )
+    if machine.on_gpu:
+        over = machine.link if dealt else PCIE
+        takes = show_seconds(coming_seconds(config.weights, ranks, model, machine))
+        text += f" ({takes} at {'the measured' if over.measured else 'about'} {over.peer:.0f} GB/s, beside the blocks)"
+    return f"{text}. The picture is the same."
+
+
 def _faster(
     choice: Choice,
     config: ParallelConfig,
@@ -166,9 +193,22 @@ def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[str]:
         sentences = [f"{text}; one GPU takes {show_seconds(alone.seconds)}."]
     if not short and cost.seconds > alone.seconds:
         sentences.append("So one GPU alone is faster: set the degrees to auto.")
+    sentences.append(_memory(cost, machine))
     if machine.memory_bytes and cost.bytes > machine.memory_bytes:
         sentences.append(f"A GPU has {machine.memory_bytes / GIB:.1f} GiB, so that may not fit.")
     return sentences
+
+
+def _memory(cost: Cost, machine: MachineFacts) -> str:
+    """What memory goes to, and what is left of it."""
+    text = (
+        f"Of memory, weights take {cost.weight_bytes / GIB:.1f} GiB, and activations {cost.activation_bytes / GIB:.1f}"
+    )
+    text += f", keys and values {cost.buffer_bytes / GIB:.1f}" if cost.buffer_bytes else ""
+    left = machine.memory_bytes - cost.bytes
+    if not machine.memory_bytes or left < 0:
+        return f"{text}."
+    return f"{text}; {left / GIB:.1f} of {machine.memory_bytes / GIB:.1f} GiB are left."
 
 
 def _idle(choice: Choice, config: ParallelConfig, ranks: int) -> str:

@@ -163,7 +163,8 @@ class _Search:
         """The fastest plan that fits; where none fits, the fastest; None where the ranks do not do for any."""
         best: tuple[ParallelPlan, Cost] | None = None
         for plan in sorted(self._plans(pipes), key=_simplicity):
-            cost = predict(plan, self.model, self.request, self.machine, self._compiled, split_weights)
+            facts = plan, self.model, self.request, self.machine, self._compiled
+            cost = predict(*facts, split_weights, self.config.weights, self.ranks)
             if best is None or self._better(plan, cost, *best):
                 best = plan, cost
         return best

@@ -128,6 +128,7 @@ class MachineFacts:
         measured: on this machine; else a constant of the GPU's name.
         speeds: of every rank beside the fastest (mesh/speeds.py), () where they are alike. Ranks measure them when they
             start, so they are never kept.
+        host_bytes: of the host's memory that weights may take; 0: not known.
     """
 
     name: str
@@ -140,6 +141,7 @@ class MachineFacts:
     ranks_per_host: int = 0
     measured: bool = False
     speeds: tuple[float, ...] = ()
+    host_bytes: int = 0
 
     @property
     def on_gpu(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.residency import Residency
 from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
+from parallel_runtime.planning import cost_constants
+from parallel_runtime.planning.coming_blocks import kept_bytes
+from parallel_runtime.requests.facts import PCIE, known_gpu
 from parallel_runtime.requests.requests import (
     ComfyuiCode,
     ConditioningRef,
@@ -151,6 +155,27 @@ def compare(rank: int, world_size: int, path: str, other: str, folder: str) -> d
         found[f"{weights} again"] = torch.equal(forward(pool, f"{weights} 0"), expected["0"])
     found["unlike"] = not torch.equal(expected["0"], expected["1"])
     found["repeated"] = _repeat(pool, expected["0"])
+    found |= _choose(pool, path, expected["0"])  # last: later plans reckon with that machine
+    return found
+
+
+def _choose(pool: PoolRank, path: str, expected: torch.Tensor) -> dict[str, bool]:
+    """`auto` on GPUs on which the network fits and does not fit, as the request tells of them."""
+    for name in ("CONTEXT_BYTES", "LIVE_ACTIVATIONS", "EXCHANGE_BUFFERS"):  # more than so small a network
+        setattr(cost_constants, name, replace(getattr(cost_constants, name), value=0))
+    facts = pool.engine.residency.get("whole 0").facts
+    whole = facts.parameters * facts.bytes_per_parameter
+    small = kept_bytes("host", pool.ranks, facts)
+    found = {"smaller": small < whole}
+    config = ParallelConfig(devices=f"cpu:{pool.ranks}", compile="off").to_mapping()
+    for memory, says in ((2 * whole, ""), (small, "Weights are in memory of the host")):
+        machine = replace(known_gpu("NVIDIA small", memory, PCIE), measured=True)
+        answer = pool.run(Load(f"auto {memory}", path, "float32", config, pool.ranks, machine))[0]
+        streams = pool.weights(f"auto {memory}").stream is not None
+        found[f"auto {says}"] = streams == bool(says) and says in answer.explanation
+        reference, tensors = flux_tensors()
+        output = pool.run(Forward(f"auto {memory}", reference), tensors)[1].get("output")  # one rank may do for a GPU
+        found[f"auto {says} forward"] = output is None or torch.allclose(output, expected, atol=1e-5)
     return found
 
 

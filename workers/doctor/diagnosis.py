@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.plan import resolve_plan
+from parallel_runtime.planning.weights_choice import choose_weights
 from parallel_runtime.requests.facts import CPU, FLUX_DEV, MachineFacts, flux_request
 
 from ..launch import PACK_ROOT, PoolSpec
@@ -90,7 +91,9 @@ def plan_flux(spec: PoolSpec, facts: MachineFacts) -> tuple[PlannedRequest, ...]
     planned = []
     for size, batch in ((512, 1), (1024, 1), (1024, 2), (2048, 1)):
         request = flux_request(size, batch)
-        arguments = (ParallelConfig(), spec.world_size, FLUX_DEV, request, facts)
+        weight_bytes = FLUX_DEV.parameters * FLUX_DEV.bytes_per_parameter
+        config = choose_weights(ParallelConfig(hosts=spec.hosts), spec.world_size, FLUX_DEV, facts, weight_bytes)
+        arguments = (config, spec.world_size, FLUX_DEV, request, facts)
         name = f"{size} × {size}" + (" with CFG above 1" if batch > 1 else "")
         planned.append(PlannedRequest(name, str(resolve_plan(*arguments)), explain(*arguments)))
     return tuple(planned)

@@ -1,0 +1,74 @@
+"""Where `auto` has a model's weights: the first of whole, dealt and host that fits. Pure: all ranks find the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..config import STREAMED, ParallelConfig
+from ..requests.facts import GIB, MachineFacts, ModelFacts
+from .plan import TYPICAL, choose
+
+
+def choose_weights(
+    config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
+) -> ParallelConfig:
+    """Return the configuration that a model is loaded with: that of the artist, or with weights that stream.
+
+    Weights stream where whole ones certainly do not fit, or where stages would compute in turn for that. What is in
+    doubt stays as it is, and stages stay where nothing that streams fits either. What is free at the moment does not
+    count: that is one rank's own, and another at the next load.
+
+    Args:
+        machine: as it comes with the request; the same on all ranks.
+        weight_bytes: of the whole model on a device, by its file.
+
+    Raises:
+        ConfigurationError: see `check_limits`.
+    """
+    if config.weights != "auto" or not _may_stream(config, model, machine):
+        return config
+    choice = choose(config, ranks, model, TYPICAL, machine)
+    if choice.reason == "memory" and config.may_change_pixels:
+        return config  # the artist prefers PipeFusion
+    if choice.reason != "memory" and weight_bytes <= machine.memory_bytes:
+        return config
+    return next((wish for wish, _ in _fitting(config, ranks, model, machine, weight_bytes)), config)
+
+
+def ways_out(
+    config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
+) -> list[str]:
+    """What of `weights` would fit where the configuration does not, as sentences; [] where nothing is known to."""
+    if config.weights in STREAMED or not _may_stream(replace(config, pipe=None), model, machine):
+        return []
+    return [
+        f"Set weights in Parallel Config to {wish.weights}{' and stages to 1' if (config.pipe or 1) > 1 else ''}: "
+        f"that needs about {needs / GIB:.1f} GiB on each GPU."
+        for wish, needs in _fitting(replace(config, pipe=1), ranks, model, machine, weight_bytes)
+    ]
+
+
+def _may_stream(config: ParallelConfig, model: ModelFacts, machine: MachineFacts) -> bool:
+    """A network whose blocks are known, on GPUs of one host of which the memory is known."""
+    known = model.splits_sequence and model.blocks > 1 and machine.memory_bytes > 0
+    return known and (config.pipe or 1) == 1 and config.hosts == 1 and machine.network is None
+
+
+def _fitting(
+    config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
+) -> Iterator[tuple[ParallelConfig, int]]:
+    """The configurations that fit with weights that stream, in the order of preference, and bytes on each GPU."""
+    # Parameters of a quantised file have no whole number of bytes.
+    exact = weight_bytes / (model.parameters * model.bytes_per_parameter)
+    for weights in STREAMED:
+        if weights == "dealt" and (ranks == 1 or not machine.link.peer_access):
+            continue
+        coming = model.block_parameters * model.bytes_per_parameter * exact
+        if weights == "host" and machine.host_bytes and coming > machine.host_bytes:
+            continue
+        wish = replace(config, weights=weights)
+        cost = choose(wish, ranks, model, TYPICAL, machine).cost
+        needs = int(cost.bytes + cost.weight_bytes * (exact - 1))
+        if needs <= machine.memory_bytes:
+            yield wish, needs

@@ -1,0 +1,91 @@
+"""Where `auto` has weights: whole where that fits or might, else dealt, host, or stages; and what an artist reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.planning.coming_blocks import SLOTS, coming_seconds
+from parallel_runtime.planning.explanation import explain
+from parallel_runtime.planning.plan import TYPICAL, choose
+from parallel_runtime.planning.weights_choice import choose_weights, ways_out
+from parallel_runtime.requests.facts import CPU, ETHERNET, FLUX_DEV, GIB, HOST_MEMORY, NVLINK, PCIE, known_gpu
+from parallel_runtime.streaming import block_stream
+
+AUTO = ParallelConfig()
+WEIGHTS = FLUX_DEV.parameters * FLUX_DEV.bytes_per_parameter
+LARGE = known_gpu("NVIDIA H200", 130 * GIB, NVLINK)
+SMALL = known_gpu("NVIDIA GeForce RTX 4090", 22 * GIB, PCIE)
+APART = replace(SMALL, link=HOST_MEMORY)
+WITHOUT_STAGES = replace(FLUX_DEV, has_stages=False)
+ONE_BLOCK = replace(WITHOUT_STAGES, block_sizes=(FLUX_DEV.block_parameters,), attentions=((57, 0),))
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "model", "machine", "taken"),
+    [
+        (AUTO, 2, FLUX_DEV, LARGE, "whole"),
+        (AUTO, 2, FLUX_DEV, CPU, "whole"),
+        (AUTO, 2, FLUX_DEV, replace(SMALL, memory_bytes=0), "whole"),
+        (AUTO, 2, FLUX_DEV, SMALL, "dealt"),
+        (AUTO, 2, WITHOUT_STAGES, SMALL, "dealt"),
+        (AUTO, 1, FLUX_DEV, SMALL, "host"),
+        (AUTO, 2, FLUX_DEV, APART, "host"),
+        (AUTO, 2, FLUX_DEV, replace(SMALL, memory_bytes=11 * GIB), "host"),
+        (AUTO, 2, FLUX_DEV, replace(APART, host_bytes=12 * GIB), "stages"),
+        (AUTO, 2, FLUX_DEV, replace(SMALL, network=ETHERNET, ranks_per_host=1), "stages"),
+        (AUTO, 2, ONE_BLOCK, SMALL, "whole"),
+        (AUTO, 2, replace(WITHOUT_STAGES, splits_sequence=False), SMALL, "whole"),
+        # It would do, or nearly.
+        (AUTO, 2, WITHOUT_STAGES, replace(SMALL, memory_bytes=WEIGHTS + GIB // 4), "whole"),
+        (ParallelConfig(weights="whole"), 2, FLUX_DEV, SMALL, "stages"),
+        (ParallelConfig(may_change_pixels=True), 2, FLUX_DEV, SMALL, "stages"),
+        (ParallelConfig(pipe=2), 2, FLUX_DEV, SMALL, "stages"),
+    ],
+)
+def test_the_first_that_fits_is_taken(config, ranks, model, machine, taken):
+    weight_bytes = model.parameters * model.bytes_per_parameter
+    chosen = choose_weights(config, ranks, model, machine, weight_bytes)
+    choice = choose(chosen, ranks, model, TYPICAL, machine)
+    if taken in ("dealt", "host"):
+        assert (chosen.weights, choice.plan.pipe) == (taken, 1)
+        assert choice.cost.bytes <= machine.memory_bytes
+    else:
+        assert chosen is config
+        assert (choice.plan.pipe > 1) == (taken == "stages")
+
+
+def test_a_quantised_file_counts_by_its_bytes():
+    half = replace(WITHOUT_STAGES, bytes_per_parameter=2)
+    assert choose_weights(AUTO, 2, half, SMALL, WEIGHTS * 3 // 4) is AUTO
+    assert choose_weights(AUTO, 2, half, SMALL, WEIGHTS * 3).weights == "host"  # a share of half is too large
+
+
+def test_the_loader_says_what_was_taken_what_a_gpu_holds_and_what_it_costs():
+    text = explain(choose_weights(AUTO, 2, FLUX_DEV, SMALL, WEIGHTS), 2, FLUX_DEV, TYPICAL, SMALL)
+    assert "Weights are dealt out over the GPUs, because the whole model does not fit a GPU's 22.0 GiB" in text
+    assert "of 22.2 GiB, and copies 11.0 GiB a step from the others (538 ms at about 22 GB/s" in text
+    assert "GiB are left" in text
+    assert "may not fit" not in text
+    slow = replace(SMALL, link=replace(PCIE, peer=5.0, measured=True))
+    dealt = ParallelConfig(weights="dealt")
+    assert choose(dealt, 2, FLUX_DEV, TYPICAL, slow).cost.seconds == coming_seconds("dealt", 2, FLUX_DEV, slow)
+    assert "at the measured 5 GB/s" in explain(dealt, 2, FLUX_DEV, TYPICAL, slow)
+
+
+def test_what_does_not_fit_is_said_with_two_ways_out():
+    whole = ParallelConfig(weights="whole", pipe=1)
+    ways = ways_out(whole, 2, FLUX_DEV, SMALL, WEIGHTS)
+    assert [way.split(":")[0] for way in ways] == [
+        f"Set weights in Parallel Config to {way}" for way in ("dealt", "host")
+    ]
+    text = explain(whole, 2, FLUX_DEV, TYPICAL, SMALL)
+    assert "so that may not fit. Set weights in Parallel Config to dealt: that needs about" in text
+    assert "and stages to 1" in ways_out(ParallelConfig(pipe=2), 2, FLUX_DEV, SMALL, WEIGHTS)[0]
+    assert ways_out(whole, 2, FLUX_DEV, replace(SMALL, memory_bytes=GIB), WEIGHTS) == []
+
+
+def test_slots_are_those_of_the_stream():
+    assert SLOTS == block_stream.SLOTS
