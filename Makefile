@@ -2,14 +2,16 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 JOBS ?= 2
+SLOW_JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 
 # A stand-in for torchvision and torchaudio beside a CPU build of torch; it does nothing beside a GPU build.
 export PYTHONPATH := $(CURDIR)/tests/host/cpu_shim
 
-# Two at a time: many tests are pools of two processes. Tests of GPUs: `python -m pytest -q -m gpu tests`.
-RUN_TESTS = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+# Two at a time: many tests are pools of two processes; of the slow ones three, which mostly wait for processes to start.
+# Tests of GPUs: `python -m pytest -q -m gpu tests`.
+RUN_TESTS = $(BIN)/python -m pytest -q --dist worksteal
 
 .PHONY: demo test test-slow lint venv clean host
 
@@ -17,10 +19,10 @@ demo: venv
 	$(BIN)/python -m benchmarks.demo
 
 test: host
-	$(RUN_TESTS) -m "not slow and not gpu" $(PYTEST)
+	$(RUN_TESTS) -n $(JOBS) -m "not slow and not gpu" $(PYTEST)
 
 test-slow: host
-	$(RUN_TESTS) -m "slow and not gpu" $(PYTEST)
+	$(RUN_TESTS) -n $(SLOW_JOBS) -m "slow and not gpu" $(PYTEST)
 
 host: venv
 	$(BIN)/python -m tests.host.requirements

@@ -20,8 +20,8 @@ from .find_host import PACK_ROOT, find_host
 
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
-NAMES = ["image_krea2_turbo_t2i", "video_ltx2_5_i2v"]
-"""A switch that is open; two stages of video with sound. The examples have the rest."""
+NAMES = ["video_ltx2_5_i2v"]
+"""Two stages of video with sound. The examples have the rest."""
 
 
 def read_examples() -> list[Template]:
