@@ -1,4 +1,4 @@
-// Help pages of this pack, known by their picture: tables that fit the side panel instead of being cut.
+// Help pages of this pack, known by their picture: each row of a table is a paragraph, which fits the side panel.
 import { h } from "./elements.js";
 
 const PAGE = '.node-help-content:has(img[src*="parallel-dit/docs/"])';
@@ -7,9 +7,10 @@ document.head.append(
   h(
     "style",
     { id: "pdit-help-style" },
-    `${PAGE} table { table-layout: fixed; width: 100%; display: table; }
-     ${PAGE} :is(th, td) { overflow-wrap: anywhere; white-space: normal; vertical-align: top; padding: 4px 6px; }
-     ${PAGE} :is(th, td):first-child { width: 34%; padding-left: 0; }
-     ${PAGE} td code { white-space: normal; }`,
+    `${PAGE} :is(table, tbody, tr, td) { display: block; width: auto; }
+     ${PAGE} thead { display: none; }
+     ${PAGE} tr { margin: 10px 0; border: 0; }
+     ${PAGE} td { padding: 1px 0; overflow-wrap: anywhere; white-space: normal; border: 0; text-align: left; }
+     ${PAGE} td:first-child { font-weight: 600; }`,
   ),
 );
