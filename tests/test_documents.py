@@ -270,6 +270,15 @@ def test_every_node_has_a_help_page_that_explains_every_input(name, language):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NODES)
+def test_every_help_page_has_its_picture_and_a_common_mistake(name, language):
+    page = (HELP / name / f"{language}.md").read_text(encoding="utf-8")
+    assert f"]({name}/node.jpg)" in page  # the canvas looks for it from the folder of all pages
+    assert (HELP / name / "node.jpg").stat().st_size < LARGEST_PICTURE
+    assert {"en": "## A common mistake", "zh": "## 常见错误", "ja": "## よくある間違い"}[language] in page
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_the_samplers_of_the_pool_are_named_as_they_are(language):
     tooltip = load_locale(language, "nodeDefs")["ParallelSampler"]["inputs"]["sampler_name"]["tooltip"]
     page = (HELP / "ParallelSampler" / f"{language}.md").read_text(encoding="utf-8")
