@@ -122,9 +122,10 @@ def settings_of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key.startswith(_SEEN_BY_RANKS)}
 
 
-def threads_of_rank(spec: PoolSpec) -> int:
-    """CPU threads that a rank computes with."""
-    return max(1, (os.cpu_count() or 1) // len(spec.devices))
+def threads_of_rank(spec: PoolSpec, environment: Mapping[str, str]) -> int:
+    """CPU threads that a rank computes with: its share of the cores, or fewer where $OMP_NUM_THREADS says so."""
+    share, given = (os.cpu_count() or 1) // len(spec.devices), environment.get("OMP_NUM_THREADS", "")
+    return max(1, min(share, int(given)) if given.isdecimal() else share)
 
 
 def rank_environment(
@@ -151,7 +152,7 @@ def rank_environment(
         "TORCHINDUCTOR_CACHE_DIR": compiled,
         # PyTorch says where when it first makes a kernel; before, ours would lie where nobody finds them.
         "TRITON_CACHE_DIR": base.get("TRITON_CACHE_DIR") or os.path.join(compiled, "triton"),
-        "OMP_NUM_THREADS": str(threads_of_rank(spec)),
+        "OMP_NUM_THREADS": str(threads_of_rank(spec, base)),
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
         # Each channel takes memory of the GPU, which a pool that is idle keeps, and NVLink alone would have more: what

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from parallel_runtime.config import ParallelConfig
@@ -59,3 +61,10 @@ def test_kernels_lie_with_the_graphs_from_the_start_so_that_a_compiler_process_a
     assert graphs == host.get("TORCHINDUCTOR_CACHE_DIR", graphs)
     chosen = rank_environment(PoolSpec("cuda", (0, 1)), tmp_path, {**host, "TRITON_CACHE_DIR": "/kernels"})
     assert chosen["TRITON_CACHE_DIR"] == "/kernels"
+
+
+@pytest.mark.parametrize(("given", "threads"), [("1", 1), ("", 4), ("100", 4), ("0", 1), ("many", 4)])
+def test_a_rank_on_the_cpu_takes_its_share_of_the_cores_or_fewer(tmp_path, monkeypatch, given, threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    environment = rank_environment(PoolSpec("cpu", (0, 1)), tmp_path, {"OMP_NUM_THREADS": given})
+    assert environment["OMP_NUM_THREADS"] == str(threads)

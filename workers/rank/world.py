@@ -65,5 +65,5 @@ class World:
         begin_names(first_name)
         self._spec = replace(self._spec, devices=devices)
         tell_world(self._spec, os.environ)
-        torch.set_num_threads(threads_of_rank(self._spec))
+        torch.set_num_threads(threads_of_rank(self._spec, os.environ))
         self.enter()
