@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import OtherNetworkError, ParallelError, RequestError
-from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
+from parallel_runtime.errors import OtherNetworkError, ParallelError
 from parallel_runtime.patching.patch_data import UNPATCHED
-from parallel_runtime.requests.conditioning import Shared
 
-from .carried_patches import CarriedPatches, NotCarried
-from .model_nodes import MODEL_NODES
+from .carried_patches import CarriedPatches
 from .run_notices import RunNotices
 from .transformer_call import TransformerCall
-from .transportable import forward_obstacles, listed, option_obstacles, plain_options
+from .travelling_call import check_options, travelling
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import ComfyuiCode, Loaded
@@ -259,23 +256,7 @@ class RemoteTransformer:
         Raises:
             RequestError: with what neither network takes, and the node that asks for it.
         """
-        found = option_obstacles(options)
-        try:
-            self.functions.check(options)
-        except NotCarried as error:
-            found.insert(0, _functions_of(error))
-        if found:
-            raise _refusal(found)
-
-    def _carried(self, call: TransformerCall) -> tuple[dict[str, Any], list[str]]:
-        """`transformer_options` as data for ComfyUI's own network, and what of them is none."""
-        found = option_obstacles(call.options)
-        try:
-            # Of several latents in one (video and audio), the first is the picture.
-            x = call.x if isinstance(call.x, torch.Tensor) else call.x[0]
-            return {**plain_options(call.options), **self.functions.carry(call.options, x)}, found
-        except NotCarried as error:
-            return {}, [_functions_of(error), *found]
+        check_options(options, self.functions)
 
     def _use_pool(self) -> PoolClient:
         # Asked for at each request: the pool for these devices may have been replaced by then.
@@ -283,40 +264,13 @@ class RemoteTransformer:
         return self._pool
 
     def _checked(self, call: TransformerCall) -> Mapping[str, Any]:
-        """All of a call but x and timestep, as far as the network in the pool takes it.
+        """All of a call but x and timestep, for the network that takes it, to which this turns.
 
         Raises:
-            RequestError: with what it does not take.
+            RequestError: with what none takes.
         """
-        conditioning = call.conditioning
-        if self.model.comfyui is not None:
-            options, found = self._carried(call)
-            more = {"control": call.control, "transformer_options": Shared(options)}
-            conditioning = {**conditioning, **{name: value for name, value in more.items() if value is not None}}
-        else:
-            found = forward_obstacles(call.options)
-            if call.control is not None:
-                found.append("a ControlNet")
-            others = self._carried(call)[1] if found else []
-            if found and not others:
-                self.turn_to_comfyui(
-                    OtherNetworkError(f"The diffusers network cannot carry {listed(found)}.", TAKE_COMFYUIS)
-                )
-                return self._checked(call)
-            found = others
-        if found:
-            raise _refusal(found)
-        return conditioning
-
-
-def _functions_of(error: NotCarried) -> str:
-    node = MODEL_NODES.get(str(error))
-    why = f", as {node.why}" if node is not None and node.why else ""
-    return f"functions that {error} sets inside of the model{why}"
-
-
-def _refusal(found: list[str]) -> RequestError:
-    return RequestError(
-        f"The pool cannot carry {listed(found)}.",
-        "Remove the node that adds it, or load the model with Load Diffusion Model.",
-    )
+        try:
+            return travelling(call, self.functions, comfyui=self.model.comfyui is not None)
+        except OtherNetworkError as obstacle:
+            self.turn_to_comfyui(obstacle)
+            return self._checked(call)

@@ -1,0 +1,82 @@
+"""What of a call travels to the pool, for diffusers' network and for ComfyUI's own. No ComfyUI needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from parallel_runtime.errors import OtherNetworkError, RequestError
+from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
+from parallel_runtime.requests.conditioning import Shared
+
+from .carried_patches import CarriedPatches, NotCarried
+from .model_nodes import MODEL_NODES
+from .transformer_call import TransformerCall
+from .transportable import forward_obstacles, listed, option_obstacles, plain_options
+
+
+def check_options(options: Mapping[str, Any], functions: CarriedPatches) -> None:
+    """Look at a MODEL's `transformer_options` before it is sampled.
+
+    Raises:
+        RequestError: with what neither network takes, and the node that asks for it.
+    """
+    found = option_obstacles(options)
+    try:
+        functions.check(options)
+    except NotCarried as error:
+        found.insert(0, _functions_of(error))
+    if found:
+        raise _refusal(found)
+
+
+def travelling(call: TransformerCall, functions: CarriedPatches, *, comfyui: bool) -> Mapping[str, Any]:
+    """All of a call but x and timestep, as far as the network in the pool takes it.
+
+    Args:
+        comfyui: whether that is ComfyUI's own network.
+
+    Raises:
+        OtherNetworkError: the diffusers network does not take it, and ComfyUI's own does.
+        RequestError: with what neither takes.
+    """
+    if comfyui:
+        options, found = _carried(call, functions)
+        if found:
+            raise _refusal(found)
+        more = {"control": call.control, "transformer_options": Shared(options)}
+        return {**call.conditioning, **{name: value for name, value in more.items() if value is not None}}
+    found = forward_obstacles(call.options)
+    if call.control is not None:
+        found.append("a ControlNet")
+    if not found:
+        return call.conditioning
+    if others := _carried(call, functions)[1]:
+        raise _refusal(others)
+    raise OtherNetworkError(f"The diffusers network cannot carry {listed(found)}.", TAKE_COMFYUIS)
+
+
+def _carried(call: TransformerCall, functions: CarriedPatches) -> tuple[dict[str, Any], list[str]]:
+    """`transformer_options` as data for ComfyUI's own network, and what of them is none."""
+    found = option_obstacles(call.options)
+    try:
+        # Of several latents in one (video and audio), the first is the picture.
+        x = call.x if isinstance(call.x, torch.Tensor) else call.x[0]
+        return {**plain_options(call.options), **functions.carry(call.options, x)}, found
+    except NotCarried as error:
+        return {}, [_functions_of(error), *found]
+
+
+def _functions_of(error: NotCarried) -> str:
+    node = MODEL_NODES.get(str(error))
+    why = f", as {node.why}" if node is not None and node.why else ""
+    return f"functions that {error} sets inside of the model{why}"
+
+
+def _refusal(found: list[str]) -> RequestError:
+    return RequestError(
+        f"The pool cannot carry {listed(found)}.",
+        "Remove the node that adds it, or load the model with Load Diffusion Model.",
+    )
