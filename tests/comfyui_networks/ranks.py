@@ -61,7 +61,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: l
                 assert running.called != (each in made.whole), (name, each)
                 assert not split.pending
                 found[name][f"{plan}, {each}"] = _difference(shared, whole)
-                if "control" in made.calls[each]:
+                if made.calls[each].get("control") is not None:
                     given = _without_unread(made.calls[each]["control"], data.blocks, split, each in made.whole)
                     made.calls[f"{each}, own rows"] = made.calls[each] | {"control": given}
                     shared = call(made, f"{each}, own rows", attention)
