@@ -30,6 +30,7 @@ from parallel_runtime.acceleration.peer_memory import PeerMemory
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.groups import Groups
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
@@ -65,6 +66,7 @@ def load(family: HostFamily, comfyui: Path, device: torch.device, batch: int) ->
     """ComfyUI's own loader on random tensors, and its own way from a conditioning to a call's arguments."""
     import comfy.cli_args
     import comfy.sd
+    import comfy.utils
 
     from .in_comfyui.host_files import header_of, list_parts
 
@@ -90,11 +92,15 @@ def load(family: HostFamily, comfyui: Path, device: torch.device, batch: int) ->
 
     width, height = family.size
     form = model.latent_format
-    frames = ((family.frames or 1) - 1) // _TEMPORAL + 1
-    sizes = ((frames,) if form.latent_dimensions == 3 else ()) + (height // _SPATIAL, width // _SPATIAL)
-    x = noise(batch, form.latent_channels, *sizes)
     text = family.text
     given = {"cross_attn": noise(batch, text.length, text.width), "guidance": text.guidance}
+    if family.latents:
+        x, shapes = comfy.utils.pack_latents([noise(*shape) for shape in family.latents])
+        given["latent_shapes"] = model.latent_shapes = shapes
+    else:
+        frames = ((family.frames or 1) - 1) // _TEMPORAL + 1
+        sizes = ((frames,) if form.latent_dimensions == 3 else ()) + (height // _SPATIAL, width // _SPATIAL)
+        x = noise(batch, form.latent_channels, *sizes)
     if text.pooled:
         given["pooled_output"] = noise(batch, text.pooled)
     conditioning = {name: cond.cond for name, cond in model.extra_conds(noise=x, device=device, **given).items()}
@@ -113,10 +119,14 @@ def _as(dtype: torch.dtype, value: Any, device: torch.device) -> Any:
 def native(loaded: Loaded) -> Callable[[], torch.Tensor]:
     """A call as ComfyUI makes it; before the blocks are cut."""
 
+    import comfy.utils
+
     def call() -> torch.Tensor:
         arguments = {**loaded.conditioning, "transformer_options": {}}
-        output: torch.Tensor = enter(loaded.network, loaded.x, loaded.timestep, arguments)
-        return output
+        shapes = arguments.pop(LATENT_SHAPES, None)
+        x = loaded.x if shapes is None else comfy.utils.unpack_latents(loaded.x, shapes)
+        output = enter(loaded.network, x, loaded.timestep, arguments)
+        return output if shapes is None else comfy.utils.pack_latents(output)[0]
 
     return call
 

@@ -16,6 +16,7 @@ FORMATS = {
     "float8_e4m3fn, scaled input": {},
     "int8_tensorwise": {},
     "int8_tensorwise, rotated": {"convrot": True, "convrot_groupsize": 16},
+    "int8_tensorwise, activated": {},
     "fp8_ops": {},
 }
 
@@ -30,6 +31,16 @@ class Two(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, tokens, 32) -> the same."""
         return self.second(torch.nn.functional.gelu(self.first(x)))
+
+
+class Activated(Two):
+    """The same, with ComfyUI's own function for a GELU and the layer behind it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, 32) -> the same."""
+        import comfy.ops
+
+        return comfy.ops.linear_input_act(self.second, self.first(x), "gelu_tanh")
 
 
 def compare(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
@@ -47,7 +58,8 @@ def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     operations = comfy.ops.mixed_precision_ops({}, torch.bfloat16)
-    blocks = [Two([_layer(operations, name, more, shape) for shape in ((64, 32), (32, 64))]) for _ in range(2)]
+    kind = Activated if "activated" in name else Two
+    blocks = [kind([_layer(operations, name, more, shape) for shape in ((64, 32), (32, 64))]) for _ in range(2)]
     graphs: list[list[str]] = []
 
     def backend(module: Any, inputs: Any) -> Any:

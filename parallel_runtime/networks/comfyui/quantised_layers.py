@@ -27,6 +27,8 @@ _FUNCTIONS = ("weight_function", "bias_function")
 _NOT_OF_KIND = {"seed_key"}
 """Attributes of a layer that do not change what its forward does."""
 
+_ACTIVATED: list[Any] = []
+"""ComfyUI's own function for a product with an activation before it, once ours is in its place."""
 _KINDS: dict[str, _Emptied] = {}
 """A layer without its weights for each description."""
 
@@ -131,6 +133,27 @@ def hide_quantised(network: nn.Module) -> None:
         if not isinstance(module, QuantisedLayer) and _computes_quantised(module):
             own: Any = type(module)
             module.__class__ = _quantised(own)
+            _hide_activated()
+
+
+@functools.cache
+def _hide_activated() -> None:
+    """ComfyUI's products with an activation before them (int8 kernels round its result at once) become operators too.
+
+    Its function for them stands in a module and is no method of a layer; where it has none there are none.
+    """
+    import comfy.ops
+
+    if own := getattr(comfy.ops, "linear_input_act", None):
+        _ACTIVATED.append(own)
+
+        def linear_input_act(linear: nn.Module, x: torch.Tensor, input_act: str) -> torch.Tensor:
+            if torch.compiler.is_compiling() and isinstance(linear, QuantisedLayer) and linear.kind:
+                return torch.ops.parallel_dit.activated_layer.default(x, linear.inside, linear.kind, input_act)
+            output: torch.Tensor = own(linear, x, input_act)
+            return output
+
+        comfy.ops.linear_input_act = linear_input_act
 
 
 def _computes_quantised(module: nn.Module) -> bool:
@@ -172,6 +195,18 @@ def quantised_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> t
 
 @operators.shapes_of(quantised_layer)
 def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], _KINDS[kind].outputs))
+
+
+@operators.operator("activated_layer", "(Tensor x, Tensor[] inside, str kind, str activation) -> Tensor")
+def activated_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str) -> torch.Tensor:
+    """What ComfyUI's layer gives for activation(x), rounded in one kernel where ComfyUI has one."""
+    output: torch.Tensor = _ACTIVATED[0](_KINDS[kind].filled(inside), x, activation)
+    return output.contiguous()
+
+
+@operators.shapes_of(activated_layer)
+def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], _KINDS[kind].outputs))
 
 
