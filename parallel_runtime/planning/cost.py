@@ -28,6 +28,7 @@ class Cost:
         weight_bytes, activation_bytes, buffer_bytes: device memory of the rank that needs the most; buffers are the K
             and V that PipeFusion keeps.
         stage_blocks: blocks of every stage.
+        computing_seconds: per step, were all weights there. How long they come makes no difference between plans.
     """
 
     seconds: float
@@ -36,6 +37,7 @@ class Cost:
     activation_bytes: int
     buffer_bytes: int
     stage_blocks: tuple[int, ...] = ()
+    computing_seconds: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -199,8 +201,12 @@ class _Step:
             seconds += link.latency + gathered / (link.all_to_all * 1e9)
         return seconds
 
+    def coming_seconds(self) -> float:
+        """That a step's weights are on their way; 0 where they are there."""
+        return coming_seconds(self.weights, self.keepers, self.model, self.machine) if self.streams else 0.0
+
     def seconds(self) -> tuple[float, float]:
-        """Return a step's seconds, and those of them that are exchange."""
+        """Return a step's seconds where all weights are there, and those of them that are exchange."""
         plan, request = self.plan, self.request
         image, text = request.tokens * self.token_share, request.text_tokens * self.token_share
         keys = request.tokens + request.text_tokens
@@ -208,8 +214,7 @@ class _Step:
         whole = self.pass_seconds(image, text, keys) + exchange
         around = self.around_seconds()
         if plan.pipe == 1:
-            coming = coming_seconds(self.weights, self.keepers, self.model, self.machine) if self.streams else 0.0
-            return max(whole + around, coming), exchange
+            return whole + around, exchange
         hop = self.hop_seconds(image + text)
         synchronous = plan.pipe * (whole + hop)
         if not request.in_pool:
@@ -273,4 +278,5 @@ def predict(
     """
     step = _Step(plan, model, request, machine, compiled, split_weights, weights, keepers)
     stage_blocks = tuple(stop - start for start, stop in step.assignment)
-    return Cost(*step.seconds(), *step.memory(), stage_blocks)
+    computing, exchange = step.seconds()
+    return Cost(max(computing, step.coming_seconds()), exchange, *step.memory(), stage_blocks, computing)

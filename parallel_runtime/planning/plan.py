@@ -172,9 +172,12 @@ class _Search:
     def _better(self, plan: ParallelPlan, cost: Cost, best: ParallelPlan, best_cost: Cost) -> bool:
         if self.fits(cost) != self.fits(best_cost):
             return self.fits(cost)
+        # Weights that stream make all plans as slow as their link. `auto` takes the plan of whole weights then: the
+        # picture is the same only over as many ranks.
+        seconds, best_seconds = cost.computing_seconds, best_cost.computing_seconds
         if plan.ring > best.ring:
-            return cost.seconds < best_cost.seconds * _WORTH_A_RING
-        return cost.seconds < best_cost.seconds * (_WORTH_A_RANK if plan.world_size > best.world_size else 1 - 1e-9)
+            return seconds < best_seconds * _WORTH_A_RING
+        return seconds < best_seconds * (_WORTH_A_RANK if plan.world_size > best.world_size else 1 - 1e-9)
 
     def _plans(self, pipes: Sequence[int]) -> Iterator[ParallelPlan]:
         config, request = self.config, self.request

@@ -75,6 +75,18 @@ def test_the_loader_says_what_was_taken_what_a_gpu_holds_and_what_it_costs():
     assert "at the measured 5 GB/s" in explain(dealt, 2, FLUX_DEV, TYPICAL, slow)
 
 
+@pytest.mark.parametrize("weights", ["dealt", "host"])
+@pytest.mark.parametrize("compile", ["on", "off"])
+def test_however_slowly_weights_come_the_plan_is_that_of_whole_ones(weights, compile):
+    """Over other ranks the picture would be another, and a GPU would wait for nothing."""
+    slow = replace(LARGE, link=replace(NVLINK, peer=5.0, measured=True))
+    whole, streamed = (ParallelConfig(weights=each, compile=compile) for each in ("whole", weights))
+    cost = choose(streamed, 2, FLUX_DEV, TYPICAL, slow).cost
+    assert cost.seconds == coming_seconds(weights, 2, FLUX_DEV, slow) > cost.computing_seconds
+    assert choose(streamed, 2, FLUX_DEV, TYPICAL, slow).plan == choose(whole, 2, FLUX_DEV, TYPICAL, slow).plan
+    assert choose(whole, 2, FLUX_DEV, TYPICAL, slow).plan.ulysses == 2
+
+
 def test_what_does_not_fit_is_said_with_two_ways_out():
     whole = ParallelConfig(weights="whole", pipe=1)
     ways = ways_out(whole, 2, FLUX_DEV, SMALL, WEIGHTS)
