@@ -18,6 +18,8 @@ NODE = "PARALLEL_DIT_NODE"
 """Which of the pool's hosts a rank is on, from 0."""
 FIRST = "PARALLEL_DIT_FIRST"
 """The first of the ranks that a torchrun starts: above 0 where a running pool takes them in."""
+TORCHRUN = "torch.distributed.run"
+"""Module of the ranks' parent, as its command line names it."""
 _SEEN_BY_RANKS = ("CUDA", "NCCL", "NVIDIA", "PARALLEL_DIT", "PYTHON", "PYTORCH", "TORCH", "TRITON", "LD_", "HF_")
 
 _DROPPED_VARIABLES = (
@@ -192,7 +194,7 @@ def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str, first: i
     return [
         sys.executable,
         "-m",
-        "torch.distributed.run",
+        TORCHRUN,
         "--nnodes=1",
         f"--nproc-per-node={len(spec.devices) - first}",
         "--max-restarts=0",

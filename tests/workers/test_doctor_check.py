@@ -22,7 +22,7 @@ import torch.distributed as dist
 from workers.doctor.collectives import WrongResult, verify_all_reduce, verify_all_to_all
 from workers.doctor.diagnosis import report
 from workers.doctor.link_launch import check_links
-from workers.launch import PACK_ROOT, PoolSpec
+from workers.launch import PACK_ROOT, TORCHRUN, PoolSpec
 
 from .machines import machine
 
@@ -63,7 +63,7 @@ class Traces:
             try:
                 if (
                     "workers.doctor.link_check" in process.cmdline()
-                    and "torch.distributed.run" not in process.cmdline()
+                    and TORCHRUN not in process.cmdline()
                 ):
                     ranks.append(process)
             except psutil.Error:
@@ -176,6 +176,17 @@ def test_however_the_doctor_is_ended_its_ranks_and_its_folder_go_with_it(traces,
     assert process.wait(10) == code
     wait_until(lambda: not traces.left(), 5)
     assert traces.left() == []
+
+
+def test_a_rank_whose_torchrun_has_ended_ends_nobody_else(tmp_path):
+    """Its parent is then who takes in orphans, such as a session's manager."""
+    adopts = "import subprocess, sys; print(subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL).returncode)"
+    rank = [sys.executable, "-m", "workers.doctor.link_check"]
+    environment = {**os.environ, "RANK": "0", "PARALLEL_DIT_POOL": str(tmp_path / "pool")}
+    done = subprocess.run(
+        [sys.executable, "-c", adopts, *rank], cwd=PACK_ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "1")
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ..launch import PoolSpec
+import psutil
+
+from ..launch import TORCHRUN, PoolSpec
 from ..link_result import Journal, Rates
 from ..processes import die_with_parent
 
@@ -80,6 +82,8 @@ def main(check: Check = run_collectives) -> None:
     """Process entry, under torchrun. `check` lets tests put faults in."""
     torchrun = os.getppid()
     die_with_parent(torchrun)  # so that the number is torchrun's as long as this process lives
+    if TORCHRUN not in psutil.Process(torchrun).cmdline():  # it ended before: this is who takes in orphans
+        os._exit(1)
     rank, directory = int(os.environ["RANK"]), Path(os.environ["PARALLEL_DIT_POOL"])
     threading.Thread(target=end_with_stdin, args=(directory, torchrun), name="end-with-stdin", daemon=True).start()
     journal = Journal(directory, rank)
