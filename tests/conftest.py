@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
 import pytest
 import torch
 from hypothesis import settings
@@ -11,6 +14,20 @@ from tests.tiers import mark_slow_cases
 # A machine that does something else as well is no failure.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+# Else each process that compiles asks the C++ compiler for seconds what the CPU's flags say already.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
+def pytest_configure() -> None:
+    """What is imported stays: the collector need not look through it, again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Tests are collected, and with them all modules."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before the choice by marker

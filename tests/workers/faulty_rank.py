@@ -7,10 +7,14 @@ so that a rank that fails leaves the others waiting in it, as a real transformer
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
 from collections.abc import Mapping
+
+if __name__ == "__main__":
+    gc.disable()  # as in workers/rank/__main__.py
 
 import torch
 import torch.distributed as dist
@@ -131,4 +135,6 @@ if __name__ == "__main__":
     listen = os.environ.get("FAULTY_LISTEN_SECONDS", "").split()  # of each rank
     if listen:
         inbox.LISTEN_SECONDS = float(listen[int(os.environ["RANK"])])
+    gc.freeze()
+    gc.enable()
     start.main(FaultyEngine)
