@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from parallel_runtime.errors import RequestError
@@ -16,7 +14,6 @@ from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
 from tests.parallel_runtime.model_forward import comfyui_call, relative_error
 
 COMFYUI = find_comfyui()
-CASES = [(family, case) for family, calls in CALLS.items() for case in calls.cases]
 CHANGES = [
     pytest.param(family, changes, named, id=f"{family}: {named}")
     for family, refused in REFUSED.items()
@@ -29,37 +26,24 @@ WIDTHS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def comfyui(tmp_path_factory):
-    """Family -> a folder with ComfyUI's outputs for all its cases, and the checkpoints they ran on."""
-    if COMFYUI is None:
-        pytest.skip(HOW)
-    folders: dict[str, Path] = {}
-
-    def run(family: str) -> Path:
-        if family not in folders:
-            folder, calls = folders.setdefault(family, tmp_path_factory.mktemp("comfyui")), CALLS[family]
-            calls.write(folder)
-            script = comfyui_unet if family == "SDXL" else comfyui_forward
-            found = run_comfyui(COMFYUI, folder, calls.cases, script=script.__file__)
-            expected = {name: recognised for name, (recognised, _, _) in calls.files.items() if recognised}
-            assert {name: found[name] for name in expected} == expected
-        return folders[family]
-
-    return run
-
-
 @pytest.mark.host
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "case"), CASES)
-def test_the_loaded_model_and_adapter_give_what_comfyui_gives(comfyui, family, case):
-    spec, (file, call) = CALLS[family].model, CALLS[family].cases[case]
-    path = comfyui(family) / f"{file}.safetensors"
-    output, expected = comfyui_call(path, call), output_of(path.parent, case)
-    assert expected.std() > 0.1
-    assert output.shape == expected.shape
-    assert output.shape == spec.adapter.output_shape(call["x"].shape, open_checkpoint(path).config)
-    assert relative_error(output, expected) < 3e-5
+@pytest.mark.skipif(COMFYUI is None, reason=HOW)
+@pytest.mark.parametrize("family", CALLS)
+def test_the_loaded_model_and_adapter_give_what_comfyui_gives(tmp_path, family):
+    calls = CALLS[family]
+    calls.write(tmp_path)
+    script = comfyui_unet if family == "SDXL" else comfyui_forward
+    found = run_comfyui(COMFYUI, tmp_path, calls.cases, script=script.__file__)
+    expected = {name: recognised for name, (recognised, _, _) in calls.files.items() if recognised}
+    assert {name: found[name] for name in expected} == expected
+    for case, (file, call) in calls.cases.items():
+        path = tmp_path / f"{file}.safetensors"
+        output, own = comfyui_call(path, call), output_of(tmp_path, case)
+        assert own.std() > 0.1, case
+        assert output.shape == own.shape, case
+        assert output.shape == calls.model.adapter.output_shape(call["x"].shape, open_checkpoint(path).config), case
+        assert relative_error(output, own) < 3e-5, case
 
 
 @pytest.mark.parametrize(("family", "changes", "named"), CHANGES)
