@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .joined_parts import joined_parts
+
 _ATTENTION = "parallel_dit.host_attention.default"
 _OF_PARTS = "parallel_dit.host_attention_of_parts.default"
 _BESIDE = 5
@@ -53,7 +55,8 @@ def _take_norms(graph: fx.Graph, attention: Any) -> None:
         return
     queries, keys, query_weights, key_weights, eps, cos, sin = rotated.args
     with graph.inserting_before(attention):
-        values = [_tokens_first(part) or graph.call_method("transpose", (part, 1, 2)) for part in _parts(value)]
+        parts = joined_parts(value, dim=2)
+        values = [_tokens_first(part) or graph.call_method("transpose", (part, 1, 2)) for part in parts]
         if len(values) != len(queries):
             return
         joined = graph.call_function(
@@ -79,15 +82,6 @@ def _tokens_first(x: Any) -> Any:
             break
         x = inner.args[0]
     return x
-
-
-def _parts(value: Any) -> list[fx.Node]:
-    """What a value (batch, heads, tokens, head dim) is joined of along the tokens."""
-    if value.target is torch.cat and len(value.users) == 1:
-        parts, *dim = value.args or (value.kwargs["tensors"],)
-        if (*dim, value.kwargs.get("dim", 0))[0] == 2:
-            return list(parts)
-    return [value]
 
 
 def _feed_forward_beside(graph: fx.Graph, linear: Any) -> None:

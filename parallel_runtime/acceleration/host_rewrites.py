@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from ..attention import rotary  # noqa: F401 - its operators
+from .joined_parts import joined_parts
 
 _ROTATION = ("comfy_kitchen.apply_rope", "comfy_kitchen.apply_rope.default")
 """(query, key, matrices): ComfyUI's, of tensors (batch, heads, tokens, head dim) and (batch or 1, 1, tokens, pairs, 2,
@@ -156,9 +157,7 @@ def _twice(graph: fx.Graph, matrices: fx.Node, row: int, heads: int = 1) -> fx.N
 
 def _normed_parts(x: Any) -> list[tuple[fx.Node, fx.Node, float]]:
     """Input, weight and eps of the norms whose outputs, joined along the tokens, are x; [] where it is not so."""
-    parts = [x]
-    if x.target is torch.cat and len(x.users) == 1 and (x.kwargs.get("dim", 0) == 2 or x.args[1:] == (2,)):
-        parts = list(x.args[0] if x.args else x.kwargs["tensors"])
+    parts = joined_parts(x, dim=2)
     norms = [norm for norm in map(_norm, parts) if norm is not None]
     return norms if len(norms) == len(parts) else []
 

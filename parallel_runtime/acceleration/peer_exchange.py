@@ -29,6 +29,7 @@ import torch.nn.functional as F
 
 from ..attention.kernels import KERNELS
 from ..attention.operators import operator, shapes_of
+from ..attention.rotary import apply_norms
 from .peer_memory import PeerBuffers
 
 _WORD = torch.int64
@@ -86,7 +87,7 @@ def attend_over_peers(
     Args:
         queries, keys, values: (batch, tokens of the part, heads, head dim) for each part of the own tokens, such as
             text and image.
-        norms: [], or what `rotary.norm_rotate` makes of queries and keys: the weights of the norms of all queries,
+        norms: [], or what `rotary.apply_norms` makes of queries and keys: the weights of the norms of all queries,
             those of all keys, cos and sin.
         eps: of the norms.
         beside: [], or input x (batch, own tokens, width), weight and bias of the layer before a GELU (tanh), weight
@@ -207,10 +208,8 @@ class _Exchange:
             push_normed_heads(queries, keys, values, norms, eps, *place, self.staging)
             return
         if norms:
-            *weights, cos, sin = norms
-            halves = (weights[: len(queries)], weights[len(queries) :])
-            rotated = torch.ops.parallel_dit.norm_rotate.default(queries, keys, *halves, eps, cos, sin)
-            queries, keys = [rotated[0]], [rotated[1]]
+            query, key = apply_norms(queries, keys, norms, eps)
+            queries, keys = [query], [key]
         whole = [parts[0] if len(parts) == 1 else torch.cat(parts, 1) for parts in (queries, keys, values)]
         staging = None if self.staging is None else self.staging.flatten(4).view(_WORD)
         push_heads([_words(part) for part in whole], *place, staging)

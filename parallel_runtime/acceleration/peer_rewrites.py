@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .joined_parts import joined_parts
+
 _SHAPES = ("flatten", "to", "contiguous")
 """Methods between attention and the layer after it that change no number and no order of tokens."""
 
@@ -31,20 +33,11 @@ def _norm_while_sending(attention: Any) -> None:
     if (query.args[1], key.args[0], key.args[1]) != (0, rotated, 1):
         return
     queries, keys, query_weights, key_weights, eps, cos, sin = rotated.args
-    values = _parts(value)
+    values = joined_parts(value, dim=1)
     if len(values) != len(queries):
         return
     norms = [*query_weights, *key_weights, cos, sin]
     attention.args = (queries, keys, values, norms, eps, *rest[2:])
-
-
-def _parts(value: Any) -> list[fx.Node]:
-    """What a value is joined of along the tokens."""
-    if value.target is torch.cat and len(value.users) == 1:
-        parts, *dim = value.args or (value.kwargs["tensors"],)
-        if (*dim, value.kwargs.get("dim", 0))[0] == 1:
-            return list(parts)
-    return [value]
 
 
 def _feed_forward_beside(graph: fx.Graph, linear: Any) -> None:

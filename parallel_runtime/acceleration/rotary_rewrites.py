@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from ..attention import rotary  # noqa: F401 - its operators
+from .joined_parts import joined_parts
 
 
 def rewrite_rotations(graph: fx.Graph) -> None:
@@ -125,9 +126,7 @@ def _rotate_together(graph: fx.Graph) -> None:
 
 def _normed_parts(x: Any) -> list[tuple[fx.Node, fx.Node, float]]:
     """Return input, weight and eps of the norms whose outputs, joined along the tokens, are x; [] if it is not so."""
-    parts = [x]
-    if x.target is torch.cat and len(x.users) == 1 and (x.kwargs.get("dim", 0) == 1 or x.args[1:] == (1,)):
-        parts = list(x.args[0] if x.args else x.kwargs["tensors"])
+    parts = joined_parts(x, dim=1)
     norms = [norm for norm in map(_norm, parts) if norm is not None]
     return norms if len(norms) == len(parts) else []
 

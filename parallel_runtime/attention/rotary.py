@@ -71,6 +71,18 @@ def norm_rotate(
     )
 
 
+def apply_norms(
+    queries: list[torch.Tensor], keys: list[torch.Tensor], norms: list[torch.Tensor], eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`norm_rotate` by a list of all that it needs: weights of the queries' parts, those of the keys', cos and sin."""
+    *weights, cos, sin = norms
+    halves = weights[: len(queries)], weights[len(queries) :]
+    made: tuple[torch.Tensor, torch.Tensor] = torch.ops.parallel_dit.norm_rotate.default(
+        queries, keys, *halves, eps, cos, sin
+    )
+    return made
+
+
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     across = x if weight.numel() == x.shape[-1] else x.flatten(2)
     return F.rms_norm(across, weight.shape, weight, eps).view(x.shape)

@@ -64,42 +64,36 @@ def launch(
     sin: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `norm_rotate`; the head dim is a power of two."""
+    both = [(queries, query_weights), (keys, key_weights)]
     if queries[0].shape[2] == keys[0].shape[2]:
-        return _launch(queries, keys, query_weights, key_weights, eps, cos, sin)
-    # The kernel knows one number of heads.
-    rotated, _ = _launch(queries, queries, query_weights, query_weights, eps, cos, sin, together=False)
-    return rotated, _launch(keys, keys, key_weights, key_weights, eps, cos, sin, together=False)[0]
+        rotated = _launch(both, eps, cos, sin)
+    else:  # the kernel knows one number of heads
+        rotated = [_launch([each], eps, cos, sin)[0] for each in both]
+    return rotated[0], rotated[1]
 
 
 def _launch(
-    queries: list[torch.Tensor],
-    keys: list[torch.Tensor],
-    query_weights: list[torch.Tensor],
-    key_weights: list[torch.Tensor],
-    eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    together: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of as many heads each; only of the queries where they are not taken together."""
-    batch, _, heads, dim = queries[0].shape
-    total = sum(part.shape[1] for part in queries)
-    made = [queries[0].new_empty((batch, total, heads, dim)) for _ in range(1 + together)]
-    targets = made[0], made[-1]
+    sides: list[tuple[list[torch.Tensor], list[torch.Tensor]]], eps: float, cos: torch.Tensor, sin: torch.Tensor
+) -> list[torch.Tensor]:
+    """Of one side or two with as many heads each: (parts, weights of their norms)."""
+    (parts, _), others = sides[0], sides[-1]
+    batch, _, heads, dim = parts[0].shape
+    total = sum(part.shape[1] for part in parts)
+    made = [parts[0].new_empty((batch, total, heads, dim)) for _ in sides]
     cos, sin, angle_strides = angles(cos, sin)
     first = 0
-    for query, key, *weights in zip(queries, keys, query_weights, key_weights, strict=True):
+    for query, key, *weights in zip(parts, others[0], sides[0][1], others[1], strict=True):
         query, key = dense_heads(query), dense_heads(key)
         tokens = query.shape[1]
         if tokens:
-            _kernel[(tokens, batch, 1 + together)](
-                query, key, *weights, cos, sin, *targets, total, first,
+            _kernel[(tokens, batch, len(sides))](
+                query, key, *weights, cos, sin, made[0], made[-1], total, first,
                 query.stride(0), query.stride(1), key.stride(0), key.stride(1), *angle_strides, eps,
                 HEADS=heads, ROWS=triton.next_power_of_2(heads), DIM=dim, ACROSS=weights[0].numel() > dim,
                 num_warps=warps(heads),
             )  # fmt: skip
         first += tokens
-    return targets
+    return made
 
 
 def dense_heads(part: torch.Tensor) -> torch.Tensor:

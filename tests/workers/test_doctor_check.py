@@ -61,10 +61,7 @@ class Traces:
         ranks = []
         for process in self.processes():
             try:
-                if (
-                    "workers.doctor.link_check" in process.cmdline()
-                    and TORCHRUN not in process.cmdline()
-                ):
+                if "workers.doctor.link_check" in process.cmdline() and TORCHRUN not in process.cmdline():
                     ranks.append(process)
             except psutil.Error:
                 continue

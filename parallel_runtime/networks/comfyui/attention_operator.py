@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ...attention.operators import operator, shapes_of
+from ...attention.rotary import apply_norms
 
 FUNCTIONS = "comfy.ldm.modules.attention"
 """Module of ComfyUI's attention functions, which are called again by their names."""
@@ -199,10 +200,8 @@ def host_attention_of_parts(
         made: torch.Tensor | None = _NOW.over_peers(queries, keys, values, norms, eps, beside, scale)
         if made is not None:
             return made
-    *weights, cos, sin = norms
-    halves = weights[: len(queries)], weights[len(queries) :]
     ours = torch.ops.parallel_dit
-    query, key = ours.norm_rotate.default(queries, keys, *halves, eps, cos, sin)
+    query, key = apply_norms(queries, keys, norms, eps)
     value = values[0] if len(values) == 1 else torch.cat(values, 1)
     q, k, v = (each.transpose(1, 2) for each in (query, key, value))
     attended: torch.Tensor = host_attention(
