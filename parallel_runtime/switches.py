@@ -7,10 +7,11 @@ import os
 from .errors import ConfigurationError
 
 VARIABLE = "PARALLEL_DIT_OFF"
-SWITCHES = ("rewrites", "recordings", "peers", "blocks", "quantised", "exchange", "shares")
+SWITCHES = ("rewrites", "recordings", "peers", "blocks", "quantised", "exchange", "shares", "sent")
 """Our changes to compiled graphs; CUDA graphs of whole forwards; exchange through the peers' memory; in blocks of
 ComfyUI's networks, norms and feed-forward layers as parts of that exchange, and quantised layers as operators of a
-graph; our all-to-all of Ulysses, behind which is yunchang's; patched weights that ranks compute in parts."""
+graph; our all-to-all of Ulysses, behind which is yunchang's; patched weights that ranks compute in parts; what a
+forward sends from the host, in recordings."""
 
 
 def is_on(what: str) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from ..attention.varying import leave_open
 from .compiled_blocks import Settings, rewriting
+from .host_tensors import unwatched
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ class CompiledMethods:
             for value, dim in varying(*given):
                 _leave_open(value, dim)
         try:
-            return self._compiled[function](forward.__self__, *given[0], **given[1])  # type: ignore[attr-defined]
+            with unwatched():
+                return self._compiled[function](forward.__self__, *given[0], **given[1])  # type: ignore[attr-defined]
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever the compiler raises; what the forward itself raises, it raises below

@@ -19,6 +19,7 @@ from ..mesh.agreement import NONE, all_agree
 from ..mesh.mesh import Mesh
 from ..mesh.tally import REPLAY, count
 from .cuda_graphs import CudaGraphs, Replay
+from .host_tensors import HostTensors
 from .pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,8 @@ class RecordedForward:
         kept: recorded kinds of each group.
         pulse: that the forward marks between its blocks, if it does; see `CudaGraphs`.
         probe: of a forward that may read values where the host sees them, which a recording would repeat forever: one
-            is believed only if it gives what the forward gives for these values.
+            is believed only if it gives what the forward gives for these values. What such a forward sends from the
+            host at each call is part of its recording (host_tensors.py).
     """
 
     def __init__(
@@ -212,12 +214,13 @@ class RecordedForward:
     def _recorded(self, kind: _Kind, call: Callable[[list[torch.Tensor]], Any], tensors: list[torch.Tensor]) -> Any:
         replay, output, reason = None, None, ""
         static = [tensor.clone() for tensor in tensors]
+        sends = HostTensors(call, tensors[0].device, watched=self._probe is not None)
         # This call's result, and the last warm-up: on the very tensors and the stream that are recorded.
-        output = self._rehearse(call, static)
+        output = self._rehearse(sends.keep, static)
         other = self._probe(static) if self._probe is not None else None
-        expected = None if other is None else call([tensor.clone() for tensor in other])
+        expected = None if other is None else sends.compare([tensor.clone() for tensor in other])
         try:
-            replay = self._record(self, call, static)
+            replay = _with(sends, self._record(self, sends.give, static))
         except Exception as error:  # noqa: BLE001 - forwards run as well without one, whatever torch or CUDA raises
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         recorded = all_agree(replay is not None, kind.mesh.sequence, tensors[0].device)
@@ -234,6 +237,11 @@ class RecordedForward:
             self.begin_anew(kind.mesh)
             log.warning("Forwards are launched kernel by kernel, as recording one failed: %s", reason or "another rank")
         return output
+
+
+def _with(held: Any, replay: Replay) -> Replay:
+    """A replay that reads tensors of `held`."""
+    return lambda tensors, held=held: replay(tensors)  # type: ignore[misc]
 
 
 def _alike(found: Any, expected: Any) -> bool:

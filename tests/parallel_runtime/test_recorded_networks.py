@@ -1,0 +1,56 @@
+"""Which of ComfyUI's own networks can be recorded, and that a recording follows its values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.comfyui_checkout import HOW, find_comfyui
+from tests.ranks import run_ranks
+
+COMFYUI = find_comfyui()
+pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
+SENDING = ["ltx-2", "ltx-video", "wan t2v", "pixart", "hunyuandit", "auraflow"]
+"""Networks that send tensors from the host in every call; Wan's relatives do as it does."""
+WAITED, OTHER = "operation not permitted when stream is capturing", "it sends other values from the host"
+READ = {
+    "ltx-2 further inputs, by frame": WAITED,  # the least and the largest of a mask, to find one of more than frames
+    "ltx-2 further inputs, guides": WAITED,  # the same, and the tokens that a mask leaves out
+    "ltx-2 further inputs, reference": WAITED,  # the length of the reference's sound
+    "minimax h3, plain": OTHER,  # the timestep, which it looks up on the host
+}
+"""Calls that wait for numbers of the GPU, which no graph can hold."""
+
+
+def record(names: list[str], real: bool = False) -> dict[str, Any]:
+    """What `tests.comfyui_networks.recorded:record` gives, where every step was right."""
+    arguments = {"comfyui": str(COMFYUI), "names": names, "real": real}
+    (found,) = run_ranks(1, "tests.comfyui_networks.recorded:record", arguments, timeout=280)
+    wrong = {call: each["differences"] for call, each in found.items() if not max(each["differences"]) < 1e-5}
+    assert not wrong
+    return dict(found)
+
+
+def test_networks_that_send_tensors_from_the_host_are_recorded():
+    found = record(["ltx-2", "wan t2v"])
+    assert {call: (each["kept"], each["sent"] > 0, each["said"]) for call, each in found.items()} == {
+        "ltx-2, plain": (True, True, []),
+        "wan t2v, plain": (True, True, []),
+    }
+
+
+@pytest.mark.slow
+def test_networks_are_recorded_but_for_calls_that_read_numbers_of_the_gpu():
+    found = record(["pixart", "auraflow", "ltx-2 further inputs", "minimax h3"])
+    assert {call for call, each in found.items() if not each["kept"]} == set(READ)
+    for call, each in found.items():
+        assert len(each["said"]) == int(call in READ)
+        assert all(READ[call] in line for line in each["said"])
+    assert all(each["sent"] for call, each in found.items() if "sizes" not in call)
+
+
+@pytest.mark.gpu
+def test_gpu_networks_that_send_tensors_from_the_host_are_recorded():
+    found = record([*SENDING, "ltx-2 further inputs"], real=True)
+    assert {call for call, each in found.items() if not each["kept"]} == {call for call in READ if call in found}
