@@ -155,7 +155,7 @@ class Opened:
     ) -> NewWeights:
         module, spec = skeleton.module, self.checkpoint.spec
         blocks = block_paths(module, spec)
-        beside, share = streamed_costs(module, self.dtype, blocks, dealer.streaming.ranks)
+        beside, share = streamed_costs(module, self.dtype, blocks, dealer)
 
         def hold() -> HeldWeights:
             arena_or_plain = arena or (PlainArena if device.type == "cpu" else None)

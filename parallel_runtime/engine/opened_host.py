@@ -22,6 +22,7 @@ from ..networks.comfyui.host_family import HostFamily
 from ..networks.comfyui.host_network import HostNetwork
 from ..requests.facts import ModelFacts
 from ..requests.requests import ComfyuiCode, Load
+from ..streaming.block_stream import SLOTS, BlockStream
 from ..streaming.shared_blocks import Dealer
 from .opened import NewWeights
 from .plan_meshes import Place
@@ -118,9 +119,12 @@ class OpenedHost:
                 f"Blocks of {self.facts.title} are not known, so that its weights cannot come one after the other.",
                 "Set weights to whole.",
             )
-        sizes = [size * self.facts.bytes_per_parameter for size in self.facts.block_sizes]
+        sizes = BlockStream(dealer.resident).coming(
+            [size * self.facts.bytes_per_parameter for size in self.facts.block_sizes]
+        )
         coming = min(sum(sizes), self.file.size)
-        costs = self.file.size - coming + 2 * max(sizes) + (coming // dealer.streaming.ranks if dealer.on_device else 0)
+        share = coming // dealer.streaming.ranks if dealer.on_device else 0
+        costs = self.file.size - coming + SLOTS * max(sizes) + share
         title = f"{title} ({dealer.streaming.mode})"
         return NewWeights(title, costs, lambda: StreamedNetwork(*wanted, dealer=dealer), list)
 

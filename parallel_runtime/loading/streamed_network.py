@@ -47,7 +47,7 @@ class StreamedNetwork(HeldNetwork):
         self._places: dict[str, tuple[int, int]] = {}
         self._source: nn.Module | None = None
         # The network's blocks tell a stream that outlives their weights, as `HostNetwork` does.
-        self.stream = BlockStream()
+        self.stream = BlockStream(dealer.resident)
         self._slots: list[torch.Tensor] = []
 
     def _load(self) -> nn.Module:
@@ -80,8 +80,10 @@ class StreamedNetwork(HeldNetwork):
         return network
 
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
+        """Those that come."""
         assert self._data is not None
-        return [block for blocks in self._data.blocks for block in network.get_submodule(blocks.path).children()]
+        lists = (network.get_submodule(blocks.path).children() for blocks in self._data.blocks)
+        return self.stream.coming([block for blocks in lists for block in blocks])
 
     def _loaded(self) -> None:
         stream_forwards(self._blocks(self.network), self.stream)

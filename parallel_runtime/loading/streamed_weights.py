@@ -30,7 +30,7 @@ class StreamedWeights(WeightsOfModule):
     What is outside of the blocks, and the slots, lie in one region; the share has memory of its own.
 
     Args:
-        blocks: paths, in forward order.
+        blocks: paths of all, in forward order.
     """
 
     stream: BlockStream
@@ -50,6 +50,8 @@ class StreamedWeights(WeightsOfModule):
     ):
         super().__init__(module, checkpoint, rules, dtype, device)
         together = list(together)
+        self.stream = BlockStream(dealer.resident)
+        blocks = self.stream.coming(blocks)
         sizes = {name: torch.Size(shape).numel() * dtype.itemsize for name, shape in self._shapes.items()}
         self._layouts = [lay_out(_of_block(path, sizes, self._shapes), together) for path in blocks]
         self._places = {
@@ -62,7 +64,6 @@ class StreamedWeights(WeightsOfModule):
         self._arena: Arena = (arena or make_arena)(starts[-1] + slot, device)
         self.keeps_addresses = self._arena.keeps_addresses
         slots = [self._arena.memory[start : start + slot] for start in starts]
-        self.stream = BlockStream()
         self.stream.set_up(self.shared, slots)
         self.size = starts[-1] + slot + (self.shared.size if self.shared.on_device else 0)
         self._tensors = self._wrap(
@@ -151,8 +152,9 @@ class StreamedWeights(WeightsOfModule):
         self.shared.write(block, start, data)
 
 
-def streamed_costs(module: nn.Module, dtype: torch.dtype, blocks: Sequence[str], ranks: int) -> tuple[int, int]:
+def streamed_costs(module: nn.Module, dtype: torch.dtype, blocks: Sequence[str], dealer: Dealer) -> tuple[int, int]:
     """(bytes that a rank needs beside its share, bytes of the share), about."""
+    ranks, blocks = dealer.streaming.ranks, BlockStream(dealer.resident).coming(blocks)
     sizes = {name: tensor.numel() * dtype.itemsize for name, tensor in module.state_dict().items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     coming = [sum(_of_block(path, sizes, shapes).values()) for path in blocks]

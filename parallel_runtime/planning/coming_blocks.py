@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from ..config import STREAMED, ParallelConfig
 from ..requests.facts import PCIE, MachineFacts, ModelFacts
+from ..streaming.deal import resident_blocks
 
 SLOTS = 2
 """As `streaming.block_stream` has it; here without torch."""
 
 
-def kept_bytes(weights: str, ranks: int, model: ModelFacts) -> int:
-    """Bytes of weights on each GPU.
+@dataclass(frozen=True)
+class Coming:
+    """How weights come.
 
     Args:
         weights: "dealt" or "host".
         ranks: that keep shares.
+        resident: see ParallelConfig.
     """
-    beside = model.parameters - model.block_parameters + SLOTS * max(model.block_sizes)
-    share = -(-model.block_parameters // ranks) if weights == "dealt" else 0
-    return (beside + share) * model.bytes_per_parameter
 
+    weights: str
+    ranks: int
+    resident: int = 0
 
-def coming_bytes(weights: str, ranks: int, model: ModelFacts) -> int:
-    """Bytes that a GPU copies over its link in a step; of its own share it has a copy on the device."""
-    coming = model.block_parameters * model.bytes_per_parameter
-    return coming - coming // ranks if weights == "dealt" else coming
+    @classmethod
+    def of(cls, config: ParallelConfig, ranks: int) -> Coming | None:
+        """As a configuration has them; None where they are on the GPUs."""
+        return cls(config.weights, ranks, config.resident) if config.weights in STREAMED else None
 
+    def sizes(self, model: ModelFacts) -> list[int]:
+        """Parameters of each block that comes."""
+        stay = set(resident_blocks(self.resident, model.blocks))
+        return [size for block, size in enumerate(model.block_sizes) if block not in stay]
 
-def coming_seconds(weights: str, ranks: int, model: ModelFacts, machine: MachineFacts) -> float:
-    """Seconds of a step's copies, that of the link between GPUs as it was measured; blocks compute meanwhile."""
-    if not machine.on_gpu:
-        return 0.0
-    # Each GPU has a link of its own to the host's memory, which is not measured.
-    rate = machine.link.peer if weights == "dealt" else PCIE.peer
-    return coming_bytes(weights, ranks, model) / (rate * 1e9)
+    def kept_bytes(self, model: ModelFacts) -> int:
+        """Bytes of weights on each GPU."""
+        sizes = self.sizes(model)
+        beside = model.parameters - sum(sizes) + SLOTS * max(sizes, default=0)
+        share = -(-sum(sizes) // self.ranks) if self.weights == "dealt" else 0
+        return (beside + share) * model.bytes_per_parameter
+
+    def coming_bytes(self, model: ModelFacts) -> int:
+        """Bytes that a GPU copies over its link in a step; of its own share it has a copy on the device."""
+        coming = sum(self.sizes(model)) * model.bytes_per_parameter
+        return coming - coming // self.ranks if self.weights == "dealt" else coming
+
+    def seconds(self, model: ModelFacts, machine: MachineFacts) -> float:
+        """Seconds of a step's copies, that of the link between GPUs as it was measured; blocks compute meanwhile."""
+        if not machine.on_gpu:
+            return 0.0
+        # Each GPU has a link of its own to the host's memory, which is not measured.
+        rate = machine.link.peer if self.weights == "dealt" else PCIE.peer
+        return self.coming_bytes(model) / (rate * 1e9)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..config import STREAMED, ParallelPlan
+from ..config import ParallelPlan
 from ..requests.facts import NVLINK, MachineFacts, ModelFacts, RequestFacts
 from . import cost_constants as fitted
-from .coming_blocks import coming_seconds, kept_bytes
+from .coming_blocks import Coming
 from .cut import Assignment, assign_blocks, most_parameters, stage_speeds
 
 
@@ -55,8 +55,7 @@ class _Step:
     machine: MachineFacts
     compiled: bool
     split_weights: bool
-    weights: str = "whole"
-    keepers: int = 1
+    coming: Coming | None = None
 
     @cached_property
     def assignment(self) -> Assignment:
@@ -70,11 +69,6 @@ class _Step:
     @cached_property
     def stage_speeds(self) -> tuple[float, ...] | None:
         return stage_speeds(self.plan, self.machine.speeds)
-
-    @property
-    def streams(self) -> bool:
-        """Weights come block by block."""
-        return self.weights in STREAMED
 
     @cached_property
     def batch(self) -> int:
@@ -203,7 +197,7 @@ class _Step:
 
     def coming_seconds(self) -> float:
         """That a step's weights are on their way; 0 where they are there."""
-        return coming_seconds(self.weights, self.keepers, self.model, self.machine) if self.streams else 0.0
+        return self.coming.seconds(self.model, self.machine) if self.coming is not None else 0.0
 
     def seconds(self) -> tuple[float, float]:
         """Return a step's seconds where all weights are there, and those of them that are exchange."""
@@ -245,8 +239,8 @@ class _Step:
     def _held(self, start: int, stop: int) -> tuple[int, int]:
         """Bytes of weights, and of keys and values, on a rank whose stage has these blocks."""
         model, request = self.model, self.request
-        if self.streams:
-            return kept_bytes(self.weights, self.keepers, model), 0
+        if self.coming is not None:
+            return self.coming.kept_bytes(model), 0
         inside = sum(model.block_sizes[start:stop]) if self.split_weights else model.block_parameters
         weights = (model.parameters - model.block_parameters + inside) * model.bytes_per_parameter
         if self.plan.pipe == 1:
@@ -265,18 +259,16 @@ def predict(
     machine: MachineFacts,
     compiled: bool,
     split_weights: bool = True,
-    weights: str = "whole",
-    keepers: int = 1,
+    coming: Coming | None = None,
 ) -> Cost:
     """Return what one step of the request costs the busiest rank.
 
     Args:
         compiled: the blocks went through torch.compile.
         split_weights: each stage of a pipe holds only its own blocks.
-        weights: of ParallelConfig.
-        keepers: ranks that keep shares of weights that are dealt out.
+        coming: how weights come block by block; None where they do not.
     """
-    step = _Step(plan, model, request, machine, compiled, split_weights, weights, keepers)
+    step = _Step(plan, model, request, machine, compiled, split_weights, coming)
     stage_blocks = tuple(stop - start for start, stop in step.assignment)
     computing, exchange = step.seconds()
     return Cost(max(computing, step.coming_seconds()), exchange, *step.memory(), stage_blocks, computing)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..config import AXES, FASTER, STREAMED, ParallelConfig, ParallelPlan
+from ..config import AXES, FASTER, ParallelConfig, ParallelPlan
 from ..requests.facts import GIB, PCIE, MachineFacts, ModelFacts, RequestFacts
 from ..requests.plan_details import PlanDetails
-from .coming_blocks import coming_bytes, coming_seconds
+from .coming_blocks import Coming
 from .cost import Cost
 from .plan import Choice, choose
 from .weights_choice import ways_out
@@ -32,8 +32,9 @@ def explain(
     sentences = [_what(choice, model, request)]
     if choice.reason:
         sentences.append(_why_pipe(choice, machine))
-    if config.weights in STREAMED:
-        sentences.append(_coming(choice, config, ranks, model, machine))
+    coming = Coming.of(config, ranks)
+    if coming is not None:
+        sentences.append(_coming(choice, coming, model, machine))
     if not model.splits_sequence:
         sentences.append(
             f"{model.title} is a U-Net, which is not split inside of a picture: ranks share out CFG branches and the "
@@ -141,21 +142,23 @@ def _why_pipe(choice: Choice, machine: MachineFacts) -> str:
     return f"PipeFusion was chosen because {why}. It changes the picture slightly; stages 1 forbids it."
 
 
-def _coming(choice: Choice, config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts) -> str:
+def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineFacts) -> str:
     """Where weights are that stream, why, and what that costs."""
-    dealt = config.weights == "dealt"
-    holds, comes = choice.cost.weight_bytes / GIB, coming_bytes(config.weights, ranks, model) / GIB
+    dealt = coming.weights == "dealt"
+    holds, comes = choice.cost.weight_bytes / GIB, coming.coming_bytes(model) / GIB
+    stay = model.blocks - len(coming.sizes(model))
+    staying = f"{stay} of {model.blocks} blocks whole, " if stay else ""
     whole = choice.alone.weight_bytes / GIB
     short = machine.memory_bytes and choice.alone.bytes > machine.memory_bytes
     why = f", because the whole model does not fit a GPU's {machine.memory_bytes / GIB:.1f} GiB" if short else ""
     text = (
         f"Weights are {'dealt out over the GPUs' if dealt else 'in memory of the host'}{why}: each GPU holds "
-        f"{holds:.1f} of {whole:.1f} GiB, and copies {comes:.1f} GiB a step from "
+        f"{holds:.1f} of {whole:.1f} GiB, {staying}and copies {comes:.1f} GiB a step from "
         f"{'the others' if dealt else 'there'}"
     )
     if machine.on_gpu:
         over = machine.link if dealt else PCIE
-        takes = show_seconds(coming_seconds(config.weights, ranks, model, machine))
+        takes = show_seconds(coming.seconds(model, machine))
         text += f" ({takes} at {'the measured' if over.measured else 'about'} {over.peer:.0f} GB/s, beside the blocks)"
     return f"{text}. The picture is the same."
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ..config import AXES, ParallelConfig, ParallelPlan
 from ..requests.facts import SLOW_GB_PER_SECOND, MachineFacts, ModelFacts, RequestFacts
+from .coming_blocks import Coming
 from .cost import Cost, predict
 from .limits import check_limits, with_stages
 
@@ -164,7 +165,7 @@ class _Search:
         best: tuple[ParallelPlan, Cost] | None = None
         for plan in sorted(self._plans(pipes), key=_simplicity):
             facts = plan, self.model, self.request, self.machine, self._compiled
-            cost = predict(*facts, split_weights, self.config.weights, self.ranks)
+            cost = predict(*facts, split_weights, Coming.of(self.config, self.ranks))
             if best is None or self._better(plan, cost, *best):
                 best = plan, cost
         return best

@@ -7,13 +7,19 @@ from dataclasses import replace
 
 from ..config import STREAMED, ParallelConfig
 from ..requests.facts import GIB, MachineFacts, ModelFacts
+from .coming_blocks import Coming
 from .plan import TYPICAL, choose
+
+_FILLED = 2 / 3
+"""Of a GPU's memory, what weights may take where blocks stay on it that could as well come: pictures and videos are
+larger than TYPICAL, too."""
 
 
 def choose_weights(
     config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
 ) -> ParallelConfig:
-    """Return the configuration that a model is loaded with: that of the artist, or with weights that stream.
+    """Return the configuration that a model is loaded with: that of the artist, or with weights that stream, and how
+    many blocks stay where they do: as many as fit on `auto`, else the first, behind which the next is on its way.
 
     Weights stream where whole ones certainly do not fit, or where stages would compute in turn for that. What is in
     doubt stays as it is, and stages stay where nothing that streams fits either. What is free at the moment does not
@@ -26,6 +32,8 @@ def choose_weights(
     Raises:
         ConfigurationError: see `check_limits`.
     """
+    if config.weights in STREAMED and model.blocks > 1:
+        return replace(config, resident=_resident(config, 1, ranks, model, machine, weight_bytes)[0])
     if config.weights != "auto" or not _may_stream(config, model, machine):
         return config
     choice = choose(config, ranks, model, TYPICAL, machine)
@@ -33,7 +41,7 @@ def choose_weights(
         return config  # the artist prefers PipeFusion
     if choice.reason != "memory" and weight_bytes <= machine.memory_bytes:
         return config
-    return next((wish for wish, _ in _fitting(config, ranks, model, machine, weight_bytes)), config)
+    return next((wish for wish, _ in _fitting(config, model.blocks, ranks, model, machine, weight_bytes)), config)
 
 
 def ways_out(
@@ -45,7 +53,7 @@ def ways_out(
     return [
         f"Set weights in Parallel Config to {wish.weights}{' and stages to 1' if (config.pipe or 1) > 1 else ''}: "
         f"that needs about {needs / GIB:.1f} GiB on each GPU."
-        for wish, needs in _fitting(replace(config, pipe=1), ranks, model, machine, weight_bytes)
+        for wish, needs in _fitting(replace(config, pipe=1), 1, ranks, model, machine, weight_bytes)
     ]
 
 
@@ -56,19 +64,44 @@ def _may_stream(config: ParallelConfig, model: ModelFacts, machine: MachineFacts
 
 
 def _fitting(
-    config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
+    config: ParallelConfig, most: int, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
 ) -> Iterator[tuple[ParallelConfig, int]]:
-    """The configurations that fit with weights that stream, in the order of preference, and bytes on each GPU."""
-    # Parameters of a quantised file have no whole number of bytes.
-    exact = weight_bytes / (model.parameters * model.bytes_per_parameter)
+    """The configurations that fit with weights that stream, in the order of preference, and bytes on each GPU.
+
+    Args:
+        most: blocks that may stay.
+    """
     for weights in STREAMED:
         if weights == "dealt" and (ranks == 1 or not machine.link.peer_access):
             continue
-        coming = model.block_parameters * model.bytes_per_parameter * exact
+        coming = model.block_parameters * model.bytes_per_parameter * _exact(model, weight_bytes)
         if weights == "host" and machine.host_bytes and coming > machine.host_bytes:
             continue
         wish = replace(config, weights=weights)
-        cost = choose(wish, ranks, model, TYPICAL, machine).cost
-        needs = int(cost.bytes + cost.weight_bytes * (exact - 1))
+        resident, needs = _resident(wish, most, ranks, model, machine, weight_bytes)
         if needs <= machine.memory_bytes:
-            yield wish, needs
+            yield replace(wish, resident=resident), needs
+
+
+def _resident(
+    config: ParallelConfig, most: int, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
+) -> tuple[int, int]:
+    """How many blocks stay where weights stream, and bytes on each GPU then. Where memory is not known the first does.
+
+    Args:
+        config: with weights that stream.
+        most: blocks that may stay.
+    """
+    cost = choose(replace(config, resident=0), ranks, model, TYPICAL, machine).cost
+    beside, exact, memory = cost.bytes - cost.weight_bytes, _exact(model, weight_bytes), machine.memory_bytes
+    for resident in range(min(most, model.blocks - 1), -1, -1):
+        weights = int(Coming(config.weights, ranks, resident).kept_bytes(model) * exact)
+        least = resident <= 1 and (not memory or weights + beside <= memory)
+        if least or weights <= min(memory * _FILLED, memory - beside):
+            break
+    return resident, weights + beside
+
+
+def _exact(model: ModelFacts, weight_bytes: int) -> float:
+    """Bytes by those that parameters are reckoned with: those of a quantised file have no whole number."""
+    return weight_bytes / (model.parameters * model.bytes_per_parameter)

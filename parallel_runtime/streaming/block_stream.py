@@ -9,20 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from .deal import resident_blocks
 from .shared_blocks import SharedBlocks
+
+_T = TypeVar("_T")
 
 SLOTS = 2
 
 
 class BlockStream:
-    """See the module. It can be used when it is set up, and lives as long as who refers to it."""
+    """See the module. It can be used when it is set up, and lives as long as who refers to it.
 
-    def __init__(self) -> None:
+    Args:
+        resident: how many blocks stay where they are; see `resident_blocks`.
+    """
+
+    def __init__(self, resident: int = 0) -> None:
+        self._resident = resident
         self.set_up(None, [])
+
+    def coming(self, blocks: Sequence[_T]) -> list[_T]:
+        """Of all blocks those that it brings, in its order."""
+        stay = resident_blocks(self._resident, len(blocks))
+        return [block for number, block in enumerate(blocks) if number not in stay]
 
     def set_up(self, shared: SharedBlocks | None, slots: Sequence[torch.Tensor]) -> None:
         """Take blocks from there.

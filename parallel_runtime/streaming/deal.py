@@ -10,6 +10,13 @@ ALIGNMENT = 512
 """Bytes; as tensors in a block are aligned, so that a piece begins with a whole number."""
 
 
+def resident_blocks(count: int, blocks: int) -> tuple[int, ...]:
+    """Which blocks stay whole on every rank, where so many do: the first, and others evenly between those that come,
+    so that these are on their way meanwhile. One block at least comes."""
+    count = min(count, blocks - 1)
+    return tuple(number * blocks // count for number in range(count))
+
+
 @dataclass(frozen=True)
 class Deal:
     """Pieces of blocks. Every block is cut alike, so that ranks that fetch one fetch from all others at once.

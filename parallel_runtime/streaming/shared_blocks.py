@@ -57,11 +57,13 @@ class Dealer:
 
     Args:
         key: of the weights; the same on all ranks, and on none for other weights.
+        resident: how many blocks stay whole on every rank.
     """
 
     streaming: Streaming
     key: Hashable
     device: torch.device
+    resident: int = 0
 
     def check(self) -> None:
         """Refuse what this machine cannot do, on all ranks alike.

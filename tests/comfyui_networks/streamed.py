@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, Load, tensor_name
-from tests.parallel_runtime.streamed_run import PoolRank
+from tests.parallel_runtime.streamed_run import PoolRank, staying
 
 KINDS = ("whole", "dealt", "host")
 
@@ -35,7 +36,8 @@ def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list
         for weights in KINDS:
             config = ParallelConfig(devices=f"cpu:{world_size}", weights=weights)
             model = f"{name} {weights}"
-            pool.run(Load(model, str(path), "float32", config.to_mapping(), world_size, comfyui=code))
+            with staying(2) if weights == "host" else nullcontext():
+                pool.run(Load(model, str(path), "float32", config.to_mapping(), world_size, comfyui=code))
             outputs[weights] = _forward(pool, model)
             outputs[f"{weights} patched"] = _forward(pool, model, patches)
             outputs[f"{weights} again"] = _forward(pool, model)

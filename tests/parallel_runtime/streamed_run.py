@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
 
 from parallel_runtime.config import ParallelConfig
+from parallel_runtime.engine import prepared_load
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.residency import Residency
 from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
 from parallel_runtime.planning import cost_constants
-from parallel_runtime.planning.coming_blocks import kept_bytes
+from parallel_runtime.planning.coming_blocks import Coming
 from parallel_runtime.requests.facts import PCIE, known_gpu
 from parallel_runtime.requests.requests import (
     ComfyuiCode,
@@ -69,6 +73,13 @@ class PoolRank:
         held = self.engine.residency.get(name).held
         assert held is not None
         return held.weights
+
+
+@contextmanager
+def staying(count: int) -> Iterator[None]:
+    """Loads keep so many blocks whole on each rank, whatever fits."""
+    with patch.object(prepared_load, "choose_weights", lambda config, *about: replace(config, resident=count)):
+        yield
 
 
 LAYERS = ("double_blocks.0.img_attn.qkv", "double_blocks.1.txt_mlp.0", "single_blocks.1.linear1", "img_in")
@@ -146,6 +157,10 @@ def compare(rank: int, world_size: int, path: str, other: str, folder: str) -> d
         for number in (0, 1, 0):
             name = f"{weights} {number}"
             found[f"{name} forward"] = torch.equal(forward(pool, name), expected[str(number)])
+        with staying(3):
+            pool.load(f"{weights} mixed", path, weights=weights)
+        found[f"{weights} mixed"] = torch.equal(forward(pool, f"{weights} mixed"), expected["0"])
+        found[f"{weights} stay"] = len(pool.weights(f"{weights} mixed").shared.deal.sizes) == 2
         found[f"{weights} run"] = torch.equal(sample(pool, f"{weights} 0"), sample(pool, "whole 0"))
         own = pool.weights(f"{weights} 0")
         shared = own.shared
@@ -165,7 +180,7 @@ def _choose(pool: PoolRank, path: str, expected: torch.Tensor) -> dict[str, bool
         setattr(cost_constants, name, replace(getattr(cost_constants, name), value=0))
     facts = pool.engine.residency.get("whole 0").facts
     whole = facts.parameters * facts.bytes_per_parameter
-    small = kept_bytes("host", pool.ranks, facts)
+    small = Coming("host", pool.ranks).kept_bytes(facts)
     found = {"smaller": small < whole}
     config = ParallelConfig(devices=f"cpu:{pool.ranks}", compile="off").to_mapping()
     for memory, says in ((2 * whole, ""), (small, "Weights are in memory of the host")):

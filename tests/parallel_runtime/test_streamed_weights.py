@@ -28,7 +28,8 @@ def test_shares_give_what_whole_weights_give(ranks, files, tmp_path):
     for found in run_ranks(ranks, "tests.parallel_runtime.streamed_run:compare", arguments):
         for weights in ("dealt", "host"):
             size, share, coming, largest = found.pop(f"{weights} bytes")
-            assert 2 * largest < size < 4 * largest  # two slots, and what is in no block: a CPU's share is not on it
+            # Two slots, the first block, and what is in no block: a CPU's share is not on it.
+            assert 3 * largest < size < 5 * largest
             assert share <= coming / ranks + 512 * 7
             assert share > coming / ranks * 0.9
             assert not found.pop(f"{weights} here")

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.planning.coming_blocks import SLOTS, coming_seconds
+from parallel_runtime.planning.coming_blocks import SLOTS, Coming
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.plan import TYPICAL, choose
 from parallel_runtime.planning.weights_choice import choose_weights, ways_out
 from parallel_runtime.requests.facts import CPU, ETHERNET, FLUX_DEV, GIB, HOST_MEMORY, NVLINK, PCIE, known_gpu
 from parallel_runtime.streaming import block_stream
+from parallel_runtime.streaming.deal import resident_blocks
 
 AUTO = ParallelConfig()
 WEIGHTS = FLUX_DEV.parameters * FLUX_DEV.bytes_per_parameter
@@ -57,6 +58,29 @@ def test_the_first_that_fits_is_taken(config, ranks, model, machine, taken):
         assert (choice.plan.pipe > 1) == (taken == "stages")
 
 
+@pytest.mark.parametrize(
+    ("config", "memory", "stay"),
+    [(AUTO, 22, 11), (AUTO, 15, 1), (AUTO, 11, 15), (ParallelConfig(weights="dealt"), 22, 1)],
+)
+def test_as_many_blocks_stay_as_fit_or_the_first(config, memory, stay):
+    machine = replace(SMALL, memory_bytes=memory * GIB)
+    chosen = choose_weights(config, 2, FLUX_DEV, machine, WEIGHTS)
+    assert chosen.resident == stay
+    held, more = (Coming(chosen.weights, 2, count).kept_bytes(FLUX_DEV) for count in (stay, stay + 1))
+    assert choose(chosen, 2, FLUX_DEV, TYPICAL, machine).cost.weight_bytes == held
+    if config is AUTO:
+        assert more > machine.memory_bytes * 2 / 3
+    assert choose_weights(config, 2, replace(FLUX_DEV, block_sizes=()), machine, WEIGHTS).resident == 0
+
+
+def test_blocks_that_stay_lie_evenly_between_those_that_come_and_one_comes():
+    assert resident_blocks(0, 5) == ()
+    assert resident_blocks(1, 5) == (0,)
+    assert resident_blocks(3, 7) == (0, 2, 4)
+    assert resident_blocks(9, 4) == (0, 1, 2)
+    assert resident_blocks(2, 1) == ()
+
+
 def test_a_quantised_file_counts_by_its_bytes():
     half = replace(WITHOUT_STAGES, bytes_per_parameter=2)
     assert choose_weights(AUTO, 2, half, SMALL, WEIGHTS * 3 // 4) is AUTO
@@ -66,12 +90,15 @@ def test_a_quantised_file_counts_by_its_bytes():
 def test_the_loader_says_what_was_taken_what_a_gpu_holds_and_what_it_costs():
     text = explain(choose_weights(AUTO, 2, FLUX_DEV, SMALL, WEIGHTS), 2, FLUX_DEV, TYPICAL, SMALL)
     assert "Weights are dealt out over the GPUs, because the whole model does not fit a GPU's 22.0 GiB" in text
-    assert "of 22.2 GiB, and copies 11.0 GiB a step from the others (538 ms at about 22 GB/s" in text
+    assert (
+        "holds 14.6 of 22.2 GiB, 11 of 57 blocks whole, and copies 8.8 GiB a step from the others (431 ms at about 22"
+        in text
+    )
     assert "GiB are left" in text
     assert "may not fit" not in text
     slow = replace(SMALL, link=replace(PCIE, peer=5.0, measured=True))
     dealt = ParallelConfig(weights="dealt")
-    assert choose(dealt, 2, FLUX_DEV, TYPICAL, slow).cost.seconds == coming_seconds("dealt", 2, FLUX_DEV, slow)
+    assert choose(dealt, 2, FLUX_DEV, TYPICAL, slow).cost.seconds == Coming("dealt", 2).seconds(FLUX_DEV, slow)
     assert "at the measured 5 GB/s" in explain(dealt, 2, FLUX_DEV, TYPICAL, slow)
 
 
@@ -82,7 +109,7 @@ def test_however_slowly_weights_come_the_plan_is_that_of_whole_ones(weights, com
     slow = replace(LARGE, link=replace(NVLINK, peer=5.0, measured=True))
     whole, streamed = (ParallelConfig(weights=each, compile=compile) for each in ("whole", weights))
     cost = choose(streamed, 2, FLUX_DEV, TYPICAL, slow).cost
-    assert cost.seconds == coming_seconds(weights, 2, FLUX_DEV, slow) > cost.computing_seconds
+    assert cost.seconds == Coming(weights, 2).seconds(FLUX_DEV, slow) > cost.computing_seconds
     assert choose(streamed, 2, FLUX_DEV, TYPICAL, slow).plan == choose(whole, 2, FLUX_DEV, TYPICAL, slow).plan
     assert choose(whole, 2, FLUX_DEV, TYPICAL, slow).plan.ulysses == 2
 
