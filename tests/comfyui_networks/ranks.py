@@ -17,10 +17,24 @@ from parallel_runtime.networks.comfyui.attention import HostAttention
 from parallel_runtime.networks.comfyui.attention_names import ask_the_split
 from parallel_runtime.networks.comfyui.blocks import Blocks
 from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks, unknown_blocks
+from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.networks import find_network
 from parallel_runtime.networks.comfyui.residual_rows import rows_read
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
+
+
+class Watched(HostAttention):
+    """Remembers how wide the heads are whose attention goes over all ranks' tokens."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.widths: set[int] = set()
+
+    def __call__(self, function: Any, q: torch.Tensor, k: Any, v: Any, heads: int, *args: Any, **kwargs: Any) -> Any:
+        if self._split.streams is not None:
+            self.widths.add(q.shape[2] // heads if q.ndim == 3 else q.shape[3])
+        return super().__call__(function, q, k, v, heads, *args, **kwargs)
 
 
 def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: list[list[int]]) -> dict[str, Any]:
@@ -46,11 +60,12 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: l
         classes.add(f"{type(made.network).__module__}:{type(made.network).__qualname__}")
         assert unknown_blocks(made.network, data.blocks) == "", name
         expected = {each: call(made, each) for each in made.calls}
+        described = describe_network(made.network, 1, 2)
         split = TokenSplit(next(iter(meshes.values())))
         assert isinstance(attrgetter(data.heads)(made.network), int), name
         ask_the_split(data.attention_in)
         cut_blocks(made.network, data.blocks, split)
-        attention = split.attention = HostAttention(KERNELS["sdpa"], split)
+        attention = split.attention = Watched(KERNELS["sdpa"], split)
         found[name] = {}
         for plan, mesh in meshes.items():
             split.set_mesh(mesh)
@@ -66,6 +81,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: l
                     made.calls[f"{each}, own rows"] = made.calls[each] | {"control": given}
                     shared = call(made, f"{each}, own rows", attention)
                     found[name][f"{plan}, {each}, own rows"] = _difference(shared, whole)
+        assert described.head_dim == max(attention.widths), name
         dist.barrier()
     return {"differences": found, "classes": sorted(classes)}
 

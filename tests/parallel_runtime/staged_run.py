@@ -43,6 +43,9 @@ class Quiet:
     def before_compiling(self) -> None:
         pass
 
+    def measuring(self) -> None:
+        pass
+
     def check_cancel(self) -> None:
         pass
 

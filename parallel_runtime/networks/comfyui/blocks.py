@@ -96,6 +96,8 @@ class Network:
         whole: why the tokens are not shared out, as the rest of a sentence about the family; "" where they are.
         attention_in: modules of ComfyUI whose attention function does not ask `transformer_options` what to call.
         heads: attribute path of the number of attention heads.
+        width: of the width of a token; "" where most of a block's products take it in.
+        head_dim: of the width of a head; "" where all of them together are as wide as a token.
         rows_together: it tells the CFG branches apart by their place in the batch, so every rank computes all rows.
         sigmas_with: a submodule with which it asks for the sigmas of the run; None in files that do without.
         read_outside: its buffers that nodes of ComfyUI read.
@@ -107,6 +109,8 @@ class Network:
     whole: str = ""
     attention_in: tuple[str, ...] = ()
     heads: str = "num_heads"
+    width: str = ""
+    head_dim: str = ""
     rows_together: bool = False
     sigmas_with: str = ""
     read_outside: tuple[str, ...] = ()

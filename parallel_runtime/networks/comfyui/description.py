@@ -73,7 +73,8 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> D
     )
     patch = patch_of(network, latent_dimensions)
     together = known is not None and known.rows_together
-    return Described(facts, data, why, width // heads, patch, together)
+    head_dim = int(attrgetter(data.head_dim)(network)) if data is not None and data.head_dim else width // heads
+    return Described(facts, data, why, head_dim, patch, together)
 
 
 def _block_sizes(network: nn.Module, data: Network | None) -> tuple[int, ...]:
@@ -84,7 +85,9 @@ def _block_sizes(network: nn.Module, data: Network | None) -> tuple[int, ...]:
 
 
 def _width(network: nn.Module, data: Network | None) -> int:
-    """Of a token in the blocks: what most of a block's products take in."""
+    """Of a token in the blocks: what most of a block's products take in; the others take in more, mostly."""
+    if data is not None and data.width:
+        return int(attrgetter(data.width)(network))
     root = network if data is None else next(iter(network.get_submodule(data.blocks[-1].path).children()))
     widths = [parameter.shape[1] for parameter in root.parameters() if parameter.ndim == 2]
-    return max(set(widths), key=lambda width: (widths.count(width), width)) if widths else 1
+    return max(set(widths), key=lambda width: (widths.count(width), -width)) if widths else 1

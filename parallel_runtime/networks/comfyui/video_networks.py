@@ -49,10 +49,12 @@ VIDEO: Mapping[str, Network] = {
                 alike=("t_emb", *_OPTIONS),
             ),
         ),
-        heads="blocks.0.attn.heads",
+        heads="blocks.0.attn.heads", head_dim="blocks.0.attn.head_dim",
     ),
     "comfy.ldm.lightricks.model:LTXVModel": Network("LTX-Video", (_LTX_VIDEO,), heads="num_attention_heads"),
-    "comfy.ldm.lightricks.av_model:LTXAVModel": Network("LTX-2", (_LTX_2,), heads="num_attention_heads"),
+    "comfy.ldm.lightricks.av_model:LTXAVModel": Network(
+        "LTX-2", (_LTX_2,), heads="num_attention_heads", width="inner_dim"
+    ),
     "comfy.ldm.hunyuan_video.model:HunyuanVideo": Network(
         "HunyuanVideo and HunyuanImage", FLUX, sigmas_with="time_r_in"
     ),
