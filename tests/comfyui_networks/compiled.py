@@ -28,8 +28,6 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
     "graphs": {network: how many}, "attended": {network: {ranks: calls of graphs}}, "warnings": lines of the log,
     "operators": of ours in rewritten graphs}.
 
-    What a network computes on one rank is compared by one of the ranks, in turn: compiling takes the time.
-
     Args:
         backend: of torch.compile; "rewritten" runs the graph as our rewrites leave it.
     """
@@ -43,11 +41,12 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("parallel_runtime").addHandler(handler)
-    single, mesh = single_rank_mesh(), build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
+    meshes = {1: single_rank_mesh()}
+    if world_size > 1:
+        meshes[world_size] = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     operators: set[str] = set()
     found: dict[str, Any] = {"differences": {}, "refused": {}, "graphs": {}, "attended": {}, "warnings": lines}
-    for index, name in enumerate(names):
-        meshes = {1: single, world_size: mesh} if index % world_size == rank else {world_size: mesh}
+    for name in names:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         made = TINY[name]()
@@ -67,10 +66,10 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
             compiled = HostNetwork(held, described, None, "auto", torch.float32, compile=True)
         differences, attended = {}, {}
         found["differences"][name], found["attended"][name] = differences, attended
-        for ranks, own in meshes.items():
+        for ranks, mesh in meshes.items():
             before = compiled._attend.calls
             for each, arguments in made.calls.items():
-                calls = [_predict(network, own, arguments) for network in (plain, compiled, compiled)]
+                calls = [_predict(network, mesh, arguments) for network in (plain, compiled, compiled)]
                 scale = calls[0].abs().max()
                 differences[f"{ranks}, {each}"] = max(float((call - calls[0]).abs().max() / scale) for call in calls)
             attended[ranks] = compiled._attend.calls - before
