@@ -108,12 +108,29 @@ class Capture:
         """What is launched from now on goes into another graph."""
         graph = torch.cuda.CUDAGraph()
         # thread_local: NCCL's watchdog thread asks CUDA for the state of earlier collectives meanwhile.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        with self._left_if_it_fails():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self.graphs.append(graph)
 
     def end(self) -> None:
         """The last graph is whole."""
-        self.graphs[-1].capture_end()
+        with self._left_if_it_fails():
+            self.graphs[-1].capture_end()
+
+    @contextlib.contextmanager
+    def _left_if_it_fails(self) -> Iterator[None]:
+        """Torch's allocator is told that the recording is over: what raises here does not tell it.
+
+        It would refuse to let unused memory go, and keep what several streams had, for as long as the process lives.
+        """
+        try:
+            yield
+        except RuntimeError:
+            with contextlib.suppress(RuntimeError, AttributeError):  # it knows already, or another torch
+                device = torch.cuda.current_device()
+                torch._C._cuda_endAllocateToPool(device, self._pool)
+                torch._C._cuda_releasePool(device, self._pool)
+            raise
 
     def between_blocks(self) -> None:
         """The forward is between two blocks, as it is now and then."""

@@ -347,6 +347,51 @@ def test_a_recording_after_all_others_are_gone_takes_a_pool_that_is_alive(monkey
     assert [count for count in cuda.graphs_in.values() if count] == [1]
 
 
+@pytest.mark.parametrize("knows", [False, True])
+def test_the_allocator_is_told_of_a_recording_that_failed_unless_it_knows(knows, monkeypatch):
+    FakeCuda().install(monkeypatch)
+    told: list[tuple[str, int, Any]] = []
+
+    def fail(graph: Any) -> None:
+        raise RuntimeError(CAPTURING)
+
+    def leave(device: int, pool: Any) -> None:
+        if knows:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        told.append(("leave", device, pool))
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", fail)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", leave, raising=False)
+    release = lambda device, pool: told.append(("release", device, pool))  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
+    capture = Capture(pool=7)
+    capture.begin()
+    with pytest.raises(RuntimeError, match=CAPTURING):
+        capture.end()
+    assert told == ([] if knows else [("leave", 3, 7), ("release", 3, 7)])
+
+
+@pytest.mark.gpu
+def test_gpu_memory_can_be_let_go_after_a_recording_that_failed():
+    recorded = RecordedForward(lambda x: x + torch.arange(4).to(x))
+    x = torch.ones(4, device="cuda")
+    for _ in range(WARM_RUNS + 2):
+        recorded(ONE, (x,), {})
+    (own,) = recorded._over.values()
+    assert not own.enabled
+    held = torch.empty(1 << 28, device="cuda", dtype=torch.uint8)
+    before = torch.cuda.mem_get_info()[0]
+    del held
+    torch.cuda.empty_cache()  # dies of an assertion where the allocator believes that something is recorded
+    assert torch.cuda.mem_get_info()[0] >= before + (1 << 28)
+    again = RecordedForward(lambda x: 2 * x)
+    for _ in range(WARM_RUNS + 2):
+        assert torch.equal(again(ONE, (x,), {}), 2 * x)
+    (kind,) = again._over[ONE.sequence_ranks].kinds.values()
+    assert kind.replay is not None
+
+
 def test_kinds_of_which_one_is_compiled_take_turns_and_each_keeps_its_recording():
     forward, _ = counted()
     recorder = Recorder()
