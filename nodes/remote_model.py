@@ -224,7 +224,6 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
     usual_method = reference_method(transformer)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        untouched.check_quickly()
         call = read_call(signature, args, kwargs, shared)
         method = reference_method(transformer)
         if method != usual_method and "ref_latents" in call.conditioning:
@@ -234,11 +233,12 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
             call = replace(call, conditioning={**call.conditioning, RUN_SIGMAS: Shared(table)})
         with stopping_with_prompt() as interrupted:
             if isinstance(call.x, torch.Tensor):
-                return remote.forward(call, interrupted)
+                return remote.forward(call, interrupted, untouched.check_quickly)
             # Video and audio go as one tensor, as ComfyUI's sampler has them.
             packed, shapes = comfy.utils.pack_latents(call.x)
             conditioning = {**call.conditioning, LATENT_SHAPES: [list(shape) for shape in shapes]}
-            output = remote.forward(replace(call, x=packed, conditioning=conditioning), interrupted)
+            call = replace(call, x=packed, conditioning=conditioning)
+            output = remote.forward(call, interrupted, untouched.check_quickly)
             return comfy.utils.unpack_latents(output, shapes)
 
     setattr(transformer, name, forward)

@@ -54,7 +54,7 @@ class Untouched:
         self._counted = self._count()  # what else came is no concern of the pool's
 
     def check_quickly(self) -> None:
-        """Look for methods and hooks that came since the last look; some ten microseconds, for every call.
+        """Look for methods and hooks that came since the last look; a third of a millisecond, at every call.
 
         Raises:
             RequestError: see `check`.

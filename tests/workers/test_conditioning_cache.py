@@ -127,4 +127,27 @@ def test_a_conditioning_is_compared_wherever_it_lies_in_its_memory():
     assert again.id == first.id
     guess = cache.guess({"context": torch.cat([torch.zeros(1), row])[1:5]})
     assert guess is not None
-    assert not any(guess[1])
+    assert not any(guess.unlike())
+
+
+def test_only_the_very_tensors_that_were_found_equal_again_and_again_are_trusted():
+    cache, mine = ConditioningCache(), conditioning()
+
+    def guess(given: dict[str, torch.Tensor], right: bool = True) -> bool:
+        found = cache.guess(given)
+        assert found is not None
+        assert any(found.unlike()) != right
+        found.settle(right)
+        return found.trusted
+
+    cache.refer(mine)
+    assert [guess(mine) for _ in range(4)] == [False, False, True, True]
+    assert not guess({name: tensor.view(tensor.shape) for name, tensor in mine.items()})  # others, in the same memory
+    assert [guess(mine) for _ in range(3)] == [False, False, True]
+    before = mine["y"].clone()
+    mine["y"] += 1
+    assert guess(mine, right=False)  # looked at all the same
+    mine["y"].copy_(before)
+    assert not guess(mine)
+    del mine["y"]
+    assert cache.guess(mine) is None

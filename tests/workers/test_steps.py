@@ -132,6 +132,37 @@ def test_a_step_that_the_ranks_do_not_keep_is_refused_by_all_of_them_and_prepare
     assert client.status().pids == pids
 
 
+def test_a_step_that_was_sent_before_its_conditioning_was_compared_counts_only_if_that_is_the_same(client, path, asked):
+    def step(x: torch.Tensor, text: dict[str, torch.Tensor], **more: Any) -> torch.Tensor:
+        return client.forward(model(path), x, torch.tensor([0.5]), text, **more)
+
+    text, other = given(20), given(21)
+    expected, others = step(latent(0), text), step(latent(0), other)
+    assert all(torch.equal(step(latent(0), text), expected) for _ in range(4))
+    assert client._calls.cache.guess(text).trusted
+    asked.clear()
+    before = {name: tensor.clone() for name, tensor in text.items()}
+    for name, tensor in other.items():
+        text[name].copy_(tensor)  # its owner writes into it
+    assert torch.equal(step(latent(0), text), others)
+    for name, tensor in before.items():
+        text[name].copy_(tensor)
+    assert all(torch.equal(step(latent(0), text), expected) for _ in range(4))
+    assert client._calls.cache.guess(text).trusted
+    pids = client.status().pids
+    with pytest.raises(RequestError, match="NaN"):
+        step(torch.full_like(latent(0), torch.nan), text)
+    assert all(torch.equal(step(latent(0), text), expected) for _ in range(4))
+
+    def refuse() -> None:
+        raise RequestError("Something was changed.", "Remove it.")
+
+    with pytest.raises(RequestError, match="Something was changed"):
+        step(latent(0), text, meanwhile=refuse)
+    assert torch.equal(step(latent(0), text), expected)
+    assert client.status().pids == pids
+
+
 @pytest.mark.parametrize("texts", [(5, 5), (5, 3)])
 def test_two_prompts_in_turn_are_steps_too_and_never_mistaken_for_each_other(client, path, asked, texts):
     prompts = [given(10 + number, text) for number, text in enumerate(texts)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
@@ -20,11 +19,11 @@ from parallel_runtime.requests.trees import flatten
 
 from ..wire.shared_memory import Scalar
 from .attachments import Attachments
-from .conditioning_cache import ConditioningCache
+from .conditioning_cache import ConditioningCache, Guess
 from .prepared_calls import PreparedCalls, kind_of
 from .requests import not_finite
 from .step_trace import StepTrace
-from .submission import Callbacks, Reply, Submission
+from .submission import Callbacks, Meanwhile, Reply, Submission, rest
 
 log = logging.getLogger("parallel_dit")
 
@@ -65,8 +64,11 @@ class Calls:
         self._submit = submit
         self._trace = StepTrace()
 
-    def run(self, call: Call, callbacks: Callbacks) -> torch.Tensor:
+    def run(self, call: Call, callbacks: Callbacks, meanwhile: Meanwhile = rest) -> torch.Tensor:
         """The prediction, on x's device.
+
+        Args:
+            meanwhile: see `Submission`.
 
         Raises:
             RequestError: x is not finite, or an argument is of a kind that does not travel.
@@ -77,20 +79,23 @@ class Calls:
         form, residuals = _flat(call.conditioning.get(CONTROL))
         given = {"x": call.x, "timestep": call.timestep, **residuals}
         shapes = repr([form, *((each.shape, each.dtype) for each in residuals.values())]) if residuals else ""
-        bounds = torch.aminmax(call.x)
         # The request is put in below: a step first, or what prepares one.
         submission = Submission(
-            request=Step(0), tensors=given, callbacks=callbacks, device=call.x.device, scalars=bounds, vet=_vet
+            request=Step(0), tensors=given, callbacks=callbacks, device=call.x.device, meanwhile=meanwhile
         )
         guess = self.cache.guess(conditioning)
         if guess is not None:
-            reference, unlike = guess
-            number = self._prepared.find((kind_of(call.model, reference, call.x, call.timestep), call.patches, shapes))
+            kind = kind_of(call.model, guess.reference, call.x, call.timestep), call.patches, shapes
+            number = self._prepared.find(kind)
             if number:
+                submission = _vetted(replace(submission, request=Step(number)), call.x, guess)
                 referred = time.perf_counter()
-                with contextlib.suppress(Unlike):
-                    reply = self._submit(replace(submission, request=Step(number), scalars=(*bounds, *unlike)))
-                    self.cache.use(reference.id)
+                try:
+                    reply = self._submit(submission)
+                except Unlike:
+                    guess.settle(False)
+                else:
+                    guess.settle(True)
                     if summary := self._trace.add((called, referred, *reply.stamps, time.perf_counter())):
                         log.info("Parallel DiT: %s", summary)
                     return reply.tensors["output"]
@@ -102,7 +107,11 @@ class Calls:
         if not number or dropped:
             number = self._prepared.next_number()
             request = Forward(call.model, reference, dropped, number, self._prepared.dropped(), call.patches, form)
-        reply = self._submit(replace(submission, request=request, tensors=tensors | given))
+        bounds = torch.aminmax(call.x)
+        tensors |= given
+        reply = self._submit(
+            replace(submission, request=request, tensors=tensors, scalars=bounds, vet=_vet, meanwhile=meanwhile)
+        )
         self._prepared.keep(kind, number)
         return reply.tensors["output"]
 
@@ -134,6 +143,26 @@ def _flat(control: Any) -> tuple[Any, dict[str, torch.Tensor]]:
             "Remove it, or load the model with Load Diffusion Model.",
         ) from error
     return form, {residual_name(place): tensor for place, tensor in enumerate(tensors)}
+
+
+def _vetted(step: Submission, x: torch.Tensor, guess: Guess) -> Submission:
+    """The step with what is to be found out of it: before it is sent, together with the copy of its tensors, or while
+    the ranks compute, where that is likely to be well.
+
+    Then what little a GPU has to do for it is launched before the ranks have woken up.
+    """
+
+    def find() -> tuple[torch.Tensor, ...]:
+        return (*torch.aminmax(x), *guess.unlike())
+
+    def find_meanwhile() -> None:
+        found = find()
+        step.meanwhile()
+        _vet([each.item() for each in found])
+
+    if guess.trusted:
+        return replace(step, meanwhile=find_meanwhile)
+    return replace(step, scalars=find(), vet=_vet)
 
 
 def _arguments(conditioning: Mapping[str, Any]) -> list[Any]:

@@ -26,6 +26,7 @@ from .requests import Branch, InpaintInputs, LoopRequest, ModelRequest, require_
 from .running_pool import RunningPool
 from .submission import (
     Callbacks,
+    Meanwhile,
     OnCompile,
     OnProgress,
     Reply,
@@ -34,6 +35,7 @@ from .submission import (
     ignore_compiling,
     ignore_progress,
     never,
+    rest,
 )
 from .turns import Turns
 from .waiting import Wait
@@ -130,6 +132,7 @@ class PoolClient:
         patches: WeightPatches = UNPATCHED,
         should_cancel: ShouldCancel = never,
         on_compile: OnCompile = ignore_compiling,
+        meanwhile: Meanwhile = rest,
     ) -> torch.Tensor:
         """One call of the transformer.
 
@@ -138,6 +141,7 @@ class PoolClient:
             conditioning: context (B, T, D) and the family's extras.
             patches: that the weights are to have.
             on_compile: called about once a second by each rank that compiles, while it does.
+            meanwhile: called while the ranks compute; what it raises comes in place of the answer.
 
         Returns:
             The prediction, shaped like the latent part of x, on its device.
@@ -149,7 +153,7 @@ class PoolClient:
         call = Call(model.key, x, timestep, conditioning, patches.names)
         callbacks = Callbacks(on_compile=on_compile, should_cancel=should_cancel)
         with self._turns.take(should_cancel):
-            return self._with(model, patches, lambda: self._calls.run(call, callbacks), should_cancel)
+            return self._with(model, patches, lambda: self._calls.run(call, callbacks, meanwhile), should_cancel)
 
     def sample(
         self,

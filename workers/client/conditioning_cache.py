@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,15 +18,52 @@ from parallel_runtime.requests.requests import ConditioningRef, Scalar, tensor_n
 from parallel_runtime.requests.trees import flatten, place_of
 
 _CAPACITY = 8
+_TRUSTED_AFTER = 2
+"""So often the very same tensors must have been found equal: one that is written into at each step never gets there."""
 _WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Kept:
-    """A conditioning: what can be compared without looking into its tensors, and their bytes; see `_contents`."""
+    """A conditioning: what can be compared without looking into its tensors, and their bytes; see `_contents`.
+
+    Args:
+        met: the caller's tensors that were found equal last.
+        times: how often one after the other these were.
+    """
 
     form: Any
     contents: list[torch.Tensor]
+    met: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    times: int = 0
+
+    def is_of(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the tensors that were met last: not by their addresses, which those of the next run have,
+        too."""
+        met = zip(self.met, tensors, strict=False)
+        return len(self.met) == len(tensors) and all(before() is now for before, now in met)
+
+    def meet(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These were found equal."""
+        self.times = self.times + 1 if self.is_of(tensors) else 1
+        self.met = [weakref.ref(tensor) for tensor in tensors]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A conditioning that the pool holds, and that a call's is likely to be.
+
+    Args:
+        trusted: the call's tensors are those which were found equal the last times: so likely that the ranks may begin
+            before it is known.
+        unlike: launches the comparison; flags, on the tensors' devices, of whether they differ.
+        settle: to be told which it was.
+    """
+
+    reference: ConditioningRef
+    trusted: bool
+    unlike: Callable[[], list[torch.Tensor]]
+    settle: Callable[[bool], None]
 
 
 class Scratch:
@@ -82,13 +120,11 @@ class ConditioningCache:
             self._to_drop.append(self._kept.popitem(last=False)[0])
         return reference, sent, self._dropped()
 
-    def guess(
-        self, conditioning: Mapping[str, Any], index: int = 0
-    ) -> tuple[ConditioningRef, list[torch.Tensor]] | None:
-        """The conditioning that is likely to be this one, and flags of whether they differ; None if there is none.
+    def guess(self, conditioning: Mapping[str, Any], index: int = 0) -> Guess | None:
+        """The conditioning that is likely to be this one; None if there is none.
 
-        To read the flags is left to the caller, who has other things to wait for; and to call `use`, or `refer`, which
-        looks at all and keeps what is new.
+        To compare them is left to the caller, who has other things to wait for; and where it is another one to call
+        `refer`, which looks at all and keeps what is new.
         """
         number = self._next.get(self._last, self._last)
         kept = self._kept.get(number)
@@ -97,8 +133,20 @@ class ConditioningCache:
         tensors: list[torch.Tensor] = []
         if _form({name: value for name, value in conditioning.items() if value is not None}, tensors) != kept.form:
             return None
-        pairs = zip(kept.contents, _contents(tensors, self._scratch), strict=True)
-        return ConditioningRef(number, index=index), [_differ(one, other, self._scratch) for one, other in pairs]
+
+        def unlike() -> list[torch.Tensor]:
+            pairs = zip(kept.contents, _contents(tensors, self._scratch), strict=True)
+            return [_differ(one, other, self._scratch) for one, other in pairs]
+
+        def settle(right: bool) -> None:
+            if right:
+                kept.meet(tensors)
+                self.use(number)
+            else:
+                kept.times = 0
+
+        trusted = kept.times >= _TRUSTED_AFTER and kept.is_of(tensors)
+        return Guess(ConditioningRef(number, index=index), trusted, unlike, settle)
 
     def use(self, number: int) -> None:
         """Note that a request names this one."""

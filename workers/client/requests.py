@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class ModelRequest:
     identity: Identity = ()
     comfyui: ComfyuiCode | None = None
 
-    @property
+    @cached_property  # a call asks for it several times
     def key(self) -> str:
         """Name of this request in the pool."""
         return repr(self)

@@ -171,9 +171,12 @@ class RunningPool:
                 self._transport.ring(job)
             sent = _Sent(open_job, request, time.perf_counter())
             self._send(job, submission.callbacks.should_cancel, parcel.buffers, bool(parcel.segment))
-            if isinstance(request, Step):
-                self._transport.expect(submission.device)
-            done, payload = self._await(sent, submission.callbacks)
+            try:
+                submission.meanwhile()
+                if isinstance(request, Step):
+                    self._transport.expect(submission.device)
+            finally:  # no job is left on its way: the next one writes into the same memory
+                done, payload = self._await(sent, submission.callbacks)
             stamps = (sent.at, *done.stamps, time.perf_counter())
             if isinstance(request, Step):
                 self._patience.took(request.kind, stamps[-1] - sent.at)

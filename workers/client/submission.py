@@ -16,6 +16,8 @@ OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
 OnCompile = Callable[[], None]
 """Called about once a second by each rank that compiles, while it does."""
 ShouldCancel = Callable[[], bool]
+Meanwhile = Callable[[], None]
+"""What there is time for while the ranks compute."""
 Vet = Callable[[Sequence[Scalar]], None]
 """Gets what scalars are, and raises what stops their request."""
 
@@ -35,6 +37,10 @@ def never() -> bool:
 
 def accept(scalars: Sequence[Scalar]) -> None:
     """For requests that nothing stops."""
+
+
+def rest() -> None:
+    """For requests that leave nothing to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,7 @@ class Submission:
         device: where the answer's tensors are wanted.
         scalars: tensors of one element, wherever they are.
         vet: gets their values just before the request is sent; what it raises stops that.
+        meanwhile: called when the request is on its way; what it raises comes when the answer has, and in its place.
     """
 
     request: Request
@@ -66,6 +73,7 @@ class Submission:
     device: torch.device = _CPU
     scalars: Sequence[torch.Tensor] = ()
     vet: Vet = accept
+    meanwhile: Meanwhile = rest
 
 
 @dataclass(frozen=True)
