@@ -7,6 +7,7 @@ the right shape.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +116,8 @@ def run(loader: Loader, call: Call, device: torch.device) -> None:
         assert isinstance(cut, CutBlock)
         args = made(example.args, device, loaded.attention)
         kwargs = made(example.kwargs, device, loaded.attention)
-        with attending(_attend_to_nothing), loaded.cut.compiling():
+        modulated = cut.modulated_alone(args, kwargs) if example.modulated else contextlib.nullcontext()
+        with attending(_attend_to_nothing), loaded.cut.compiling(), modulated:
             cut.compute(loaded.cut.run, args, kwargs)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

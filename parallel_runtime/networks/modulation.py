@@ -9,7 +9,7 @@ rank, all of them as soon as the embedding is there, and one all-gather brings t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,7 +60,6 @@ class SharedModulation:
         self._group, self._index = mesh.sequence, mesh.sequence_index
         # Of the plan and the shapes alone, so that the ranks of the group agree without asking.
         self._assigned = assign([linear.weight.numel() for linear in self._linears], mesh.plan.sequence)
-        self._longest = max(sum(self._linears[index].out_features for index in own) for own in self._assigned)
         self._become(nn.Linear if self._group is None else ReadyLinear)
 
     def hook(self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -71,24 +70,13 @@ class SharedModulation:
         """
         if self._group is None:
             return
-        given, batch = F.silu(output), output.shape[0]
-        own = [self._linears[index] for index in self._assigned[self._index]]
-        outputs = [F.linear(given, linear.weight, linear.bias).flatten() for linear in own]
-        if missing := self._longest - sum(linear.out_features for linear in own):
-            outputs.append(given.new_zeros(batch * missing))  # the collective wants equal shares
-        collectives = torch.ops._c10d_functional  # what works inside of a CUDA graph
-        gathered = collectives.all_gather_into_tensor(torch.cat(outputs), len(self._assigned), self._group.group_name)
-        self._hand_out(collectives.wait_tensor(gathered).unflatten(0, (len(self._assigned), -1)), batch)
-
-    def _hand_out(self, shares: torch.Tensor, batch: int) -> None:
-        """(ranks, outputs of the longest share · batch): the outputs of a rank's layers, one layer after the other."""
-        for own, share in zip(self._assigned, shares, strict=True):
-            start = 0
-            for linear in (self._linears[index] for index in own):
-                size = batch * linear.out_features
-                # Contiguous, wherever it lies: for other strides torch.compile would make another graph.
-                linear.ready = share[start : start + size].view(batch, linear.out_features)
-                start += size
+        given, linears = F.silu(output), self._linears
+        outputs = compute_in_shares(
+            given, [linear.out_features for linear in linears], self._assigned, self._index, self._group,
+            lambda index: F.linear(given, linears[index].weight, linears[index].bias),
+        )  # fmt: skip
+        for linear, ready in zip(linears, outputs, strict=True):
+            linear.ready = ready
 
     def forget(self) -> None:
         """Let go of the outputs of the last forward."""
@@ -119,6 +107,44 @@ def assign(sizes: Sequence[int], ranks: int) -> list[list[int]]:
         assigned[rank].append(index)
         heapq.heapreplace(loads, (load + sizes[index], rank))
     return assigned
+
+
+def compute_in_shares(
+    given: torch.Tensor,
+    widths: Sequence[int],
+    assigned: Sequence[Sequence[int]],
+    index: int,
+    group: dist.ProcessGroup,
+    compute: Callable[[int], torch.Tensor],
+) -> list[torch.Tensor]:
+    """The outputs of all layers, of which each rank computes some. Collective over the group.
+
+    Args:
+        given: (..., width), what all layers get.
+        widths: outputs of each layer.
+        assigned: layers of each rank.
+        index: this rank's.
+        compute: a layer's output, (..., its width), of the type of `given`.
+
+    Returns:
+        One for each of `widths`, (..., its width). Contiguous, wherever it lies: for other strides torch.compile would
+        make another graph.
+    """
+    rows = given.numel() // given.shape[-1]
+    longest = max(sum(widths[each] for each in own) for own in assigned)
+    outputs = [compute(each).flatten() for each in assigned[index]]
+    if missing := longest - sum(widths[each] for each in assigned[index]):
+        outputs.append(given.new_zeros(rows * missing))  # the collective wants equal shares
+    collectives = torch.ops._c10d_functional  # what works inside of a CUDA graph
+    gathered = collectives.all_gather_into_tensor(torch.cat(outputs), len(assigned), group.group_name)
+    shares = collectives.wait_tensor(gathered).unflatten(0, (len(assigned), -1))
+    found: dict[int, torch.Tensor] = {}
+    for own, share in zip(assigned, shares, strict=True):  # one layer after the other
+        start = 0
+        for each in own:
+            found[each] = share[start : start + rows * widths[each]].view(*given.shape[:-1], widths[each])
+            start += rows * widths[each]
+    return [found[each] for each in range(len(widths))]
 
 
 def find_modulations(transformer: nn.Module, spec: ModelSpec) -> dict[str, SharedModulation]:

@@ -16,11 +16,15 @@ from parallel_runtime.engine.opened_host import OpenedHost
 from parallel_runtime.mesh.mesh import build_mesh
 from parallel_runtime.requests.requests import ComfyuiCode, Load
 
+CALLS = {"krea-2": (16, 320), "lens": (128, 96)}
+"""Channels and width of the text; one class of blocks is the fewest kernels to compile. Lens has modulation layers."""
+
 
 def run_until_swapped(rank: int, world_size: int, comfyui: str, folder: str, quantised: bool) -> dict[str, Any]:
     """{"first", "swapped": predictions, "plain": of the network as it is, "found", "made": graphs}."""
     torch.set_grad_enabled(False)
-    path = _write(Path(folder) / f"{rank}.safetensors", comfyui, quantised)
+    family = "krea-2" if quantised else "lens"
+    path = _write(Path(folder) / f"{rank}.safetensors", comfyui, family, quantised)
     device = torch.device("cpu")
     code = ComfyuiCode(comfyui, {"cpu": True}, "" if quantised else "float32", False)
     opened = OpenedHost.open(
@@ -30,7 +34,8 @@ def run_until_swapped(rank: int, world_size: int, comfyui: str, folder: str, qua
     held.fill(lambda done, total: None)
     mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
-    call = torch.randn(1, 16, 10, 12), torch.tensor([0.7]), {"context": torch.randn(1, 7, 320)}
+    channels, width = CALLS[family]
+    call = torch.randn(1, channels, 10, 12), torch.tensor([0.7]), {"context": torch.randn(1, 7, width)}
     if world_size > 1:
         for each in (call[0], call[2]["context"]):
             torch.distributed.broadcast(each, 0)
@@ -51,7 +56,7 @@ def run_until_swapped(rank: int, world_size: int, comfyui: str, folder: str, qua
     return found | {"found": graphs.found + graphs.lowered, "made": graphs.made, "refused": len(refused)}
 
 
-def _write(path: Path, comfyui: str, quantised: bool) -> Path:
+def _write(path: Path, comfyui: str, family: str, quantised: bool) -> Path:
     from parallel_runtime.networks.comfyui.host_code import use_comfyui
 
     use_comfyui(comfyui, {"cpu": True})
@@ -59,6 +64,6 @@ def _write(path: Path, comfyui: str, quantised: bool) -> Path:
     from tests.comfyui_networks.formats import write
     from tests.comfyui_networks.write_files import tensors_of
 
-    tensors = tensors_of(FILES["krea-2"])  # one class of blocks is the fewest kernels to compile
+    tensors = tensors_of(FILES[family])
     save_file(write(tensors, "float8_e4m3fn") if quantised else tensors, path)
     return path

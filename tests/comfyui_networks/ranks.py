@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 from unittest import mock
@@ -13,15 +14,24 @@ import torch.distributed as dist
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh
+from parallel_runtime.networks.comfyui import host_modulation
 from parallel_runtime.networks.comfyui.attention import HostAttention
 from parallel_runtime.networks.comfyui.attention_names import ask_the_split
 from parallel_runtime.networks.comfyui.blocks import Blocks
 from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks, unknown_blocks
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.host_modulation import ReadyLayer
 from parallel_runtime.networks.comfyui.networks import find_network
 from parallel_runtime.networks.comfyui.residual_rows import rows_read
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
+
+MODULATED = {
+    "flux", "qwen-image", "qwen-image layered", "mage-flow", "hidream", "lens", "sd3.5 large", "sd3.5 medium",
+    "auraflow", "lumina 2", "omnigen 2", "boogu", "hunyuan3d 2", "hunyuan video", "hunyuan video further inputs",
+    "hunyuan video 1.5", "hunyuan image", "kandinsky 5", "cogvideox",
+}  # fmt: skip
+"""Networks whose blocks have modulation layers that are shared out."""
 
 
 class Watched(HostAttention):
@@ -66,13 +76,21 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: l
         ask_the_split(data.attention_in)
         cut_blocks(made.network, data.blocks, split)
         attention = split.attention = Watched(KERNELS["sdpa"], split)
+        modulated = [layer for layer in made.network.modules() if isinstance(layer, ReadyLayer)]
+        assert bool(modulated) == (name in MODULATED), name
         found[name] = {}
         for plan, mesh in meshes.items():
             split.set_mesh(mesh)
             for each, whole in expected.items():
                 split.noted = {}
-                with mock.patch.object(split, "running", wraps=split.running) as running:
+                split.modulation.begin(mesh)
+                with (
+                    mock.patch.object(split, "running", wraps=split.running) as running,
+                    mock.patch.object(host_modulation, "_own", wraps=host_modulation._own) as computed,
+                ):
                     shared = call(made, each, attention)
+                _assert_shared_out(modulated, [each.args[0] for each in computed.call_args_list])
+                split.modulation.end()
                 assert running.called != (each in made.whole), (name, each)
                 assert not split.pending
                 found[name][f"{plan}, {each}"] = _difference(shared, whole)
@@ -84,6 +102,14 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: l
         assert described.head_dim == max(attention.widths), name
         dist.barrier()
     return {"differences": found, "classes": sorted(classes)}
+
+
+def _assert_shared_out(layers: Sequence[ReadyLayer], own: Sequence[ReadyLayer]) -> None:
+    """Every layer was computed by one rank, and all have them now."""
+    assert all(layer.ready is not None for layer in layers)
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, [layers.index(each) for each in own])
+    assert sorted(chain.from_iterable(gathered)) == list(range(len(layers)))
 
 
 def _difference(shared: torch.Tensor, whole: torch.Tensor) -> float:

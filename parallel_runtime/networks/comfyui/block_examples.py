@@ -23,11 +23,13 @@ class Example(msgspec.Struct, frozen=True):
     Args:
         path: of the block in the network.
         args, kwargs: as `described` gives them.
+        modulated: its modulation was ready.
     """
 
     path: str
     args: Any
     kwargs: Any
+    modulated: bool = False
 
 
 def described(value: Any, is_option: bool = False) -> Any:

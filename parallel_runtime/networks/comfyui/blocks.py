@@ -45,6 +45,8 @@ class Blocks:
             (B, tokens, ...) and return one (Wan, for MultiTalk). With others, every rank computes the block whole.
         kept: an argument that is (keys, values, how many), which stand before the tokens' on every rank; while there
             are none, every rank computes the block whole, as it may keep some of it (HiDream O1).
+        modulations: argument -> submodules: linear layers that get SiLU of it, or of its first rows, and nothing else;
+            alike for all tokens, and the same tensor for all blocks. A block may lack some of them.
         control: (key, stream, stream of another list) of a ControlNet's residuals: those under the key are added to a
             stream behind each block, from its first token or behind as many as the other stream has.
     """
@@ -68,6 +70,7 @@ class Blocks:
     whole_with: tuple[str, ...] = ()
     patched: tuple[str, ...] = ()
     kept: str = ""
+    modulations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     control: tuple[str, ...] = ()
 
     @property

@@ -15,6 +15,7 @@ from ...acceleration.compiler_link import ProcessCompiler
 from ...acceleration.compiler_messages import HostToCompile, world
 from ...mesh.mesh import Mesh
 from .block_examples import Example, described
+from .cut_blocks import CutBlock
 from .networks import name_of
 
 _KINDS = 4
@@ -57,12 +58,14 @@ class HostCompiler:
         if block is None:
             self._noted[forward] = "a block's forward is not its class's"
             return
-        kind = type(block), _weights(block), _outline([*args, *kwargs.values()])
+        cut = vars(block).get("forward")
+        modulated = isinstance(cut, CutBlock) and cut.is_modulated
+        kind = type(block), _weights(block), _outline([*args, *kwargs.values()]), modulated
         if kind in self._noted:
             return
         try:
             path = next(path for path, module in self._network().named_modules() if module is block)
-            self._noted[kind] = Example(path, described(list(args)), described(dict(kwargs)))
+            self._noted[kind] = Example(path, described(list(args)), described(dict(kwargs)), modulated)
         except TypeError as error:
             self._noted[kind] = str(error)
 

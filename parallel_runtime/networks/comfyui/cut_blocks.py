@@ -9,7 +9,8 @@ every block.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -17,9 +18,11 @@ import torch
 from torch import nn
 
 from ...errors import UnsupportedModelError
+from ...mesh.mesh import single_rank_mesh
 from .attention_operator import TRACED, in_order
 from .block_call import KEYWORD, BlockCall
 from .blocks import Blocks
+from .host_modulation import HostModulation, Layers, compute, forget
 from .own_arguments import GRID, OwnArguments, said
 from .own_objects import is_guide_mask
 from .token_split import RunBlock, Streams, TokenSplit, put
@@ -59,6 +62,7 @@ def unknown_blocks(network: nn.Module, lists: Sequence[Blocks]) -> str:
 
 def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -> None:
     """Let the ranks of `split` share out the tokens of these lists of blocks."""
+    split.modulation = HostModulation()
     for blocks in lists:
         found = list(network.get_submodule(blocks.path).children())
         fits = [*(_fits(block, blocks) for block in found), False]
@@ -131,13 +135,18 @@ class CutBlock:
         self._blocks = blocks
         self._split = split
         self._last = last
+        self._modulated: Layers = split.modulation.add(block, blocks)
         self._own = OwnArguments(blocks, self._unlike)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         split, blocks = self._split, self._blocks
-        if split.degree == 1:
+        if split.degree == 1 and not self._modulated:
             return self._compute(args, kwargs)
         call = BlockCall(self._signature, blocks.positional, args, kwargs)
+        for name, layers in self._modulated.items():
+            split.modulation.before(name, call[name], layers)
+        if split.degree == 1:
+            return self._compute(args, kwargs)
         if unknown := call.others - blocks.names:
             raise self._unlike(f"takes {', '.join(sorted(unknown))}")
         whole = self._own.tokens(call)
@@ -192,6 +201,23 @@ class CutBlock:
     def compute(self, run: RunBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The block's own forward, with arguments of this rank's tokens alone, by what runs it."""
         return run(self._forward, args, kwargs, self._varying)
+
+    @contextmanager
+    def modulated_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+        """Inside, the block's modulation is ready as in a forward of the network. No collective."""
+        call = BlockCall(self._signature, self._blocks.positional, args, kwargs)
+        for name, layers in self._modulated.items():
+            compute(call[name], layers, single_rank_mesh())
+        try:
+            yield
+        finally:
+            for layers in self._modulated.values():
+                forget(layers)
+
+    @property
+    def is_modulated(self) -> bool:
+        """Some of the block's modulation is ready."""
+        return any(layer.ready is not None for layers in self._modulated.values() for layer in layers)
 
     def _varying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, int]]:
         """Arguments that have tokens, or rows for such, with the dims that these are on."""

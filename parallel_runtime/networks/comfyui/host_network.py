@@ -89,6 +89,8 @@ class HostNetwork(RepeatedCalls):
         self._patches = LivePatches(held.device)
         self._residual_rows = ResidualRows()
         self._attend = HostAttention(KERNELS[self.attention], held.split, suited)
+        # Weights that come block by block are not there before their block.
+        self._modulates = is_on("modulation") and held.stream is None
         self._peers = self._share_memory(dtype) if is_on("peers") else None
         self._run_block: RunBlock | None = _noting(compiler) if compile and compiler is not None else None
         self._compilation = None
@@ -208,11 +210,13 @@ class HostNetwork(RepeatedCalls):
         split = self._held.split
         patched = _patched(arguments)
         split.begin(self._attend, None if patched else self._run_block, self._peers)
+        split.modulation.begin(self.mesh if self._modulates and not patched else None)
         options = self._patches.put_in(arguments.pop("transformer_options", {}))
         options["optimized_attention_override"] = self._attend
         if table is not None:
             options |= look_up(table, timestep)
         with contextlib.ExitStack() as held:
+            held.callback(split.modulation.end)
             held.enter_context(attending(self._attend.at, self._attend.over_peers))
             if self._compilation is not None and not patched:
                 held.enter_context(self._compilation.around_forward())

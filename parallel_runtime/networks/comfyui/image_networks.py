@@ -13,11 +13,12 @@ FLUX = (
     Blocks(
         "double_blocks", {"txt": 1, "img": 1}, ("img", "txt"), joint={"pe": 2},
         segments={"modulation_dims_img": "img", "modulation_dims_txt": "txt"}, alike=("vec", "attn_mask", *_OPTIONS),
-        control=("input", "img"),
+        modulations={"vec": ("img_mod.lin", "txt_mod.lin")}, control=("input", "img"),
     ),
     Blocks(
         "single_blocks", {"x": 1}, ("x",), joint={"pe": 2}, segments={"modulation_dims": "x"},
-        alike=("vec", "attn_mask", *_OPTIONS), control=("output", "x", "txt"),
+        alike=("vec", "attn_mask", *_OPTIONS), modulations={"vec": ("modulation.lin",)},
+        control=("output", "x", "txt"),
     ),
 )  # fmt: skip
 
@@ -26,39 +27,43 @@ _QWEN_IMAGE = Blocks(
     ("encoder_hidden_states", "hidden_states"), joint={"image_rotary_emb": 2},
     rows={"encoder_hidden_states_mask": ("encoder_hidden_states", 1)},
     border={"timestep_zero_index": "hidden_states"}, alike=("temb", *_OPTIONS),
-    control=("input", "hidden_states"),
+    modulations={"temb": ("img_mod.1", "txt_mod.1")}, control=("input", "hidden_states"),
 )  # fmt: skip
 
 
 def _lumina(path: str) -> Blocks:
     return Blocks(
         path, {"x": 1}, ("x",), joint={"freqs_cis": 1}, segments={"timestep_zero_index": "x"},
-        alike=("x_mask", "adaln_input", *_OPTIONS),
+        alike=("x_mask", "adaln_input", *_OPTIONS), modulations={"adaln_input": ("adaLN_modulation.1",)},
     )  # fmt: skip
 
 
 def _omnigen(path: str) -> Blocks:
     return Blocks(
         path, {"hidden_states": 1}, ("hidden_states",), joint={"image_rotary_emb": 1},
-        alike=("attention_mask", "temb", *_OPTIONS),
+        alike=("attention_mask", "temb", *_OPTIONS), modulations={"temb": ("norm1.linear",)},
     )  # fmt: skip
 
 
+_BOOGU_NORMS = ("img_norm1", "img_norm2", "img_norm3", "instruct_norm1", "instruct_norm2")
 _BOOGU = Blocks(
     "double_stream_layers", {"instruct_hidden_states": 1, "img_hidden_states": 1},
     ("img_hidden_states", "instruct_hidden_states"), joint={"joint_rotary_emb": 1},
     rows={"img_rotary_emb": ("img_hidden_states", 1)}, alone="img_hidden_states",
     alike=("temb", "joint_attention_mask", "img_attention_mask", *_OPTIONS),
+    modulations={"temb": tuple(f"{name}.linear" for name in _BOOGU_NORMS)},
 )  # fmt: skip
 
 _HIDREAM = (
     Blocks(
         "double_stream_blocks", {"image_tokens": 1, "text_tokens": 1}, ("image_tokens", "text_tokens"),
         joint={"rope": 1}, rows={"image_tokens_masks": ("image_tokens", 1)}, alike=("adaln_input", *_OPTIONS),
+        modulations={"adaln_input": ("block.adaLN_modulation.1",)},
     ),
     Blocks(
         "single_stream_blocks", {"image_tokens": 1}, ("image_tokens",), joint={"rope": 1},
         rows={"image_tokens_masks": ("image_tokens", 1)}, alike=("text_tokens", "adaln_input", *_OPTIONS),
+        modulations={"adaln_input": ("block.adaLN_modulation.1",)},
     ),
 )  # fmt: skip
 
@@ -74,7 +79,8 @@ PREDICT_2 = Blocks(
 
 _LENS = Blocks(
     "transformer_blocks", {"hidden_states": 1, "encoder_hidden_states": 1}, ("encoder_hidden_states", "hidden_states"),
-    joint={"freqs_cis": 2, "attention_mask": 3}, alike=("temb", *_OPTIONS), control=("input", "hidden_states"),
+    joint={"freqs_cis": 2, "attention_mask": 3}, alike=("temb", *_OPTIONS),
+    modulations={"temb": ("img_mod.1", "txt_mod.1")}, control=("input", "hidden_states"),
 )  # fmt: skip
 
 _JOY = Blocks(
@@ -85,6 +91,7 @@ _JOY = Blocks(
 _SD3 = Blocks(
     "joint_blocks", {"context": 1, "x": 1}, ("context", "x"), positional=("context", "x"), alone="x",
     alike=("c", "use_checkpoint", *_OPTIONS), control=("output", "x"),
+    modulations={"c": ("context_block.adaLN_modulation.1", "x_block.adaLN_modulation.1")},
 )  # fmt: skip
 
 _PIXEL_DIT = Blocks(
@@ -170,8 +177,14 @@ IMAGE: Mapping[str, Network] = {
     "comfy.ldm.aura.mmdit:MMDiT": Network(
         "AuraFlow",
         (
-            Blocks("double_layers", {"c": 1, "x": 1}, ("c", "x"), alike=("global_cond", *_OPTIONS)),
-            Blocks("single_layers", {"cx": 1}, ("cx",), alike=("global_cond", *_OPTIONS)),
+            Blocks(
+                "double_layers", {"c": 1, "x": 1}, ("c", "x"), alike=("global_cond", *_OPTIONS),
+                modulations={"global_cond": ("modC.1", "modX.1")},
+            ),
+            Blocks(
+                "single_layers", {"cx": 1}, ("cx",), alike=("global_cond", *_OPTIONS),
+                modulations={"global_cond": ("modCX.1",)},
+            ),
         ),
         heads="single_layers.0.attn.n_heads",
     ),

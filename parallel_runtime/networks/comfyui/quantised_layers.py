@@ -107,7 +107,7 @@ class _Emptied:
         self.own = _own_class(layer)
         self.outputs = int(layer.out_features)  # type: ignore[arg-type]
         self._described = described
-        left_out = {*vars(QuantisedLayer), "_parameters"}
+        left_out = {*vars(QuantisedLayer), "_parameters", "ready"}
         self._kept = {name: value for name, value in vars(layer).items() if name not in left_out}
 
     def filled(self, inside: Any) -> Any:
@@ -159,12 +159,13 @@ def _hide_activated() -> None:
 def _computes_quantised(module: nn.Module) -> bool:
     if getattr(module, "out_features", None) is None or not is_on("quantised"):
         return False
-    if _rounds_inside(type(module)):
+    if rounds_inside(type(module)):
         return True
     return any(type(each).__name__ == _QUANTISED for each in module._parameters.values())
 
 
-def _rounds_inside(kind: Any) -> bool:
+def rounds_inside(kind: Any) -> bool:
+    """Layers of this class round what they are given to float8, and write into it."""
     return bool(kind.__qualname__.startswith(_ROUNDING_INSIDE))
 
 
@@ -187,7 +188,7 @@ def quantised_layers(module: nn.Module) -> Iterator[QuantisedLayer]:
 def quantised_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> torch.Tensor:
     """What ComfyUI's layer gives; x (..., inputs) -> (..., outputs)."""
     emptied = _KINDS[kind]
-    if _rounds_inside(emptied.own):  # and writes into what it is given
+    if rounds_inside(emptied.own):  # and writes into what it is given
         x = x.clone()
     output: torch.Tensor = emptied.own.forward(emptied.filled(inside), x)
     return output.contiguous()

@@ -16,6 +16,7 @@ from ...acceleration.peer_sharing import PeerSharing
 from ...mesh.mesh import Mesh
 from ..attended_tokens import AttendedTokens
 from ..shares import gather_shares, split_sizes
+from .host_modulation import HostModulation
 from .residual_rows import Noted, Notes
 
 _RUNNING = threading.local()
@@ -97,6 +98,7 @@ class TokenSplit:
         self.whole_queries = False
         self.run_block: RunBlock | None = None
         """Runs the forward of a block on this rank's tokens; None: it is called."""
+        self.modulation = HostModulation()
         self._read: list[Any] = []
         self.pending: set[str] = set()
         """Lists of blocks of which the last has not run: their output is this rank's share still."""

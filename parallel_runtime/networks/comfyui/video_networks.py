@@ -32,6 +32,7 @@ _LTX_2 = Blocks(
 _COG_VIDEO = Blocks(
     "blocks", {"encoder_hidden_states": 1, "hidden_states": 1}, ("hidden_states", "encoder_hidden_states"),
     rows={"image_rotary_emb": ("hidden_states", 0)}, alike=("temb", *_OPTIONS),
+    modulations={"temb": ("norm1.linear", "norm2.linear")},
 )  # fmt: skip
 
 _COSMOS = Blocks(
@@ -64,6 +65,7 @@ VIDEO: Mapping[str, Network] = {
             Blocks(
                 "visual_transformer_blocks", {"visual_embed": 1}, ("visual_embed",), joint={"freqs": 1},
                 cross=("cross_attention",), alike=("text_embed", "time_embed", *_OPTIONS),
+                modulations={"time_embed": ("visual_modulation.out_layer",)},
             ),
         ),
         heads="visual_transformer_blocks.0.self_attention.num_heads",

@@ -1,0 +1,139 @@
+"""Modulation of a ComfyUI network's blocks in shares, as networks/modulation.py does it for diffusers' networks.
+
+The layers of all blocks get SiLU of one tensor, a row per picture, which is there before the first block: with its
+weights in 16 bits a step of FLUX.1 reads 6.5 GB for that, on every rank. Each rank computes some of them, by their own
+forward, so quantised weights and patched ones are as they would be in the block. Blocks compute their layers
+themselves, as they are, where another tensor comes than the one before, and in a forward that begins without this.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...mesh.mesh import Mesh
+from ..modulation import assign, compute_in_shares
+from .blocks import Blocks
+from .quantised_layers import rounds_inside
+
+Layers = Mapping[str, Sequence["ReadyLayer"]]
+"""Argument of a block's forward -> the layers that get SiLU of it."""
+
+
+class ReadyLayer(nn.Module):
+    """A layer becomes one by its class alone, of which its own class stays a base: weights and their names stay."""
+
+    ready: torch.Tensor | None = None
+    """What it gives in this forward, (rows, ..., outputs); None where it computes that when it is called."""
+
+    def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What is ready, of an input (rows, ..., inputs); one of fewer rows has the first of them (Qwen-Image's text
+        where references have a timestep of their own)."""
+        ready = self.ready
+        if ready is None:
+            return super().forward(input, *args, **kwargs)
+        if ready.shape[0] != input.shape[0]:
+            ready = ready[: input.shape[0]]
+        return ready.view(*input.shape[:-1], ready.shape[-1])
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing stands between a call and the forward, such as a LoRA that is computed beside the layer."""
+        return "forward" not in vars(self) and not self._forward_hooks and not self._forward_pre_hooks
+
+
+class HostModulation:
+    """The modulation layers of one network; blocks tell it what they are given."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, list[ReadyLayer]] = {}
+        self._mesh: Mesh | None = None
+        self._given: dict[str, torch.Tensor] = {}
+
+    def add(self, block: nn.Module, blocks: Blocks) -> Layers:
+        """Take a block's layers in, of those that the data names and the block has."""
+        found: dict[str, list[ReadyLayer]] = {}
+        for argument, paths in blocks.modulations.items():
+            modules = (_submodule(block, path) for path in paths)
+            own = [_made_ready(module) for module in modules if hasattr(module, "out_features")]
+            found[argument] = own
+            self._layers.setdefault(argument, []).extend(own)
+        return {argument: own for argument, own in found.items() if own}
+
+    def begin(self, mesh: Mesh | None) -> None:
+        """A forward begins over this mesh; None: blocks compute their layers themselves."""
+        self.end()
+        self._mesh = mesh
+
+    def end(self) -> None:
+        """A forward has ended: let go of what was ready."""
+        self._mesh = None
+        self._given.clear()
+        for layers in self._layers.values():
+            forget(layers)
+
+    def before(self, argument: str, value: Any, own: Sequence[ReadyLayer]) -> None:
+        """A block runs with this argument. Collective over the sequence group for the first of a forward.
+
+        Which calls come first, and with which tensors, follows from the call of the network alone: ranks agree.
+        """
+        if self._mesh is None or not isinstance(value, torch.Tensor):
+            return
+        if argument not in self._given:
+            self._given[argument] = value
+            compute(value, self._layers[argument], self._mesh)
+        elif self._given[argument] is not value:
+            forget(own)
+
+
+def compute(value: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> None:
+    """Make layers ready that get SiLU of a tensor (rows, ..., width). Collective over the sequence group."""
+    layers = [layer for layer in layers if layer.is_plain]
+    given = F.silu(value)
+    if mesh.sequence is None:
+        outputs = [_own(layer, given) for layer in layers]
+    else:
+        widths = [int(layer.out_features) for layer in layers]  # type: ignore[arg-type]
+        outputs = compute_in_shares(
+            given, widths, assign(widths, mesh.plan.sequence), mesh.sequence_index, mesh.sequence,
+            lambda index: _own(layers[index], given),
+        )  # fmt: skip
+    for layer, output in zip(layers, outputs, strict=True):
+        layer.__dict__["ready"] = output.data  # no view to torch, for which a graph would be another one
+
+
+def forget(layers: Sequence[ReadyLayer]) -> None:
+    """Have layers compute when they are called."""
+    for layer in layers:
+        layer.__dict__.pop("ready", None)
+
+
+def _own(layer: ReadyLayer, given: torch.Tensor) -> torch.Tensor:
+    """What a layer gives by its own class."""
+    output: torch.Tensor = layer.forward(given.clone() if rounds_inside(type(layer)) else given)
+    return output.contiguous()
+
+
+def _submodule(block: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return block.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _made_ready(layer: Any) -> ReadyLayer:
+    if not isinstance(layer, ReadyLayer):
+        own: Any = type(layer)
+        layer.__class__ = _ready(own)
+    made: ReadyLayer = layer
+    return made
+
+
+@functools.cache
+def _ready(own: Any) -> Any:
+    return type(own.__name__, (ReadyLayer, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
