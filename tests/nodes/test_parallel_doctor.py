@@ -93,7 +93,7 @@ def living_children() -> list[psutil.Process]:
     ours = []
     for child in children:
         try:
-            if child.status() != psutil.STATUS_ZOMBIE and {"-c", "workers.doctor", "workers.doctor.machine"} & set(
+            if child.status() != psutil.STATUS_ZOMBIE and {"-c", "workers.doctor", "workers.doctor.gathering"} & set(
                 child.cmdline()
             ):
                 ours.append(child)

@@ -16,7 +16,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, ConfigurationError, ParallelError, UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
-from workers.wire.protocol import describe
+from workers.wire.error_info import describe
 
 SECONDS = 20.0  # of CPU, where none takes one on an idle core; without the bounds each takes minutes
 

@@ -14,8 +14,9 @@ from parallel_runtime.acceleration import launched as counting
 from parallel_runtime.mesh import tally
 from parallel_runtime.requests.requests import Finished
 from workers.supervisor.job import ActiveJob
+from workers.wire.error_info import ErrorInfo, of_all_ranks
 from workers.wire.frames import Frame
-from workers.wire.protocol import Done, ErrorInfo, Failed, Launched, of_all_ranks
+from workers.wire.protocol import Done, Failed, Launched
 
 WORLD, PAIR = "cpu of 0", "cpu of 3"
 

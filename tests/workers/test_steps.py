@@ -23,8 +23,9 @@ from workers.client.submission import Submission
 from workers.launch import PoolSpec
 from workers.supervisor.job import ActiveJob
 from workers.supervisor.jobs import Jobs
+from workers.wire.error_info import ErrorInfo
 from workers.wire.frames import Frame
-from workers.wire.protocol import Cancel, Done, ErrorInfo, Failed, Job, Ready
+from workers.wire.protocol import Cancel, Done, Failed, Job, Ready
 from workers.wire.shared_memory import Segment
 from workers.wire.transport import Parcel, Transport
 

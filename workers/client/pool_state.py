@@ -11,7 +11,8 @@ import msgspec
 from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.control import Cancelled
 
-from ..wire.protocol import AskStatus, Status, revive
+from ..wire.error_info import revive
+from ..wire.protocol import AskStatus, Status
 from .silence import Silence
 from .submission import ShouldCancel
 from .supervisor_process import SupervisorProcess

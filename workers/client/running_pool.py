@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import queue
 import threading
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from parallel_runtime.errors import OutOfMemoryError, ParallelError, PoolError, SegmentError
+from parallel_runtime.errors import PoolError, SegmentError
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Grown, Request, Step
 
@@ -21,29 +20,16 @@ from ..launch import PoolSpec, settings_of_ranks
 from ..wire.bell import listen
 from ..wire.connection import ConnectionClosed, FrameError
 from ..wire.frames import Frame
-from ..wire.protocol import (
-    Cancel,
-    Compiling,
-    Done,
-    Failed,
-    Job,
-    Loading,
-    Measuring,
-    Progress,
-    Shutdown,
-    Status,
-    revive,
-)
+from ..wire.protocol import Cancel, Compiling, Done, Failed, Job, Loading, Measuring, Progress, Shutdown, Status
 from ..wire.tensors import unpack
 from ..wire.transport import Transport
+from .failures import explain
 from .open_jobs import OpenJob, OpenJobs
 from .patience import Patience
 from .pool_state import POLL_SECONDS, PoolState
 from .submission import Callbacks, Reply, ShouldCancel, Submission
 from .supervisor_process import SupervisorProcess
 from .waiting import Wait
-
-log = logging.getLogger("parallel_dit")
 
 EXIT_SECONDS = 10.0
 CANCEL_SECONDS = 1.5
@@ -214,7 +200,10 @@ class RunningPool:
             elif isinstance(message, Compiling):
                 callbacks.on_compile()
             elif isinstance(message, Failed):
-                raise Cancelled if message.cancelled else self._explain(message)
+                if message.cancelled:
+                    raise Cancelled
+                self._jobs.note_failure(message)
+                raise explain(message, self.spec)
             elif isinstance(message, Done):
                 if message.cancelled or cancelled_at is not None:
                     raise Cancelled
@@ -239,17 +228,6 @@ class RunningPool:
             return Frame(answer, b"", None) if answer is not None else None
 
         return listen(frames, look, partial(self._patience.pause, request.kind), sent.at, until)
-
-    def _explain(self, failed: Failed) -> ParallelError:
-        error = revive(failed.error)
-        self._jobs.note_failure(failed)
-        if failed.error.traceback and isinstance(error, PoolError):
-            log.error("Parallel DiT, rank %d:\n%s", failed.rank, failed.error.traceback)
-        if isinstance(error, OutOfMemoryError) and failed.fits:
-            devices = ",".join(str(self.spec.devices[rank]) for rank in failed.fits)
-            smaller = devices if self.spec.device_type == "cuda" else f"cpu:{len(failed.fits)}"
-            return OutOfMemoryError(error.cause, f"It fits on the others: set devices to {smaller} in Parallel Config.")
-        return error
 
     def _send(
         self, message: Job, should_cancel: ShouldCancel, buffers: Sequence[memoryview] = (), elsewhere: bool = False

@@ -20,8 +20,9 @@ from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Forward, Invoke, Sample, Step
 
 from ..wire.connection import Connection
+from ..wire.error_info import describe
 from ..wire.frames import Frame, encode_header
-from ..wire.protocol import Abandon, Done, Failed, Job, Launched, Ready, describe
+from ..wire.protocol import Abandon, Done, Failed, Job, Launched, Ready
 from ..wire.shared_memory import Segment, write
 from ..wire.tensors import pack, unpack_meta
 from .client_memory import ClientMemory

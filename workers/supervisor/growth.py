@@ -20,8 +20,9 @@ from ..launch import PoolSpec, rank_environment
 from ..pool_log import PoolLog
 from ..processes import end_descendants
 from ..wire.endpoint import Endpoint
+from ..wire.error_info import ErrorInfo
 from ..wire.frames import Frame
-from ..wire.protocol import Cancel, ErrorInfo, Failed, Job
+from ..wire.protocol import Cancel, Failed, Job
 from .jobs import Jobs
 from .members import Members
 from .torchrun import Torchrun

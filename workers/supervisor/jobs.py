@@ -13,22 +13,9 @@ from parallel_runtime.requests.requests import Grow, Request, Step
 
 from ..pool_log import PoolLog
 from ..wire.endpoint import Endpoint
+from ..wire.error_info import ErrorInfo, of_all_ranks
 from ..wire.frames import Frame
-from ..wire.protocol import (
-    Abandon,
-    Cancel,
-    Compiling,
-    Done,
-    ErrorInfo,
-    Failed,
-    Job,
-    Loading,
-    Measuring,
-    Progress,
-    Ready,
-    Run,
-    of_all_ranks,
-)
+from ..wire.protocol import Abandon, Cancel, Compiling, Done, Failed, Job, Loading, Measuring, Progress, Ready, Run
 from .job import ActiveJob
 from .members import Members
 from .stall import StallWatch

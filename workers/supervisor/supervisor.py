@@ -30,20 +30,9 @@ from ..pool_log import PoolLog, tell_of_fresh_pool
 from ..processes import become_subreaper, end_descendants
 from ..settings import read_seconds
 from ..wire.endpoint import Endpoint
+from ..wire.error_info import ErrorInfo, describe
 from ..wire.frames import Frame
-from ..wire.protocol import (
-    AskStatus,
-    Cancel,
-    ErrorInfo,
-    Failed,
-    Heartbeat,
-    Job,
-    Online,
-    PoolState,
-    Shutdown,
-    Status,
-    describe,
-)
+from ..wire.protocol import AskStatus, Cancel, Failed, Heartbeat, Job, Online, PoolState, Shutdown, Status
 from ..wire.unix_socket import listen_in
 from .growth import Growth
 from .jobs import Jobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from ..wire.protocol import ErrorInfo
+from ..wire.error_info import ErrorInfo
 
 BLAME_SECONDS = 0.3
 """So long after the first sign the others are waited for."""

@@ -11,13 +11,11 @@ from typing import Literal
 
 import msgspec
 
-from parallel_runtime.errors import ERROR_TYPES, ParallelError, PoolError
 from parallel_runtime.requests.requests import Answer, Request
 
+from .error_info import ErrorInfo
+
 VERSION = 5
-_LONGEST_TEXT = 4_000
-_LONGEST_TRACEBACK = 50_000
-"""Characters of an error: whatever is in it, it fits into a frame."""
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
@@ -29,22 +27,6 @@ class TensorSpec(msgspec.Struct, frozen=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
-
-
-class ErrorInfo(msgspec.Struct, frozen=True):
-    """A `ParallelError` as data.
-
-    Args:
-        traceback: for the log and for developers, not for the artist.
-        consequence: a collective broke because another rank was lost; that rank is to blame.
-    """
-
-    type: str
-    cause: str
-    fix: str
-    rank: int | None = None
-    traceback: str = ""
-    consequence: bool = False
 
 
 # client -> supervisor, and onwards to every rank (its payload to rank 0 alone)
@@ -272,35 +254,3 @@ Message = (
     | Done
     | Failed
 ) | Status
-
-
-def describe(error: BaseException, rank: int | None, traceback: str = "") -> ErrorInfo:
-    """Turn an exception into data. One that is not ours keeps its class name in the cause; its fix is left open."""
-    traceback = _plain(traceback[-_LONGEST_TRACEBACK:])
-    if isinstance(error, ParallelError):
-        cause, fix = _plain(error.cause[:_LONGEST_TEXT]), _plain(error.fix[:_LONGEST_TEXT])
-        return ErrorInfo(type(error).__name__, cause, fix, rank, traceback)
-    where = "The worker pool" if rank is None else f"Rank {rank} of the worker pool"
-    text = _plain(str(error).strip().split("\n")[0][:_LONGEST_TEXT])
-    return ErrorInfo(
-        "PoolError", f"{where} failed with {type(error).__name__}: {text.rstrip('.')}.", "", rank, traceback
-    )
-
-
-def of_all_ranks(info: ErrorInfo, log: str) -> ErrorInfo:
-    """An error that all ranks raised alike, in a run: the model's own, so to say."""
-    if info.type != "PoolError":
-        return msgspec.structs.replace(info, fix=info.fix or f"The log is {log}.")
-    cause = info.cause.replace(f"Rank {info.rank} of the worker pool failed", "The model failed on every rank")
-    fix = f"See whether all that the sampler gets is made for this model, which stays loaded; the log is {log}."
-    return msgspec.structs.replace(info, type="RequestError", cause=cause, fix=fix)
-
-
-def _plain(text: str) -> str:
-    """What can travel: names of files may hold bytes that are no UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def revive(info: ErrorInfo) -> ParallelError:
-    """The exception that `describe` turned into data."""
-    return ERROR_TYPES.get(info.type, PoolError)(info.cause, info.fix)
