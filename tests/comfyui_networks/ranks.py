@@ -90,7 +90,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: l
                 ):
                     shared = call(made, each, attention)
                 _assert_shared_out(modulated, [each.args[0] for each in computed.call_args_list])
-                split.modulation.end()
+                split.end()
                 assert running.called != (each in made.whole), (name, each)
                 assert not split.pending
                 found[name][f"{plan}, {each}"] = _difference(shared, whole)

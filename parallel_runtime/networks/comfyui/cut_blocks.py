@@ -167,7 +167,7 @@ class CutBlock:
             split.note(blocks.path, dict(zip(whole, lengths, strict=True)), None)
             return self._compute(args, kwargs)
         by_guide = any(is_guide_mask(call[name]) for name in blocks.rows)
-        self._own.cut(call, whole, streams)
+        self._own.cut(call, whole, streams, split.joined)
         if inside:
             call["transformer_options"] = {**options, "patches": over_all_tokens(patches, inside, split)}
         alone = list(whole).index(blocks.alone) if blocks.alone else None

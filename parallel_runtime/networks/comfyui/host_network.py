@@ -216,7 +216,7 @@ class HostNetwork(RepeatedCalls):
         if table is not None:
             options |= look_up(table, timestep)
         with contextlib.ExitStack() as held:
-            held.callback(split.modulation.end)
+            held.callback(split.end)
             held.enter_context(attending(self._attend.at, self._attend.over_peers))
             if self._compilation is not None and not patched:
                 held.enter_context(self._compilation.around_forward())

@@ -13,6 +13,8 @@ from .own_objects import own_object
 from .token_split import Streams, take
 
 Intervals = Sequence[tuple[int, int]]
+Joined = dict[Any, tuple[torch.Tensor, torch.Tensor]]
+"""(tensor's id, dim, intervals) -> it and its share."""
 GRID = 3
 
 
@@ -38,8 +40,12 @@ class OwnArguments:
             found[name] = value.flatten(dim, dim + dims - 1)
         return found
 
-    def cut(self, call: BlockCall, whole: Mapping[str, torch.Tensor], streams: Streams) -> None:
-        """Leave this rank's share in the arguments."""
+    def cut(self, call: BlockCall, whole: Mapping[str, torch.Tensor], streams: Streams, joined: Joined) -> None:
+        """Leave this rank's share in the arguments.
+
+        Args:
+            joined: shares that are copies, which the next block may have as they are.
+        """
         blocks = self._blocks
         joint = streams.intervals()
         shares = {name: streams.only(index) for index, name in enumerate(whole)}
@@ -47,7 +53,7 @@ class OwnArguments:
             own = take(whole[name], dim, shares[name].intervals()).contiguous()
             call[name] = _as_grid(own, dim) if name in blocks.grids else own
         for name, dim in blocks.joint.items():
-            call[name] = self._joint(call[name], name, dim, joint, streams.total)
+            call[name] = self._joint(call[name], name, dim, joint, streams.total, joined)
         for name, (stream, dim) in blocks.rows.items():
             call[name] = self._rows(call[name], name, dim, shares[stream])
         for name, stream in blocks.segments.items():
@@ -59,14 +65,20 @@ class OwnArguments:
                 start, stop = shares[stream].intervals()[0]
                 call[name] = min(max(call[name], start), stop) - start
 
-    def _joint(self, value: Any, name: str, dim: int, intervals: Intervals, total: int) -> Any:
+    def _joint(self, value: Any, name: str, dim: int, intervals: Intervals, total: int, joined: Joined) -> Any:
         if isinstance(value, (tuple, list)):
-            return type(value)(self._joint(item, name, dim, intervals, total) for item in value)
+            return type(value)(self._joint(item, name, dim, intervals, total, joined) for item in value)
         if not isinstance(value, torch.Tensor) or value.shape[dim] == 1:
             return value
         if value.shape[dim] != total:
             raise self._unlike(f"takes {said(value)} as {name} of {total} tokens")
-        return take(value, dim % value.ndim, intervals)
+        dim %= value.ndim
+        if len(intervals) == 1:
+            return take(value, dim, intervals)
+        key = id(value), dim, tuple(intervals)  # of a tensor that lives as long as this
+        if key not in joined:
+            joined[key] = value, take(value, dim, intervals)
+        return joined[key][1]
 
     def _rows(self, value: Any, name: str, dim: int, share: Streams) -> Any:
         if isinstance(value, (tuple, list)):

@@ -99,6 +99,8 @@ class TokenSplit:
         self.run_block: RunBlock | None = None
         """Runs the forward of a block on this rank's tokens; None: it is called."""
         self.modulation = HostModulation()
+        self.joined: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+        """What this rank has of tensors that all blocks are given, with each, for this forward."""
         self._read: list[Any] = []
         self.pending: set[str] = set()
         """Lists of blocks of which the last has not run: their output is this rank's share still."""
@@ -122,8 +124,14 @@ class TokenSplit:
         """
         self.attention, self.run_block, self.tokens.peers = attention, run_block, peers
         self.pending.clear()
+        self.joined.clear()
         self._read = []
         self.noted = {}
+
+    def end(self) -> None:
+        """A forward has ended: let go of what blocks had in common."""
+        self.modulation.end()
+        self.joined.clear()
 
     def note(self, path: str, lengths: Mapping[str, int], streams: Streams | None) -> None:
         """A block of a list has run.
