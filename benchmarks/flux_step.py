@@ -79,6 +79,7 @@ def run_pool(
     started = time.perf_counter()
     client.sample(model, request)
     warm_seconds = time.perf_counter() - started
+    warm = client.details
     times: list[float] = [time.perf_counter()]
     latent = client.sample(model, request, on_progress=lambda *_: times.append(time.perf_counter()))
     times.append(time.perf_counter())
@@ -88,6 +89,7 @@ def run_pool(
         "ms_per_step": per_step(times),
         "load_seconds": load_seconds,
         "first_run_seconds": warm_seconds,
+        "memory_gib": [warm.memory_bytes / 2**30, warm.used_bytes / 2**30] if warm is not None else [0.0, 0.0],
         "latent": latent,
     }
     if size <= CALLS_UP_TO:

@@ -21,8 +21,8 @@ from .flux_step import difference, run_pool
 from .in_comfyui.ballast import gpus_of
 from .in_comfyui.files import ENDING
 
-_FITS = {0: ("whole", "dealt", "host"), 24: ("dealt", "host")}
-"""GiB of a card -> kinds of weights that are tried; of others "host"."""
+_FITS = {0: ("whole", "dealt", "host"), 24: ("auto", "dealt", "host")}
+"""GiB of a card -> kinds of weights that are tried; of others "auto" and "host"."""
 
 
 def main() -> None:
@@ -39,11 +39,15 @@ def main() -> None:
     if not path.exists():
         write_random_flux(path)
     devices = ",".join(map(str, range(options.ranks)))
-    print("| GiB | weights | ms per step | ms per call | load, s | first run, s | from whole |\n" + "|---" * 7 + "|")
+    print(
+        "| GiB | weights | ms per step | ms per call | load, s | first run, s | predicted, GiB | used | from whole |\n"
+        + "|---" * 9
+        + "|"
+    )
     whole: torch.Tensor | None = None
     for limit in map(int, options.limits.split(",")):
         with gpus_of(limit, devices):
-            for weights in _FITS.get(limit, ("host",)):
+            for weights in _FITS.get(limit, ("auto", "host")):
                 try:
                     row = run_pool(path, options.ranks, options.compile, options.size, options.steps, "auto", weights)
                 except ParallelError as error:
@@ -54,7 +58,7 @@ def main() -> None:
                 print(
                     f"| {limit or 'all'} | {weights} | {row['ms_per_step']:.1f} | {row['ms_per_call']:.1f} | "
                     f"{row['load_seconds']:.1f} | {row['first_run_seconds']:.1f} | "
-                    f"{difference(row['latent'], whole):.1e} |",
+                    f"{row['memory_gib'][0]:.1f} | {row['memory_gib'][1]:.1f} | {difference(row['latent'], whole):.1e} |",
                     flush=True,
                 )
             close_pools()

@@ -32,6 +32,12 @@ def explain_stages(stages: int, keeps_pixels: bool = False) -> str:
     return "" if stages == 1 or keeps_pixels else USE_PARALLEL_SAMPLER
 
 
+def _memory(details: PlanDetails) -> str:
+    """What a run took of the fullest GPU, beside what was predicted."""
+    predicted, used = details.memory_bytes / 2**30, details.used_bytes / 2**30
+    return f"Memory per GPU: predicted {predicted:.1f} GiB, used {used:.1f} GiB."
+
+
 def _nowhere() -> tuple[str, str]:
     return "", ""
 
@@ -146,6 +152,8 @@ class RunNotices:
         if self._ran is None:
             return ""
         text = f"latent {' × '.join(map(str, self._latent[2:]))}, {self._ran.plan}"
+        if self._details is not None and self._details.used_bytes:
+            text = f"{text} {_memory(self._details)}"
         seconds = self.step_seconds
         if seconds is None:
             return text

@@ -59,6 +59,8 @@ class RepeatedForward(Prepared):
         state, placed, resident = self.state, self.placed, self.placed.resident
         # Models that were prepared since may have taken its place, or other patches that of its own.
         state.have_patches(resident, self.patches, agreed)
+        if not self.told:
+            state.watch_memory()
         x, timestep = tensors["x"], tensors["timestep"]
         conditioning = _with_residuals(self.conditioning, self.residuals, tensors)
         results: Results = {}

@@ -81,6 +81,7 @@ class PreparedSample(Prepared):
         """Run the loop; the rank that has the finished latent returns `latent`."""
         started = time.perf_counter()
         self.state.have_patches(self.placed.resident, self.patches, agreed)
+        self.state.watch_memory()
         latent = self._sample(tensors, control, agreed)
         return self.state.finished(self.placed, started), {} if latent is None else {"latent": latent}
 

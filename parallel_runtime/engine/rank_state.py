@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
+from .. import memory
 from ..acceleration.peer_memory import PeerMemory
 from ..config import ParallelPlan
 from ..mesh.agreement import agreed_same, offer_same
@@ -45,6 +47,7 @@ class Placed:
         place: this rank's in the plan; None where it takes no part.
         says: the plan in words; `details`: in numbers.
         mirrored: see `Place`.
+        size: equal for runs that need as much memory beside the weights.
     """
 
     resident: Resident
@@ -53,6 +56,7 @@ class Placed:
     says: str
     details: PlanDetails
     mirrored: bool
+    size: Hashable
 
     def offers(self) -> dict[str, int]:
         """What this rank has recorded for such a request."""
@@ -105,6 +109,8 @@ class RankState:
         self.unlike = False
         """Whether the ranks' devices are of several models."""
         self.meshes = Meshes(rank, 1, leave=self.residency.leave, share=PeerMemory)
+        self._allocated = 0
+        self._beside: dict[Hashable, int] = {}  # measured; for texts, as ranks may differ in it
         self._told: dict[str, int] | None = None  # what the client knows of the weights that are here
         self.enter_world(world_size)
 
@@ -133,7 +139,22 @@ class RankState:
         place = self.meshes.place(plan, mirrored)
         if place is not None and resident.transformer is not None:
             resident.transformer.check_ring(place.layout)
-        return Placed(resident, plan, place, what_runs(*wish), details_of(*wish), mirrored)
+        details, size = details_of(*wish), (resident.key, request, plan)
+        if size in self._beside:
+            details = msgspec.structs.replace(details, memory_bytes=resident.size + self._beside[size])
+        return Placed(resident, plan, place, what_runs(*wish), details, mirrored, size)
+
+    def watch_memory(self) -> None:
+        """A run begins whose peak `finished` tells; its weights are here."""
+        self._allocated = memory.begin_peak(self.device)
+
+    def _measured(self, placed: Placed) -> PlanDetails:
+        beside = memory.peak_beside(self.device, self._allocated)
+        if not beside or placed.place is None:
+            return placed.details
+        # Replayed recordings take nothing anew: what the first run took counts.
+        self._beside[placed.size] = beside = max(beside, self._beside.get(placed.size, 0))
+        return msgspec.structs.replace(placed.details, used_bytes=placed.resident.size + beside)
 
     def shares_patches(self, resident: Resident, patches: WeightPatches) -> bool:
         """Whether the ranks may compute the weights of a request in parts, in RUN. The same on all that agree on it."""
@@ -203,5 +224,5 @@ class RankState:
             plan=placed.says if placed is not None else "",
             milliseconds=(time.perf_counter() - started) * 1000,
             held=news,
-            details=placed.details if placed is not None and not repeated else None,
+            details=self._measured(placed) if placed is not None and not repeated else None,
         )

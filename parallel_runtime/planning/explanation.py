@@ -76,19 +76,20 @@ def details_of(
 ) -> PlanDetails:
     """The plan in numbers; arguments and errors as `explain`."""
     choice = choose(config, ranks, model, request, machine, loaded)
-    seconds = (choice.cost.seconds, choice.alone.seconds) if _predictable(model, machine) else (0.0, 0.0)
+    cost = choice.cost
+    predicted = (cost.seconds, choice.alone.seconds, cost.bytes) if _predictable(model, machine) else (0.0, 0.0, 0)
     return PlanDetails(
         model.title,
         dict(zip(AXES, choice.plan.shape, strict=True)),
         choice.plan.patches,
-        choice.cost.stage_blocks,
+        cost.stage_blocks,
         model.heads,
         model.blocks,
         request.tokens,
         request.batch,
         model.splits_sequence,
         model.has_stages,
-        *seconds,
+        *predicted,
     )
 
 

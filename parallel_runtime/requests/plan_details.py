@@ -19,6 +19,9 @@ class PlanDetails(msgspec.Struct, frozen=True):
         splits_sequence, has_stages: see `ModelFacts`.
         step_seconds: predicted for a step of this plan; 0 where nothing can be predicted (on a CPU, for a U-Net).
         one_gpu_seconds: predicted for a step on one GPU; 0 likewise.
+        memory_bytes: predicted for the GPU that needs the most; 0 likewise. Where the same was run, its activations
+            count as they were measured.
+        used_bytes: what that was in the run, weights and what PyTorch had beside them; 0 where nothing was measured.
     """
 
     model: str
@@ -33,3 +36,5 @@ class PlanDetails(msgspec.Struct, frozen=True):
     has_stages: bool = False
     step_seconds: float = 0.0
     one_gpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    used_bytes: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from msgspec import structs
 
 from nodes.panel.run_history import RunHistory, RunRecord, Span
 from nodes.panel.settings import LANGUAGES, language_of, read_settings
@@ -125,6 +126,15 @@ def test_the_speed_up_is_told_where_one_rank_was_measured_with_the_same_request(
     assert [run["speedup"] for run in runs] == [None, 2.0, None, None]
     assert runs[1]["details"]["degrees"]["ulysses"] == 2
     assert runs[1]["node"] == "3"
+
+
+def test_what_a_run_took_of_memory_is_told_beside_what_was_predicted():
+    notices = RunNotices(lambda text: None, history=RunHistory())
+    notices.begin()
+    measured = structs.replace(details(2), memory_bytes=int(14.2 * 2**30), used_bytes=int(13.9 * 2**30))
+    notices.ran(Finished("ulysses 2."), measured, (1, 16, 128, 128), 4)
+    said = "latent 128 × 128, ulysses 2. Memory per GPU: predicted 14.2 GiB, used 13.9 GiB."
+    assert notices.finish() == said
 
 
 def test_a_new_prompt_begins_a_new_time_line_and_a_long_one_is_bounded():

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..wire.frames import Frame
+import msgspec
+
+from parallel_runtime.requests.requests import Finished
+
+from ..wire.frames import Frame, encode_header
 from ..wire.protocol import Done, Failed, Launched, Ready
 
 
@@ -30,6 +34,7 @@ class ActiveJob:
     cancelled: bool = False
     prompt: bool = False
     answered: bool = False
+    _used: int = 0
 
     def answer(self, frame: Frame) -> None:
         """Take in a rank's answer; one for another job, or for another phase, is a late one and is dropped."""
@@ -44,6 +49,7 @@ class ActiveJob:
         elif isinstance(message, Done) and self.phase == "running":
             self.done.add(message.rank)
             self._note(message)
+            self._used = max(self._used, _used(message))
             if message.rank == 0:
                 self.result = frame
 
@@ -103,6 +109,20 @@ class ActiveJob:
         )
 
     @property
+    def told(self) -> Frame:
+        """The answer for the client: rank 0's, with the memory of the GPU that used the most."""
+        assert self.result is not None
+        done = self.result.message
+        if not isinstance(done, Done) or self._used == _used(done):
+            return self.result
+        answer = done.answer
+        if not isinstance(answer, Finished) or answer.details is None:
+            return self.result
+        details = msgspec.structs.replace(answer.details, used_bytes=self._used)
+        done = msgspec.structs.replace(done, answer=msgspec.structs.replace(answer, details=details))
+        return Frame(done, encode_header(done), self.result.payload)
+
+    @property
     def answerable(self) -> bool:
         """The client can have its answer now, and has not had it."""
         return self.result is not None and not self.answered and (self.prompt or self.finished)
@@ -116,3 +136,9 @@ class ActiveJob:
     def failure(self) -> Failed:
         """The failure to tell: a real one before a cancelled one, the lowest rank's first."""
         return min(self.failed.values(), key=lambda failed: (failed.cancelled, failed.rank))
+
+
+def _used(done: Done) -> int:
+    """Bytes of a rank's GPU that a run used at most; 0 where it tells of none."""
+    details = done.answer.details if isinstance(done.answer, Finished) else None
+    return 0 if details is None else details.used_bytes

@@ -152,9 +152,8 @@ class Jobs:
         if job.finished:
             self._rest()
         if job.answerable:
-            assert job.result is not None
             job.answered = True
-            await self._client.forward(job.result)
+            await self._client.forward(job.told)
         if job.finished:
             await self._next()
 
