@@ -40,7 +40,7 @@ def main() -> None:
         write_random_flux(path)
     devices = ",".join(map(str, range(options.ranks)))
     print(
-        "| GiB | weights | ms per step | ms per call | load, s | first run, s | predicted, GiB | used | from whole |\n"
+        "| GiB | weights | ms per step | ms per call | load, s | first run, s | GiB predicted | used | from whole |\n"
         + "|---" * 9
         + "|"
     )
@@ -58,7 +58,8 @@ def main() -> None:
                 print(
                     f"| {limit or 'all'} | {weights} | {row['ms_per_step']:.1f} | {row['ms_per_call']:.1f} | "
                     f"{row['load_seconds']:.1f} | {row['first_run_seconds']:.1f} | "
-                    f"{row['memory_gib'][0]:.1f} | {row['memory_gib'][1]:.1f} | {difference(row['latent'], whole):.1e} |",
+                    f"{row['memory_gib'][0]:.1f} | {row['memory_gib'][1]:.1f} | "
+                    f"{difference(row['latent'], whole):.1e} |",
                     flush=True,
                 )
             close_pools()
