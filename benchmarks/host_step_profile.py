@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.acceleration.peer_memory import PeerMemory
-from parallel_runtime.config import ParallelPlan
+from parallel_runtime.config import ATTENTION_BACKENDS, ParallelPlan
 from parallel_runtime.mesh.groups import Groups
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
@@ -106,6 +106,8 @@ def load(family: HostFamily, comfyui: Path, device: torch.device, batch: int) ->
     conditioning = {name: cond.cond for name, cond in model.extra_conds(noise=x, device=device, **given).items()}
     conditioning["context"] = conditioning.pop("c_crossattn")
     timestep = model.model_sampling.timestep(torch.full((batch,), _SIGMA, device=device)).float()
+    if hasattr(network, "av_ca_timestep_scale_multiplier"):
+        conditioning["a_timestep"] = timestep  # which LTX-2's own forward adds before the seam
     arguments = {name: _as(dtype, value, device) for name, value in conditioning.items()}
     return Loaded(network, size, form, dtype, x.to(dtype), timestep, arguments)
 
@@ -134,8 +136,9 @@ def native(loaded: Loaded) -> Callable[[], torch.Tensor]:
 class Cut:
     """The network with its blocks cut, to be wrapped once for each variant."""
 
-    def __init__(self, loaded: Loaded, mesh: Mesh, device: torch.device):
+    def __init__(self, loaded: Loaded, mesh: Mesh, device: torch.device, attention: str):
         self._loaded = loaded
+        self._attention = attention
         self._mesh = mesh
         self._described = describe_network(loaded.network, loaded.size, loaded.latent.latent_dimensions)
         assert self._described.data is not None, self._described.why_whole
@@ -148,7 +151,7 @@ class Cut:
     def wrap(self, compiles: bool) -> tuple[HostNetwork, Callable[[], torch.Tensor]]:
         """A wrapped network, and a call of it over the mesh."""
         loaded = self._loaded
-        network = HostNetwork(self._held, self._described, loaded.latent, "auto", loaded.dtype, compiles)
+        network = HostNetwork(self._held, self._described, loaded.latent, self._attention, loaded.dtype, compiles)
         network.set_mesh(self._mesh)
         return network, lambda: network.predict(loaded.x, loaded.timestep, loaded.conditioning)
 
@@ -178,7 +181,7 @@ def measure(family: HostFamily, mesh: Mesh, device: torch.device, options: argpa
             assert cut is None, "native comes first"
             call = native(loaded)
         else:
-            cut = cut or Cut(loaded, mesh, device)
+            cut = cut or Cut(loaded, mesh, device, options.attention)
             network, call = cut.wrap("uncompiled" not in variant)
         started = time.perf_counter()
         output = call().float()
@@ -224,6 +227,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--top", type=int, default=4)
+    parser.add_argument("--attention", default="auto", choices=ATTENTION_BACKENDS)
     parser.add_argument("--tiny", action="store_true", help="small networks, on CPUs where there are no GPUs")
     options = parser.parse_args()
     options.comfyui = options.comfyui.expanduser()
