@@ -11,8 +11,8 @@ SWITCHES = ("rewrites", "recordings", "peers", "blocks", "quantised", "exchange"
 """Our changes to compiled graphs; CUDA graphs of whole forwards; exchange through the peers' memory; in blocks of
 ComfyUI's networks, norms and feed-forward layers as parts of that exchange, and quantised layers as operators of a
 graph; our all-to-all of Ulysses, behind which is yunchang's; patched weights that ranks compute in parts; what a
-forward sends from the host, in recordings; modulation layers of ComfyUI's networks that ranks share out, before the
-blocks."""
+forward sends from the host or reads, in recordings; modulation layers of ComfyUI's networks that ranks share out,
+before the blocks."""
 
 
 def is_on(what: str) -> bool:

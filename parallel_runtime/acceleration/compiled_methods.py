@@ -15,7 +15,7 @@ import torch
 
 from ..attention.varying import leave_open
 from .compiled_blocks import Settings, rewriting
-from .host_tensors import unwatched
+from .host_watch import unwatched
 
 log = logging.getLogger(__name__)
 

@@ -1,51 +1,49 @@
-"""Tensors that a forward makes on the host and sends to the GPU, which no CUDA graph can hold.
+"""What a forward sends from the host to the GPU and reads from it, none of which a CUDA graph can hold.
 
-Networks of others send tables of positions, frequencies and sizes at every call. What is sent depends on nothing that
-differs between the calls of one kind, or else nothing may be recorded: numbers of the device reach the host by
-waiting for it alone, which a recording refuses, and all else is the kind of the call. It is seen to all the same: a
-rehearsal keeps what it sends, the forward is run with other values and must send the same, and while it is recorded it
-must send the same once more, and gets what was kept.
+Networks of others send tables of positions, frequencies and sizes at every call, and read a number here and there: how
+many tokens a mask leaves, whether it is one of whole frames. A rehearsal keeps all of it, the forward is run with other
+values and must send and read the same, and while it is recorded it must send the same once more, and gets what was
+kept. What was read is part of the recording as a comparison: a replay for which it was something else is no result
+(`held`), so what the host made of it, sent and decided, holds for every replay that is one. Nothing else that the host
+knows differs between two calls of one kind.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ..switches import is_on
-
-_RUNNING = threading.local()
+from .host_watch import Cross, Crossing, Watch, watching
 
 Call = Callable[[list[torch.Tensor]], Any]
 
 
 @dataclass(frozen=True)
-class _Sent:
-    """One tensor that was sent.
+class _Kept:
+    """Something that crossed.
 
     Args:
-        what: the kind of call that sent it.
-        values: its bytes on the host, (N,).
-        there: it on the device, which nobody else has.
+        what: see `Crossing`.
+        there: it on the GPU, which nobody else has.
+        here: on the host, what was sent as bytes (N,), or what was read.
     """
 
     what: tuple[Any, ...]
-    values: torch.Tensor
     there: torch.Tensor
+    here: Any
 
 
 class HostTensors:
-    """What one forward sends, in order. It must live as long as what was recorded with it.
+    """What one forward sends and reads, in order. It must live as long as what was recorded with it.
 
     Args:
         call: the forward.
-        device: that it sends to.
+        device: the GPU.
         watched: where not, the three ways to run it are alike.
     """
 
@@ -53,209 +51,101 @@ class HostTensors:
         self._call = call
         self._watched = watched and is_on("sent")
         self.device = device
-        self._sent: list[_Sent] = []
+        self._kept: list[_Kept] = []
         self._alike = True
+        self.reads = False
+        """It reads numbers of the GPU."""
+        self._differ: torch.Tensor | None = None
 
     def keep(self, given: list[torch.Tensor]) -> Any:
-        """Run the forward, and keep what it sends."""
-        self._sent.clear()
-        return self._run(given, self._kept)
+        """Run the forward, and keep what crosses."""
+        self._kept.clear()
+        output = self._run(given, self._keep_sent, self._keep_read)
+        if self.reads:
+            self._differ = torch.zeros((), dtype=torch.bool, device=self.device)
+        return output
 
     def compare(self, given: list[torch.Tensor]) -> Any:
-        """Run the forward, and see whether it sends the same for these values."""
-        return self._run(given, self._compared)
+        """Run the forward, and see whether the same crosses for these values."""
+        return self._run(given, self._compare_sent, self._compare_read)
 
     def give(self, given: list[torch.Tensor]) -> Any:
-        """Run the forward, and give it what was kept in place of what it sends.
+        """Run the forward, and give it what was kept in place of what crosses.
 
         Raises:
             RuntimeError: it sends something else than was kept, or did when it was compared.
         """
         self._see_to(self._alike)
-        output = self._run(given, self._given)
+        if self._differ is not None:
+            self._differ.zero_()
+        output = self._run(given, self._give_sent, self._give_read)
         self._see_to(self._alike)
         return output
 
-    def _run(self, given: list[torch.Tensor], send: Callable[[_Sending], torch.Tensor]) -> Any:
+    def held(self) -> bool:
+        """Whether the last run of `give`, or replay of it, is a result. Waits for it, where the forward reads."""
+        return self._differ is None or not bool(self._differ)
+
+    def _run(self, given: list[torch.Tensor], send: Cross, read: Cross) -> Any:
         if not self._watched:
             return self._call(given)
         self._next = 0
-        with watching(_Watch(self.device, send)):
+        with watching(Watch(self.device, send, read)):
             output = self._call(given)
-        self._alike &= self._next == len(self._sent)
+        self._alike &= self._next == len(self._kept)
         return output
 
-    def _kept(self, sending: _Sending) -> torch.Tensor:
+    def _keep_sent(self, sent: Crossing) -> torch.Tensor:
+        made: torch.Tensor = sent.make()
         self._next += 1
-        made = sending.make()
-        self._sent.append(_Sent(sending.what, _bytes(sending.source), made.clone()))
+        self._kept.append(_Kept(sent.what, made.clone(), _bytes(sent.source)))
         return made
 
-    def _compared(self, sending: _Sending) -> torch.Tensor:
-        self._alike &= self._known(sending) is not None
-        return sending.make()
+    def _keep_read(self, read: Crossing) -> Any:
+        self.reads = True
+        self._next += 1
+        self._kept.append(_Kept(read.what, read.source.clone(), read.make()))
+        return read.make()
 
-    def _given(self, sending: _Sending) -> torch.Tensor:
-        known = self._known(sending)
-        self._see_to(known is not None)
-        assert known is not None
-        return known.there if sending.only_read else known.there.clone()
+    def _compare_sent(self, sent: Crossing) -> torch.Tensor:
+        self._alike &= self._known(sent, _bytes(sent.source)) is not None
+        made: torch.Tensor = sent.make()
+        return made
 
-    def _known(self, sending: _Sending) -> _Sent | None:
+    def _compare_read(self, read: Crossing) -> Any:
+        made = read.make()
+        self._alike &= self._known(read, made) is not None
+        return made
+
+    def _give_sent(self, sent: Crossing) -> torch.Tensor:
+        known = self._see_to(self._known(sent, _bytes(sent.source)))
+        return known.there if sent.only_read else known.there.clone()
+
+    def _give_read(self, read: Crossing) -> Any:
+        known = self._see_to(self._known(read))
+        assert self._differ is not None
+        self._differ.logical_or_((read.source != known.there).any())
+        return copy.deepcopy(known.here)  # a list, or a tensor of the host, may be written into
+
+    def _known(self, crossing: Crossing, here: Any = None) -> _Kept | None:
+        """What was kept in this place, where it is the same."""
         index, self._next = self._next, self._next + 1
-        if index >= len(self._sent):
+        known = self._kept[index] if index < len(self._kept) else None
+        if known is None or known.what != crossing.what:
             return None
-        known = self._sent[index]
-        return known if known.what == sending.what and torch.equal(known.values, _bytes(sending.source)) else None
+        return known if here is None or _is_same(known.here, here) else None
 
-    def _see_to(self, alike: bool) -> None:
+    def _see_to(self, alike: Any) -> Any:
         if not alike:
-            raise RuntimeError("it sends other values from the host in another call of its kind")
+            raise RuntimeError("it sends or reads other values in another call of its kind")
+        return alike
 
 
-@dataclass(frozen=True)
-class _Sending:
-    """A tensor on its way.
-
-    Args:
-        source: on the host.
-        what: all else that the result depends on.
-        make: sends it.
-        only_read: nobody writes into the result.
-    """
-
-    source: torch.Tensor
-    what: tuple[Any, ...]
-    make: Callable[[], torch.Tensor]
-    only_read: bool = False
-
-
-class _Watch(TorchFunctionMode):
-    """Sees each call that sends a tensor from the host to a device.
-
-    What is not seen here (a call that torch makes inside of another) ends a recording as it would without.
-
-    Args:
-        send: makes what the call returns, or uses.
-    """
-
-    def __init__(self, device: torch.device, send: Callable[[_Sending], torch.Tensor]):
-        super().__init__()
-        self._kind = device.type
-        self._send = send
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """As `func`, whatever it is."""
-        named = dict(kwargs or {})
-        if func in _MOVES:
-            return self._moved(func, args, named)
-        if func in _MAKES:
-            return self._made(func, args, named)
-        if func is torch.Tensor.copy_ and self._is_there(args[0]):
-            return func(args[0], *self._there(args[1:2]), *args[2:], **named)
-        if func in _INDEXED and self._is_there(args[0]):
-            parts = _as_integers(args[1])
-            index = tuple(self._sent(each) if _on_host(each) and each.ndim else each for each in parts)
-            as_given = index if isinstance(args[1], tuple) or len(index) > 1 else index[0]
-            return func(args[0], as_given, *self._there(args[2:]), **named)
-        return func(*args, **named)
-
-    def _is_there(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value.device.type == self._kind
-
-    def _moved(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        source, *how = args
-        if not _on_host(source) or self._kind not in _targets(func, [*how, *named.values()]):
-            return func(*args, **named)
-        what = (func.__name__, *_told(source), *map(_said, how), *((name, _said(named[name])) for name in named))
-        return self._send(_Sending(source, what, lambda: func(*args, **named)))
-
-    def _made(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        target = named.get("device")
-        if func is torch.Tensor.new_tensor:
-            target = args[0].device if target is None else target
-        elif isinstance(args[0], torch.Tensor):
-            return self._moved(func, args, named)
-        if target is None or torch.device(target).type != self._kind:
-            return func(*args, **named)
-        source = func(*args, **{**named, "device": "cpu"})
-        return self._send(_Sending(source, (func.__name__, *_told(source), str(target)), lambda: source.to(target)))
-
-    def _there(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Values with tensors of the host sent to the device."""
-        return tuple(self._sent(each) if _on_host(each) else each for each in values)
-
-    def _sent(self, source: torch.Tensor) -> torch.Tensor:
-        return self._send(_Sending(source, _told(source), lambda: source.to(self._kind), only_read=True))
-
-
-_MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type_as}
-_MAKES = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
-_INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
-
-
-def _on_host(value: Any) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"
-
-
-def _targets(func: Any, how: Sequence[Any]) -> set[str]:
-    """Kinds of devices that arguments of a move name."""
-    found = {each.device.type for each in how if isinstance(each, torch.Tensor)}
-    found |= {torch.device(each).type for each in how if isinstance(each, str | torch.device)}
-    if func is torch.Tensor.cuda or any(type(each) is int for each in how):
-        found.add("cuda")
-    return found
-
-
-def _told(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (tensor.dtype, tuple(tensor.shape), tensor.stride())
-
-
-def _said(value: Any) -> Any:
-    return (value.dtype, value.device) if isinstance(value, torch.Tensor) else repr(value)
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-
-
-def _as_integers(index: Any) -> list[Any]:
-    """The parts of an index, of which masks on the host, and lists, are the numbers of what they choose."""
-    parts: list[Any] = []
-    for each in index if isinstance(index, tuple) else (index,):
-        if isinstance(each, list) and each and all(type(number) in (int, bool) for number in each):
-            each = torch.tensor(each, device="cpu")
-        if _on_host(each) and each.dtype is torch.bool and each.ndim:
-            parts.extend(each.nonzero(as_tuple=True))
-        else:
-            parts.append(each)
-    return parts
-
-
-@contextlib.contextmanager
-def watching(watch: TorchFunctionMode) -> Iterator[None]:
-    """Inside, in this thread, `watch` sees calls of torch, but for those in `unwatched`."""
-    _RUNNING.watch = watch
-    try:
-        with watch:
-            yield
-    finally:
-        _RUNNING.watch = None
-
-
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
-    """Inside nobody looks on: torch's compiler would make other graphs where somebody does."""
-    watch = getattr(_RUNNING, "watch", None)
-    if watch is None:
-        yield
-        return
-    _RUNNING.watch = None
-    watch.__exit__(None, None, None)
-    try:
-        yield
-    finally:
-        watch.__enter__()
-        _RUNNING.watch = watch

@@ -7,6 +7,7 @@ numbers). A forward is recorded once per kind of call: shapes, dtypes, other arg
 from __future__ import annotations
 
 import logging
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ of picture."""
 _FREE_FRACTION = 8
 """Recordings keep their memory. Where less than this part of the GPU is free, a new kind of call lets them go."""
 
+_READ_OTHERS = 3
+"""A kind of call that has so often read other numbers than when it was recorded is not recorded any more."""
 _UNLIKE = 0.05
 """A recording is not used whose result differs from the forward's by more than this part of its norm: what kernels of
 another order of summation make of a deep network in bfloat16 is 0.02."""
@@ -49,12 +52,16 @@ Record = Callable[["RecordedForward", Callable[[list[torch.Tensor]], Any], list[
 @dataclass
 class _Kind:
     """A kind of call: how often it was run, whether the ranks have recorded it, and this rank's recording if it still
-    has it. `mesh` is held so that its id stays taken."""
+    has it. `mesh` is held so that its id stays taken. `reads` says that a replay may be no result, on any rank, and
+    `failed` how often one was none; `holds`, whether this rank's last one is."""
 
     mesh: Mesh
     runs: int = 0
     recorded: bool = False
     replay: Replay | None = None
+    reads: bool = False
+    failed: int = 0
+    holds: Callable[[], bool] = lambda: True
 
 
 @dataclass
@@ -69,7 +76,7 @@ class _Recordings:
         """Let the recordings of this rank go, but not what the ranks know alike."""
         self.history = NONE
         for kind in self.kinds.values():
-            kind.replay = None
+            kind.replay, kind.holds = None, lambda: True
 
 
 class RecordedForward:
@@ -91,7 +98,7 @@ class RecordedForward:
         pulse: that the forward marks between its blocks, if it does; see `CudaGraphs`.
         probe: of a forward that may read values where the host sees them, which a recording would repeat forever: one
             is believed only if it gives what the forward gives for these values. What such a forward sends from the
-            host at each call is part of its recording (host_tensors.py).
+            host at each call, and reads from the GPU, is part of its recording (host_tensors.py).
     """
 
     def __init__(
@@ -176,13 +183,17 @@ class RecordedForward:
             recordings.kinds.pop(_key(mesh, leaves, structure, False), None)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         kind = self._kind(key, mesh, tensors[0].device)
-        if kind.replay is not None:
-            count(REPLAY, mesh.sequence)
-            return kind.replay(tensors)
-        # What this rank lost it may only record again when the others do; a rank that is alone may at once.
-        replayed_elsewhere = kind.recorded and mesh.sequence is not None
+        if kind.recorded and (kind.replay is not None or mesh.sequence is not None):
+            # What this rank lost it may only record again when the others do; a rank that is alone may at once.
+            if kind.replay is not None:
+                count(REPLAY, mesh.sequence)
+            output = kind.replay(tensors) if kind.replay is not None else self._forward(*args, **kwargs)
+            if not kind.reads or all_agree(kind.holds(), mesh.sequence, tensors[0].device):
+                return output
+            self._read_others(kind)
+            return self._forward(*args, **kwargs)
         kind.runs += 1
-        if replayed_elsewhere or kind.runs <= WARM_RUNS:
+        if kind.runs <= WARM_RUNS:
             return self._forward(*args, **kwargs)
 
         def call(given: list[torch.Tensor]) -> Any:
@@ -192,6 +203,13 @@ class RecordedForward:
             return self._forward(*given_args, **given_kwargs)
 
         return self._recorded(kind, call, tensors)
+
+    def _read_others(self, kind: _Kind) -> None:
+        """A replay was no result: the forward reads other numbers than when it was recorded. All ranks come here."""
+        kind.replay, kind.recorded, kind.holds = None, False, lambda: True
+        kind.failed += 1
+        kind.runs = 0 if kind.failed < _READ_OTHERS else -sys.maxsize
+        log.info("A forward is recorded anew, as it reads other numbers from the GPU than before.")
 
     def _kind(self, key: Hashable, mesh: Mesh, device: torch.device) -> _Kind:
         own = self._recordings(mesh)
@@ -214,24 +232,26 @@ class RecordedForward:
     def _recorded(self, kind: _Kind, call: Callable[[list[torch.Tensor]], Any], tensors: list[torch.Tensor]) -> Any:
         replay, output, reason = None, None, ""
         static = [tensor.clone() for tensor in tensors]
-        sends = HostTensors(call, tensors[0].device, watched=self._probe is not None)
+        host = HostTensors(call, tensors[0].device, watched=self._probe is not None)
         # This call's result, and the last warm-up: on the very tensors and the stream that are recorded.
-        output = self._rehearse(sends.keep, static)
+        output = self._rehearse(host.keep, static)
         other = self._probe(static) if self._probe is not None else None
-        expected = None if other is None else sends.compare([tensor.clone() for tensor in other])
+        expected = None if other is None else host.compare([tensor.clone() for tensor in other])
         try:
-            replay = _with(sends, self._record(self, sends.give, static))
+            replay = _with(host, self._record(self, host.give, static))
         except Exception as error:  # noqa: BLE001 - forwards run as well without one, whatever torch or CUDA raises
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         recorded = all_agree(replay is not None, kind.mesh.sequence, tensors[0].device)
         if recorded and other is not None:
             assert replay is not None
             count(REPLAY, kind.mesh.sequence)
-            alike = _alike(replay(other), expected)
+            alike = _alike(replay(other), expected) and host.held()
             reason = "" if alike else "its graph gives something else for other values"
             recorded = all_agree(alike, kind.mesh.sequence, tensors[0].device)
         if recorded:
-            kind.replay, kind.recorded = replay, True
+            kind.replay, kind.recorded, kind.holds = replay, True, host.held
+            if other is not None:
+                kind.reads = not all_agree(not host.reads, kind.mesh.sequence, tensors[0].device)
         else:
             self._recordings(kind.mesh).enabled = False
             self.begin_anew(kind.mesh)

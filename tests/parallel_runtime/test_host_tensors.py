@@ -1,20 +1,26 @@
-"""Recordings of forwards that send tensors from the host; on a CPU, where the host is a device like any other."""
+"""Recordings of forwards that send tensors from the host, and read numbers; on a CPU, where it is a device, too."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
-from parallel_runtime.acceleration.host_tensors import HostTensors, unwatched, watching
+from parallel_runtime.acceleration.host_tensors import HostTensors
+from parallel_runtime.acceleration.host_watch import unwatched, watching
 from parallel_runtime.acceleration.recordings import WARM_RUNS, RecordedForward
-from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.switches import VARIABLE
+from tests.pretended_gpu import PretendedGpu, to_gpu
+from tests.ranks import run_ranks
 
 ONE = single_rank_mesh()
 CPU = torch.device("cpu")
@@ -94,14 +100,14 @@ def test_while_it_is_recorded_nothing_leaves_the_host(forward):
     x = torch.randn(4)
     expected = forward(x)
     assert torch.equal(sends.keep([x]), expected)
-    assert sends._sent
+    assert sends._kept
     other = 0.5 * x
     assert torch.equal(sends.compare([other]), forward(other))
-    before = [each.there.clone() for each in sends._sent]
-    for each in sends._sent:
+    before = [each.there.clone() for each in sends._kept]
+    for each in sends._kept:
         each.there.zero_()
     assert not torch.equal(sends.give([x]), expected)  # it is what was kept that is read
-    for each, was in zip(sends._sent, before, strict=True):
+    for each, was in zip(sends._kept, before, strict=True):
         each.there.copy_(was)
     for _ in range(2):
         assert torch.equal(sends.give([x]), expected)  # and nobody writes into it
@@ -139,8 +145,87 @@ def test_a_forward_that_sends_other_values_for_another_timestep_is_not_recorded(
         recorded(ONE, (torch.ones(4),), {})
     assert caplog.messages == [
         "Forwards are launched kernel by kernel, as recording one failed: "
-        "it sends other values from the host in another call of its kind"
+        "it sends or reads other values in another call of its kind"
     ]
+
+
+Reading = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def written(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    table = torch.zeros(2, 4, device=x.device)
+    table[:, mask > 0] = 5.0
+    return table * x
+
+
+READING: dict[str, Reading] = {
+    "number": lambda x, mask: x * mask.sum().item() + float(mask[0]) + int(mask[1]),
+    "truth": lambda x, mask: x + 1 if mask.min() != mask[0] else 2 * x,
+    "list": lambda x, mask: x * torch.tensor(mask.tolist()).to(x.device),
+    "chosen": lambda x, mask: x[None, mask > 0] + 1,
+    "written": written,
+    "some": lambda x, mask: x[: int(mask.sum())] * 3,
+}
+FIRST, SECOND = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0.0, 1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("device", ["pretended", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", READING)
+def test_a_replay_is_no_result_where_its_forward_would_read_other_numbers(name, device):
+    forward = READING[name]
+    gpu = PretendedGpu()
+    recorded = RecordedForward(
+        forward,
+        record=gpu.record if device == "pretended" else None,
+        probe=lambda tensors: [0.9 * tensors[0], tensors[1]],
+    )
+
+    def run(mask: torch.Tensor, times: int) -> bool:
+        for _ in range(times):
+            x = torch.randn(4)
+            there = to_gpu((x, mask)) if device == "pretended" else (x.to(device), mask.to(device))
+            found = recorded(ONE, there, {})
+            assert torch.equal(found.inside if device == "pretended" else found.cpu(), forward(x, mask))
+        (kind,) = recorded._recordings(ONE).kinds.values()
+        return kind.replay is not None
+
+    with gpu if device == "pretended" else contextlib.nullcontext():
+        assert run(FIRST, WARM_RUNS + 3)
+        assert not run(SECOND, 1)
+        assert run(SECOND, WARM_RUNS + 2)
+        assert not run(FIRST, WARM_RUNS)
+        assert run(FIRST, 2)
+        assert not run(SECOND, 1)  # three times is often enough
+        assert not run(SECOND, WARM_RUNS + 3)
+
+
+def read_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
+    """Run by `run_ranks`: a forward with a collective, where one rank alone would read another number."""
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
+    assert mesh is not None
+
+    def forward(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        total = x * mask.sum().item()
+        dist.all_reduce(total, group=mesh.sequence)
+        return total
+
+    recorded = RecordedForward(forward, record=again, probe=lambda tensors: [0.5 * tensors[0], tensors[1]])
+    outputs, kept = [], []
+    for step in range(WARM_RUNS + 5):
+        if step == WARM_RUNS + 2 and rank == 0:
+            recorded.lose()  # and runs plainly what the other replays
+        mask = torch.full((2,), 2.0 if rank == 1 and step > WARM_RUNS + 2 else 1.0)
+        outputs.append(recorded(mesh, (torch.full((1,), float(step)), mask), {}).item())
+        (kind,) = recorded._recordings(mesh).kinds.values()
+        kept.append(kind.recorded)
+    return {"outputs": outputs, "kept": kept}
+
+
+def test_where_one_rank_would_read_another_number_no_rank_takes_the_replay():
+    for result in run_ranks(2, f"{__name__}:read_on_ranks"):
+        changed = WARM_RUNS + 3
+        assert result["outputs"] == [(4.0 if step < changed else 6.0) * step for step in range(WARM_RUNS + 5)]
+        assert result["kept"] == [WARM_RUNS <= step < changed for step in range(WARM_RUNS + 5)]
 
 
 def test_what_is_sent_otherwise_while_it_is_recorded_ends_the_recording():
@@ -148,7 +233,7 @@ def test_what_is_sent_otherwise_while_it_is_recorded_ends_the_recording():
     sends = HostTensors(lambda given: given[0] + torch.full((1,), next(values)).to(CPU), CPU)
     sends.keep([torch.zeros(1)])
     sends.compare([torch.zeros(1)])
-    with pytest.raises(RuntimeError, match="other values from the host"):
+    with pytest.raises(RuntimeError, match="sends or reads other values"):
         sends.give([torch.zeros(1)])
 
 

@@ -1,0 +1,171 @@
+"""Sees what crosses between host and GPU while code of others runs: tensors that are sent, numbers that are read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_RUNNING = threading.local()
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Something on its way.
+
+    Args:
+        source: a tensor of the host that is sent, or of the GPU that is read.
+        what: all else that the result depends on.
+        make: what comes of it: a tensor of the GPU, or of what is read a number, a list, or a tensor of the host.
+        only_read: nobody writes into the result.
+    """
+
+    source: torch.Tensor
+    what: tuple[Any, ...]
+    make: Callable[[], Any]
+    only_read: bool = False
+
+
+Cross = Callable[[Crossing], Any]
+"""Stands between: gives what comes of it."""
+
+
+class Watch(TorchFunctionMode):
+    """Sees the calls that send or read.
+
+    What is not seen here (a call that torch makes inside of another) ends a recording as it would without.
+
+    Args:
+        device: one of the GPU's kind.
+    """
+
+    def __init__(self, device: torch.device, send: Cross, read: Cross):
+        super().__init__()
+        self._kind = device.type
+        self._send = send
+        self._read = read
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """As `func`, whatever it is."""
+        named = dict(kwargs or {})
+        if func in _MOVES:
+            return self._moved(func, args, named)
+        if func in _MAKES:
+            return self._made(func, args, named)
+        if func in _READS and self._is_there(args[0]):
+            return self._read(Crossing(args[0], (func.__name__, *_told(args[0])), lambda: func(*args, **named)))
+        if func is torch.Tensor.copy_ and self._is_there(args[0]):
+            return func(args[0], *self._there(args[1:2]), *args[2:], **named)
+        if func in _INDEXED and self._is_there(args[0]):
+            parts = self._as_integers(args[1])
+            index = tuple(self._sent(each) if _on_host(each) and each.ndim else each for each in parts)
+            as_given = index if isinstance(args[1], tuple) or len(index) > 1 else index[0]
+            return func(args[0], as_given, *self._there(args[2:]), **named)
+        return func(*args, **named)
+
+    def _is_there(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.device.type == self._kind
+
+    def _moved(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        source, *how = args
+        if not _on_host(source) or self._kind not in _targets(func, [*how, *named.values()]):
+            return func(*args, **named)
+        what = (func.__name__, *_told(source), *map(_said, how), *((name, _said(named[name])) for name in named))
+        return self._send(Crossing(source, what, lambda: func(*args, **named)))
+
+    def _made(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        target = named.get("device")
+        if func is torch.Tensor.new_tensor:
+            target = args[0].device if target is None else target
+        elif isinstance(args[0], torch.Tensor):
+            return self._moved(func, args, named)
+        if target is None or torch.device(target).type != self._kind:
+            return func(*args, **named)
+        source = func(*args, **{**named, "device": "cpu"})
+        return self._send(Crossing(source, (func.__name__, *_told(source), str(target)), lambda: source.to(target)))
+
+    def _there(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Values with tensors of the host sent to the GPU."""
+        return tuple(self._sent(each) if _on_host(each) else each for each in values)
+
+    def _sent(self, source: torch.Tensor) -> Any:
+        return self._send(Crossing(source, _told(source), lambda: source.to(self._kind), only_read=True))
+
+    def _as_integers(self, index: Any) -> list[Any]:
+        """The parts of an index, of which masks and lists are the numbers of what they choose.
+
+        A mask chooses as many as it says, which the host must know: that of the GPU is read.
+        """
+        parts: list[Any] = []
+        for each in index if isinstance(index, tuple) else (index,):
+            if isinstance(each, list) and each and all(type(number) in (int, bool) for number in each):
+                each = torch.tensor(each, device="cpu")
+            is_mask = isinstance(each, torch.Tensor) and each.dtype is torch.bool and each.ndim > 0
+            if is_mask and self._is_there(each):
+                each = self._read(Crossing(each, ("mask", *_told(each)), each.cpu))
+            parts.extend(each.nonzero(as_tuple=True) if is_mask and _on_host(each) else [each])
+        return parts
+
+
+_MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type_as}
+_MAKES = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
+_INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
+_READS = {
+    torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__,
+    torch.Tensor.__index__,
+}  # fmt: skip
+
+
+def _on_host(value: Any) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"
+
+
+def _targets(func: Any, how: Sequence[Any]) -> set[str]:
+    """Kinds of devices that arguments of a move name."""
+    found = {each.device.type for each in how if isinstance(each, torch.Tensor)}
+    found |= {torch.device(each).type for each in how if isinstance(each, str | torch.device)}
+    if func is torch.Tensor.cuda or any(type(each) is int for each in how):
+        found.add("cuda")
+    return found
+
+
+def _told(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _said(value: Any) -> Any:
+    return (value.dtype, value.device) if isinstance(value, torch.Tensor) else repr(value)
+
+
+@contextlib.contextmanager
+def watching(watch: TorchFunctionMode) -> Iterator[None]:
+    """Inside, in this thread, `watch` sees calls of torch, but for those in `unwatched`."""
+    _RUNNING.watch = watch
+    try:
+        with watch:
+            yield
+    finally:
+        _RUNNING.watch = None
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Inside nobody looks on: torch's compiler would make other graphs where somebody does."""
+    watch = getattr(_RUNNING, "watch", None)
+    if watch is None:
+        yield
+        return
+    _RUNNING.watch = None
+    watch.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        watch.__enter__()
+        _RUNNING.watch = watch
