@@ -1,15 +1,15 @@
 # `make demo` and `make test` are all a newcomer needs. Both work in a virtual environment of their own (.venv).
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
-JOBS ?= 2
-SLOW_JOBS ?= 3
+JOBS ?= 3
+SLOW_JOBS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 
 # A stand-in for torchvision and torchaudio beside a CPU build of torch; it does nothing beside a GPU build.
 export PYTHONPATH := $(CURDIR)/tests/host/cpu_shim
 
-# Two at a time: many tests are pools of two processes; of the slow ones three, which mostly wait for processes to start.
+# More at a time than two cores compute: a third of the time tests wait for processes that start, sleep or are found dead.
 # Tests of GPUs: `python -m pytest -q -m gpu tests`.
 RUN_TESTS = $(BIN)/python -m pytest -q --dist worksteal
 
