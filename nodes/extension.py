@@ -5,14 +5,12 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 from typing_extensions import override
 
-from .log_route import add_log_route
 from .panel_server import serve_panel
 from .parallel_checkpoint_loader import ParallelCheckpointLoader
 from .parallel_config import ParallelConfigNode
 from .parallel_doctor import ParallelDoctor
 from .parallel_loader import ParallelLoader
 from .parallel_sampler import ParallelSampler
-from .refused_route import add_refused_route
 from .start_setting import start_pool_if_wished
 
 
@@ -22,8 +20,6 @@ class ParallelExtension(ComfyExtension):
     @override
     async def on_load(self) -> None:
         """Add routes, and start the pool now if the artist set that; else the first prompt starts it."""
-        add_refused_route()
-        add_log_route()
         serve_panel()
         start_pool_if_wished()
 

@@ -105,3 +105,8 @@ MODEL_NODES: Mapping[str, ModelNode] = {
     **_refused("a ControlNet that is a difference to the model's weights needs them here", "DiffControlNetLoader"),
 }  # fmt: skip
 """By the type of the node."""
+
+
+def refused_nodes() -> dict[str, str]:
+    """Type of each node that the pool cannot carry -> why."""
+    return {name: node.why for name, node in MODEL_NODES.items() if node.how is How.REFUSED}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from server import PromptServer
 
+from .model_nodes import refused_nodes
 from .panel.housekeeping import keep_house
 from .panel.live import Live
 from .panel.routes import add_routes
@@ -15,5 +16,5 @@ def serve_panel() -> None:
     """Add the routes, and do what the settings ask for. Called once, when ComfyUI starts."""
     server = PromptServer.instance
     live = Live(read_status, server.send_sync, lambda client: client in server.sockets)
-    add_routes(server.routes, live, lambda: default_config(read_settings(settings_file())))
+    add_routes(server.routes, live, lambda: default_config(read_settings(settings_file())), refused_nodes())
     keep_house(lambda: read_settings(settings_file()))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
+from .log_tail import read_tail
 from .redaction import clean
 from .status import read_status
 
 PACKAGES = ("torch", "diffusers", "safetensors", "msgspec", "yunchang", "nvidia-ml-py", "comfyui-frontend-package")
 _LINES = 60
-_TAIL_BYTES = 64 << 10
 
 
 def write_diagnostics() -> str:
@@ -27,7 +26,7 @@ def write_diagnostics() -> str:
     lines += ["", json.dumps({**status, "runs": [], "timeline": []}, indent=1)]
     for pool in known_pools():
         if pool.pool is not None:
-            lines += ["", f"last lines of {pool.pool.log.name}:", _tail(pool.pool.log)]
+            lines += ["", f"last lines of {pool.pool.log.name}:", *read_tail(pool.pool.log).splitlines()[-_LINES:]]
     return clean("\n".join(lines))
 
 
@@ -36,13 +35,3 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "is missing"
-
-
-def _tail(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return "(no log)"
-    return "\n".join(text.splitlines()[-_LINES:])

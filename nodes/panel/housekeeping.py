@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,6 +54,6 @@ def keep_house(read: Callable[[], Mapping[str, Any]]) -> None:
             log.setLevel(log_level(settings))
             if (seconds := park_seconds(settings)) > 0:
                 park_idle(seconds)
-            threading.Event().wait(SECONDS)
+            time.sleep(SECONDS)
 
     threading.Thread(target=run, name="parallel-dit-settings", daemon=True).start()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -17,6 +17,7 @@ from parallel_runtime.errors import ParallelError
 from .actions import ACTIONS
 from .diagnostics import write_diagnostics
 from .live import Live
+from .log_tail import read_newest
 from .redaction import clean
 from .status import read_status
 
@@ -26,12 +27,18 @@ _LARGEST = 16 << 10
 """Bytes of a request that anybody has to send here."""
 
 
-def add_routes(routes: web.RouteTableDef, live: Live, default_config: Callable[[], ParallelConfig]) -> None:
+def add_routes(
+    routes: web.RouteTableDef,
+    live: Live,
+    default_config: Callable[[], ParallelConfig],
+    refused_nodes: Mapping[str, str],
+) -> None:
     """Add them; see docs/api.md.
 
     Args:
         live: serves the panels that are open.
         default_config: of loaders without a Parallel Config.
+        refused_nodes: types of nodes that the pool cannot carry, each with why.
     """
 
     @routes.get("/parallel_dit/status")
@@ -41,6 +48,16 @@ def add_routes(routes: web.RouteTableDef, live: Live, default_config: Callable[[
     @routes.get("/parallel_dit/diagnostics")
     async def diagnostics(request: web.Request) -> web.Response:
         return web.json_response({"text": await asyncio.to_thread(write_diagnostics)})
+
+    @routes.get("/parallel_dit/log")
+    async def newest_log(request: web.Request) -> web.Response:
+        from workers.launch import log_directory
+
+        return web.json_response({"text": clean(await asyncio.to_thread(read_newest, log_directory()))})
+
+    @routes.get("/parallel_dit/refused_nodes")
+    async def refused(request: web.Request) -> web.Response:
+        return web.json_response(dict(refused_nodes))
 
     @routes.post("/parallel_dit/watch")
     async def watch(request: web.Request) -> web.Response:
