@@ -106,7 +106,7 @@ def _rotate(graph: fx.Graph, before: fx.Node, query: Any, key: Any, matrices: An
     if not normed[0] or len(normed[0]) != len(normed[1]) or len(epsilons) != 1:
         return []
     with graph.inserting_before(before):
-        angles = [_twice(graph, matrices, row) for row in range(2)]
+        angles = [_angles(graph, matrices, row) for row in range(2)]
         given = [[graph.call_method("transpose", (_as_made(x), 1, 2)) for x, _, _ in parts] for parts in normed]
         weights = [[weight for _, weight, _ in parts] for parts in normed]
         both = graph.call_function(
@@ -128,7 +128,7 @@ def _as_ours(graph: fx.Graph, node: Any) -> list[fx.Node]:
     if _value(query).shape[3] != 2 * _value(matrices).shape[3] or _value(weights[0]).dim() != 1:
         return []
     with graph.inserting_before(node):
-        angles = [_twice(graph, matrices, row, heads=2) for row in range(2)]
+        angles = [_angles(graph, matrices, row, heads=2) for row in range(2)]
         both = graph.call_function(
             torch.ops.parallel_dit.norm_rotate.default,
             ([query], [key], *([weight] for weight in weights), eps, *angles),
@@ -142,17 +142,15 @@ def _as_made(x: Any) -> fx.Node:
     return x.args[0] if copied else x
 
 
-def _twice(graph: fx.Graph, matrices: fx.Node, row: int, heads: int = 1) -> fx.Node:
-    """Cosines (row 0) or sines of rotation matrices, (batch or 1, tokens, head dim): each twice.
+def _angles(graph: fx.Graph, matrices: fx.Node, row: int, heads: int = 1) -> fx.Node:
+    """Cosines (row 0) or sines of rotation matrices, (batch or 1, tokens, pairs): as they lie there, nothing is copied.
 
     Args:
         heads: dim of the matrices for heads, 1 or 2; the other one is that of tokens.
     """
     every = slice(None)
     place = (0, every) if heads == 1 else (every, 0)
-    of_pairs = graph.call_function(operator.getitem, (matrices, (every, *place, every, row, 0)))
-    pairs = graph.call_method("expand", (graph.call_method("unsqueeze", (of_pairs, -1)), -1, -1, -1, 2))
-    return graph.call_method("flatten", (pairs, 2))
+    return graph.call_function(operator.getitem, (matrices, (every, *place, every, row, 0)))
 
 
 def _normed_parts(x: Any) -> list[tuple[fx.Node, fx.Node, float]]:

@@ -49,8 +49,9 @@ def _push_heads_kernel(
 @triton.jit
 def _push_normed_heads_kernel(
     query, key, value, query_weight, key_weight, cos, sin, table, staging, rank, batch, query_batch, query_token,
-    key_batch, key_token, value_batch, value_token, angle_batch, angle_token, first, own, eps, STAGED: tl.constexpr,
-    RANKS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, ACROSS: tl.constexpr,
+    key_batch, key_token, value_batch, value_token, angle_batch, angle_token, angle_step, first, own, eps,
+    STAGED: tl.constexpr, RANKS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    ACROSS: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     """Program (token of a part, batch item, query or key or value): all heads of one token."""
     token, item, kind = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -61,10 +62,14 @@ def _push_normed_heads_kernel(
     angle = item * angle_batch + position * angle_token
     if kind == 0:
         source = query + item * query_batch + token * query_token
-        x = norm_and_rotate(source, query_weight, cos + angle, sin + angle, eps, HEADS, ROWS, DIM, ACROSS)
+        x = norm_and_rotate(
+            source, query_weight, cos + angle, sin + angle, angle_step, eps, HEADS, ROWS, DIM, ACROSS, EACH
+        )
     elif kind == 1:
         source = key + item * key_batch + token * key_token
-        x = norm_and_rotate(source, key_weight, cos + angle, sin + angle, eps, HEADS, ROWS, DIM, ACROSS)
+        x = norm_and_rotate(
+            source, key_weight, cos + angle, sin + angle, angle_step, eps, HEADS, ROWS, DIM, ACROSS, EACH
+        )
     else:
         source = value + item * value_batch + token * value_token
         x = tl.load(source + head[:, None] * DIM + dim[None, :], mask=inside)
@@ -164,7 +169,8 @@ def push_normed_heads(
             _push_normed_heads_kernel[(tokens, batch, 3)](
                 *parts, *pair, cos, sin, table, table if staging is None else staging, rank, batch, *strides,
                 *angle_strides, first, own, eps, STAGED=staging is not None, RANKS=ranks, HEADS=heads,
-                ROWS=triton.next_power_of_2(heads), DIM=dim, ACROSS=pair[0].numel() > dim, num_warps=warps(heads),
+                ROWS=triton.next_power_of_2(heads), DIM=dim, ACROSS=pair[0].numel() > dim,
+                EACH=dim // cos.shape[-1], num_warps=warps(heads),
             )  # fmt: skip
         first += tokens
 

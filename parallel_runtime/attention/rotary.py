@@ -55,7 +55,8 @@ def norm_rotate(
             have fewer heads.
         query_weights, key_weights: for each part (head dim,), or (heads x head dim,) of norms over all heads.
         eps: of the norms.
-        cos, sin: ([batch or 1,] tokens of all parts, head dim) float32, each value twice.
+        cos, sin: ([batch or 1,] tokens of all parts, head dim) float32, each value twice; or (..., head dim / 2), each
+            once, of any strides.
 
     Returns:
         Queries and keys, (batch, tokens of all parts, heads, head dim).
@@ -65,6 +66,7 @@ def norm_rotate(
         from .rotary_kernel import launch
 
         return launch(queries, keys, query_weights, key_weights, eps, cos, sin)
+    cos, sin = (each.repeat_interleave(head_dim // each.shape[-1], -1) for each in (cos, sin))
     return tuple(
         rotate(torch.cat([_norm(x, w, eps) for x, w in zip(parts, weights, strict=True)], 1), cos, sin)
         for parts, weights in ((queries, query_weights), (keys, key_weights))

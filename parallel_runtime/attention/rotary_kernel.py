@@ -11,9 +11,13 @@ MOST_HEADS_BY_FOUR_WARPS = 32
 
 @triton.jit
 def norm_and_rotate(
-    source, weight, cos, sin, eps, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, ACROSS: tl.constexpr
+    source, weight, cos, sin, angle_step, eps, HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    ACROSS: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """(ROWS, DIM) heads of a token, normalised and rotated by its angles, in the dtype of the source; HEADS of ROWS."""
+    """(ROWS, DIM) heads of a token, normalised and rotated by its angles, in the dtype of the source; HEADS of ROWS.
+
+    An angle is that of EACH dims, 1 or 2.
+    """
     dtype = source.dtype.element_ty
     head = tl.arange(0, ROWS)[:, None]
     dim = tl.arange(0, DIM)[None, :]
@@ -27,14 +31,15 @@ def norm_and_rotate(
     x = x.to(dtype).to(tl.float32)
     even, odd = tl.split(tl.reshape(x, (ROWS, DIM // 2, 2)))
     rotated = tl.reshape(tl.join(-odd, even), (ROWS, DIM))
-    return (x * tl.load(cos + dim) + rotated * tl.load(sin + dim)).to(dtype)
+    place = dim // EACH * angle_step
+    return (x * tl.load(cos + place) + rotated * tl.load(sin + place)).to(dtype)
 
 
 @triton.jit
 def _kernel(
     query, key, query_weight, key_weight, cos, sin, query_target, key_target, total, first,
-    query_batch, query_token, key_batch, key_token, angle_batch, angle_token, eps,
-    HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, ACROSS: tl.constexpr,
+    query_batch, query_token, key_batch, key_token, angle_batch, angle_token, angle_step, eps,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, ACROSS: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     """Program (token, batch item, query or key): all heads of one token."""
     token, item = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -48,7 +53,7 @@ def _kernel(
         target = key_target
     position = first + token
     angle = item * angle_batch + position * angle_token
-    turned = norm_and_rotate(source, weight, cos + angle, sin + angle, eps, HEADS, ROWS, DIM, ACROSS)
+    turned = norm_and_rotate(source, weight, cos + angle, sin + angle, angle_step, eps, HEADS, ROWS, DIM, ACROSS, EACH)
     head = tl.arange(0, ROWS)[:, None]
     place = head * DIM + tl.arange(0, DIM)[None, :]
     tl.store(target + (item * total + position) * HEADS * DIM + place, turned, mask=head < HEADS)
@@ -90,7 +95,7 @@ def _launch(
                 query, key, *weights, cos, sin, made[0], made[-1], total, first,
                 query.stride(0), query.stride(1), key.stride(0), key.stride(1), *angle_strides, eps,
                 HEADS=heads, ROWS=triton.next_power_of_2(heads), DIM=dim, ACROSS=weights[0].numel() > dim,
-                num_warps=warps(heads),
+                EACH=dim // cos.shape[-1], num_warps=warps(heads),
             )  # fmt: skip
         first += tokens
     return made
@@ -101,11 +106,11 @@ def dense_heads(part: torch.Tensor) -> torch.Tensor:
     return part if part.stride(3) == 1 and part.stride(2) == part.shape[3] else part.contiguous()
 
 
-def angles(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
-    """Both with the same strides, and those of batch items and tokens; see `norm_rotate`."""
-    if cos.stride(-1) != 1 or cos.stride() != sin.stride():
+def angles(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int, int]]:
+    """Both with the same strides, and those of batch items, tokens and angles of one; see `norm_rotate`."""
+    if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    return cos, sin, (cos.stride(0) if cos.dim() == 3 and cos.shape[0] > 1 else 0, cos.stride(-2))
+    return cos, sin, (cos.stride(0) if cos.dim() == 3 and cos.shape[0] > 1 else 0, cos.stride(-2), cos.stride(-1))
 
 
 def warps(heads: int) -> int:

@@ -45,7 +45,7 @@ class Ranks:
 class Group:
     """Exchanges of all ranks, and the tokens that they hold."""
 
-    def __init__(self, lengths, parts, beside, dtype=torch.float32):
+    def __init__(self, lengths, parts, beside, dtype=torch.float32, each=2):
         generator = torch.Generator().manual_seed(0)
         degree, width = len(lengths), HEADS * HEAD_DIM
         landing = sum(lengths) * BATCH * 3 * width // degree * dtype.itemsize
@@ -66,7 +66,7 @@ class Group:
                     HEAD_DIM, dtype, staging,
                 )
             )  # fmt: skip
-        angles = torch.randn(2, sum(lengths), HEAD_DIM // 2, generator=generator).repeat_interleave(2, -1)
+        angles = torch.randn(2, sum(lengths), HEAD_DIM // 2, generator=generator).repeat_interleave(each, -1)
         self.weights = torch.rand(2 * parts, HEAD_DIM, generator=generator).to(dtype)
         self.angles = [angle.split(lengths) for angle in angles]
 
@@ -134,8 +134,8 @@ def test_every_rank_gets_attention_over_all_tokens_for_its_own(plain_kernels, le
     check(lengths, parts, beside, normed)
 
 
-def check(lengths, parts, beside, normed, dtype=torch.float32, tolerance=1e-5):
-    group = Group(lengths, parts, beside, dtype)
+def check(lengths, parts, beside, normed, dtype=torch.float32, tolerance=1e-5, each=2):
+    group = Group(lengths, parts, beside, dtype, each)
     query, key, value = (part.transpose(1, 2) for part in group.whole(normed))
     expected = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).split(lengths, 1)
     for rank, (exchange, tokens) in enumerate(zip(group.exchanges, group.tokens, strict=True)):
@@ -171,3 +171,22 @@ def check_kernels():
             for normed in (False, True):
                 check(lengths, parts, beside, normed)
     check((5, 5), 2, True, True, torch.bfloat16, 0.03)
+    check((4, 6), 2, True, True, each=1)
+    check_rotation()
+
+
+def check_rotation():
+    """The kernel without an exchange: angles twice, and once as they lie in rotation matrices."""
+    from parallel_runtime.attention.rotary_kernel import launch
+
+    generator = torch.Generator().manual_seed(1)
+    parts = [[torch.randn(BATCH, own, HEADS, HEAD_DIM, generator=generator) for own in (3, 4)] for _ in range(2)]
+    weights = [[torch.rand(HEAD_DIM, generator=generator) for _ in range(2)] for _ in range(2)]
+    for batch in (1, BATCH):
+        matrices = torch.randn(batch, 7, HEAD_DIM // 2, 2, 2, generator=generator)
+        angles = [matrices[..., row, 0] for row in range(2)]
+        twice = [angle.repeat_interleave(2, -1) for angle in angles]
+        expected = norm_rotate(*parts, *weights, 1e-6, *twice)
+        for given in (angles, twice):
+            for found, wanted in zip(launch(*parts, *weights, 1e-6, *given), expected, strict=True):
+                assert (found - wanted).abs().max() < 1e-5
