@@ -63,8 +63,9 @@ def gather_shares(
     sizes = split_sizes(total, degree, weights)
     longest = max(sizes)
     rows = share.movedim(dim, 0)
-    # Not every rank has equally many rows and the collective wants it so: pad on the wire, by sizes known to all.
-    padded = F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, longest - rows.shape[0])).contiguous()
+    if rows.shape[0] != longest:  # pad on the wire, by sizes known to all: the collective wants equally many rows
+        rows = F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, longest - rows.shape[0]))
+    padded = rows.contiguous()
     gathered = padded.new_empty((degree * longest, *padded.shape[1:]))
     _all_gather(gathered, padded, group=group)
     if min(sizes) != longest:
