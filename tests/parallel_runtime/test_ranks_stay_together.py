@@ -185,6 +185,15 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
 TO_FEWER_AND_BACK = [Prompt(0), Prompt(5, size=1), Prompt(0, size=1)]
 """As a pool of two H200s was lost: devices 0,1 at one size, device 0 at another, and that size on both."""
 NO_PEER_MEMORY = [Prompt(1), Prompt(1, size=1, troubles=frozenset({"no_peer_memory"})), Prompt(1, size=1)]
+UNLOADED_BETWEEN_FAILURES = [
+    Prompt(1),
+    Unload(0),
+    Prompt(1, fails=(2, True), in_loading=True),
+    Prompt(1, model=1, fails=(1, False)),
+    Unload(0),
+    Prompt(0, model=1),
+    Prompt(1, size=1, sampled=False),
+]
 LOSES = [Prompt(0, sampled=False, troubles=frozenset({"loses"})), Prompt(0, sampled=False, size=1)]
 
 
@@ -204,6 +213,7 @@ LOSES = [Prompt(0, sampled=False, troubles=frozenset({"loses"})), Prompt(0, samp
 @example(requests=[Prompt(7), Prompt(6), Prompt(1), Prompt(7, size=1)], start=WORLD)
 @example(requests=[Prompt(0), Prompt(5), Prompt(3, texts=(3, 3)), Prompt(0)], start=1)
 @example(requests=[Prompt(6), Prompt(0, compile=True), Prompt(7), Prompt(0, compile=True)], start=2)
+@example(requests=UNLOADED_BETWEEN_FAILURES, start=WORLD)
 def test_ranks_stay_together_whatever_is_asked_and_whatever_happens_to_one(paths, requests, start):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meshes, "KEPT", 2)  # groups are left and joined again

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import NotLoadedError, PoolError, RequestError, SegmentError
@@ -161,6 +162,20 @@ def test_a_step_that_was_sent_before_its_conditioning_was_compared_counts_only_i
     with pytest.raises(RequestError, match="Something was changed"):
         step(latent(0), text, meanwhile=refuse)
     assert torch.equal(step(latent(0), text), expected)
+    assert client.status().pids == pids
+
+
+def test_a_prediction_of_no_numbers_is_no_success_even_of_the_last_step(client, path, asked, tmp_path):
+    weights = load_file(path)
+    weights["final_layer.linear.bias"][0] = torch.nan
+    save_file(weights, tmp_path / "damaged.safetensors")
+    pids = client.load(model(path)) and client.status().pids
+    asked.clear()
+    for _ in range(2):
+        with pytest.raises(RequestError, match="The model's prediction came out with values that are no numbers"):
+            client.forward(model(str(tmp_path / "damaged.safetensors")), latent(0), torch.tensor([0.5]), given())
+    assert asked == [Load, Forward, Step]
+    assert client.forward(model(path), latent(0), torch.tensor([0.5]), given()).isfinite().all()
     assert client.status().pids == pids
 
 

@@ -21,7 +21,7 @@ from ..wire.shared_memory import Scalar
 from .attachments import Attachments
 from .conditioning_cache import ConditioningCache, Guess
 from .prepared_calls import PreparedCalls, kind_of
-from .requests import not_finite
+from .requests import no_number, not_finite
 from .step_trace import StepTrace
 from .submission import Callbacks, Meanwhile, Reply, Submission, rest
 
@@ -71,7 +71,7 @@ class Calls:
             meanwhile: see `Submission`.
 
         Raises:
-            RequestError: x is not finite, or an argument is of a kind that does not travel.
+            RequestError: x or the prediction is not finite, or an argument is of a kind that does not travel.
         """
         called = time.perf_counter()
         # What a ControlNet adds is another in each step, as x is.
@@ -98,7 +98,7 @@ class Calls:
                     guess.settle(True)
                     if summary := self._trace.add((called, referred, *reply.stamps, time.perf_counter())):
                         log.info("Parallel DiT: %s", summary)
-                    return reply.tensors["output"]
+                    return _prediction(reply)
         self._attachments.bring(attached_in(_arguments(conditioning)), callbacks)
         reference, tensors, dropped = self.cache.refer(conditioning)
         kind = (kind_of(call.model, reference, call.x, call.timestep), call.patches, shapes)
@@ -113,7 +113,7 @@ class Calls:
             replace(submission, request=request, tensors=tensors, scalars=bounds, vet=_vet, meanwhile=meanwhile)
         )
         self._prepared.keep(kind, number)
-        return reply.tensors["output"]
+        return _prediction(reply)
 
     def prepare_anew(self) -> None:
         """The next call of each kind goes through PREPARE again."""
@@ -163,6 +163,17 @@ def _vetted(step: Submission, x: torch.Tensor, guess: Guess) -> Submission:
     if guess.trusted:
         return replace(step, meanwhile=find_meanwhile)
     return replace(step, scalars=find(), vet=_vet)
+
+
+def _prediction(reply: Reply) -> torch.Tensor:
+    """What the network gave, if it is numbers: the last step's would be the picture, with nobody to look at it again.
+
+    Raises:
+        RequestError: it is not.
+    """
+    if not reply.finite:
+        raise no_number("The model's prediction")
+    return reply.tensors["output"]
 
 
 def _arguments(conditioning: Mapping[str, Any]) -> list[Any]:

@@ -120,7 +120,12 @@ def require_finite(latent: torch.Tensor) -> torch.Tensor:
     """
     if torch.isfinite(latent).all():
         return latent
-    raise RequestError(
-        "The latent came out with values that are no numbers (NaN or infinite).",
+    raise no_number("The latent")
+
+
+def no_number(what: str) -> RequestError:
+    """The error for a result of the pool's that holds what is no number."""
+    return RequestError(
+        f"{what} came out with values that are no numbers (NaN or infinite).",
         "Choose bf16 or fp32 as weight_dtype if it is fp16; otherwise the model file or a conditioning is damaged.",
     )

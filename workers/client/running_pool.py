@@ -166,7 +166,7 @@ class RunningPool:
             stamps = (sent.at, *done.stamps, time.perf_counter())
             if isinstance(request, Step):
                 self._patience.took(request.kind, stamps[-1] - sent.at)
-            return Reply(done.answer, self._transport.take(done, payload, submission.device), stamps)
+            return Reply(done.answer, self._transport.take(done, payload, submission.device), stamps, done.finite)
         except SegmentError as error:
             self._transport.give_up(error)
         finally:

@@ -82,8 +82,10 @@ class Reply:
 
     Args:
         stamps: when it was sent, rank 0's own stamps, when its answer came; see step_trace.py.
+        finite: there is no NaN and nothing infinite in the tensors.
     """
 
     answer: Answer
     tensors: Mapping[str, torch.Tensor]
     stamps: tuple[float, ...]
+    finite: bool = True

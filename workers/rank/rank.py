@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -158,13 +159,21 @@ class Rank:
         """The message with what it says of the tensors, stamped when they are there; and the payload, None where it
         lies in the segment, if there is one that holds it."""
         buffers: Sequence[memoryview] | None = None
-        if segment is None or sum(tensor.nbytes for tensor in results.values()) > segment.answer.numel():
+        numbers = [tensor for tensor in results.values() if tensor.numel() and tensor.is_floating_point()]
+        bounds = [bound for tensor in numbers for bound in torch.aminmax(tensor)]  # NaN is either
+        if segment is None or sum(each.nbytes for each in (*results.values(), *bounds)) > segment.answer.numel():
             specs, buffers = pack(results)
+            values = tuple(bound.item() for bound in bounds)
         else:
-            specs, _ = write(segment.answer, results)
-        stamps = (*done.stamps, time.perf_counter())
-        in_segment = buffers is None and bool(specs)
-        return msgspec.structs.replace(done, tensors=specs, in_segment=in_segment, stamps=stamps), buffers
+            specs, values = write(segment.answer, results, bounds)  # read with the copy: no other wait for the GPU
+        done = msgspec.structs.replace(
+            done,
+            tensors=specs,
+            in_segment=buffers is None and bool(specs),
+            stamps=(*done.stamps, time.perf_counter()),
+            finite=all(map(math.isfinite, values)),
+        )
+        return done, buffers
 
     def _launched(self) -> tuple[Launched, ...] | None:
         """See `Failed`."""

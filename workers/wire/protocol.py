@@ -189,6 +189,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     Args:
         stamps: rank 0's times of this job, see step_trace.py.
         launched: of a rank that had no part in it.
+        finite: there is no NaN and nothing infinite in the result.
     """
 
     number: int
@@ -199,6 +200,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     in_segment: bool = False
     stamps: tuple[float, ...] = ()
     launched: tuple[Launched, ...] | None = None
+    finite: bool = True
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
