@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -209,11 +209,18 @@ class HostAttention:
             if mask.shape[2] == streams.total and not (split.whole_queries or split.gathers_keys):
                 mask = take(mask, 2, streams.intervals())
         if not (split.gathered and split.gathered[0] is k and split.gathered[1] is v):
-            split.gathered = k, v, split.gather_all(k, dim), split.gather_all(v, dim)
+            split.gathered = k, v, *_both_gathered(split, k, v, dim)
         key, value = split.gathered[2:]
         if not q.shape[dim] and not kwargs["skip_reshape"] and not kwargs["skip_output_reshape"]:
             return q  # of a piece, this rank has nothing
         return function(q, key, value, heads, mask=mask, **kwargs)
+
+
+def _both_gathered(split: TokenSplit, k: torch.Tensor, v: torch.Tensor, dim: int) -> Sequence[torch.Tensor]:
+    """Keys and values of all ranks, by one exchange where they are alike but for their width."""
+    if k.shape[:-1] != v.shape[:-1] or k.dtype != v.dtype:
+        return split.gather_all(k, dim), split.gather_all(v, dim)
+    return split.gather_all(torch.cat([k, v], -1), dim).split([k.shape[-1], v.shape[-1]], -1)
 
 
 def _as_four(mask: torch.Tensor | None) -> torch.Tensor | None:
