@@ -163,7 +163,8 @@ def load_model(
     pack = getattr(chosen.opened, "pack", None)
     gguf = pack.folder if pack is not None else ""
     code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf) if blueprint.own_network else None
-    request = ModelRequest(str(path), str(types.compute).removeprefix("torch."), config, chosen.opened.identity, code)
+    dtype = str(types.compute).removeprefix("torch.")
+    request = ModelRequest(str(path), dtype, config, chosen.opened.identity, code, patching=comfyui_code(None))
 
     def comfyui_request() -> ModelRequest:
         opened = choose_network(path, COMFYUI, weight_dtype).opened

@@ -13,6 +13,9 @@ from ..errors import RequestError
 from .gguf_weights import is_of_gguf, is_quantised, with_patches
 from .patch_data import PREFIX, PatchSet, decode_patches, decode_value
 
+MODULES = ("comfy.lora", "comfy.float", "comfy.utils", "comfy.model_patcher", "comfy.weight_adapter.bypass")
+"""What this file imports when it is used."""
+
 
 class Computing:
     """Computes patched weights on a device.

@@ -110,9 +110,8 @@ class PoolClient:
                 begin_reading(model.path)  # while the ranks start
             pool = self._keeper.start(should_cancel, needed)
             machine = find_machine(pool.spec)
-            request = Load(
-                model.key, model.path, model.dtype, model.config.to_mapping(), needed.world_size, machine, model.comfyui
-            )
+            config, ranks = model.config.to_mapping(), needed.world_size
+            request = Load(model.key, model.path, model.dtype, config, ranks, machine, model.comfyui, model.patching)
             self._models.discard(model.key)
             answer = self._submit(Submission(request=request, callbacks=Callbacks(should_cancel=should_cancel))).answer
             assert isinstance(answer, Loaded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ class ModelRequest:
         config: degrees, attention and compile belong to the request; its devices choose the pool.
         identity: of the files that the artist's MODEL was made from; empty where any will do.
         comfyui: whose own network runs it; None for diffusers'.
+        patching: see Load; it makes no other request.
     """
 
     path: str
@@ -32,6 +33,7 @@ class ModelRequest:
     config: ParallelConfig
     identity: Identity = ()
     comfyui: ComfyuiCode | None = None
+    patching: ComfyuiCode | None = field(default=None, repr=False, compare=False)
 
     @cached_property  # a call asks for it several times
     def key(self) -> str:

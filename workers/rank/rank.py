@@ -29,6 +29,7 @@ from ..wire.tensors import pack, unpack_meta
 from .client_memory import ClientMemory
 from .control import RankControl
 from .heartbeat import Heartbeat
+from .idle_imports import IdleImports
 from .inbox import Inbox
 from .laps import Laps
 from .output import RankOutput
@@ -60,6 +61,7 @@ class Rank:
         self.client_memory = ClientMemory(for_all=one_host, rank=self.rank)
         self.inbox = Inbox(connection, self.client_memory.look)
         self.heartbeat = Heartbeat(connection, self.rank, blocks=lambda: engine.residency.pulse.count, output=output)
+        self.imports = IdleImports(engine.device)
 
     @property
     def world_size(self) -> int:
@@ -69,7 +71,9 @@ class Rank:
     def work(self) -> None:
         """Main loop."""
         while True:
+            self.imports.rest()
             frame = self.inbox.next()
+            self.imports.work()
             message = frame.message
             if isinstance(message, Abandon):
                 self.engine.forget_calls()
@@ -150,6 +154,7 @@ class Rank:
             return
         self.heartbeat.got_on()
         self.connection.send(done, buffers or (), buffers is None)
+        self.imports.after(job.request)
         if self.client_memory.for_all and isinstance(job.request, (Forward, Step)):
             self.inbox.expect_step()
 

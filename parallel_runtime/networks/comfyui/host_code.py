@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError
+
+_LOCK = threading.Lock()
+"""Who finds ComfyUI's options imported finds them set."""
 
 
 def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
@@ -27,10 +31,15 @@ def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
             f"There is no ComfyUI in {folder} on the host of this rank.",
             "Install ComfyUI at the same place on every host, or choose the diffusers network in Parallel Loader.",
         )
+    with _LOCK:
+        _use(root, options)
+
+
+def _use(root: Path, options: Mapping[str, Any]) -> None:
     if loaded := sys.modules.get("comfy.cli_args"):
         if loaded.__file__ is None or Path(loaded.__file__).resolve().parent.parent != root.resolve():
             raise ConfigurationError(
-                f"The pool runs with the ComfyUI of {loaded.__file__}, and is asked for that of {folder}.",
+                f"The pool runs with the ComfyUI of {loaded.__file__}, and is asked for that of {root}.",
                 "Restart ComfyUI.",
             )
         return

@@ -1,0 +1,52 @@
+"""A process that imports as an idle rank does, then patches weights: python idle_imports_run.py COMFYUI SETS.
+
+Prints how many modules were imported while it was idle, and the names of those that patching imported after that.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import time
+
+import torch
+
+from parallel_runtime.requests.requests import ComfyuiCode, KeepPatches
+from workers.rank.idle_imports import IdleImports
+
+
+def main(comfyui: str, path: str) -> None:
+    from torch import nn
+
+    from parallel_runtime.patching import comfyui_patches, patched_weights
+
+    torch.set_grad_enabled(False)
+    with open(path, "rb") as file:
+        sets = pickle.load(file)  # it imports, too
+    before = set(sys.modules)
+    imports = IdleImports(torch.device("cpu"))
+    imports.work()
+    imports.after(KeepPatches(ComfyuiCode(comfyui)))
+    time.sleep(0.2)
+    assert "comfy.lora" not in sys.modules  # there is a job
+    imports.rest()
+    for thread in threading.enumerate():
+        if thread.name == "idle-imports":
+            thread.join()
+    imports.work()
+    idle = set(sys.modules)
+    for given in sets:
+        computing = comfyui_patches.Computing(torch.device("cpu"), given, patched_weights.UNPATCHED.hooks)
+        for name in given.weights:
+            size = (32, 16) if name.endswith("weight") else (32,)
+            base = torch.ones(size)
+            assert not torch.equal(computing.weight(name, base, nn.Linear(1, 1)), base)
+        for layer in given.bypass:
+            computing.folded(f"{layer}.weight", torch.ones(32, 16), layer, 16)
+    print(len(idle - before))
+    print(*sorted(set(sys.modules) - idle))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
