@@ -24,7 +24,7 @@ with a message that names the node; Load Diffusion Model still does what it did.
 ControlNets (Load ControlNet Model, Apply ControlNet) run in ComfyUI's process as always, and their residuals travel to
 the ranks with each step. One that is made of the model's weights (ControlLoRA, Stability's of SD3.5) gets
 those of the file, and one that runs layers of the model (Qwen-Image Fun) runs them with those: ComfyUI's process reads
-the file for that once, without what a LoRA adds.
+the file for that once. A LoRA on the model is in these weights, as it is in ComfyUI's own.
 """
 
 _MEASURED = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import comfy.sd
 import torch
 
 from parallel_runtime.errors import RequestError
+from parallel_runtime.patching.comfyui_patches import Computing
+from parallel_runtime.patching.patch_data import WeightPatches
 
 from .gguf_files import is_gguf
 
@@ -39,7 +43,49 @@ def load_here(path: str, dtype: torch.dtype | None) -> Any:
     return comfy.sd.load_diffusion_model(path, model_options={} if dtype is None else {"dtype": dtype})
 
 
-def give_weights(transformer: torch.nn.Module, path: Callable[[], str], dtype: torch.dtype | None) -> None:
+@dataclass(frozen=True)
+class Source:
+    """Where the weights of a network that is elsewhere come from.
+
+    Args:
+        path: the file now.
+        dtype: of plain weights; None where the file says it itself.
+        patches: what a LoRA changes of them now.
+    """
+
+    path: Callable[[], str]
+    dtype: torch.dtype | None
+    patches: Callable[[], WeightPatches]
+
+    def network(self) -> torch.nn.Module:
+        """ComfyUI's own, as the file has it."""
+        network: torch.nn.Module = load_here(self.path(), self.dtype).model.diffusion_model
+        return network
+
+    def patch(self, part: torch.nn.Module, name: str, bypass: bool) -> torch.nn.Module:
+        """Write the patched weights into a part of the network, in place.
+
+        Args:
+            name: the part's path; "" for the whole network.
+            bypass: also what a bypass LoRA gives beside a layer, which counts where the layer is run.
+        """
+        wanted = self.patches()
+        changed = {*wanted.patches.weights, *wanted.hooks.weights}
+        computing = Computing(comfy.model_management.get_torch_device(), wanted.patches, wanted.hooks)
+        for path, module in part.named_modules():
+            layer = ".".join(each for each in (name, path) if each)
+            for kind, value in list(module.named_parameters(recurse=False)):
+                key, weight = f"{layer}.{kind}", value.data
+                if key in changed:
+                    weight = computing.weight(key, weight, module)
+                if bypass and layer in wanted.patches.bypass:
+                    weight = computing.folded(key, weight, layer, module.get_parameter("weight").shape[1])
+                if weight is not value.data:
+                    setattr(module, kind, torch.nn.Parameter(weight, requires_grad=False))
+        return part
+
+
+def give_weights(transformer: torch.nn.Module, source: Source) -> None:
     """Have `state_dict` of a network without weights read them, for those who ask for them (ControlLoRA).
 
     As a part of a model's, for which torch asks with arguments, it stays without: there names are what is looked for.
@@ -47,34 +93,32 @@ def give_weights(transformer: torch.nn.Module, path: Callable[[], str], dtype: t
     """
     for part in ("", *(name for name, _ in transformer.named_children())):
         module = transformer.get_submodule(part)
-        module.state_dict = _reading(part, module.state_dict, path, dtype)  # type: ignore[method-assign]
+        module.state_dict = _reading(part, module.state_dict, source)  # type: ignore[method-assign]
 
 
-def _reading(
-    part: str, names_alone: Callable[..., Any], path: Callable[[], str], dtype: torch.dtype | None
-) -> Callable[..., Any]:
+def _reading(part: str, names_alone: Callable[..., Any], source: Source) -> Callable[..., Any]:
     def state_dict(*args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
             return names_alone(*args, **kwargs)
         device = comfy.model_management.get_torch_device()
-        weights = load_here(path(), dtype).model.diffusion_model.get_submodule(part).state_dict()
+        weights = source.patch(source.network().get_submodule(part), part, bypass=False).state_dict()
         return {name: tensor.to(device) for name, tensor in weights.items()}
 
     return state_dict
 
 
 class LayersHere:
-    """Parts of a network that a ControlNet runs here (Qwen-Image Fun), with the file's weights.
+    """Parts of a network that a ControlNet runs here (Qwen-Image Fun), with its weights, patched as the ranks' are.
 
     Args:
         names: paths of the parts, which are read together when one of them is first run.
     """
 
-    def __init__(self, names: Sequence[str], path: Callable[[], str], dtype: torch.dtype | None):
+    def __init__(self, names: Sequence[str], source: Source):
         self._names = names
-        self._path = path
-        self._dtype = dtype
+        self._source = source
         self._read: dict[str, torch.nn.Module] = {}
+        self._patched: tuple[tuple[str, str], dict[str, torch.nn.Module]] | None = None
 
     def put_into(self, transformer: torch.nn.Module) -> None:
         """Have a network without weights run them."""
@@ -83,10 +127,14 @@ class LayersHere:
 
     def _run(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if not self._read:
-            network = load_here(self._path(), self._dtype).model.diffusion_model
+            network = self._source.network()
             device = comfy.model_management.get_torch_device()
             self._read = {each: network.get_submodule(each).to(device) for each in self._names}
-        return self._read[name](*args, **kwargs)
+        wanted = self._source.patches().names
+        if self._patched is None or self._patched[0] != wanted:
+            changed = {each: self._source.patch(deepcopy(part), each, bypass=True) for each, part in self._read.items()}
+            self._patched = wanted, changed
+        return self._patched[1][name](*args, **kwargs)
 
 
 def _run_elsewhere(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -32,7 +32,7 @@ from parallel_runtime.requests.requests import INVOKABLE
 from .interrupt import stopping_with_prompt
 from .kept_conds import keeping
 from .patched_shapes import PatchedShapes
-from .real_weights import LayersHere, give_weights, operations_elsewhere
+from .real_weights import LayersHere, Source, give_weights, operations_elsewhere
 from .remote_patcher import RemoteModelPatcher
 from .remote_transformer import RemoteTransformer
 from .transformer_call import read_call
@@ -162,10 +162,10 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     shared: set[str] = set()
     model.extra_conds = keeping(model, types.compute, shared)
     quantised = getattr(config, "quant_config", None)
-    given = (lambda: remote.model.path), None if quantised else types.weights
-    give_weights(model.diffusion_model, *given)
+    source = Source(lambda: remote.model.path, None if quantised else types.weights, lambda: remote.patches)
+    give_weights(model.diffusion_model, source)
     data = find_network(type(model.diffusion_model))
-    LayersHere(data.run_outside if data is not None else (), *given).put_into(model.diffusion_model)
+    LayersHere(data.run_outside if data is not None else (), source).put_into(model.diffusion_model)
     model.parallel_untouched = _redirect(model, remote, shared)
     model.parallel_shapes = PatchedShapes(model, model.parallel_untouched)
     return RemoteModelPatcher(
