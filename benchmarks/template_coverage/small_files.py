@@ -44,9 +44,10 @@ _SIGLIP = {"penultimate_hidden_states": [7, 1152], "last_hidden_state": [7, 1152
 
 def _spec(width: int, vae: Mapping[str, int], *, pooled: int = 768, length: int = 9, **values: Any) -> dict[str, Any]:
     seen, control = values.pop("seen", _CLIP_H), values.pop("control", 256)
+    patch = {"patch": values.pop("patch")} if "patch" in values else {}
     return {
         "width": width, "length": length, "pooled": pooled, "vae": vae, "seen": seen, "control": control,
-        "values": values,
+        "values": values, **patch,
     }  # fmt: skip
 
 
@@ -80,7 +81,7 @@ FILES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     (r"netayume|newbie|lumina", "lumina-2", _spec(48, _vae(16), attention_mask={"ones": [1, 9]})),
     (r"z_image", "z-image", _spec(48, _vae(16))),
     (r"layered", "qwen-image-layered", _spec(3584, _vae(16, 8, 4, 3))),
-    (r"qwen_image|firered", "qwen-image", _spec(3584, _vae(16, 8, 4, 3), control=3072)),
+    (r"qwen_image|firered", "qwen-image", _spec(3584, _vae(16, 8, 4, 3), control=3072, patch=3072)),
     (r"krea2", "krea-2", _spec(320, _vae(16))),
     (r"chroma1", "chroma", _spec(48, _vae(16))),
     (r"flux.?2", "flux-2", _spec(48, _vae(128, 16))),

@@ -31,7 +31,7 @@ _REPLACED = frozenset(
 )  # fmt: skip
 _READING = frozenset({"RegexExtract", "JsonExtractString"})
 """Nodes that find something in a text, which is not in one that stands in."""
-_MODELS = frozenset({"CLIP", "VAE", "CLIP_VISION", "CONTROL_NET", "STYLE_MODEL"})
+_MODELS = frozenset({"CLIP", "VAE", "CLIP_VISION", "CONTROL_NET", "STYLE_MODEL", "MODEL_PATCH"})
 """Types for which the loaders' stand-ins do, so that the nodes that take them run."""
 _STEPS = 3
 _SIDE, _LENGTH, _SECONDS = (64, 96), 9, 2
@@ -170,6 +170,8 @@ class SmallPrompt:
             raise CannotStandIn(f"{self._prompt[to.node].kind} gives {kind}")
         name = self._name(to)
         files = [self._file_of(self._run.file(path)) for path in sorted(self.loaders)]
+        if kind == "MODEL_PATCH" and "patch" not in files[0].spec:
+            raise CannotStandIn(f"{self._prompt[to.node].kind} gives a patch of {files[0].key}")
         spec = {**files[0].spec, "seed": f"{self._title} {name}", "latent": [1, 8, 13, 16]}
         self._made[name] = _node(f"StandIn{kind}", spec=json.dumps(spec))
         return [name, 0]

@@ -12,11 +12,15 @@ from typing import Any
 
 import comfy.clip_vision
 import comfy.controlnet
+import comfy.model_management
+import comfy.model_patcher
 import comfy.nested_tensor
+import comfy.ops
 import comfy.sd
 import comfy.utils
 import torch
 from comfy_api.latest import InputImpl, Types
+from comfy_extras.nodes_model_patch import QwenImageBlockWiseControlNet
 
 _MOST = 40
 """Of a latent's height and width, where a node of the template makes large pictures whatever its widgets say."""
@@ -205,6 +209,16 @@ class Style:
         return _random(("style", float(seen.last_hidden_state.sum())), 1, 5, self.spec["width"])
 
 
+def _block_patch(spec: dict[str, Any]) -> Any:
+    """DiffSynth's ControlNet of Qwen-Image, a model patch: what it adds behind each block of the model, here of one."""
+    network = QwenImageBlockWiseControlNet(num_layers=1, dim=spec["patch"], operations=comfy.ops.manual_cast)
+    for name, parameter in network.named_parameters():
+        rows = 0.3 * _random((name, "rows"), 1, *parameter.shape[1:]) / parameter.shape[-1] ** 0.5
+        parameter.data = rows * _random((name, "sides"), parameter.shape[0], *[1] * (parameter.ndim - 1))
+    devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()
+    return comfy.model_patcher.CoreModelPatcher(network, *devices)
+
+
 def _video(frames: torch.Tensor) -> Any:
     return InputImpl.VideoFromComponents(Types.VideoComponents(images=frames, audio=_sound("video"), frame_rate=24))
 
@@ -223,6 +237,7 @@ _MAKE = {
     "CLIP_VISION": lambda spec: ClipVision(spec),
     "CONTROL_NET": lambda spec: Control(spec),
     "STYLE_MODEL": lambda spec: Style(spec),
+    "MODEL_PATCH": _block_patch,
     "CLIP_VISION_OUTPUT": lambda spec: ClipVision(spec).encode_image(_pictures(spec["seed"])),
     "IMAGE": lambda spec: _pictures(spec["seed"]),
     "MASK": lambda spec: _random(spec["seed"], 1, 64, 96).sigmoid().round(decimals=1),
