@@ -33,7 +33,8 @@ _MEASURED = """
 `python -m benchmarks.node_distances` runs each node that makes a MODEL of one MODEL and plain values, with the node's
 defaults, on a tiny FLUX in a real ComfyUI: with Load Diffusion Model, and with Parallel Loader on two ranks (CPU,
 float32, CFG, 3 steps). The number is the largest difference between the two latents, of their scale; "idle": the node
-changes nothing on this model with its defaults. ComfyUI 0.8.0 opens no FLUX that small, and was not measured.
+changes nothing on this model with its defaults. ComfyUI 0.8.0 opens no FLUX that small, and ran a tiny SD3; what it
+has no node for is left open.
 tests/host/test_model_nodes.py has more, with values and on the models that nodes are made for.
 """
 
