@@ -74,7 +74,7 @@ def parallelize(
         compilation = BlockCompilation(prepare_blocks(parts), process)
     recorded = record and parts.device.type == "cuda" and is_on("recordings")
     if stream is not None:
-        stream_calls(stream.coming(parts.blocks), stream)
+        stream_calls(parts.blocks, stream)
     return ParallelTransformer(parts, mesh, check, borders, compilation, keys, recorded, stream)
 
 

@@ -14,9 +14,11 @@ from .block_stream import BlockStream
 class _Streamed:
     """A block. Its class is what calls of it come through, outside of what is compiled of its forward."""
 
-    _streamed: tuple[BlockStream, int]
+    _streamed: tuple[BlockStream, int] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._streamed is None:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
         stream, number = self._streamed
         stream.before(number)
         returned = super().__call__(*args, **kwargs)  # type: ignore[misc]
@@ -34,12 +36,15 @@ def stream_calls(blocks: Sequence[nn.Module], stream: BlockStream) -> None:
     """Let calls of blocks wait for their weights.
 
     Args:
-        blocks: in the order of the stream.
+        blocks: all, in forward order. Those that stay are of the same class as those that come: torch.compile would
+            trace another one anew.
     """
-    for number, block in enumerate(blocks):
+    for block in blocks:
         if not isinstance(block, _Streamed):
             plain: Any = type(block)
             block.__class__ = _streamed(plain)
+        block.__dict__["_streamed"] = None
+    for number, block in enumerate(stream.coming(blocks)):
         block.__dict__["_streamed"] = (stream, number)
 
 
