@@ -19,7 +19,8 @@ def choose_weights(
     config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
 ) -> ParallelConfig:
     """Return the configuration that a model is loaded with: that of the artist, or with weights that stream, and how
-    many blocks stay where they do: as many as fit on `auto`, else the first, behind which the next is on its way.
+    many blocks stay where they do: as many as fit on `auto` and `host`, on `dealt` the first, behind which the next is
+    on its way.
 
     Weights stream where whole ones certainly do not fit, or where stages would compute in turn for that. What is in
     doubt stays as it is, and stages stay where nothing that streams fits either. What is free at the moment does not
@@ -33,7 +34,9 @@ def choose_weights(
         ConfigurationError: see `check_limits`.
     """
     if config.weights in STREAMED and model.blocks > 1:
-        return replace(config, resident=_resident(config, 1, ranks, model, machine, weight_bytes)[0])
+        # The link to the host's memory is the slowest: what is on the GPU need not come over it in each step.
+        most = model.blocks if config.weights == "host" else 1
+        return replace(config, resident=_resident(config, most, ranks, model, machine, weight_bytes)[0])
     if config.weights != "auto" or not _may_stream(config, model, machine):
         return config
     choice = choose(config, ranks, model, TYPICAL, machine)

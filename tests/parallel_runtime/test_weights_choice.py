@@ -60,7 +60,14 @@ def test_the_first_that_fits_is_taken(config, ranks, model, machine, taken):
 
 @pytest.mark.parametrize(
     ("config", "memory", "stay"),
-    [(AUTO, 22, 11), (AUTO, 15, 1), (AUTO, 11, 15), (ParallelConfig(weights="dealt"), 22, 1)],
+    [
+        (AUTO, 22, 11),
+        (AUTO, 15, 1),
+        (AUTO, 11, 15),
+        (ParallelConfig(weights="dealt"), 22, 1),
+        (ParallelConfig(weights="host"), 22, 33),
+        (ParallelConfig(weights="host"), 0, 1),
+    ],
 )
 def test_as_many_blocks_stay_as_fit_or_the_first(config, memory, stay):
     machine = replace(SMALL, memory_bytes=memory * GIB)
@@ -68,7 +75,7 @@ def test_as_many_blocks_stay_as_fit_or_the_first(config, memory, stay):
     assert chosen.resident == stay
     held, more = (Coming(chosen.weights, 2, count).kept_bytes(FLUX_DEV) for count in (stay, stay + 1))
     assert choose(chosen, 2, FLUX_DEV, TYPICAL, machine).cost.weight_bytes == held
-    if config is AUTO:
+    if memory and config.weights != "dealt":
         assert more > machine.memory_bytes * 2 / 3
     assert choose_weights(config, 2, replace(FLUX_DEV, block_sizes=()), machine, WEIGHTS).resident == 0
 
