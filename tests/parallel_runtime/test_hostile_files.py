@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -21,12 +22,23 @@ from workers.wire.error_info import describe
 SECONDS = 20.0  # of CPU, where none takes one on an idle core; without the bounds each takes minutes
 
 
+BYTES = 1 << 30  # of memory, where none takes a quarter; read whole, or made as asked, each takes more than there is
+STATUS, PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def memory_of_process(name: str) -> int:
+    return next(int(line.split()[1]) << 10 for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
+
+
 @pytest.fixture(autouse=True)
 def bounded():
-    """Every test here is one of time as well."""
-    started = time.process_time()
+    """Every test here is one of time and of memory as well."""
+    with contextlib.suppress(OSError):  # a sandbox may not let it: then the peak is that of this process so far
+        PEAK.write_text("5")
+    before, started = memory_of_process("VmHWM"), time.process_time()
     yield
     assert time.process_time() - started < SECONDS
+    assert memory_of_process("VmHWM") - before < BYTES
 
 
 def write_header(path: Path, text: bytes) -> Path:

@@ -53,6 +53,11 @@ def fail(fault: str, control: Control) -> None:
         time.sleep(600)
     if fault == "pause":
         time.sleep(1)
+    if fault == "compile":  # as in the compiler, which hears nothing
+        heartbeat = control._rank.heartbeat  # type: ignore[attr-defined]
+        heartbeat._compiling_since = time.monotonic()
+        time.sleep(6)
+        heartbeat._compiling_since = None
     if fault == "slow":  # as a large file that loads: cancel is heard between tensors
         for _ in range(200):
             time.sleep(0.05)

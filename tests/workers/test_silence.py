@@ -148,6 +148,28 @@ def test_a_cancel_returns_although_a_rank_hangs_and_the_next_prompt_pays_for_not
 
 
 @pytest.mark.slow
+def test_a_cancel_returns_while_a_rank_compiles_and_the_next_prompt_waits_for_what_it_needs_as_well(
+    faulty_pool, monkeypatch
+):
+    monkeypatch.setattr(running, "ABANDONED_SECONDS", 2.0)
+    pool = faulty_pool(1)
+    compiles = threading.Event()
+    asked: list[float] = []
+
+    def cancel() -> bool:
+        if compiles.is_set():
+            asked.append(time.monotonic())
+        return compiles.is_set()
+
+    with pytest.raises(Cancelled):
+        pool.sample("compile 0 0", should_cancel=cancel, on_compile=compiles.set)
+    assert time.monotonic() - asked[0] < 2.5
+    pool.check_works()
+    assert time.monotonic() - asked[0] > 3  # longer than for a job that only goes on
+    assert all(alive(process) for process in pool.processes)
+
+
+@pytest.mark.slow
 def test_a_job_that_outlives_its_cancel_keeps_its_pool_when_it_ends(faulty_pool, monkeypatch):
     monkeypatch.setattr(running, "CANCEL_SECONDS", 0.1)
     pool = faulty_pool(1)

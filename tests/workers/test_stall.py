@@ -28,6 +28,15 @@ def test_the_rank_that_stood_still_first_is_named_when_the_last_one_has_stood_st
     assert (stall.rank, second) == (1, 16)
 
 
+def test_a_hang_is_found_within_a_minute_where_nothing_else_is_set():
+    watch = StallWatch()
+    watch.start(1, now=0)
+    watch.beat(0, 1, 0)
+    stall = tick_until(watch, 0, 600)
+    assert stall is not None
+    assert 30 < stall.seconds <= 60 + TICK_SECONDS
+
+
 def test_a_rank_that_waits_in_a_collective_is_not_named():
     watch = StallWatch(floor=10)
     watch.start(2, now=0)
