@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from parallel_runtime.networks.diffusers.hunyuan_dit import HUNYUAN_DIT
 from parallel_runtime.networks.diffusers.sd3 import SD3
 from parallel_runtime.networks.diffusers.sdxl import SDXL
 from tests.comfyui_networks.unet_controls import LORA, ORDINARY
@@ -20,7 +21,8 @@ from tests.tiny_model import write_original
 from tests.tiny_sd3 import tiny_config as tiny_sd3
 from tests.tiny_sdxl import recognised_config as tiny_sdxl
 
-from .workflow import SAVE, Prompt, Workflow, link, node
+from .test_families import FAMILIES
+from .workflow import SAVE, Prompt, Workflow, link, node, put_control
 
 pytestmark = pytest.mark.host
 
@@ -88,7 +90,7 @@ def controlled(workflow: Workflow, controls: list[Control]) -> Prompt:
         graph["latent"] = node("EmptyLatentImage", width=8 * width, height=8 * height, batch_size=batch)
         for name in ("positive", "negative"):
             graph[name]["inputs"] |= {"width": 2048, "pooled": 1280}
-    graph["vae"] = node("TestVae")
+    graph["vae"] = node("TestVae", channels=16, video=False)
     graph["picture"] = node("TestRandomImage", seed=5, height=96, width=128)
     for number, (name, settings) in enumerate(controls):
         graph[f"net {number}"] = node("ControlNetLoader", control_net_name=name)
@@ -161,3 +163,26 @@ def test_parallel_sampler_runs_a_controlnet_per_step(nets):
     run = nets.run(controlled(replace(workflow.on("cpu:2"), sampler_node="ParallelSampler"), controls))
     assert run.error is None, run.error["exception_message"]
     assert (nets.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * wanted.abs().max()
+
+
+@pytest.mark.slow
+def test_a_controlnet_of_hunyuan_dit(host):
+    """Qwen-Image's is in comfyui_families.py."""
+    family, name = FAMILIES["hunyuan-dit"], "controlled-hunyuan.safetensors"
+    path = write_original(HUNYUAN_DIT, host.base / "models" / "diffusion_models" / name, family.config)
+    workflow = replace(family.workflow, model=name, steps=2, latent=(0, 1, 9, 14))
+
+    def latent(devices: str, controlled: bool) -> torch.Tensor:
+        graph = family.graph(workflow.on(devices))
+        if controlled:
+            net = node("TestControlNet", kind="hunyuan-dit", width=family.config["hidden_size"])
+            put_control(graph, net, _WHOLE, node("TestVae", channels=4, video=False))
+        run = host.run(graph)
+        assert run.error is None, run.error["exception_message"]
+        return host.latent(run, SAVE)
+
+    plain, wanted = (latent("native", controlled) for controlled in (False, True))
+    scale = wanted.abs().max()
+    assert (wanted - plain).abs().max() > 100 * TOLERANCE * scale
+    assert (latent("cpu:2", True) - wanted).abs().max() < TOLERANCE * scale
+    path.unlink()

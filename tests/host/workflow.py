@@ -160,3 +160,22 @@ class Workflow:
 
 def _rename(graph: Prompt, old: str, new: str) -> Prompt:
     return {new if name == old else name: content for name, content in graph.items()}
+
+
+def put_control(graph: Prompt, net: dict[str, Any], settings: dict[str, Any], vae: dict[str, Any]) -> None:
+    """Have a ControlNet applied to a graph's prompts.
+
+    Args:
+        net: the node that gives it.
+        settings: of Apply ControlNet: strength, start and end.
+        vae: the node that gives what encodes the picture.
+    """
+    graph |= {"vae": vae, "net": net, "picture": node("TestRandomImage", seed=5, height=96, width=128)}
+    for name in ("positive", "negative"):
+        graph[f"{name} before"] = graph.pop(name)
+    graph["apply"] = node(
+        "ControlNetApplyAdvanced", positive=link("positive before"), negative=link("negative before"),
+        control_net=link("net"), image=link("picture"), vae=link("vae"), **settings,
+    )  # fmt: skip
+    for slot, name in enumerate(("positive", "negative")):
+        graph[name] = node("ConditioningSetTimestepRange", conditioning=link("apply", slot), start=0.0, end=1.0)

@@ -13,6 +13,10 @@ import comfy.ops
 import comfy.utils
 import comfy.weight_adapter
 import torch
+from comfy.controlnet import ControlNet
+from comfy.latent_formats import SDXL, Wan21
+from comfy.ldm.hydit.controlnet import HunYuanControlNet
+from comfy.ldm.qwen_image.controlnet import QwenImageControlNetModel
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.nodes_model_patch import SigLIPMultiFeatProjModel
 
@@ -168,24 +172,34 @@ class RandomMask(io.ComfyNode):
 class _Vae:
     """Encodes by averages, as far as a ControlNet asks."""
 
+    def __init__(self, channels: int, video: bool):
+        self._channels = channels
+        self._video = video
+
     def spacial_compression_encode(self) -> int:
         return 8
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         latent = torch.nn.functional.avg_pool2d(pixels.movedim(-1, 1), 8)
-        return torch.cat([latent * scale for scale in range(-3, 3)], dim=1)[:, :16]
+        latent = torch.cat([latent * scale for scale in range(-3, 3)], dim=1)[:, : self._channels]
+        return latent.unsqueeze(2) if self._video else latent
 
 
 class MeanVae(io.ComfyNode):
-    """A VAE without weights, of 16 channels."""
+    """A VAE without weights."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(node_id="TestVae", category="test", inputs=[], outputs=[io.Vae.Output()])
+        return io.Schema(
+            node_id="TestVae",
+            category="test",
+            inputs=[io.Int.Input("channels", default=16), io.Boolean.Input("video", default=False)],
+            outputs=[io.Vae.Output()],
+        )
 
     @classmethod
-    def execute(cls) -> io.NodeOutput:
-        return io.NodeOutput(_Vae())
+    def execute(cls, channels: int, video: bool) -> io.NodeOutput:
+        return io.NodeOutput(_Vae(channels, video))
 
 
 class RandomImage(io.ComfyNode):
@@ -228,6 +242,45 @@ class Weights(io.ComfyNode):
 
 _LIVING: list[object] = []
 """ComfyUI 0.33 fails in a ControlNet after a model that it had on a device is gone, whatever loader made it."""
+
+
+class ControlNetOfClass(io.ComfyNode):
+    """A ControlNet whose files ComfyUI takes at full size alone, made of its class as ComfyUI's loader makes it."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestControlNet",
+            category="test",
+            inputs=[
+                io.Combo.Input("kind", options=["hunyuan-dit", "qwen-image"]),
+                io.Int.Input("width", default=256),
+            ],
+            outputs=[io.ControlNet.Output()],
+        )
+
+    @classmethod
+    def execute(cls, kind: str, width: int) -> io.NodeOutput:
+        plain = {"operations": comfy.ops.disable_weight_init, "device": "cpu", "dtype": torch.float32}
+        if kind == "hunyuan-dit":  # of four blocks there is one long skip, and a residual is for each
+            network = HunYuanControlNet(hidden_size=width, num_heads=16, mlp_ratio=4.0, **plain)
+            network.blocks, network.after_proj_list = network.blocks[:1], network.after_proj_list[:1]
+            form, extra = SDXL(), ["text_embedding_mask", "encoder_hidden_states_t5", "text_embedding_mask_t5"]
+        else:
+            network = QwenImageControlNetModel(
+                in_channels=64, num_layers=1, num_attention_heads=width // 128, attention_head_dim=128, **plain
+            )
+            form, extra = Wan21(), []
+        for number, parameter in enumerate(network.parameters()):
+            rows = 0.3 * _random(number, 1, *parameter.shape[1:]) / max(1, parameter.shape[-1]) ** 0.5
+            sides = _random(number + 1, parameter.shape[0], *[1] * (parameter.ndim - 1))
+            parameter.data = rows * sides  # no matrix of random numbers, which takes seconds where it is wide
+        control = ControlNet(
+            network, compression_ratio=1, latent_format=form, extra_conds=extra,
+            load_device=comfy.model_management.get_torch_device(),
+        )  # fmt: skip
+        _LIVING.append(control)
+        return io.NodeOutput(control)
 
 
 class StyleNetwork(io.ComfyNode):
@@ -329,6 +382,7 @@ class TensorPack(ComfyExtension):
             EmptyLatents,
             PackedLatent,
             RandomMask,
+            ControlNetOfClass,
             StyleNetwork,
             Weights,
             MeanVae,
