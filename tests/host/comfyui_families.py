@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
+from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node, put_control
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class ComfyFamily:
         negative: what of `values` is another in the negative one.
         mask: it has a noise mask.
         per_step: why Parallel Sampler runs it per step; "" where the pool has its loop.
+        control: width of a ControlNet of its class, where it has one.
     """
 
     latents: list[list[int]]
@@ -32,6 +33,7 @@ class ComfyFamily:
     negative: dict[str, Any] = field(default_factory=dict)
     mask: bool = False
     per_step: str = ""
+    control: int = 0
 
     def graph(self, workflow: Workflow) -> Prompt:
         """The workflow's graph with this family's latent and conditionings."""
@@ -50,6 +52,10 @@ class ComfyFamily:
             graph["mask"] = node("TestRandomMask", seed=3, height=height * 8, width=width * 8)
             graph["masked"] = node("SetLatentNoiseMask", samples=link("latent"), mask=link("mask"))
             graph[SAMPLER]["inputs"]["latent_image"] = link("masked")
+        if self.control:
+            net = node("TestControlNet", kind="qwen-image", width=self.control)
+            settings = {"strength": 0.8, "start_percent": 0.0, "end_percent": 1.0}
+            put_control(graph, net, settings, node("TestVae", channels=16, video=True))
         graph["packed"] = node("TestPackedLatent", samples=link(SAMPLER))
         graph[SAVE]["inputs"]["samples"] = link("packed")
         return graph
@@ -180,6 +186,8 @@ LARGE_FAMILIES: dict[str, ComfyFamily] = {
         (9, 3584),
         values={"reference_latents": {"list": [[1, 16, 1, 4, 6]]}, **_ALL},
         negative=_KEPT,
+        per_step="a ControlNet",
+        control=3072,
     ),
     "mage-flow": ComfyFamily([[1, 128, 5, 7]], (9, 2560), per_step="timesteps of the model's own"),
     "auraflow": ComfyFamily([[2, 4, 9, 7]], (9, 2048)),
