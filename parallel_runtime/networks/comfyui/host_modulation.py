@@ -93,8 +93,8 @@ class HostModulation:
 
 def compute(value: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> None:
     """Make layers ready that get SiLU of a tensor (rows, ..., width). Collective over the sequence group."""
-    layers = [layer for layer in layers if layer.is_plain]
     given = F.silu(value)
+    layers = [layer for layer in layers if layer.is_plain and _has_type(layer, given.dtype)]
     if mesh.sequence is None:
         outputs = [_own(layer, given) for layer in layers]
     else:
@@ -105,6 +105,13 @@ def compute(value: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> No
         )  # fmt: skip
     for layer, output in zip(layers, outputs, strict=True):
         layer.__dict__["ready"] = output.data  # no view to torch, for which a graph would be another one
+
+
+def _has_type(layer: ReadyLayer, dtype: torch.dtype) -> bool:
+    """Whether its products need no cast of the weight. Of one that does (a file of plain float8), a compiled block
+    reads the weight once, and what is outside of it casts it first: 93.0 instead of 89.5 ms in Qwen-Image on two H200s.
+    """
+    return bool(layer.weight.dtype == dtype)
 
 
 def forget(layers: Sequence[ReadyLayer]) -> None:
