@@ -15,10 +15,13 @@ from server import PromptServer
 from parallel_runtime.errors import ParallelError
 
 from .panel.settings import language_of, read_settings, settings_file
+from .sentences import translated
 
 
 def show_text(node_id: str | None, text: str) -> ui.PreviewText:
-    """Put `text` on the node now, and return it for the node's output, where it stays with the history."""
+    """Put `text` on the node now, and return it for the node's output, where it stays with the history; in the canvas'
+    language, as far as there are sentences for it."""
+    text = in_canvas_language(text)
     if node_id is not None:
         PromptServer.instance.send_progress_text(text, node_id)
     return ui.PreviewText(text)
@@ -28,7 +31,7 @@ def show_on_running_node(text: str) -> None:
     """Put `text` on the node that calls, be it one of ours or KSampler; nothing where no node is running."""
     running = get_executing_context()
     if running is not None:
-        PromptServer.instance.send_progress_text(text, running.node_id)
+        PromptServer.instance.send_progress_text(in_canvas_language(text), running.node_id)
 
 
 def running_node() -> tuple[str, str]:
@@ -55,6 +58,11 @@ def move_bar_of_running_node(done: int, total: int) -> None:
 def canvas_language() -> str:
     """The language that the artist chose in ComfyUI."""
     return language_of(read_settings(settings_file()))
+
+
+def in_canvas_language(text: str) -> str:
+    """The text with its sentences in that language, where locales/ has them."""
+    return translated(text, canvas_language())
 
 
 @contextlib.contextmanager

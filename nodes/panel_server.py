@@ -10,6 +10,7 @@ from .panel.live import Live
 from .panel.routes import add_routes
 from .panel.settings import default_config, read_settings, settings_file
 from .panel.status import read_status
+from .sentences_route import add_sentences_route
 
 
 def serve_panel() -> None:
@@ -17,4 +18,5 @@ def serve_panel() -> None:
     server = PromptServer.instance
     live = Live(read_status, server.send_sync, lambda client: client in server.sockets)
     add_routes(server.routes, live, lambda: default_config(read_settings(settings_file())), refused_nodes())
+    add_sentences_route()
     keep_house(lambda: read_settings(settings_file()))

@@ -77,7 +77,7 @@ class ParallelConfigNode(io.ComfyNode):
                     default="auto",
                     optional=True,
                     tooltip="Splits one picture over this many GPUs: each computes a part of the attention heads. "
-                    "At most the model's head count (24 for FLUX.1).",
+                    "At most the model's head count, which the text below says after a run.",
                 ),
                 io.Combo.Input(
                     "attention",

@@ -7,6 +7,7 @@ import { defaultTitle, titleOf } from "./node_names.js";
 import { hideNotice, showNotice } from "./notice.js";
 import { obstacles } from "./obstacles.js";
 import { refusedNodes } from "./refused_nodes.js";
+import { sentences } from "./sentences.js";
 import { say } from "./words.js";
 import { Connections } from "./workflow_graphs.js";
 
@@ -66,7 +67,8 @@ const hasWord = (text, name) => name.length > 3 && wordOf(name).test(text);
 async function showError({ node_id, exception_type, exception_message }) {
   if (!String(exception_type).startsWith("parallel_runtime.errors.")) return;
   const workflow = app.rootGraph.serialize();
-  const { text, named } = inArtistsWords(exception_message ?? "", workflow);
+  const { text: english, named } = inArtistsWords(exception_message ?? "", workflow);
+  const text = await sentences(english);
   const guilty = named.length || !exception_message?.startsWith(REFUSED) ? named : await knownObstacles(workflow);
   const places = guilty.map(({ graph, node }) => withOutside(graph.id ?? app.rootGraph.id, node.id));
   if (!places.length) places.push(nodesOfPath(node_id));

@@ -27,7 +27,7 @@ _SHOW = """([kind, title]) => {
   const node = app.rootGraph.nodes.find((node) => node.comfyClass === kind);
   node.title = title;
   app.canvas.ds.scale = 1;
-  app.canvas.ds.offset = [80 - node.pos[0], 160 - node.pos[1]];
+  app.canvas.ds.offset = [200 - node.pos[0], 160 - node.pos[1]];
   app.canvas.setDirty(true, true);
   return node.size.slice();
 }"""
@@ -37,13 +37,14 @@ def take(canvas: Canvas, kind: str) -> None:
     """A picture of the node of that type on the canvas, with a margin."""
     width, height = canvas.run(_SHOW, [kind, NAMES[kind]])
     time.sleep(0.7)  # texts follow the canvas in the next frames
-    clip = {"x": 66, "y": 116, "width": min(width + 28, 1210), "height": min(height + 58, 680)}
+    clip = {"x": 186, "y": 116, "width": width + 28, "height": height + 58}
     canvas.page.screenshot(path=HELP / kind / "node.jpg", type="jpeg", quality=80, clip=clip)
 
 
 def take_all(canvas: Canvas, host: ComfyHost) -> None:
     """One picture for each page."""
     set_setting(canvas, "Comfy.Minimap.Visible", False)
+    set_setting(canvas, "Comfy.Graph.CanvasInfo", False)  # it would lie over a long node
     wish = Workflow(loader="cpu:2", sampler_node="ParallelSampler", model="plan.safetensors", steps=6)
     open_prompt(canvas, wish.prompt())
     queue(canvas, host)
@@ -67,7 +68,7 @@ def main() -> None:
         host = ComfyHost(find_host(), Path(folder) / "base")
         try:
             write_models(host.base / "models")
-            with open_canvas(host.address) as canvas:
+            with open_canvas(host.address, height=1080) as canvas:  # the doctor's report is 820 high
                 take_all(canvas, host)
         finally:
             host.stop()

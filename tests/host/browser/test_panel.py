@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 
 import pytest
@@ -138,7 +139,7 @@ def test_a_panel_that_is_closed_is_told_nothing(host, canvas):
     assert canvas.run("() => window.told") == before
 
 
-def test_texts_stand_on_sampler_loader_config_and_on_the_node_around_a_subgraph(host, canvas):
+def test_texts_stand_on_sampler_loader_config_and_on_the_node_around_a_subgraph_also_after_a_reload(host, canvas):
     open_prompt(canvas, Workflow(loader="cpu:2", model="plan.safetensors", seed=504, steps=3).prompt())
     queue(canvas, host)
     wait_for(lambda: "ulysses 2" in text_on(canvas, "KSampler"))
@@ -150,6 +151,15 @@ def test_texts_stand_on_sampler_loader_config_and_on_the_node_around_a_subgraph(
           graph.convertToSubgraph(new Set(inside)); }"""
     )
     queue_again(canvas, host, 505)
+    wait_for(lambda: text_on(canvas, "subgraph").startswith("Last run: "))
+    saved = json.dumps(canvas.saved())
+    canvas.page.reload()
+    canvas.page.wait_for_function(
+        "() => !!(window.app && window.app.graph && LiteGraph.registered_node_types.ParallelLoader)"
+    )
+    canvas.load(json.loads(saved))
+    assert text_on(canvas, "subgraph") == ""
+    queue_again(canvas, host, 506)
     wait_for(lambda: text_on(canvas, "subgraph").startswith("Last run: "))
 
 

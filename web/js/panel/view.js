@@ -1,5 +1,6 @@
 // A status as DOM: devices with memory, models, the plan, seconds per step, the time line.
 import { h } from "./elements.js";
+import { sentences } from "../sentences.js";
 import { bytes, seconds } from "./numbers.js";
 import { planPicture } from "./plan_picture.js";
 import { timeline } from "./timeline.js";
@@ -84,18 +85,25 @@ function speed(run, details) {
   return [table, run?.speedup ? h("p", {}, word("times", { factor: run.speedup.toFixed(2) })) : null];
 }
 
+// In English until its translation is there, which is at once where it was asked before.
+function paragraph(text, attributes = {}) {
+  const made = h("p", attributes, text);
+  sentences(text).then((said) => (made.textContent = said));
+  return made;
+}
+
 function poolView(pool, status, act, width) {
   const names = pool.kind === "cuda" ? pool.devices.map((number) => `GPU ${number}`) : pool.devices.map((number) => word("rank", { number }));
   return [
     h("div", { class: "pdit-row" }, h("span", { class: "pdit-name" }, pool.name), h("span", { class: "pdit-chip", role: "status" }, word(pool.state))),
     doing(pool),
-    pool.error ? h("p", { role: "alert" }, pool.error) : null,
+    pool.error ? paragraph(pool.error, { role: "alert" }) : null,
     pool.kind === "cpu" ? host(pool, status.host) : null,
     h("h3", {}, word("models")),
     pool.models.length ? pool.models.map((each) => model(each, pool, act)) : h("p", { class: "pdit-small" }, word("noModel")),
     h("h3", {}, word("plan")),
     pool.details ? planPicture(pool.details, names, pool.plan, width) : h("p", { class: "pdit-small" }, word("noRun")),
-    pool.plan ? h("p", {}, pool.plan) : null,
+    pool.plan ? paragraph(pool.plan) : null,
   ];
 }
 
