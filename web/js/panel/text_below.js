@@ -1,9 +1,12 @@
-// A text below a node that stands for a subgraph: such a node has no widgets of its own that could hold it.
+// A text below a node that stands for a subgraph: such a node has no widgets of its own that could hold it. Drawn on the
+// canvas after its nodes, as Nodes 2.0 are elements of the page that draw nothing on it.
+import { app } from "../../../../scripts/app.js";
 
 const FONT = "11px sans-serif";
 const LINE = 14;
 const NARROWEST = 260;
 const MOST_LINES = 8;
+const ENTER_BUTTON = 30; // below such a node in Nodes 2.0
 
 function lines(context, text, width) {
   const found = [""];
@@ -15,24 +18,32 @@ function lines(context, text, width) {
   return found.slice(0, MOST_LINES);
 }
 
+function draw(context, node) {
+  const below = node.pos[1] + node.size[1] + (LiteGraph.vueNodesMode ? ENTER_BUTTON : 0);
+  context.save();
+  context.font = FONT;
+  context.textAlign = "left";
+  context.fillStyle = getComputedStyle(document.body).getPropertyValue("--fg-color") || "#999";
+  lines(context, node.parallelDitText, Math.max(node.size[0], NARROWEST)).forEach((line, index) =>
+    context.fillText(line, node.pos[0] + 4, below + LINE * (index + 1)),
+  );
+  context.restore();
+}
+
 // Writes it there, until another text comes; it is not saved with the workflow.
 export function writeBelow(node, text) {
   if (!node) return;
-  if (node.parallelDitText === undefined) {
-    const draw = node.onDrawForeground;
-    node.onDrawForeground = function (context, ...others) {
-      draw?.call(this, context, ...others);
-      if (this.flags?.collapsed || !this.parallelDitText) return;
-      context.save();
-      context.font = FONT;
-      context.textAlign = "left";
-      context.fillStyle = getComputedStyle(document.body).getPropertyValue("--fg-color") || "#999";
-      lines(context, this.parallelDitText, Math.max(this.size[0], NARROWEST)).forEach((line, index) =>
-        context.fillText(line, 4, this.size[1] + LINE * (index + 1)),
-      );
-      context.restore();
-    };
-  }
   node.parallelDitText = text;
   node.setDirtyCanvas?.(true, true);
 }
+
+app.registerExtension({
+  name: "ParallelDiT.TextBelow",
+  setup() {
+    const { onDrawForeground } = app.canvas;
+    app.canvas.onDrawForeground = function (context, ...others) {
+      onDrawForeground?.call(this, context, ...others);
+      for (const node of this.graph?.nodes ?? []) if (node.parallelDitText && !node.flags?.collapsed) draw(context, node);
+    };
+  },
+});

@@ -1,0 +1,44 @@
+"""Nodes 2.0, where nodes are elements of the page and not drawn on the canvas: what ran is read there, too."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.host.workflow import Workflow
+
+from .test_panel import open_prompt, queue, queue_again, set_setting, wait_for
+
+pytestmark = [pytest.mark.host, pytest.mark.slow]
+
+_SPY = """() => { window.drawn = new Set();
+  const fillText = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...others) {
+    window.drawn.add(String(text));
+    return fillText.call(this, text, ...others);
+  }; }"""
+
+
+@pytest.fixture
+def nodes_2(canvas):
+    set_setting(canvas, "Comfy.VueNodes.Enabled", True)
+    yield canvas
+    set_setting(canvas, "Comfy.VueNodes.Enabled", False)
+    set_setting(canvas, "Comfy.Locale", "en")
+
+
+def test_what_ran_stands_on_nodes_and_below_a_subgraph_in_the_canvas_language(host, nodes_2, tmp_path):
+    canvas = nodes_2
+    canvas.run(_SPY)
+    open_prompt(canvas, Workflow(loader="cpu:2", model="plan.safetensors", seed=601, steps=3).prompt())
+    set_setting(canvas, "Comfy.Locale", "zh")
+    queue(canvas, host)
+    canvas.page.get_by_text("上次运行：").first.wait_for(timeout=20_000)
+    assert canvas.page.get_by_text("即其注意力头数").count() == 1
+    canvas.run(
+        """() => { const graph = app.rootGraph;
+          const inside = graph.nodes.filter((node) => ["ParallelConfig", "ParallelLoader"].includes(node.comfyClass));
+          graph.convertToSubgraph(new Set(inside)); }"""
+    )
+    queue_again(canvas, host, 602)
+    wait_for(lambda: canvas.run("() => [...window.drawn].some((text) => text.startsWith('上次运行：'))"))
+    canvas.picture(tmp_path / "nodes_2.png")
