@@ -154,8 +154,10 @@ def test_texts_stand_on_sampler_loader_config_and_on_the_node_around_a_subgraph_
     wait_for(lambda: text_on(canvas, "subgraph").startswith("Last run: "))
     saved = json.dumps(canvas.saved())
     canvas.page.reload()
+    # What comes before the page has its socket again, nobody hears.
     canvas.page.wait_for_function(
-        "() => !!(window.app && window.app.graph && LiteGraph.registered_node_types.ParallelLoader)"
+        "() => !!(window.app && app.graph && LiteGraph.registered_node_types.ParallelLoader)"
+        " && app.api.socket?.readyState === WebSocket.OPEN && !!app.extensionManager.workflow.activeWorkflow"
     )
     canvas.load(json.loads(saved))
     assert text_on(canvas, "subgraph") == ""

@@ -6,20 +6,22 @@ const FONT = "11px sans-serif";
 const LINE = 14;
 const NARROWEST = 260;
 const MOST_LINES = 8;
-const ENTER_BUTTON = 30; // below such a node in Nodes 2.0
+
+// Between words, and behind each character of Chinese and Japanese, which have no spaces.
+const PIECES = /[\u3001-\u30ff\u4e00-\u9fff\uff00-\uffef]|[^\s\u3001-\u30ff\u4e00-\u9fff\uff00-\uffef]+|\s+/g;
 
 function lines(context, text, width) {
   const found = [""];
-  for (const word of text.split(/\s+/)) {
-    const longer = `${found.at(-1)} ${word}`.trim();
-    if (context.measureText(longer).width <= width || !found.at(-1)) found[found.length - 1] = longer;
-    else found.push(word);
+  for (const piece of text.match(PIECES) ?? []) {
+    const longer = found.at(-1) + piece;
+    if (context.measureText(longer.trimEnd()).width <= width || !found.at(-1)) found[found.length - 1] = longer;
+    else found.push(piece.trimStart());
   }
   return found.slice(0, MOST_LINES);
 }
 
 function draw(context, node) {
-  const below = node.pos[1] + node.size[1] + (LiteGraph.vueNodesMode ? ENTER_BUTTON : 0);
+  const below = node.pos[1] + node.size[1];
   context.save();
   context.font = FONT;
   context.textAlign = "left";
