@@ -1,14 +1,13 @@
 // Texts of the server in the artist's language: nodes/sentences.py has the tables. What cannot be asked stays English.
 import { api } from "../../../scripts/api.js";
-import { app } from "../../../scripts/app.js";
+import { language } from "./language.js";
 
 const known = new Map(); // language and text -> promise of the translation
 
 // Promise of the text in the canvas' language.
 export function sentences(text) {
-  const language = String(app.extensionManager?.setting?.get?.("Comfy.Locale") ?? "en").slice(0, 2);
-  if (language === "en" || !text) return Promise.resolve(text);
-  const key = `${language} ${text}`;
+  if (language() === "en" || !text) return Promise.resolve(text);
+  const key = `${language()} ${text}`;
   if (!known.has(key)) known.set(key, ask(text));
   return known.get(key);
 }

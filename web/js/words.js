@@ -1,5 +1,5 @@
 // Sentences of the canvas side in the artist's language.
-import { app } from "../../../scripts/app.js";
+import { inLanguage } from "./language.js";
 
 const WORDS = {
   en: {
@@ -68,8 +68,4 @@ const WORDS = {
 };
 
 // A sentence; {name} in it stands for a value.
-export function say(key, values = {}) {
-  const locale = String(app.extensionManager?.setting?.get?.("Comfy.Locale") ?? "en").slice(0, 2);
-  const text = (WORDS[locale] ?? WORDS.en)[key];
-  return text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
-}
+export const say = (key, values = {}) => inLanguage(WORDS, key, values);

@@ -165,6 +165,19 @@ def test_texts_stand_on_sampler_loader_config_and_on_the_node_around_a_subgraph_
     wait_for(lambda: text_on(canvas, "subgraph").startswith("Last run: "))
 
 
+def test_a_cancel_on_the_canvas_ends_the_run_without_an_error_and_the_model_stays(host, canvas):
+    open_prompt(canvas, Workflow(loader="cpu:2", model="plan.safetensors", seed=508, steps=500).prompt())
+    canvas.run("() => { window.steps = 0; app.api.addEventListener('progress', () => window.steps++); }")
+    canvas.run("() => app.queuePrompt(0, 1)")
+    wait_for(lambda: canvas.run("() => window.steps > 2"), 60)
+    canvas.command("Comfy.Interrupt")
+    wait_for(lambda: not any(host.get("/queue").values()))
+    assert canvas.run("() => window.steps") < 500
+    assert canvas.page.locator(".parallel-dit-notice").count() == 0
+    pools = host.get("/parallel_dit/status")["pools"]
+    assert "plan.safetensors" in [model["name"] for pool in pools for model in pool["models"]]
+
+
 def test_the_doctor_says_something_within_five_seconds_and_all_of_it_can_be_read(host, canvas, tmp_path):
     open_prompt(canvas, doctor())
     canvas.run("() => app.queuePrompt(0, 1)")

@@ -1,5 +1,5 @@
 // Words of panel and settings in the artist's language.
-import { app } from "../../../../scripts/app.js";
+import { inLanguage } from "../language.js";
 
 const WORDS = {
   en: {
@@ -131,8 +131,4 @@ const WORDS = {
 };
 
 // A word or sentence; {name} in it stands for a value.
-export function word(key, values = {}) {
-  const locale = String(app.extensionManager?.setting?.get?.("Comfy.Locale") ?? "en").slice(0, 2);
-  const text = (WORDS[locale] ?? WORDS.en)[key] ?? key;
-  return text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
-}
+export const word = (key, values = {}) => inLanguage(WORDS, key, values);
