@@ -8,6 +8,8 @@ import pytest
 
 from tests.host.workflow import LOADER, SAMPLER, Prompt, Workflow, link, node
 
+from .test_panel import set_setting
+
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
 TITLE = "My node"
@@ -82,3 +84,17 @@ def test_the_notice_opens_the_log(canvas):
     assert "rank" in canvas.page.locator(".parallel-dit-notice pre").inner_text()
     canvas.page.locator(".parallel-dit-notice.error").get_by_role("button", name="Close").click()
     assert canvas.run(SEEN)["error"] == ""
+
+
+@pytest.mark.parametrize(
+    ("locale", "why", "cannot"),
+    [("zh", "它读取其中的注意力图", "无法承载"), ("ja", "中の注意マップを読みます", "扱えません")],
+)
+def test_a_refusal_is_in_the_canvas_language(canvas, locale, why, cannot):
+    set_setting(canvas, "Comfy.Locale", locale)
+    canvas.page.wait_for_timeout(2000)  # the canvas makes its node types anew
+    try:
+        assert why in queue(canvas, FAULTS["a node that is refused"])["warning"]
+        assert cannot in queue(canvas, FAULTS["a patch of another pack"])["error"]
+    finally:
+        set_setting(canvas, "Comfy.Locale", "en")
