@@ -17,13 +17,19 @@ from .start_setting import start_pool_if_wished
 class ParallelExtension(ComfyExtension):
     """Parallel Config, Parallel Loader, Parallel Checkpoint Loader, Parallel Sampler, Parallel Doctor."""
 
+    _loaded = False
+
     @override
     async def on_load(self) -> None:
         """Add routes, and start the pool now if the artist set that; else the first prompt starts it."""
+        if self._loaded:
+            return
+        self._loaded = True
         serve_panel()
         start_pool_if_wished()
 
     @override
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """Node classes, in the order of the menu."""
+        await self.on_load()  # which ComfyUI 0.8.0 declares and never calls
         return [ParallelConfigNode, ParallelLoader, ParallelCheckpointLoader, ParallelSampler, ParallelDoctor]
