@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +13,8 @@ WEB_DIRECTORY = "./web"
 
 _PACK_ROOT = Path(__file__).resolve().parent
 _PACKAGES = ("parallel_runtime", "workers")
+_FLOOR = "0.8.0"
+"""The oldest ComfyUI that this has been run with."""
 
 
 def _register_package(name: str) -> None:
@@ -42,8 +46,26 @@ def _register_package(name: str) -> None:
     spec.loader.exec_module(module)
 
 
-for _name in _PACKAGES:
-    _register_package(_name)
+def _older() -> str:
+    """The version of a ComfyUI that is older than the floor; "" of another, and where there is none."""
+    try:
+        found: str = importlib.import_module("comfyui_version").__version__
+    except ImportError:
+        return ""
+    numbers, floor = ([int(number) for number in re.findall(r"\d+", version)[:3]] for version in (found, _FLOOR))
+    return found if numbers < floor else ""
+
+
+if _version := _older():
+    logging.getLogger(__name__).error(
+        "Parallel DiT needs ComfyUI %s or newer, and this is %s: its nodes are left out. Update ComfyUI.",
+        _FLOOR,
+        _version,
+    )
+    NODE_CLASS_MAPPINGS: dict[str, type] = {}  # which ComfyUI asks for before the entry point
+else:
+    for _name in _PACKAGES:
+        _register_package(_name)
 
 
 def comfy_entrypoint():

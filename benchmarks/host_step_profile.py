@@ -7,7 +7,7 @@ Models are those of benchmarks/in_comfyui/host_families.py, with random weights 
 them as tensors and not as a file, and all that follows is what a rank does (blocks cut, compiled, forwards recorded).
 `--format` takes another of its formats than the model's. A variant is what $PARALLEL_DIT_OFF holds, with `+` in
 between; `native` is the network as ComfyUI runs it, whole on each rank, `uncompiled` ours without the compiler. The
-distance is from the first variant's output, over its norm.
+distance is from the first variant's output, over its norm; calls of one variant should be 0 apart.
 """
 
 from __future__ import annotations
@@ -186,15 +186,18 @@ def measure(family: HostFamily, mesh: Mesh, device: torch.device, options: argpa
         started = time.perf_counter()
         output = call().float()
         first = time.perf_counter() - started
+        apart = 0.0
         for _ in range(_WARM):
-            output = call().float()
+            before, output = output, call().float()
+            apart = float((output - before).norm() / output.norm())  # of the last two: plain, recorded and replayed
         ms = milliseconds(call, options.repeats)
         reference = output if reference is None else reference
         distance = float((output - reference).norm() / reference.norm())
         refused = _refused(network)
         if lead:
             line = f"== {family.described} [{variant or 'all on'}] on {mesh.plan.sequence}: {ms:.2f} ms"
-            print(f"{line}, first {first:.1f} s, distance {distance:.2e} {refused}", flush=True)
+            told = f"distance {distance:.2e}, the last two calls {apart:.2e} apart"
+            print(f"{line}, first {first:.1f} s, {told} {refused}", flush=True)
         if options.profile and device.type == "cuda":
             report = profile(call)  # on every rank, as they exchange
             if lead:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PACK = Path(__file__).resolve().parents[2]
 
 IMPORT_AS_COMFYUI_DOES = """
@@ -50,6 +52,15 @@ def test_a_foreign_package_of_that_name_is_named(tmp_path):
     assert (
         f"ImportError: Parallel DiT needs the Python package name 'workers', which {foreign} has taken" in done.stderr
     )
+
+
+@pytest.mark.parametrize(("version", "old"), [("0.3.64", True), ("0.7.9", True), ("0.8.0", False), ("0.33.0", False)])
+def test_an_older_comfyui_is_told_in_one_sentence_and_has_no_nodes(tmp_path, version, old):
+    (tmp_path / "comfyui_version.py").write_text(f'__version__ = "{version}"')
+    done = run(IMPORT_AS_COMFYUI_DOES + f"assert hasattr(module, 'NODE_CLASS_MAPPINGS') == {old}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = f"Parallel DiT needs ComfyUI 0.8.0 or newer, and this is {version}: its nodes are left out. Update ComfyUI."
+    assert done.stderr.strip() == (said if old else "")
 
 
 def test_node_logic_needs_neither_comfyui_nor_diffusers(tmp_path):
