@@ -383,7 +383,7 @@ class TensorPack(ComfyExtension):
             PackedLatent,
             RandomMask,
             ControlNetOfClass,
-            StyleNetwork,
+            *([StyleNetwork] if hasattr(io, "ModelPatch") else []),  # which ComfyUI 0.8.0 does not have
             Weights,
             MeanVae,
             RandomImage,
