@@ -113,3 +113,24 @@ def test_a_layer_with_something_beside_it_computes_where_it_stands(computed):
     assert tower(x, [one] * DEPTH).equal(expected)
     assert ready(tower) == [True, False, True]
     assert layer not in computed
+
+
+class Casts(nn.Linear):
+    """Has its weight in another type than what it computes in, as a file of plain float8 has."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(input, self.weight.to(input.dtype), self.bias.to(input.dtype))
+
+
+@pytest.mark.parametrize("how_many", [1, DEPTH])
+def test_a_layer_whose_weight_needs_a_cast_computes_where_it_stands(computed, how_many):
+    tower, split, (x, one, _, _) = cut()
+    layers: list[Any] = [block.mod[1] for block in tower.blocks]
+    for layer in layers[:how_many]:
+        layer.__class__ = host_modulation._ready(Casts)
+        layer.half()
+    expected = tower(x, [one] * DEPTH)
+    split.modulation.begin(split.mesh)
+    assert tower(x, [one] * DEPTH).equal(expected)
+    assert computed == layers[how_many:]
+    assert ready(tower) == [False] * how_many + [True] * (DEPTH - how_many)

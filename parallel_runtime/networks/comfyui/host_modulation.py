@@ -95,6 +95,8 @@ def compute(value: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> No
     """Make layers ready that get SiLU of a tensor (rows, ..., width). Collective over the sequence group."""
     given = F.silu(value)
     layers = [layer for layer in layers if layer.is_plain and _has_type(layer, given.dtype)]
+    if not layers:
+        return
     if mesh.sequence is None:
         outputs = [_own(layer, given) for layer in layers]
     else:
