@@ -25,6 +25,11 @@ ControlNets (Load ControlNet Model, Apply ControlNet) run in ComfyUI's process a
 the ranks with each step. One that is made of the model's weights (ControlLoRA, Stability's of SD3.5) gets
 those of the file, and one that runs layers of the model (Qwen-Image Fun) runs them with those: ComfyUI's process reads
 the file for that once. A LoRA on the model is in these weights, as it is in ComfyUI's own.
+
+Nodes of other packs: what they put around the network's call (a function wrapper, wrappers of a run or of a call, CFG
+functions) runs in ComfyUI's process, as for any MODEL, so a cache that leaves out whole calls works. One that puts
+another forward into the network while it is called, as TeaCache does, would change nothing in the ranks: it is refused
+by what it replaced (tests/host/test_graph_stays_a_graph.py).
 """
 
 _MEASURED = """
