@@ -15,6 +15,8 @@ LOCALES = Path(__file__).parent.parent / "locales"
 _NUMBER = r"\d+(?:\.\d+)?"
 _KINDS = {"n": _NUMBER, "s": rf"{_NUMBER} m?s"}
 _ANY = r"(?:(?!\. )[^\n])+?"  # within one sentence; a file's name may hold a full stop
+_LONGEST = 4000
+"""Characters of a text that is looked through, which takes up to a tenth of a second; longer ones are logs."""
 _VALUE = re.compile(r"\{([a-z]+)(\d*)\}")
 _WIDE = "\u3001-\u30ff\u4e00-\u9fff\uff00-\uffef"  # Chinese and Japanese
 _STOP = re.compile(rf"(?<=[{_WIDE}])([.,;:])(?: |$)|([.,;:]) (?=[{_WIDE}])|(?<=[。，、；：]) ")
@@ -33,8 +35,9 @@ def read_table(language: str) -> dict[str, str]:
 
 
 def translated(text: str, language: str) -> str:
-    """The text, with each sentence or phrase that the tables know in that language, and all else in English."""
-    said = _without_punctuation(text, language)
+    """The text, with each sentence or phrase that the tables know in that language, and all else in English; one
+    that is too long as it is."""
+    said = _without_punctuation(text, language) if len(text) <= _LONGEST else text
     if said == text:
         return text
     return _STOP.sub(lambda found: _STOPS[language][found[1] or found[2]], said).strip()

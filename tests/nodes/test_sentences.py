@@ -70,6 +70,9 @@ def test_what_no_pattern_knows_stays_and_english_is_untouched():
     for text in plan_texts():
         assert translated(text, "en") == text
     assert translated("One rank computes everything.", "fr") == "One rank computes everything."
+    log = "One rank computes everything. " * 200
+    assert translated(log, "zh") == log  # 6000 characters would hold up ComfyUI's event loop
+    assert translated(log[:30], "zh") != log[:30]
 
 
 def test_values_come_along_and_are_translated_themselves():
