@@ -2,7 +2,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 JOBS ?= 3
-SLOW_JOBS ?= 4
+SLOW_JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -21,6 +22,7 @@ from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.switches import VARIABLE
 
 
 def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend: str) -> dict[str, Any]:
@@ -88,6 +90,8 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
     use_comfyui(comfyui, {"cpu": True})
     from tests.comfyui_networks.catalogue import TINY
 
+    # On a CPU every tensor is the host's, those of the picture too; recorded.py has what crosses.
+    os.environ[VARIABLE] = "sent"
     torch.set_grad_enabled(False)
     made = TINY[name]()
     described = describe_network(made.network, 0, 2)

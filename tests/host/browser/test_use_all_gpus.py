@@ -11,6 +11,7 @@ from benchmarks.template_coverage.totals import judge_all
 from tests.template_graphs import Graph, load, sample, save
 
 from .conversion import convert_and_compare, press, touch_files
+from .test_panel import wait_for
 
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
@@ -77,6 +78,7 @@ def test_it_says_beforehand_what_it_cannot_take_along(canvas):
 
 def test_a_loaders_menu_has_it(canvas):
     canvas.load(refused_workflow())
+    steps = canvas.steps()
     point = canvas.run(
         """() => {
           const node = app.rootGraph.nodes.find((each) => each.widgets?.[0]?.value === "plain.safetensors");
@@ -91,6 +93,7 @@ def test_a_loaders_menu_has_it(canvas):
     canvas.page.get_by_role("menuitem", name="Use all GPUs").click()
     canvas.page.wait_for_function("() => app.rootGraph.nodes.some((node) => node.type === 'ParallelLoader')")
     assert loaders(canvas) == ["UNETLoader", "ParallelLoader"]
+    wait_for(lambda: canvas.steps() > steps)  # the canvas notes a change a moment after it
     canvas.page.keyboard.press("Control+z")
     canvas.page.wait_for_function("() => app.rootGraph.nodes.every((node) => node.type !== 'ParallelLoader')")
     assert loaders(canvas) == ["UNETLoader", "UNETLoader"]
