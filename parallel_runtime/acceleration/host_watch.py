@@ -63,11 +63,12 @@ class Watch(TorchFunctionMode):
             return self._read(Crossing(args[0], (func.__name__, *_told(args[0])), lambda: func(*args, **named)))
         if func is torch.Tensor.copy_ and self._is_there(args[0]):
             return func(args[0], *self._there(args[1:2]), *args[2:], **named)
-        if func in _INDEXED and self._is_there(args[0]):
+        # To write into what an index chooses failed on a GPU: it ends a recording, as what is not seen does.
+        if func is torch.Tensor.__getitem__ and self._is_there(args[0]):
             parts = self._as_integers(args[1])
             index = tuple(self._sent(each) if _on_host(each) and each.ndim else each for each in parts)
             as_given = index if isinstance(args[1], tuple) or len(index) > 1 else index[0]
-            return func(args[0], as_given, *self._there(args[2:]), **named)
+            return func(args[0], as_given)
         return func(*args, **named)
 
     def _is_there(self, value: Any) -> bool:
@@ -116,7 +117,6 @@ class Watch(TorchFunctionMode):
 
 _MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type_as}
 _MAKES = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
-_INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _READS = {
     torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__,
     torch.Tensor.__index__,
