@@ -21,7 +21,7 @@ NOT_RECORDED = {
     "ltx-2 further inputs, guides": "index_put_",
     "ideogram 4, masked": "index_put_",
 }
-"""Calls that read on the host what differs between steps, or write into what an index chooses; part of the log's line."""
+"""Calls that read what differs from step to step, or write into what an index chooses, and words of the log."""
 
 
 def record(names: list[str], real: bool = False) -> dict[str, Any]:
