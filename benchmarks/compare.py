@@ -1,6 +1,6 @@
 """Ours beside ComfyUI, diffusers and xDiT: the same FLUX.1-dev sized model, weights and inputs, in one run.
 
-    python -m benchmarks.compare --set rivals --comfyui ~/ComfyUI         # the README's table, on 1, 2 and 4 GPUs
+    python -m benchmarks.compare --set rivals --comfyui ~/ComfyUI        # 1, 2 and 4 GPUs: docs/performance.md
     python -m benchmarks.compare --set pipefusion [--no-p2p]             # PipeFusion beside the other splits
     python -m benchmarks.compare --set pipefusion --dry-run              # what would run when, and for how long
     python -m benchmarks.compare --rivals ours,diffusers --ranks 4 --sizes 1024

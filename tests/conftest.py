@@ -1,4 +1,4 @@
-"""The tiers of the tests: see "Tests" in the README."""
+"""The tiers of the tests: see "Tests" in docs/contributing.md."""
 
 from __future__ import annotations
 

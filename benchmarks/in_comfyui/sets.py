@@ -24,12 +24,12 @@ SETS = (
     "host_networks", "memory_limit",
 )  # fmt: skip
 SECONDS = {"quick": 350.0, "lora": 700.0, "controlnet": 560.0, "host_networks": 1500.0, "memory_limit": 1500.0}
+"""Of a whole set, by default `USUAL`."""
 SETTLING, SETTLING_HOST = 20.0, 75.0
 """Seconds after the first prompt of a model in which graphs may be made beside the next ones; of ComfyUI's own
 networks, whose compiler has ComfyUI load the file."""
 OF_COMFYUI = ("host_networks", "controlnet")
 """Sets that run ComfyUI's own networks."""
-"""Of a whole set, by default `USUAL`."""
 USUAL = 470.0
 NATIVE = Way()
 SMALL = ("klein", "sd35", "sdxl", "wan1")
