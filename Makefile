@@ -21,8 +21,9 @@ demo: venv
 test: host
 	$(RUN_TESTS) -n $(JOBS) -m "not slow and not gpu" $(PYTEST)
 
+# Real processes, servers and browsers on a busy machine: who ran out of time, and for nothing else, is tried once more.
 test-slow: host
-	$(RUN_TESTS) -n $(SLOW_JOBS) -m "slow and not gpu" $(PYTEST)
+	$(RUN_TESTS) -n $(SLOW_JOBS) -m "slow and not gpu" --reruns 1 --only-rerun Timeout $(PYTEST)
 
 host: venv
 	$(BIN)/python -m tests.host.requirements

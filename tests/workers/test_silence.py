@@ -208,7 +208,8 @@ def work():
         print("now", flush=True)
 
 threading.Thread(target=work, daemon=True).start()  # as ComfyUI's worker is
-time.sleep(600)
+while True:
+    time.sleep(0.1)  # a signal just before a sleep does not end it: one long sleep would be slept to its end
 """
 
 

@@ -47,13 +47,13 @@ def queue(canvas: Canvas, host, seconds: float = 120) -> None:
     wait_for(lambda: not any(host.get("/queue").values()), seconds)
 
 
-def wait_for(holds, seconds: float = 20):
+def wait_for(holds, seconds: float = 60):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := holds():
             return found
         time.sleep(0.1)
-    raise AssertionError("it did not come")
+    raise TimeoutError("it did not come")
 
 
 def text_on(canvas: Canvas, kind: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -94,6 +95,9 @@ def test_a_loaders_menu_has_it(canvas):
     canvas.page.wait_for_function("() => app.rootGraph.nodes.some((node) => node.type === 'ParallelLoader')")
     assert loaders(canvas) == ["UNETLoader", "ParallelLoader"]
     wait_for(lambda: canvas.steps() > steps)  # the canvas notes a change a moment after it
-    canvas.page.keyboard.press("Control+z")
-    canvas.page.wait_for_function("() => app.rootGraph.nodes.every((node) => node.type !== 'ParallelLoader')")
+    for _ in range(5):  # a key pressed while the menu still closes is the menu's
+        canvas.page.keyboard.press("Control+z")
+        with suppress(TimeoutError):
+            wait_for(lambda: "ParallelLoader" not in loaders(canvas), 10)
+            break
     assert loaders(canvas) == ["UNETLoader", "UNETLoader"]
