@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from .step_numbers import StepNumber, has_step_numbers, on_gpu
 
 _RUNNING = threading.local()
 
@@ -49,12 +52,26 @@ class Watch(TorchFunctionMode):
         self._kind = device.type
         self._send = send
         self._read = read
+        self._numbers = 0
+
+    def number(self, tensor: torch.Tensor) -> StepNumber | float:
+        """What `float(tensor)` is for code that orders numbers and sends them back."""
+        if not self._is_there(tensor) or tensor.numel() != 1:
+            return float(tensor)
+        self._numbers += 1
+        return StepNumber(tensor, self._numbers)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """As `func`, whatever it is."""
         named = dict(kwargs or {})
+        if self._numbers:
+            sent = func is torch.tensor and has_step_numbers(args[0])
+            if sent and self._kind in _targets(func, list(named.values())):
+                known = [0.0 if isinstance(each, StepNumber) else each for each in args[0]]
+                return on_gpu(args[0], self._made(func, (known,), named))
+            args, named = pytree.tree_map_only(StepNumber, self._told_number, (args, named))
         if func in _MOVES:
             return self._moved(func, args, named)
         if func in _MAKES:
@@ -70,6 +87,10 @@ class Watch(TorchFunctionMode):
             as_given = index if isinstance(args[1], tuple) or len(index) > 1 else index[0]
             return func(args[0], as_given)
         return func(*args, **named)
+
+    def _told_number(self, number: StepNumber) -> Any:
+        there = number.there
+        return self._read(Crossing(there, ("__float__", *_told(there)), lambda: float(there)))
 
     def _is_there(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.device.type == self._kind
@@ -142,6 +163,14 @@ def _told(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _said(value: Any) -> Any:
     return (value.dtype, value.device) if isinstance(value, torch.Tensor) else repr(value)
+
+
+def number_or_float(*given: Any) -> Any:
+    """What stands for `float` in modules that take numbers of the step (networks/comfyui/step_number_names.py)."""
+    watch = getattr(_RUNNING, "watch", None)
+    if isinstance(watch, Watch) and len(given) == 1 and isinstance(given[0], torch.Tensor):
+        return watch.number(given[0])
+    return float(*given)
 
 
 @contextlib.contextmanager

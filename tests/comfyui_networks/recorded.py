@@ -20,6 +20,7 @@ from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
+from parallel_runtime.networks.comfyui.step_number_names import leave_numbers_on_the_gpu
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 from tests.pretended_gpu import PretendedGpu, inside, module_to_gpu, to_gpu
 
@@ -54,6 +55,7 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
         network=module, split=TokenSplit(single_rank_mesh()), here=True, device=device, pulse=None, stream=None
     )
     cut_blocks(module, described.data.blocks, held.split)
+    leave_numbers_on_the_gpu(described.data.numbers_in)
     network = HostNetwork(held, described, None, "auto", torch.float32)
     gpu = PretendedGpu()
     if real:

@@ -8,6 +8,7 @@ from .attention_names import ask_the_split
 from .blocks import Network
 from .cut_blocks import cut_blocks
 from .quantised_layers import hide_quantised
+from .step_number_names import leave_numbers_on_the_gpu
 from .token_split import TokenSplit
 
 
@@ -18,5 +19,6 @@ def prepare_network(network: nn.Module, data: Network, split: TokenSplit) -> Non
         UnsupportedModelError: it is not as the data says.
     """
     ask_the_split(data.attention_in)
+    leave_numbers_on_the_gpu(data.numbers_in)
     hide_quantised(network)
     cut_blocks(network, data.blocks, split)
