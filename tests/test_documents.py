@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -188,6 +189,21 @@ def test_requirements_are_those_of_the_project_and_leave_torch_alone():
     assert sorted(requirements) == sorted(project["dependencies"])
     assert not any(re.match(r"torch(vision|audio)?\b", line) for line in requirements)
     assert project["urls"]["Repository"] in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_registry_gets_what_it_asks_for():
+    """docs.comfy.org/registry/specifications."""
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, comfy = content["project"], content["tool"]["comfy"]
+    assert re.fullmatch(r"[a-z](?!.*[-_.]{2})[a-z0-9._-]{0,98}", project["name"])
+    assert re.fullmatch(r"\d+\.\d+\.\d+", project["version"])
+    assert (ROOT / project["license"]["file"]).is_file()
+    assert {"PublisherId", "DisplayName", "Icon", "requires-comfyui"} == set(comfy)
+    assert f'_FLOOR = "{comfy["requires-comfyui"].removeprefix(">=")}"' in (ROOT / "__init__.py").read_text()
+    icon = ROOT / comfy["Icon"].partition("/main/")[2]
+    width, height = struct.unpack(">II", icon.read_bytes()[16:24])  # of a PNG
+    assert width <= 800
+    assert height <= 400
 
 
 def test_messages_that_the_readme_explains_are_messages_of_the_code():

@@ -47,7 +47,6 @@ class Sampler:
         name: ComfyUI's.
         method: what it does, as a generator.
         adds_noise: needs a source of noise.
-        evaluations_per_step: at most; 2 for heun, whose last step to sigma 0 needs one.
         end: where a run ends whose last sigma is 0.
         patchwise: holds for any part of a latent; false for one that looks at the whole (a norm, an error estimate).
     """
@@ -55,7 +54,6 @@ class Sampler:
     name: str
     method: Method
     adds_noise: bool = False
-    evaluations_per_step: int = 1
     end: float = 0.0
     patchwise: bool = True
 
@@ -114,7 +112,7 @@ SAMPLERS: Mapping[str, Sampler] = MappingProxyType(
         for sampler in (
             Sampler("euler", stepwise(rules.euler)),
             Sampler("euler_ancestral", stepwise(rules.euler_ancestral), adds_noise=True),
-            Sampler("heun", rules.heun, evaluations_per_step=2),
+            Sampler("heun", rules.heun),
             Sampler("dpmpp_2m", stepwise(rules.dpmpp_2m)),
             Sampler("ddpm", stepwise(rules.ddpm), adds_noise=True),
             Sampler("lcm", stepwise(rules.lcm), adds_noise=True),

@@ -6,7 +6,7 @@ with. No other name is known to a rank, so nothing else can be run there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,8 +107,3 @@ def name_of(code: str) -> str:
 def rule_of(code: str) -> PatchRule | None:
     """What is known of a function; None where it is no function of the table."""
     return PATCH_RULES.get(name_of(code))
-
-
-def nodes_of(names: Iterable[str]) -> set[str]:
-    """Nodes whose functions these are."""
-    return {PATCH_RULES[name].node for name in names}

@@ -179,7 +179,6 @@ class ModelSpec:
     prepare: Callable[[torch.nn.Module], None] | None = None
     former_classes: tuple[str, ...] = ()
     shares_class: bool = False
-    dtypes: tuple[str, ...] = field(default=("bfloat16", "float16", "float32"))
     sequence_splits: Mapping[str, int] = field(default_factory=dict)
     attended: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
     attended_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
