@@ -11,7 +11,7 @@ export PYTHONPATH := $(CURDIR)/tests/host/cpu_shim
 
 # More at a time than two cores compute: a third of the time tests wait for processes that start, sleep or are found dead.
 # Tests of GPUs: `python -m pytest -q -m gpu tests`.
-RUN_TESTS = $(BIN)/python -m pytest -q --dist worksteal
+RUN_TESTS = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-slow lint venv clean host
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.order import longest_first
 from tests.tiers import mark_slow_cases
 
 # A machine that does something else as well is no failure.
@@ -32,8 +33,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before the choice by marker
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    """Of a test with many cases, those that its mark does not name are slow; GPU tests are skipped without a GPU."""
+    """Of a test with many cases, those that its mark does not name are slow; GPU tests are skipped without a GPU.
+
+    What takes longest begins first.
+    """
     for item in items:
         if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     mark_slow_cases(items, whole=not any("[" in asked for asked in config.args))
+    items[:] = longest_first(items)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_ranks(
-    world_size: int, target: str, args: dict[str, Any] | None = None, timeout: float = 150
+    world_size: int, target: str, args: dict[str, Any] | None = None, timeout: float = 800
 ) -> list[dict[str, Any]]:
     """Run `function(rank, world_size, **args)` on every rank of an initialised gloo group.
 
@@ -104,7 +104,7 @@ def _main(folder: Path, target: str, rank: int, world_size: int) -> None:
 
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=100))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=600))
     module, function = target.split(":")
     args = json.loads((folder / "args.json").read_text())
     _write(folder, rank, getattr(importlib.import_module(module), function)(rank, world_size, **args))

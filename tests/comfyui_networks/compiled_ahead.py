@@ -47,7 +47,7 @@ def run_until_swapped(rank: int, world_size: int, comfyui: str, folder: str, qua
 
     plain, network = structure(False), structure(True)
     found: dict[str, Any] = {"plain": plain.predict(*call), "first": network.predict(*call)}
-    deadline = time.monotonic() + 500
+    deadline = time.monotonic() + 780
     while network._compilation.compiled is None and time.monotonic() < deadline:
         time.sleep(0.2)
         found["swapped"] = network.predict(*call)

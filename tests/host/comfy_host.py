@@ -23,8 +23,8 @@ from safetensors.torch import load_file
 from .find_host import PACK_ROOT, Host, find_gguf_pack
 from .workflow import Prompt
 
-START_SECONDS = 120
-PROMPT_SECONDS = 120
+START_SECONDS = 480
+PROMPT_SECONDS = 300
 _FOLDERS = ("models/diffusion_models", "models/diffusers", "custom_nodes", "input", "output", "temp", "user")
 _PREVIEW_IMAGE, _TEXT = 1, 3  # types of ComfyUI's binary messages
 
@@ -133,10 +133,10 @@ class ComfyHost:
 
     def get(self, path: str) -> Any:
         """JSON of a GET request."""
-        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=60) as answer:
             return json.load(answer)
 
-    def post(self, path: str, content: dict[str, Any] | None = None, seconds: float = 30) -> Any:
+    def post(self, path: str, content: dict[str, Any] | None = None, seconds: float = 120) -> Any:
         """JSON of a POST request; None where the answer is empty."""
         data = json.dumps(content or {}).encode()
         request = urllib.request.Request(
@@ -162,7 +162,11 @@ class ComfyHost:
         """End ComfyUI."""
         self.socket.close()
         self.process.terminate()
-        self.process.wait(timeout=20)
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
 
     def _wait_until_up(self) -> None:
         deadline = time.monotonic() + START_SECONDS

@@ -56,7 +56,7 @@ def formats(host) -> Iterator[list[str]]:
     script = Path(__file__).parents[1] / "comfyui_networks" / "formats.py"
     command = [host.host.python, str(script), str(host.host.path), str(folder / MODEL), str(folder)]
     environment = {**os.environ, "PYTHONPATH": host.host.python_path}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     names = json.loads(done.stdout.splitlines()[-1])
     yield names

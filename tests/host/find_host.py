@@ -81,7 +81,7 @@ def find_host() -> Host:
     python = os.environ.get("COMFYUI_PYTHON") or sys.executable
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     probe = subprocess.run(
-        [python, "-c", _PROBE, str(path / "requirements.txt")], env=clean, capture_output=True, text=True, timeout=120
+        [python, "-c", _PROBE, str(path / "requirements.txt")], env=clean, capture_output=True, text=True, timeout=600
     )
     found = probe.stdout.splitlines()
     missing = [line.removeprefix("missing ") for line in found if line.startswith("missing ")]

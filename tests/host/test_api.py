@@ -62,7 +62,7 @@ def test_status_tells_what_ran_and_models_are_parked_unloaded_and_come_back(host
 def test_a_restart_gives_other_processes_and_the_next_prompt_works(host):
     assert host.run(replace(WORKFLOW, seed=404).prompt()).error is None
     before = {rank["pid"] for rank in cpu_pool(host.get("/parallel_dit/status"))["ranks"]}
-    pool = cpu_pool(host.post("/parallel_dit/restart", {}, 120))
+    pool = cpu_pool(host.post("/parallel_dit/restart"))
     assert pool["state"] == "idle"
     assert not before & {rank["pid"] for rank in pool["ranks"]}
     assert host.run(replace(WORKFLOW, seed=405).prompt()).error is None
@@ -73,7 +73,7 @@ def test_other_sites_are_refused_wrong_requests_are_told_and_nothing_is_secret(h
     def post(path: str, text: str, **headers: str) -> tuple[int, str]:
         request = urllib.request.Request(f"http://{host.address}{path}", text.encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=600) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -99,7 +99,7 @@ def test_other_sites_are_refused_wrong_requests_are_told_and_nothing_is_secret(h
 def test_the_status_comes_over_the_websocket_while_somebody_watches(host):
     host.post("/parallel_dit/watch", {"client_id": host.client_id, "on": True})
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         kinds = []
         while time.monotonic() < deadline and "parallel_dit.status" not in kinds:
             message = host.socket.recv()
@@ -125,7 +125,7 @@ def test_the_script_of_the_documentation_queues_a_prompt_on_the_default_devices_
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
     finally:
         host.post("/settings", {"ParallelDiT.DefaultDevices": ""})

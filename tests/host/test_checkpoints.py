@@ -50,7 +50,7 @@ def small_file(host, folder: Path, name: str) -> dict[str, torch.Tensor]:
     environment = {**os.environ, "PYTHONPATH": host.host.python_path}
     written = folder / f"{name}.safetensors"
     try:
-        subprocess.run(command, cwd=PACK_ROOT, env=environment, timeout=250, check=True)
+        subprocess.run(command, cwd=PACK_ROOT, env=environment, timeout=600, check=True)
         return load_file(written)
     finally:
         written.unlink(missing_ok=True)

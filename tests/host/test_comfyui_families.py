@@ -42,7 +42,7 @@ def write(host) -> Iterator[Callable[[str], str]]:
             command = [host.host.python, "-m", module, str(host.host.path), str(folder), *wanted]
             environment = {**os.environ, "PYTHONPATH": host.host.python_path}
             done = subprocess.run(
-                command, cwd=PACK_ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False
+                command, cwd=PACK_ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
             )
             assert done.returncode == 0, done.stderr[-3000:]
             written.update(wanted)

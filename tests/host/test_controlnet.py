@@ -137,7 +137,7 @@ def unet(host):
     script = Path(__file__).parents[1] / "comfyui_networks" / "unet_controls.py"
     command = [host.host.python, str(script), str(host.host.path), str(file), str(folder)]
     environment = {**os.environ, "PYTHONPATH": host.host.python_path}
-    subprocess.run(command, env=environment, timeout=250, check=True, capture_output=True)
+    subprocess.run(command, env=environment, timeout=600, check=True, capture_output=True)
     yield host
     for made in (file, folder / ORDINARY, folder / LORA):
         made.unlink()

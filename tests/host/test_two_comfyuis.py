@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+
+from tests.patience import wait_until
 
 from .comfy_host import ComfyHost, Run
 from .test_graph_stays_a_graph import LONG, pool_pids
@@ -46,9 +46,6 @@ def test_a_comfyui_killed_in_the_middle_of_a_step_takes_its_own_pool_only(host, 
         other.run(LONG.prompt(), during=kill)
     assert len(theirs) == 2
     assert not theirs & ours
-    deadline = time.monotonic() + 5
-    while pool_pids(other) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert pool_pids(other) == set()
+    assert wait_until(lambda: not pool_pids(other))
     assert host.run(Workflow(loader="cpu:2", seed=882).prompt()).error is None
     assert pool_pids(host) == ours

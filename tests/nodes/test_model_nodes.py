@@ -28,7 +28,7 @@ def takers(comfyui: Path) -> set[str]:
     environment = {**os.environ, "PYTHONPATH": str(SHIM)}
     done = subprocess.run(
         [sys.executable, str(script), str(comfyui)],
-        cwd=comfyui, env=environment, capture_output=True, text=True, timeout=120, check=False,
+        cwd=comfyui, env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return set(json.loads(done.stdout.splitlines()[-1]))

@@ -24,7 +24,7 @@ assert sys.path == before
 
 def run(script: str, cwd: Path) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", script, str(PACK)], cwd=cwd, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, str(PACK)], cwd=cwd, capture_output=True, text=True, timeout=600
     )
 
 

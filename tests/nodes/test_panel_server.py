@@ -45,10 +45,12 @@ def test_what_this_process_takes_on_a_gpu_counts_as_comfyuis():
     assert os.getpid()
 
 
-def watch_for(seconds: float, statuses: list[dict], connected=lambda client: True) -> list[tuple[str, dict]]:
+def watch(statuses: list[dict], connected=lambda client: True) -> list[tuple[str, dict]]:
+    """What is sent while these statuses come in turn, the last of them three times."""
     sent: list[tuple[str, dict]] = []
+    left = [*statuses, *statuses[-1:] * 2]
     live = Live(
-        lambda: statuses.pop(0) if len(statuses) > 1 else statuses[0],
+        lambda: left.pop(0) if len(left) > 1 else left[0],
         lambda event, data, client: sent.append((client, data)),
         connected,
         seconds=0.02,
@@ -56,7 +58,10 @@ def watch_for(seconds: float, statuses: list[dict], connected=lambda client: Tru
 
     async def run() -> None:
         live.watch("a", True)
-        await asyncio.sleep(seconds)
+        for _ in range(3000):
+            if len(left) == 1 or not live.watchers:
+                break
+            await asyncio.sleep(0.02)
         live.watch("a", False)
         count = len(sent)
         await asyncio.sleep(0.1)
@@ -70,8 +75,8 @@ def watch_for(seconds: float, statuses: list[dict], connected=lambda client: Tru
 def test_who_watches_is_told_when_something_changed_and_nobody_else():
     one, other = {"pools": [], "gpus": [{"pool": 24 * GIB}]}, {"pools": [1], "gpus": []}
     barely = {"pools": [], "gpus": [{"pool": 24 * GIB + 1000}]}
-    assert [data for _, data in watch_for(0.5, [one, one, barely, other])] == [one, other]
-    assert watch_for(0.2, [one], connected=lambda client: False) == []
+    assert [data for _, data in watch([one, one, barely, other])] == [one, other]
+    assert watch([one], connected=lambda client: False) == []
     assert coarse({"idle_seconds": 1, "state": "idle"}) == coarse({"idle_seconds": 9, "state": "idle"})
 
 

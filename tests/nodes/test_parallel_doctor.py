@@ -12,6 +12,7 @@ import pytest
 from nodes.doctor_process import COMMAND, PACK_ROOT, Verdict, run_doctor
 from parallel_runtime.errors import ConfigurationError, PoolError
 from parallel_runtime.requests.control import Cancelled
+from tests.patience import SOON
 from workers.doctor.doctor import parse_arguments
 
 
@@ -62,7 +63,7 @@ def test_a_doctor_that_hangs_is_ended():
     start = time.monotonic()
     with pytest.raises(PoolError, match="no end within 1 seconds"):
         run_doctor("auto", never, doctor("time.sleep(600)"), limit_seconds=1)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 2 * SOON
     assert not living_children()
 
 
@@ -102,19 +103,26 @@ def living_children() -> list[psutil.Process]:
     return ours
 
 
-def test_what_is_known_already_is_handed_on_as_it_comes():
+def test_what_is_known_already_is_handed_on_as_it_comes(tmp_path):
     told: list[str] = []
     script = (
         "part = sys.argv[sys.argv.index('--parts') + 1]\n"
         "for text in ('first', 'second'):\n"
-        "    open(part, 'w').write(text); time.sleep(0.5)\n"
+        "    open(part, 'w').write(text)\n"
+        f"    while not os.path.exists({str(tmp_path)!r} + '/' + text): time.sleep(0.02)\n"
         "print(json.dumps({'works': True, 'text': 'all'}))"
     )
-    assert run_doctor("auto", never, doctor(script), on_part=told.append).text == "all"
-    assert [text for text in told if text] == ["first", "second"]
+
+    def on_part(text: str) -> None:
+        if text:
+            told.append(text)
+            (tmp_path / text).touch()
+
+    assert run_doctor("auto", never, doctor(script), on_part=on_part).text == "all"
+    assert told == ["first", "second"]
 
 
-def test_the_real_doctor_says_something_within_five_seconds():
+def test_the_real_doctor_says_something_soon_and_before_it_is_through():
     told: list[float] = []
     start = time.monotonic()
 
@@ -123,4 +131,4 @@ def test_the_real_doctor_says_something_within_five_seconds():
 
     with pytest.raises(Cancelled):
         run_doctor("cpu:2", cancel_when_told, on_part=lambda text: told.append(time.monotonic() - start))
-    assert told[0] < 5
+    assert told[0] < SOON  # 2 s where nothing else runs

@@ -39,7 +39,7 @@ def run_comfyui(comfyui: Path, folder: Path, cases: Mapping[str, Case], script: 
         listed.append({"name": f"case {name}", "checkpoint": checkpoint, "options": options})
     (folder / "cases.json").write_text(json.dumps(listed))
     done = subprocess.run(
-        [sys.executable, script, comfyui, folder], capture_output=True, text=True, timeout=250, check=False
+        [sys.executable, script, comfyui, folder], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "found.json").read_text())

@@ -24,7 +24,7 @@ NO_DIFFUSION = {
 def compare(ranks: int, names: list[str]) -> set[str]:
     """Assert that so many ranks compute what one does; return the classes."""
     arguments = {"comfyui": str(COMFYUI), "names": names, "plans": PLANS[ranks]}
-    found = run_ranks(ranks, "tests.comfyui_networks.ranks:compare", arguments, timeout=280)
+    found = run_ranks(ranks, "tests.comfyui_networks.ranks:compare", arguments)
     for each in found:
         differences = each["differences"]
         wrong = {

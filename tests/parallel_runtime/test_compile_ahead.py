@@ -36,7 +36,7 @@ def run_until_swapped(rank: int, world_size: int) -> dict[str, Any]:
     transformer = parallelize(build_one_block(), FLUX, mesh, compile=True, ahead=COMPILER)
     first = transformer(**forward_arguments(*SIZE))[0]
     found: dict[str, Any] = {"first": first, "compiler at the first": "torch._inductor.codegen" in sys.modules}
-    deadline = time.monotonic() + 570
+    deadline = time.monotonic() + 780
     while transformer._compilation.compiled is None and time.monotonic() < deadline:
         time.sleep(0.2)
         imported, started = list(sys.modules), time.perf_counter()
@@ -49,11 +49,10 @@ def run_until_swapped(rank: int, world_size: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_swap_finds_all_graphs_on_disk_and_changes_nothing_but_rounding(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     expected = build_one_block()(**forward_arguments(*SIZE))[0]
-    for found in run_ranks(2, f"{__name__}:run_until_swapped", timeout=590):
+    for found in run_ranks(2, f"{__name__}:run_until_swapped"):
         assert not found["compiler at the first"]
         assert relative_error(found["first"], expected) < 1e-5
         assert relative_error(found["swapped"], expected) < 1e-5

@@ -57,7 +57,7 @@ PARTS = 6 if WHOLE_TABLE else 3
 def compare(ranks: int, names: list[str], backend: str) -> list[dict[str, Any]]:
     """Assert that compiled blocks compute what the blocks do."""
     arguments = {"comfyui": str(COMFYUI), "names": names, "backend": backend}
-    found = run_ranks(ranks, "tests.comfyui_networks.compiled:compare", arguments, timeout=580)
+    found = run_ranks(ranks, "tests.comfyui_networks.compiled:compare", arguments)
     for each in found:
         differences = {
             (name, call): diff for name, calls in each["differences"].items() for call, diff in calls.items()
@@ -91,7 +91,6 @@ def test_a_forward_that_repeats_is_recorded_and_follows_its_values():
 
 @with_comfyui
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_class_computes_compiled_what_it_does(part):
     """One network for each set of block classes that the next test has not; with ALL_NETWORKS=1 in the environment all
@@ -118,19 +117,17 @@ def test_blocks_that_are_rewritten_compute_what_they_do():
 
 @with_comfyui
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_what_the_compiler_makes_of_blocks_computes_what_they_do():
     compare(2, ["flux", "z-image"], "inductor")
 
 
 @with_comfyui
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("ranks", "quantised"), [(2, False), (1, True)])
 def test_another_process_makes_the_graphs_and_the_rank_finds_them(tmp_path, monkeypatch, ranks, quantised):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
     arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path), "quantised": quantised}
-    for found in run_ranks(ranks, "tests.comfyui_networks.compiled_ahead:run_until_swapped", arguments, timeout=590):
+    for found in run_ranks(ranks, "tests.comfyui_networks.compiled_ahead:run_until_swapped", arguments):
         assert found["first"].equal(found["plain"])
         scale = found["plain"].abs().max()
         assert (found["swapped"] - found["plain"]).abs().max() < (1e-2 if quantised else 1e-5) * scale

@@ -47,7 +47,7 @@ def run_plans(rank: int, world_size: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def outputs() -> list[dict[str, Any]]:
     """What each of four ranks has of `run_plans`."""
-    return run_ranks(4, f"{__name__}:run_plans", timeout=250)
+    return run_ranks(4, f"{__name__}:run_plans")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -83,7 +83,7 @@ def run_compiled(rank: int, world_size: int, name: str) -> dict[str, Any]:
 def test_compiled_blocks_without_graph_breaks_give_the_same_result(name):
     family = FAMILIES[name]
     expected = run(build(family), family, family.calls[1])
-    for result in run_ranks(2, f"{__name__}:run_compiled", {"name": name}, timeout=280):
+    for result in run_ranks(2, f"{__name__}:run_compiled", {"name": name}):
         assert relative_error(result["output"], expected) < 1e-5
         assert result["breaks"] == 0
 

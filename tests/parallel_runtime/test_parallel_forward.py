@@ -89,9 +89,7 @@ def run_batch_split(transformer: ParallelTransformer, given: list[Any]) -> torch
 )
 def test_any_plan_gives_the_one_process_result_on_every_rank(world_size, heads, plans):
     cases = EVEN + UNEVEN
-    results = run_ranks(
-        world_size, f"{__name__}:run_plans", {"heads": heads, "plans": plans, "cases": cases}, timeout=250
-    )
+    results = run_ranks(world_size, f"{__name__}:run_plans", {"heads": heads, "plans": plans, "cases": cases})
     for count in heads:
         transformer = build_transformer(heads=count)
         expected = [run(transformer, *case) for case in cases]
@@ -126,7 +124,7 @@ def test_compiled_blocks_give_the_same_result_and_new_sizes_soon_need_no_new_gra
     learnt = [EVEN[0], [[4, 4], 6, 1], [[5, 5], 8, 1]]  # a size, another, and one that does not divide
     more = [[[6, 6], 20, 1], [[5, 7], 10, 1], [[7, 7], 14, 1], [[9, 5], 4, 1], [[2, 6], 16, 1]]
     cases = learnt + more
-    results = run_ranks(2, f"{__name__}:run_compiled", {"cases": cases}, timeout=280)
+    results = run_ranks(2, f"{__name__}:run_compiled", {"cases": cases})
     transformer = build_transformer(layers=3)
     for result in results:
         for number, case in enumerate(cases):

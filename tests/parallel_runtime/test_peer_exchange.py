@@ -161,7 +161,7 @@ def test_the_kernels_themselves_in_tritons_interpreter():
         check=True,
         cwd=PACK_ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
-        timeout=250,
+        timeout=600,
     )
 
 

@@ -105,7 +105,7 @@ def test_every_mesh_that_fits_eight_ranks_equals_the_emulated_schedule(part, mon
 
 def compare(world_size: int, cases: list[dict[str, Any]], monkeypatch: Any) -> None:
     """Run the cases on that many ranks and against the emulator."""
-    found = run_ranks(world_size, "tests.parallel_runtime.staged_run:run_cases", {"cases": cases}, timeout=280)[0]
+    found = run_ranks(world_size, "tests.parallel_runtime.staged_run:run_cases", {"cases": cases})[0]
     for each in cases:
         transformer = build_transformer(layers=LAYERS, dtype=getattr(torch, each.get("dtype", "float32")))
         inputs, request = make_inputs(each), sample_request(each)
@@ -142,9 +142,7 @@ def test_every_family_is_cut_by_its_data_alone(world_size):
 @pytest.mark.slow
 def test_compiled_stages_have_no_graph_breaks_and_give_the_same(monkeypatch):
     compiled = case("compiled", pipe=2, patches=3, latent=(14, 5), steps=3)
-    found = run_ranks(
-        2, "tests.parallel_runtime.staged_run:run_cases", {"cases": [compiled], "compile": True}, timeout=280
-    )[0]
+    found = run_ranks(2, "tests.parallel_runtime.staged_run:run_cases", {"cases": [compiled], "compile": True})[0]
     inputs, request = make_inputs(compiled), sample_request(compiled)
     expected = emulate(
         monkeypatch,

@@ -29,7 +29,7 @@ def record(names: list[str], real: bool = False) -> dict[str, Any]:
     if real:
         found = on_a_gpu(arguments)
     else:
-        (found,) = run_ranks(1, "tests.comfyui_networks.recorded:record", arguments, timeout=280)
+        (found,) = run_ranks(1, "tests.comfyui_networks.recorded:record", arguments)
     wrong = {call: each["differences"] for call, each in found.items() if not max(each["differences"]) < 1e-5}
     assert not wrong
     return dict(found)
@@ -40,7 +40,7 @@ def on_a_gpu(arguments: dict[str, Any]) -> dict[str, Any]:
     code = "import json, sys; from tests.comfyui_networks.recorded import record; "
     code += "print(json.dumps(record(0, 1, **json.loads(sys.argv[1]))))"
     command = [sys.executable, "-c", code, json.dumps(arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

@@ -110,7 +110,7 @@ def sends_before_it_attends(mesh: Mesh) -> bool:
 @pytest.mark.slow
 def test_a_compiled_ring_has_no_graph_break_and_messages_travel_while_it_attends():
     totals = [24, 20, 25, 35, 49, 16, 13, 200]
-    for result in run_ranks(2, f"{__name__}:run_compiled", {"totals": totals}, timeout=280):
+    for result in run_ranks(2, f"{__name__}:run_compiled", {"totals": totals}):
         assert max(result["errors"]) < 1e-5
         assert result["breaks"] == {}
         assert result["overlaps"]

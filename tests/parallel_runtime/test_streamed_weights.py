@@ -50,7 +50,7 @@ def test_a_lora_is_in_the_shares(files, tmp_path):
 @pytest.mark.parametrize("formats", [["plain", "int8_tensorwise"], OTHERS], ids=["common", "others"])
 def test_a_comfyui_network_gives_the_same_in_every_format(formats, tmp_path):
     arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path), "formats": formats}
-    for found in run_ranks(2, "tests.comfyui_networks.streamed:compare", arguments, timeout=280):
+    for found in run_ranks(2, "tests.comfyui_networks.streamed:compare", arguments):
         assert len(found) == 8 * len(formats)
         for name, value in found.items():
             assert abs(value - 0.5) < 0.02 if name.endswith("share") else value is True, name

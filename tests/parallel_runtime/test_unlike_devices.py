@@ -69,7 +69,7 @@ def sample_with_other_streams(rank: int, world_size: int, path: str) -> dict[str
 
 def test_the_picture_is_that_of_the_first_device_whatever_noise_the_others_draw(tmp_path):
     path: Path = write_original(tmp_path / "tiny.safetensors", tiny_config(num_layers=1, num_single_layers=1))
-    results = run_ranks(4, f"{__name__}:sample_with_other_streams", {"path": str(path)}, timeout=300)
+    results = run_ranks(4, f"{__name__}:sample_with_other_streams", {"path": str(path)})
     assert len(results[0]["errors"]) == len(PLANS)
     assert max(results[0]["errors"]) < 1e-5
 

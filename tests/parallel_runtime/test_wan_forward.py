@@ -54,7 +54,7 @@ def run_compiled(rank: int, world_size: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_compiled_blocks_have_no_graph_breaks_and_new_sizes_soon_need_no_new_graph():
-    results = run_ranks(2, f"{__name__}:run_compiled", timeout=280)
+    results = run_ranks(2, f"{__name__}:run_compiled")
     transformer = build_transformer(num_layers=2)
     for result in results:
         for number, case in enumerate(COMPILED):

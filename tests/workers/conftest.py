@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
+from tests.patience import SOON, wait_until
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
@@ -85,12 +85,11 @@ class FaultyPool:
         self.client.close()
         self.check_gone()
 
-    def check_gone(self, seconds: float = 3.0) -> None:
-        """No process of the remembered pools lives and no file of theirs is left."""
-        deadline = time.monotonic() + seconds
-        while any(map(alive, self.processes)) and time.monotonic() < deadline:
-            time.sleep(0.02)
+    def check_gone(self) -> None:
+        """No process of the remembered pools lives on and no file of theirs is left."""
+        wait_until(lambda: not any(map(alive, self.processes)), SOON)
         assert [process for process in self.processes if alive(process)] == []
+        wait_until(lambda: not any(map(os.path.exists, self.directories)), SOON)
         assert [directory for directory in self.directories if os.path.exists(directory)] == []
 
 

@@ -52,11 +52,11 @@ def fail(fault: str, control: Control) -> None:
     if fault == "hang":
         time.sleep(600)
     if fault == "pause":
-        time.sleep(1)
+        time.sleep(3)
     if fault == "compile":  # as in the compiler, which hears nothing
         heartbeat = control._rank.heartbeat  # type: ignore[attr-defined]
         heartbeat._compiling_since = time.monotonic()
-        time.sleep(6)
+        time.sleep(8)
         heartbeat._compiling_since = None
     if fault == "slow":  # as a large file that loads: cancel is heard between tensors
         for _ in range(200):

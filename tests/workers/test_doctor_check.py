@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.patience import SOON, wait_until
 from workers.doctor.collectives import WrongResult, verify_all_reduce, verify_all_to_all
 from workers.doctor.diagnosis import report
 from workers.doctor.link_launch import check_links
@@ -87,15 +88,6 @@ def traces(tmp_path, monkeypatch) -> Iterator[Traces]:
         process.kill()
 
 
-def wait_until(condition: Callable[[], object], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def test_the_whole_doctor_passes_here_listens_on_loopback_only_and_leaves_nothing(traces):
     command = [sys.executable, "-m", "workers.doctor", "--devices", "cpu:2", "--json"]
     addresses = set()
@@ -135,11 +127,10 @@ def test_the_whole_doctor_passes_here_listens_on_loopback_only_and_leaves_nothin
 )
 def test_a_rank_that_fails_is_named_with_how_and_where(traces, monkeypatch, fault, says):
     monkeypatch.setenv("DOCTOR_FAULT", fault)
-    link = check_links(TWO, 60, FAULTY)
+    link = check_links(TWO, 120, FAULTY)
     assert link.failure is not None
     assert says in link.failure
     assert not link.timed_out
-    assert link.seconds < 50
     assert link.output
     assert not report(TWO, machine(), link).works
     assert traces.left() == []
@@ -150,11 +141,11 @@ def test_a_rank_that_fails_is_named_with_how_and_where(traces, monkeypatch, faul
 def test_ranks_that_hang_are_ended_in_time_and_the_report_says_where_each_was(traces, monkeypatch, fault):
     monkeypatch.setenv("DOCTOR_FAULT", fault)
     start = time.monotonic()
-    link = check_links(TWO, 12, FAULTY)
-    assert time.monotonic() - start < 20
+    link = check_links(TWO, 20, FAULTY)
+    assert time.monotonic() - start < 20 + SOON
     assert link.timed_out
     assert link.failure is not None
-    assert link.failure.startswith("The collectives did not finish within 12 seconds: rank 0 was ")
+    assert link.failure.startswith("The collectives did not finish within 20 seconds: rank 0 was ")
     assert link.failure.endswith("; rank 1 was about to fail")
     assert traces.left() == []
 
@@ -168,10 +159,10 @@ def test_however_the_doctor_is_ended_its_ranks_and_its_folder_go_with_it(traces,
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     process = subprocess.Popen([sys.executable, "-c", DOCTOR_WITHOUT_FACTS], cwd=PACK_ROOT, preexec_fn=heed)
-    assert wait_until(lambda: len(traces.ranks()) == 2, 30)
+    assert wait_until(lambda: len(traces.ranks()) == 2)
     process.send_signal(number)
-    assert process.wait(10) == code
-    wait_until(lambda: not traces.left(), 5)
+    assert process.wait(SOON) == code
+    wait_until(lambda: not traces.left(), SOON)
     assert traces.left() == []
 
 
@@ -189,7 +180,7 @@ def test_a_rank_whose_torchrun_has_ended_ends_nobody_else(tmp_path):
 @pytest.mark.slow
 def test_time_that_is_up_makes_exit_code_1_and_a_finding(traces):
     command = [sys.executable, "-c", DOCTOR_WITHOUT_FACTS, "--limit", "1"]
-    done = subprocess.run(command, cwd=PACK_ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=PACK_ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1, done.stderr
     assert "[broken] The collectives did not finish within 1 seconds: rank 0 was " in done.stdout
     assert traces.left() == []

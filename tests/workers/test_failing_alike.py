@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -132,11 +132,14 @@ def test_a_torch_that_does_not_count_is_told_of_as_unknown(group, monkeypatch):
 
 @pytest.mark.parametrize("error", [None, RuntimeError("an illegal memory access was encountered")])
 def test_a_gpu_that_does_not_come_to_an_end_or_fails_is_told_of_as_unknown(monkeypatch, error):
+    told = threading.Event()
+
     def synchronize(device):
         if error is not None:
             raise error
-        time.sleep(0.5)
+        told.wait(60)
 
     monkeypatch.setattr(counting, "_END_SECONDS", 0.1)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     assert counting.launched(torch.device("cuda")) is None
+    told.set()

@@ -16,6 +16,7 @@ import torch
 
 from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, KeepPatches, Load
 from tests.comfyui_checkout import HOW, find_comfyui
+from tests.patience import wait_until
 from tests.tiny_lora import KINDS, peft, write_lora
 from workers.rank import idle_imports
 from workers.rank.idle_imports import IdleImports
@@ -51,7 +52,7 @@ def here(package: str) -> list[str]:
 def join() -> None:
     for thread in threading.enumerate():
         if thread.name == "idle-imports":
-            thread.join(5)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -80,7 +81,8 @@ def test_it_stops_between_two_modules_when_a_job_comes_and_a_job_that_needs_them
     sys.modules[package].begins = imports.work  # a job comes while this module is imported
     imports.rest()
     imports.after(KeepPatches(CODE))
-    time.sleep(0.3)
+    assert wait_until(lambda: here(package))
+    time.sleep(0.3)  # in which it could go on
     assert here(package) == ["one"]
     importlib.import_module(f"{package}.one")  # half imported by the other thread, which this one waits for
     assert here(package) == list(PARTS)
@@ -108,7 +110,7 @@ def test_the_first_patch_after_that_imports_nothing(tmp_path):
     repository = Path(__file__).parents[2]
     path = os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")])
     given = subprocess.run(
-        [sys.executable, child, root, tmp_path / "sets"], cwd=repository, text=True, capture_output=True, timeout=120,
+        [sys.executable, child, root, tmp_path / "sets"], cwd=repository, text=True, capture_output=True, timeout=600,
         env={**os.environ, "PYTHONPATH": path}, check=False,
     )  # fmt: skip
     assert given.returncode == 0, given.stderr

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import replace
 
 import psutil
@@ -20,6 +19,7 @@ from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.samplers import SUPPORTED
+from tests.patience import wait_until
 from tests.tiny_flux import write_original
 from workers.client.client import Branch, Cancelled, InpaintInputs, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PACK_ROOT, PoolSpec
@@ -154,7 +154,7 @@ def test_cancel_stops_at_the_next_step_and_leaves_the_weights_warm(client, model
             on_progress=lambda step, total, _: seen.append(step),
             should_cancel=lambda: len(seen) >= 3,
         )
-    assert 3 <= len(seen) < 100
+    assert 3 <= len(seen) < 190
     assert client.load(model).reused
     short = replace(request, sigmas=torch.linspace(1, 0, 4), preview=True)
     previews = []
@@ -226,7 +226,7 @@ def test_the_pool_ends_with_a_client_that_is_killed(path):
         status = pool.status()
         print(status.torchrun, *status.pids.values(), pool.pool.pid, pool.pool.directory, flush=True)
         import time
-        time.sleep(60)
+        time.sleep(600)
     """)
     client = subprocess.Popen([sys.executable, "-c", script], cwd=PACK_ROOT, stdout=subprocess.PIPE, text=True)
     assert client.stdout is not None
@@ -234,11 +234,9 @@ def test_the_pool_ends_with_a_client_that_is_killed(path):
     processes = [psutil.Process(int(pid)) for pid in pids]
     os.kill(client.pid, signal.SIGKILL)
     client.wait()
-    deadline = time.monotonic() + 10
-    while any(alive(process) for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: not any(alive(process) for process in processes))
     assert [process.pid for process in processes if alive(process)] == []
-    assert not os.path.exists(directory)
+    assert wait_until(lambda: not os.path.exists(directory))
 
 
 def alive(process: psutil.Process) -> bool:

@@ -10,11 +10,14 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from parallel_runtime.errors import PoolError
+from tests.patience import SOON, wait_until
+from workers.client import keeper as keeping
 from workers.client.client import Cancelled, PoolClient
 from workers.launch import PACK_ROOT, PoolSpec
 from workers.leftovers import remove_leftovers
@@ -68,26 +71,26 @@ def test_torchrun_killed_while_the_pool_starts_is_noticed_at_once(monkeypatch, t
     try:
         with pytest.raises(PoolError, match=r"torchrun \(process \d+\) ended with code -9 while the pool started"):
             client.start(kill)
-        assert time.monotonic() - killed[0] < 3
+        assert time.monotonic() - killed[0] < SOON
     finally:
         client.close()
 
 
-@pytest.mark.slow
-def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(faulty_pool):
-    keeper = faulty_pool().client._keeper
+def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(monkeypatch):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(keeping, "time", clock)
+    keeper = PoolClient(PoolSpec("cpu", (0,)))._keeper
     waits = []
-    for deaths in (0, 1, 2, 3):
-        keeper._deaths = deaths
-        started = time.monotonic()
+    for deaths in (0, 1, 2, 3, 50):
+        keeper._deaths, now[0] = deaths, 0.0
         keeper._back_off(lambda: False)
-        waits.append(round(time.monotonic() - started, 1))
-    assert waits == [0, 0, 1, 2]
-    keeper._deaths = 50
-    started = time.monotonic()
+        waits.append(round(now[0]))
+    assert waits == [0, 0, 1, 2, keeping.MAX_BACK_OFF_SECONDS]
+    now[0] = 0.0
     with pytest.raises(Cancelled):
-        keeper._back_off(lambda: time.monotonic() - started > 0.2)
-    assert time.monotonic() - started < 1
+        keeper._back_off(lambda: now[0] > 0.2)
+    assert now[0] < 1
 
 
 @pytest.mark.slow
@@ -126,10 +129,12 @@ def test_a_folder_stays_as_long_as_its_process_lives_and_goes_when_that_was_kill
     assert folder.exists()
     holder.kill()
     holder.wait()
-    deadline = time.monotonic() + 5
-    while folder.exists() and time.monotonic() < deadline:  # the kernel takes a moment to end a namespace
+
+    def gone() -> bool:
         remove_leftovers()
-    assert not folder.exists()
+        return not folder.exists()
+
+    assert wait_until(gone)  # the kernel takes a moment to end a namespace
 
 
 @pytest.mark.slow
@@ -139,7 +144,7 @@ def test_the_folder_of_a_living_pool_stays_and_that_of_a_killed_one_goes(faulty_
     assert pool.pool.directory.exists()
     for process in pool.processes:
         process.kill()
-    psutil.wait_procs(pool.processes, timeout=5)
+    psutil.wait_procs(pool.processes, timeout=SOON)
     remove_leftovers()
     assert not pool.directories[0].exists()
     assert other.pool.directory.exists()

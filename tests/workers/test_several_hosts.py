@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from parallel_runtime.errors import ConfigurationError, PoolError
+from tests.patience import SOON, wait_until
 from workers.hosts.handshake import GREETING, WrongSecret, introduce
 from workers.hosts.network import parse_address, read_secret
 from workers.launch import PACK_ROOT
@@ -111,21 +112,20 @@ class Process:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
-    def expect(self, beginning: str, seconds: float = 60) -> str:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for line in self.lines:
-                if line.startswith(beginning):
-                    self.lines.remove(line)
-                    return line
-            time.sleep(0.02)
-        raise AssertionError(f"no line {beginning!r} within {seconds} s, but {self.lines}")
+    def expect(self, beginning: str) -> str:
+        def found() -> list[str]:
+            return [line for line in self.lines if line.startswith(beginning)]
+
+        assert wait_until(found, 120), f"no line {beginning!r}, but {self.lines}"
+        line = found()[0]
+        self.lines.remove(line)
+        return line
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGTERM)
         try:
-            self.process.wait(10)
+            self.process.wait(SOON)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -202,15 +202,15 @@ def test_a_host_that_drops_off_is_one_clean_error_and_the_next_job_finds_it_agai
         other.end()
     else:
         run("ip", "-n", cable[1], "link", "set", "cable1", "down")
-    error = client.expect("error", seconds=30)
-    assert time.monotonic() - started < (4 if how == "killed" else 25)
+    error = client.expect("error")
+    assert time.monotonic() - started < 2 * SOON  # an unplugged one is noticed after a quarter of a minute
     assert f"({OTHER}) dropped off in the middle of a job. The next prompt starts a fresh pool" in error
     if how == "killed":
         join()
     else:
         run("ip", "-n", cable[1], "link", "set", "cable1", "up")
     client.say("load")
-    client.expect("loaded", seconds=90)
+    client.expect("loaded")
     client.say("sample")
     assert client.expect("sampled") == "sampled [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]"
 
@@ -223,7 +223,7 @@ def test_a_host_with_another_secret_is_told_so_and_not_let_in(hosts, tmp_path):
     wrong.write_text("another secret of some length")
     wrong.chmod(0o600)
     stranger = join(wrong)
-    assert stranger.process.wait(30) == 1
+    assert stranger.process.wait(120) == 1
     join()
     client.expect("loaded")
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -17,6 +16,7 @@ from parallel_runtime.engine.residency import MOST
 from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Load
+from tests.patience import wait_until
 from tests.tiny_flux import tiny_config, write_original
 from workers.client.client import ModelRequest, PoolClient
 from workers.client.pool_registry import _PoolRegistry
@@ -117,9 +117,7 @@ def test_nothing_is_held_when_the_pool_is_dead(models):
         expected = forward(client, model)
         assert client.held_bytes(model) > 0
         os.kill(client.status().pids[0], signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while client.held_bytes(model) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: not client.held_bytes(model))
         assert client.held_bytes(model) == client.release(model) == 0
         try:
             again = forward(client, model)
@@ -172,6 +170,6 @@ def test_who_waits_for_another_request_knows_it(client, models):
     with client._turns:
         other = threading.Thread(target=load)
         other.start()
-        other.join(20)
+        other.join(60)
         assert client.waits_for.reason != "turn"  # this thread has its turn
     assert set(seen) == {"turn"}

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from parallel_runtime.errors import PoolError
+from tests.patience import SOON
 from workers.client import running_pool as running
 from workers.client import silence
 from workers.client.client import Cancelled
@@ -51,10 +52,12 @@ def test_time_in_which_the_client_itself_stood_still_does_not_count():
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    """Silence of two seconds is enough."""
-    monkeypatch.setattr(silence, "ASK_SECONDS", 0.5)
-    monkeypatch.setattr(silence, "GIVE_UP_SECONDS", 2.0)
+def impatient():
+    """Silence of three seconds is enough; call it to wait as long as ever, as for a pool that starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(silence, "ASK_SECONDS", 0.5)
+        patch.setattr(silence, "GIVE_UP_SECONDS", 3.0)
+        yield patch.undo
 
 
 def stop_supervisor(pool: FaultyPool) -> None:
@@ -72,10 +75,11 @@ def test_a_stopped_supervisor_is_told_of_given_up_and_replaced(faulty_pool, impa
             assert pool.pool.status(timeout=0.2).state == "silent"
 
     started = time.monotonic()
-    with pytest.raises(PoolError, match=r"supervisor \(process \d+\) did not answer for \d seconds\. The next prompt"):
+    with pytest.raises(PoolError, match=r"supervisor \(process \d+\) did not answer for \d+ seconds\. The next prompt"):
         pool.sample(steps=10_000, on_progress=stop)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < SOON
     pool.check_gone()
+    impatient()
     pool.check_works()
     pool.remember()
 
@@ -100,7 +104,7 @@ def test_a_stopped_supervisor_is_given_up_although_each_step_is_answered_without
     stop_supervisor(pool)
     started, answered = time.monotonic(), 0
     with pytest.raises(PoolError, match="did not answer for"):  # noqa: PT012 - how many are answered is not known
-        while time.monotonic() - started < 10:
+        while time.monotonic() - started < 60:
             pool.forward()
             answered += 1
     assert answered > 1
@@ -123,7 +127,9 @@ def test_a_cancel_returns_although_the_supervisor_is_stopped_and_the_next_prompt
 
     with pytest.raises(Cancelled):
         pool.sample(steps=10_000, should_cancel=cancel)
-    assert time.monotonic() - asked[0] < 2.5
+    assert time.monotonic() - asked[0] < SOON
+    pool.client.pool.settle(lambda: False)  # until the supervisor is given up
+    impatient()
     pool.check_works()
     pool.check_gone()
     pool.remember()
@@ -141,7 +147,7 @@ def test_a_cancel_returns_although_a_rank_hangs_and_the_next_prompt_pays_for_not
 
     with pytest.raises(Cancelled):
         pool.sample("hang 0 -1", should_cancel=cancel)
-    assert time.monotonic() - asked[0] < 2.5
+    assert time.monotonic() - asked[0] < SOON
     pool.check_works()  # it waits a moment for the abandoned job, then takes a fresh pool
     pool.check_gone()
     pool.remember()
@@ -163,7 +169,7 @@ def test_a_cancel_returns_while_a_rank_compiles_and_the_next_prompt_waits_for_wh
 
     with pytest.raises(Cancelled):
         pool.sample("compile 0 0", should_cancel=cancel, on_compile=compiles.set)
-    assert time.monotonic() - asked[0] < 2.5
+    assert time.monotonic() - asked[0] < SOON
     pool.check_works()
     assert time.monotonic() - asked[0] > 3  # longer than for a job that only goes on
     assert all(alive(process) for process in pool.processes)
@@ -175,7 +181,8 @@ def test_a_job_that_outlives_its_cancel_keeps_its_pool_when_it_ends(faulty_pool,
     pool = faulty_pool(1)
     with pytest.raises(Cancelled):
         pool.sample("pause 0 0", should_cancel=lambda: True)
-    assert pool.pool.settled or pool.client.status().state != "idle"
+    state = pool.client.status().state
+    assert state != "idle" or pool.pool.settled
     pool.check_works()
     assert all(alive(process) for process in pool.processes)
 

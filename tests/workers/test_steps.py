@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import NotLoadedError, PoolError, RequestError, SegmentError
 from parallel_runtime.requests.requests import Finished, Forward, Load, Release, Sample, Step
+from tests.patience import SOON, wait_until
 from tests.tiny_flux import write_original
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.client.prepared_calls import PreparedCalls
@@ -31,8 +32,6 @@ from workers.wire.shared_memory import Segment
 from workers.wire.transport import Parcel, Transport
 
 from .conftest import alive
-
-NOTICE_SECONDS = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +267,7 @@ def test_a_fault_in_a_step_costs_the_pool_and_the_next_call_works(faulty_pool, r
     started = time.monotonic()
     with pytest.raises(PoolError, match=rf"Rank {rank}.*{says}"):
         pool.forward(faults)
-    assert time.monotonic() - started < NOTICE_SECONDS
+    assert time.monotonic() - started < SOON  # a rank that gets nowhere is found after a minute
     assert torch.equal(pool.forward(), torch.tensor([[0.0, 0.0, 5.0, 6.0]]))
     pool.remember()
 
@@ -279,12 +278,15 @@ def test_an_answer_is_taken_before_the_supervisor_passes_it_on(faulty_pool):
     for _ in range(3):
         pool.forward()
     supervisor = psutil.Process(pool.pool.pid)
-    stop = threading.Timer(0.4, supervisor.suspend)  # the ranks have the step by then, and pause for a second
+
+    def stop_it_when_it_has_handed_out_the_step() -> None:
+        wait_until(lambda: pool.client.status().state == "running")
+        supervisor.suspend()
+
+    stop = threading.Thread(target=stop_it_when_it_has_handed_out_the_step)
     stop.start()
-    started = time.monotonic()
     try:
-        assert torch.equal(pool.forward((-4, 0)), torch.tensor([[-4.0, 0.0, 5.0, 6.0]]))
-        assert time.monotonic() - started < 2
+        assert torch.equal(pool.forward((-4, 0)), torch.tensor([[-4.0, 0.0, 5.0, 6.0]]))  # rank 0 pauses meanwhile
         assert supervisor.status() == psutil.STATUS_STOPPED
     finally:
         stop.join()
@@ -352,10 +354,10 @@ def test_without_a_bell_the_supervisor_brings_the_same_answers(client, path, ask
 
 @pytest.mark.slow
 def test_a_step_that_hangs_is_found(faulty_pool, monkeypatch):
-    monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "3")
+    monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "5")
     pool = faulty_pool()
     pool.forward()
-    with pytest.raises(PoolError, match=r"Rank 1 .* made no progress for 3 seconds"):
+    with pytest.raises(PoolError, match=r"Rank 1 .* made no progress for \d+ seconds"):
         pool.forward((0, -3))
     pool.check_works()
 
@@ -452,6 +454,6 @@ def test_thousands_of_steps_leave_nothing_behind(faulty_pool):
     started, threads = time.monotonic(), threading.active_count()
     for _ in range(1000):
         pool.forward()
-    assert time.monotonic() - started < 120
+    assert time.monotonic() - started < 200
     assert [(process.num_fds(), process.num_threads()) for process in processes] == before
     assert threading.active_count() == threads

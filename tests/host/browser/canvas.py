@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 READY = "() => !!(window.app && window.app.graph && window.app.canvas)"
+LONGEST = 120_000
+"""Milliseconds that a page has for anything, beside ten other tests."""
 _OURS = "/extensions/parallel-dit/"
 
 
@@ -94,17 +96,18 @@ def open_canvas(address: str, width: int = 1280, height: int = 800) -> Iterator[
     request = urllib.request.Request(
         f"http://{address}/settings/Comfy.TutorialCompleted", b"true", {"Content-Type": "application/json"}
     )
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=60).close()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         )
         try:
             page = browser.new_page(viewport={"width": width, "height": height})
+            page.set_default_timeout(LONGEST)
             canvas = Canvas(page)
             page.goto(f"http://{address}/")
-            page.wait_for_function(READY, timeout=60_000)
-            page.wait_for_function("() => !!LiteGraph.registered_node_types.ParallelLoader", timeout=60_000)
+            page.wait_for_function(READY)
+            page.wait_for_function("() => !!LiteGraph.registered_node_types.ParallelLoader")
             yield canvas
         finally:
             browser.close()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.host.workflow import LOADER, SAMPLER, Prompt, Workflow, link, node
 
-from .test_panel import set_setting
+from .test_panel import set_setting, wait_for
 
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
@@ -63,7 +63,7 @@ def queue(canvas, fault: Fault) -> dict:
     fault.prompt[fault.at]["_meta"] = {"title": TITLE}
     canvas.run("(prompt) => app.loadApiJson(prompt, 'fault')", fault.prompt)
     canvas.run("() => app.queuePrompt(0, 1)")
-    canvas.page.wait_for_selector(".parallel-dit-notice.error", timeout=90_000)
+    canvas.page.wait_for_selector(".parallel-dit-notice.error")
     return canvas.run(SEEN)
 
 
@@ -87,13 +87,17 @@ def test_the_notice_opens_the_log(canvas):
 
 
 @pytest.mark.parametrize(
-    ("locale", "why", "cannot"),
-    [("zh", "它读取其中的注意力图", "无法承载"), ("ja", "中の注意マップを読みます", "扱えません")],
+    ("locale", "loader", "why", "cannot"),
+    [
+        ("zh", "并行加载器", "它读取其中的注意力图", "无法承载"),
+        ("ja", "並列ローダー", "中の注意マップを読みます", "扱えません"),
+    ],
 )
-def test_a_refusal_is_in_the_canvas_language(canvas, locale, why, cannot):
+def test_a_refusal_is_in_the_canvas_language(canvas, locale, loader, why, cannot):
     set_setting(canvas, "Comfy.Locale", locale)
-    canvas.page.wait_for_timeout(2000)  # the canvas makes its node types anew
     try:
+        # The canvas makes its node types anew.
+        wait_for(lambda: canvas.run("() => LiteGraph.registered_node_types.ParallelLoader?.title") == loader)
         assert why in queue(canvas, FAULTS["a node that is refused"])["warning"]
         assert cannot in queue(canvas, FAULTS["a patch of another pack"])["error"]
     finally:

@@ -32,8 +32,8 @@ def test_what_ran_stands_on_nodes_and_below_a_subgraph_in_the_canvas_language(ho
     open_prompt(canvas, Workflow(loader="cpu:2", model="plan.safetensors", seed=601, steps=3).prompt())
     set_setting(canvas, "Comfy.Locale", "zh")
     queue(canvas, host)
-    canvas.page.get_by_text("上次运行：").first.wait_for(timeout=20_000)
-    assert canvas.page.get_by_text("即其注意力头数").count() == 1
+    canvas.page.get_by_text("上次运行：").first.wait_for()
+    wait_for(lambda: canvas.page.get_by_text("即其注意力头数").count() == 1)
     canvas.run(
         """() => { const graph = app.rootGraph;
           const inside = graph.nodes.filter((node) => ["ParallelConfig", "ParallelLoader"].includes(node.comfyClass));
