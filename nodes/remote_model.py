@@ -19,7 +19,8 @@ import comfy.utils
 import torch
 
 from parallel_runtime.errors import RequestError, UnsupportedModelError
-from parallel_runtime.loading.host_file import HostFile, read_outside
+from parallel_runtime.loading.config_limits import check_host_header
+from parallel_runtime.loading.host_file import HostFile, comfyuis_reason, read_outside
 from parallel_runtime.loading.host_model import build_model as build_host_model
 from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.networks.comfyui.networks import find_network
@@ -94,6 +95,7 @@ def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
     """Let ComfyUI recognise a checkpoint by its header.
 
     Raises:
+        CheckpointError: its header asks for what no model has.
         UnsupportedModelError: this ComfyUI does not know the model.
     """
     if isinstance(opened, HostFile):
@@ -109,7 +111,9 @@ def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
     counts = Counter(dict.fromkeys(_STORED.values(), 0))
     for tensor in state_dict.values():
         counts[tensor.dtype] += tensor.numel()
-    config = comfy.model_detection.model_config_from_unet(state_dict, "", metadata=metadata) if state_dict else None
+    check_host_header(checkpoint.path, (), metadata)
+    with comfyuis_reason(f"ComfyUI cannot tell what {checkpoint.path.name} is"):
+        config = comfy.model_detection.model_config_from_unet(state_dict, "", metadata=metadata) if state_dict else None
     if config is None:
         raise UnsupportedModelError(
             f"ComfyUI does not recognise {checkpoint.path}, a {checkpoint.spec.title} transformer.",

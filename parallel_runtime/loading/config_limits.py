@@ -1,8 +1,9 @@
-"""Bounds what a written config may ask for, before anything is built or counted by it."""
+"""Bounds what a written config or a tensor's name may ask for, before anything is built or counted by it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,47 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
             raise CheckpointError(f"{path} says {name} {str(value)[:40]}, and at most {most} can be.", _FIX)
 
 
+def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> None:
+    """Refuse what would have ComfyUI's own recognition count, or build, what no model has.
+
+    Args:
+        names: of the file's tensors. ComfyUI counts blocks, and looks through all names for each.
+        metadata: of its header, whose `config` ComfyUI believes.
+
+    Raises:
+        CheckpointError: with the name, or the value.
+    """
+    for name in names:
+        number = max((int(part) for part in name.split(".") if part.isdecimal() and len(part) < _DIGITS), default=0)
+        if number > _LARGEST_INDEX:
+            raise CheckpointError(
+                f"{path} has a tensor {name[:80]}, and no model counts further than {_LARGEST_INDEX}.", _FILE_AGAIN
+            )
+    for name, value in _values("", _written_transformer(metadata)):
+        most = MOST_BLOCKS if any(word in name for word in _COUNTED) else _LARGEST
+        if isinstance(value, int | float) and not -most <= value <= most:
+            raise CheckpointError(
+                f"{path} says {name[:80]} {str(value)[:40]} in its header, and at most {most} can be.", _FILE_AGAIN
+            )
+
+
+def _written_transformer(metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """What a header's config says of the network; nothing where it is something else, which most families ignore."""
+    try:
+        config = json.loads(metadata.get("config", "{}"))
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    written = config.get("transformer") if isinstance(config, dict) else None
+    return written if isinstance(written, dict) else {}
+
+
 _FIX = "Download the folder again."
+_FILE_AGAIN = "Download or copy the file again."
+_LARGEST_INDEX = 1023
+"""In the name of a tensor: of a block, or of one of its experts."""
+_DIGITS = 9
+"""A longer number is no index to anybody who counts from zero."""
+_COUNTED = ("layers", "blocks", "depth")
 
 
 def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.diffusers.spec import TensorInfo
+from .config_limits import check_host_header
 from .files import Identity, identity
 from .gguf_pack import GgufPack, open_pack
 from .header import read_header
@@ -79,12 +81,8 @@ class HostFile:
         config.set_inference_dtype(dtype or torch.float32, None)
         operations, config.custom_operations = config.custom_operations, comfy.ops.disable_weight_init
         try:
-            network: nn.Module = self.build_model().diffusion_model
-        except (RuntimeError, ValueError, KeyError, TypeError, AssertionError) as error:
-            raise UnsupportedModelError(
-                f"ComfyUI cannot build the network of {self.path.name}: {error}.",
-                "Update ComfyUI, or choose another file.",
-            ) from error
+            with comfyuis_reason(f"ComfyUI cannot build the network of {self.path.name}"):
+                network: nn.Module = self.build_model().diffusion_model
         finally:
             config.custom_operations = operations
         return network
@@ -93,6 +91,23 @@ class HostFile:
         """ComfyUI's model with the types and operations of the configuration; see host_model.py."""
         tensors = {**self.outside, **self.state_dict}
         return build_model(self.config, self.path, tensors, self.prefix, self.beside)
+
+
+@contextmanager
+def comfyuis_reason(what: str) -> Iterator[None]:
+    """Errors of ComfyUI's code about a file, as one of ours: it takes names and shapes for granted.
+
+    Args:
+        what: it cannot do, as the begin of a sentence.
+
+    Raises:
+        UnsupportedModelError: with ComfyUI's reason.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"[:500]
+        raise UnsupportedModelError(f"{what}: {reason}.", "Update ComfyUI, or choose another file.") from error
 
 
 def open_host_file(path: str | Path, gguf: str = "") -> HostFile:
@@ -106,25 +121,35 @@ def open_host_file(path: str | Path, gguf: str = "") -> HostFile:
         UnsupportedModelError: ComfyUI does not know it.
         ConfigurationError: the pack cannot be used.
     """
-    import comfy.model_detection as detection
-    import comfy.supported_models
-    import comfy.utils
-
     path = Path(path)
     stamp = identity(path)
-    # As comfy.sd.load_diffusion_model_state_dict does, up to the configuration.
     pack, metadata = None, dict[str, str]()
     if gguf:
         pack = open_pack(gguf)
         state_dict = pack.read_file(path)
     else:
         content = read_header(path)
-        state_dict, metadata = _old_quants(_read_small(path, content.tensors), dict(content.metadata))
+        check_host_header(path, content.tensors, content.metadata)
+        state_dict, metadata = _read_small(path, content.tensors), dict(content.metadata)
+    with comfyuis_reason(f"ComfyUI cannot tell what {path.name} is"):
+        return _recognise(path, stamp, state_dict, metadata, pack)
+
+
+def _recognise(
+    path: Path, stamp: Identity, state_dict: dict[str, torch.Tensor], metadata: dict[str, str], pack: GgufPack | None
+) -> HostFile:
+    """As comfy.sd.load_diffusion_model_state_dict does, up to the configuration."""
+    import comfy.model_detection as detection
+    import comfy.supported_models
+    import comfy.utils
+
+    if pack is None:
+        state_dict, metadata = _old_quants(state_dict, metadata)
     prefix = detection.unet_prefix_from_state_dict(state_dict)
     outside: dict[str, torch.Tensor] = {}
     if inner := comfy.utils.state_dict_prefix_replace(state_dict, {prefix: ""}, filter_keys=True):
         outside = state_dict
-        state_dict, metadata = (inner, metadata) if gguf else _old_quants(inner, metadata)
+        state_dict, metadata = (inner, metadata) if pack is not None else _old_quants(inner, metadata)
     # Some models are told by what a checkpoint has beside the network (Zero123).
     telling = {name for known in comfy.supported_models.models for name in known.required_keys if name in outside}
     told = {name: outside[name] for name in telling}
@@ -166,7 +191,11 @@ def _old_quants(state_dict: dict[str, torch.Tensor], metadata: Mapping[str, str]
 
 def _read_small(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, torch.Tensor]:
     state_dict = {}
-    with safe_open(path, framework="pt", device="cpu") as file:
+    try:
+        file = safe_open(path, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} has a damaged header ({error}).", "Download or copy the file again.") from error
+    with file:
         for name, info in tensors.items():
             dtype = getattr(torch, _NAMES.get(info.dtype, ""), None)
             if dtype is None:

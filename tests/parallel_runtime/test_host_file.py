@@ -54,13 +54,21 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
     strange = {**tensors, "txt_in.weight": torch.zeros(500, 64), "txt_in.bias": torch.zeros(500)}
     save_file(strange, tmp_path / "strange.safetensors")
     save_file({"decoder.conv_in.weight": torch.zeros(4, 4, 3, 3)}, tmp_path / "vae.safetensors")
-    names = ("strange", "vae")
+    save_file({"head.modulation": torch.ones(1, 2, 8)}, tmp_path / "parts.safetensors")
+    video = {"head.modulation": torch.ones(1, 2, 8), "head.head.weight": torch.ones(8, 8)}
+    video |= {"blocks.0.ffn.0.weight": torch.ones(8, 8), "patch_embedding.weight": torch.ones(8, 8, 1, 2, 2)}
+    for name, config in (("layers", '{"transformer": {"num_layers": 1000000000}}'), ("text", "{")):
+        save_file(video, tmp_path / f"{name}.safetensors", {"config": config})
+    names = ("strange", "vae", "parts", "layers", "text")
     said = looked_at(whole, prefixed, *(tmp_path / f"{name}.safetensors" for name in names))
     blocks = len({key.split(".")[1] for key in tensors if key.startswith("double_blocks.")})
     blocks += len({key.split(".")[1] for key in tensors if key.startswith("single_blocks.")})
     assert said[0] == said[1] == f"FLUX, LongCat and Ovis 4 (2, 2) {blocks} torch.float32 True"
     assert said[2].startswith("UnsupportedModelError ComfyUI cannot build the network of strange.safetensors: ")
     assert "is a VAE, not a diffusion model supported by this ComfyUI" in said[3]
+    assert said[4].startswith("UnsupportedModelError ComfyUI cannot tell what parts.safetensors is: KeyError: 'head.")
+    assert "says num_layers 1000000000 in its header, and at most 256 can be" in said[5]
+    assert said[6].startswith("UnsupportedModelError ComfyUI cannot tell what text.safetensors is: JSONDecodeError")
 
 
 STREAMED = """

@@ -16,6 +16,7 @@ import pytest
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, ConfigurationError, ParallelError, UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
+from parallel_runtime.loading.config_limits import check_host_header
 from parallel_runtime.loading.files import identity
 from workers.wire.error_info import describe
 
@@ -98,6 +99,22 @@ def test_a_size_that_is_no_size_is_refused(tmp_path, number, place):
     other = {"shape": "data_offsets", "data_offsets": "shape"}[place]
     text = f'{{"x": {{"dtype": "F32", "{place}": [{number}, {number}], "{other}": [0, 0]}}}}'
     refuse(write_header(tmp_path / "m.safetensors", text.encode()))
+
+
+NO_CONFIGS = ['{"transformer": 3}', "[]", "null", "flux-dev", '{"vae": {"layers": 1e9}}', "{" * 100_000]
+
+
+def test_a_headers_config_and_the_names_of_blocks_ask_comfyui_for_nothing_that_no_model_has(tmp_path):
+    path = tmp_path / "m.safetensors"
+    real = {"num_layers": 48, "cross_attention_dim": 4096, "norm_eps": 1e-6, "positions": [20, 2048], "rope": "split"}
+    check_host_header(path, ["blocks.59.x", "mlp.experts.255.weight"], {"config": json.dumps({"transformer": real})})
+    for config in NO_CONFIGS:  # which most families do not look at
+        check_host_header(path, [], {"config": config})
+    for wrong in ({"num_layers": 10**9}, {"vae": {"depth": 300}}, {"dim": 1e300}, {"heads": [1, 10**12]}):
+        with pytest.raises(CheckpointError, match="at most .* can be"):
+            check_host_header(path, [], {"config": json.dumps({"transformer": wrong})})
+    with pytest.raises(CheckpointError, match="no model counts further"):
+        check_host_header(path, map("blocks.{}.x".format, range(30_000)), {})
 
 
 def test_deep_json_is_refused(tmp_path):

@@ -214,6 +214,20 @@ def test_a_wrong_request_costs_nothing(client, model, given, says):
     assert client.status().pids == pids
 
 
+def test_what_a_refused_request_would_have_sent_is_sent_by_the_next_one(client, model):
+    text, x = conditioning(seed=61), latent(height=4)
+    carried, not_carried = Branch(text, 0), Branch({**conditioning(seed=62), "y": [lambda: None]}, 1)
+    loop = LoopRequest("euler", torch.linspace(1, 0, 3), x, (carried, not_carried), 2.0, 0)
+    with pytest.raises(RequestError, match="'y' is or holds a function"):
+        client.sample(model, loop)
+    with pytest.raises(RequestError, match=r"is empty: its shape is \(0, 16, 4, 12\)"):
+        client.forward(model, latent(batch=0, height=4), torch.zeros(0), text)
+    with pytest.raises(RequestError, match="is empty"):
+        client.sample(model, replace(loop, x=x[:0], branches=(carried,), cfg=1.0))
+    assert client.sample(model, replace(loop, branches=(carried,), cfg=1.0)).isfinite().all()
+    assert client.forward(model, x, torch.tensor([0.5]), text).isfinite().all()
+
+
 @pytest.mark.slow
 def test_the_pool_ends_with_a_client_that_is_killed(path):
     script = textwrap.dedent(f"""

@@ -21,7 +21,7 @@ from ..wire.shared_memory import Scalar
 from .attachments import Attachments
 from .conditioning_cache import ConditioningCache, Guess
 from .prepared_calls import PreparedCalls, kind_of
-from .requests import no_number, not_finite
+from .requests import check_filled, no_number, not_finite
 from .step_trace import StepTrace
 from .submission import Callbacks, Meanwhile, Reply, Submission, rest
 
@@ -71,8 +71,10 @@ class Calls:
             meanwhile: see `Submission`.
 
         Raises:
-            RequestError: x or the prediction is not finite, or an argument is of a kind that does not travel.
+            RequestError: x or the prediction is not finite, x is empty, or an argument is of a kind that does not
+                travel.
         """
+        check_filled(call.x)
         called = time.perf_counter()
         # What a ControlNet adds is another in each step, as x is.
         conditioning = {name: value for name, value in call.conditioning.items() if name != CONTROL}

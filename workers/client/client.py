@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.errors import NotLoadedError, OutOfMemoryError
+from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, RequestError
 from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.plan_details import PlanDetails
@@ -284,6 +284,9 @@ class PoolClient:
             self.load(model, should_cancel)
             self._patches.send(patches, should_cancel)
             return run()
+        except RequestError:
+            self._calls.forget()  # one that was never sent may have left conditionings that the ranks do not have
+            raise
 
     def _ensure(self, model: ModelRequest, should_cancel: ShouldCancel) -> None:
         self._keeper.settle(should_cancel)

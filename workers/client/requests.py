@@ -98,12 +98,26 @@ class LoopRequest:
         """Refuse what can only end in a picture of nothing.
 
         Raises:
-            RequestError: CFG, a sigma or the latent is no number.
+            RequestError: CFG, a sigma or the latent is no number, or the latent is empty.
         """
+        check_filled(self.x)
         given = {"cfg": torch.tensor(self.cfg), "the sigmas": self.sigmas, "the latent": self.x}
         for name, values in given.items():
             if not torch.isfinite(values).all():
                 raise RequestError(f"In {name} there is a value that is no number (NaN or infinite).", "Set another.")
+
+
+def check_filled(x: torch.Tensor) -> None:
+    """Refuse a latent without a number in it.
+
+    Raises:
+        RequestError: with its shape.
+    """
+    if not x.numel():
+        raise RequestError(
+            f"The latent that came to the model is empty: its shape is {tuple(x.shape)}.",
+            "Check the size and the batch of the latent, and the nodes before this one.",
+        )
 
 
 def not_finite(what: str) -> RequestError:
