@@ -184,10 +184,10 @@ def load_model(
         comfyui=comfyui_request if chosen_for_us else None,
     )
     model = build_model(blueprint, types, remote)
-    if model.shares_device:
-        # ComfyUI's own models (text encoders, VAE) may fill the GPU that the pool is about to load on.
-        weights = blueprint.size or blueprint.parameters * types.weights.itemsize
-        comfy.model_management.free_memory(
-            weights + comfy.model_management.minimum_inference_memory(), model.load_device
-        )
-    return model, remote.load(interrupted), chosen.why
+
+    def make_room(weights: int) -> None:
+        """ComfyUI's own models (text encoders, VAE) may fill the GPU that the pool is about to load on."""
+        wanted = weights + comfy.model_management.minimum_inference_memory()
+        comfy.model_management.free_memory(wanted, model.load_device)
+
+    return model, remote.load(interrupted, make_room if model.shares_device else None), chosen.why

@@ -107,14 +107,17 @@ class RemoteTransformer:
         index = current_index if device.index is None else device.index
         return config.device_indices is None or index in config.device_indices
 
-    def load(self, should_cancel: Callable[[], bool]) -> Loaded:
+    def load(self, should_cancel: Callable[[], bool], make_room: Callable[[int], None] | None = None) -> Loaded:
         """Make the model resident; quick when it is.
+
+        Args:
+            make_room: see PoolClient.load.
 
         Raises:
             ParallelError: see PoolClient.load.
         """
         pool = self._use_pool()
-        loaded = pool.load(self.model, self._watching(pool, should_cancel, "load"))
+        loaded = pool.load(self.model, self._watching(pool, should_cancel, "load"), make_room)
         self.size_bytes = loaded.bytes_per_rank
         self.stages = loaded.stages
         return loaded

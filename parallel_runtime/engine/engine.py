@@ -12,7 +12,7 @@ import torch
 
 from ..errors import NotLoadedError
 from ..requests.control import Control
-from ..requests.requests import Attach, Forward, Grow, Invoke, KeepPatches, Load, Release, Request, Step
+from ..requests.requests import Attach, Forward, Grow, Invoke, KeepPatches, Load, Release, Request, Step, Survey
 from .prepared import Prepared
 from .prepared_attach import PreparedAttach
 from .prepared_forward import PreparedForward
@@ -22,6 +22,7 @@ from .prepared_load import PreparedLoad
 from .prepared_patches import PreparedPatches
 from .prepared_release import PreparedRelease
 from .prepared_sample import PreparedSample
+from .prepared_survey import PreparedSurvey
 from .rank_state import RankState
 
 
@@ -40,6 +41,8 @@ class Engine(RankState):
         """
         if isinstance(request, Load):
             return PreparedLoad.prepare(self, request, control)
+        if isinstance(request, Survey):
+            return PreparedSurvey.prepare(self, request)
         if isinstance(request, Release):
             return PreparedRelease.prepare(self, request)
         if isinstance(request, Step):

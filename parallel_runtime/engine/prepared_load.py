@@ -17,7 +17,6 @@ from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
 from ..requests.requests import Answer, Load, Loaded
 from .measure import measure_machine
-from .open_model import open_model
 from .prepared import Prepared, Results
 from .rank_state import RankState
 from .resident import Resident
@@ -58,7 +57,7 @@ class PreparedLoad(Prepared):
         # The same on every rank: from the request, and from the collective that an engine starts with.
         machine = replace(request.machine or CPU, speeds=tuple(state.meshes.speeds or ()))
         # Whatever fails on all ranks alike comes before any model is let go.
-        opened = open_model(request, state.device)
+        opened = state.take_opened(request)
         about = request.ranks, opened.facts, machine, opened.weight_bytes
         config = choose_weights(config, *about)
         loaded = plan_loading(config, request.ranks, opened.facts, machine)
@@ -90,8 +89,9 @@ class PreparedLoad(Prepared):
         state, resident, machine = self.state, self.resident, self.machine
         if not machine.measured and machine.on_gpu:
             control.measuring()
-        state.machine = machine if machine.measured else measure_machine(machine, state.device, state.world_size)
-        wish = self.config, self.request.ranks, resident.facts, TYPICAL, state.machine, self.loaded
+        measured = machine if machine.measured else measure_machine(machine, state.device, state.world_size)
+        state.machine = replace(measured, free_bytes=0)  # requests to come find other models here
+        wish = self.config, self.request.ranks, resident.facts, TYPICAL, measured, self.loaded
         explanation = explain(*wish)
         answer = Loaded(
             resident.family.name,

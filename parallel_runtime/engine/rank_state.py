@@ -29,7 +29,10 @@ from ..requests.conditioning import ConditioningStore
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts, RequestFacts
 from ..requests.plan_details import PlanDetails
-from ..requests.requests import Finished
+from ..requests.requests import Finished, Load
+from .open_model import open_model
+from .opened import Opened
+from .opened_host import OpenedHost
 from .plan_meshes import Meshes, Place
 from .prepared import Prepared
 from .residency import Residency
@@ -111,6 +114,7 @@ class RankState:
         self.meshes = Meshes(rank, 1, leave=self.residency.leave, share=PeerMemory)
         self._allocated = 0
         self._beside: dict[Hashable, int] = {}  # measured; for texts, as ranks may differ in it
+        self._opened: tuple[Load, Opened | OpenedHost] | None = None
         self._told: dict[str, int] | None = None  # what the client knows of the weights that are here
         self.enter_world(world_size)
 
@@ -125,6 +129,23 @@ class RankState:
         self.calls.clear()
         self.conditionings.clear()
         self.arriving.clear()
+
+    def open(self, request: Load) -> Opened | OpenedHost:
+        """The file of a load that will come, which then need not be opened again.
+
+        Raises:
+            As `open_model`.
+        """
+        opened = open_model(request, self.device)
+        self._opened = msgspec.structs.replace(request, machine=None), opened
+        return opened
+
+    def take_opened(self, request: Load) -> Opened | OpenedHost:
+        """The file of a load, opened; see `open`."""
+        known, self._opened = self._opened, None
+        if known is not None and known[0] == msgspec.structs.replace(request, machine=None):
+            return known[1]
+        return open_model(request, self.device)
 
     def place(self, resident: Resident, request: RequestFacts) -> Placed:
         """Plan a request. The plan is the same on all ranks. Makes no collective call.

@@ -220,6 +220,11 @@ class WeightStore:
         """Park other models than `keep`, the least recently used first, while fewer than `wanted` bytes are free."""
         self._park(self._others(keep), wanted, on_bytes)
 
+    def could_have(self) -> int:
+        """Bytes of the device that a model can have when all others have left it."""
+        here = [held for held in self._held.values() if held.costs and held.weights.here]
+        return memory.free_bytes(self.device) + sum(held.costs for held in here)
+
     def _others(self, keep: Held | None) -> list[Held]:
         others = [
             held

@@ -40,10 +40,13 @@ def explain(
             f"{model.title} is a U-Net, which is not split inside of a picture: ranks share out CFG branches and the "
             "pictures of a batch."
         )
+    if machine.is_crowded:
+        has, free = machine.memory_bytes / GIB, machine.free_bytes / GIB
+        sentences.append(f"Of a GPU's {has:.1f} GiB only {free:.1f} are free, and the plan reckons with these.")
     predictable = _predictable(model, machine)
     if predictable:
         sentences += _predicted(choice, machine, ranks)
-        if machine.memory_bytes and choice.cost.bytes > machine.memory_bytes:
+        if machine.usable_bytes and choice.cost.bytes > machine.usable_bytes:
             weight_bytes = model.parameters * model.bytes_per_parameter
             sentences += ways_out(config, ranks, model, machine, weight_bytes)[:2]
     if ranks > choice.plan.world_size:
@@ -132,7 +135,7 @@ def _heads(ulysses: int, heads: int) -> str:
 
 
 def _why_pipe(choice: Choice, machine: MachineFacts) -> str:
-    memory = f"the whole model takes {choice.alone.bytes / GIB:.1f} GiB and a GPU has {machine.memory_bytes / GIB:.1f}"
+    memory = f"the whole model takes {choice.alone.bytes / GIB:.1f} GiB and a GPU has {machine.usable_bytes / GIB:.1f}"
     if choice.plan.patches == 1:
         return (
             f"The stages compute in turn, because {memory}: that is exact, and one GPU computes at a time. "
@@ -150,8 +153,8 @@ def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineF
     stay = model.blocks - len(coming.sizes(model))
     staying = f"{stay} of {model.blocks} blocks whole, " if stay else ""
     whole = choice.alone.weight_bytes / GIB
-    short = machine.memory_bytes and choice.alone.bytes > machine.memory_bytes
-    why = f", because the whole model does not fit a GPU's {machine.memory_bytes / GIB:.1f} GiB" if short else ""
+    short = machine.usable_bytes and choice.alone.bytes > machine.usable_bytes
+    why = f", because the whole model does not fit a GPU's {machine.usable_bytes / GIB:.1f} GiB" if short else ""
     text = (
         f"Weights are {'dealt out over the GPUs' if dealt else 'in memory of the host'}{why}: each GPU holds "
         f"{holds:.1f} of {whole:.1f} GiB, {staying}and copies {comes:.1f} GiB a step from "
@@ -188,7 +191,7 @@ def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[str]:
     source = "" if known else ", from typical numbers of such GPUs and links"
     where = "on the fullest GPU" if choice.plan.pipe > 1 else "per GPU"
     text = f"Predicted{source}: {show_seconds(cost.seconds)} per step and {cost.bytes / GIB:.1f} GiB {where}"
-    short = machine.memory_bytes and alone.bytes > machine.memory_bytes
+    short = machine.usable_bytes and alone.bytes > machine.usable_bytes
     if choice.plan.world_size == 1:
         sentences = [f"{text}."]
     elif short:
@@ -198,8 +201,8 @@ def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[str]:
     if not short and cost.seconds > alone.seconds:
         sentences.append("So one GPU alone is faster: set the degrees to auto.")
     sentences.append(_memory(cost, machine))
-    if machine.memory_bytes and cost.bytes > machine.memory_bytes:
-        sentences.append(f"A GPU has {machine.memory_bytes / GIB:.1f} GiB, so that may not fit.")
+    if machine.usable_bytes and cost.bytes > machine.usable_bytes:
+        sentences.append(f"A GPU has {machine.usable_bytes / GIB:.1f} GiB, so that may not fit.")
     return sentences
 
 
@@ -209,10 +212,10 @@ def _memory(cost: Cost, machine: MachineFacts) -> str:
         f"Of memory, weights take {cost.weight_bytes / GIB:.1f} GiB, and activations {cost.activation_bytes / GIB:.1f}"
     )
     text += f", keys and values {cost.buffer_bytes / GIB:.1f}" if cost.buffer_bytes else ""
-    left = machine.memory_bytes - cost.bytes
-    if not machine.memory_bytes or left < 0:
+    left = machine.usable_bytes - cost.bytes
+    if not machine.usable_bytes or left < 0:
         return f"{text}."
-    return f"{text}; {left / GIB:.1f} of {machine.memory_bytes / GIB:.1f} GiB are left."
+    return f"{text}; {left / GIB:.1f} of {machine.usable_bytes / GIB:.1f} GiB are left."
 
 
 def _idle(choice: Choice, config: ParallelConfig, ranks: int) -> str:

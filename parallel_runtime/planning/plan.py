@@ -153,7 +153,7 @@ class _Search:
 
     def fits(self, cost: Cost) -> bool:
         """A rank's memory holds it, as far as that is known."""
-        return not self.machine.memory_bytes or cost.bytes <= self.machine.memory_bytes
+        return not self.machine.usable_bytes or cost.bytes <= self.machine.usable_bytes
 
     def stage_counts(self) -> tuple[int, ...]:
         """Numbers of stages above 1 that the model can be cut into."""

@@ -14,6 +14,9 @@ _FILLED = 2 / 3
 """Of a GPU's memory, what weights may take where blocks stay on it that could as well come: pictures and videos are
 larger than TYPICAL, too."""
 
+_RESERVE = 512 << 20
+"""That a load leaves free beside the weights (`parallel_runtime.memory`, which needs torch)."""
+
 
 def choose_weights(
     config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
@@ -23,8 +26,8 @@ def choose_weights(
     on its way.
 
     Weights stream where whole ones certainly do not fit, or where stages would compute in turn for that. What is in
-    doubt stays as it is, and stages stay where nothing that streams fits either. What is free at the moment does not
-    count: that is one rank's own, and another at the next load.
+    doubt stays as it is, and stages stay where nothing that streams fits either. Where others hold memory of a GPU,
+    what is free counts, as the ranks have agreed on it, and nothing is in doubt: what is more would be refused.
 
     Args:
         machine: as it comes with the request; the same on all ranks.
@@ -42,7 +45,7 @@ def choose_weights(
     choice = choose(config, ranks, model, TYPICAL, machine)
     if choice.reason == "memory" and config.may_change_pixels:
         return config  # the artist prefers PipeFusion
-    if choice.reason != "memory" and weight_bytes <= machine.memory_bytes:
+    if choice.reason != "memory" and weight_bytes <= machine.usable_bytes - (_RESERVE if machine.is_crowded else 0):
         return config
     return next((wish for wish, _ in _fitting(config, model.blocks, ranks, model, machine, weight_bytes)), config)
 
@@ -82,7 +85,7 @@ def _fitting(
             continue
         wish = replace(config, weights=weights)
         resident, needs = _resident(wish, most, ranks, model, machine, weight_bytes)
-        if needs <= machine.memory_bytes:
+        if needs <= machine.usable_bytes:
             yield replace(wish, resident=resident), needs
 
 
@@ -96,11 +99,11 @@ def _resident(
         most: blocks that may stay.
     """
     cost = choose(replace(config, resident=0), ranks, model, TYPICAL, machine).cost
-    beside, exact, memory = cost.bytes - cost.weight_bytes, _exact(model, weight_bytes), machine.memory_bytes
+    beside, exact, memory = cost.bytes - cost.weight_bytes, _exact(model, weight_bytes), machine.usable_bytes
     for resident in range(min(most, model.blocks - 1), -1, -1):
         weights = int(Coming(config.weights, ranks, resident).kept_bytes(model) * exact)
         least = resident <= 1 and (not memory or weights + beside <= memory)
-        if least or weights <= min(memory * _FILLED, memory - beside):
+        if least or weights <= min(machine.memory_bytes * _FILLED, memory - beside):
             break
     return resident, weights + beside
 

@@ -129,6 +129,8 @@ class MachineFacts:
         speeds: of every rank beside the fastest (mesh/speeds.py), () where they are alike. Ranks measure them when they
             start, so they are never kept.
         host_bytes: of the host's memory that weights may take; 0: not known.
+        free_bytes: of the rank that has the least, that a model to be loaded can have when all others have left; 0: not
+            known. The ranks were asked before the load, and agreed on it (engine/prepared_survey.py); it is never kept.
     """
 
     name: str
@@ -142,6 +144,17 @@ class MachineFacts:
     measured: bool = False
     speeds: tuple[float, ...] = ()
     host_bytes: int = 0
+    free_bytes: int = 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """Others than the pool hold memory of a GPU that a plan would reckon with."""
+        return 0 < self.free_bytes < self.memory_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        """That a rank may plan with: what is free, where that is known and less than what a GPU has. 0: not known."""
+        return self.free_bytes if self.is_crowded else self.memory_bytes
 
     @property
     def on_gpu(self) -> bool:

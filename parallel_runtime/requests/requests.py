@@ -98,6 +98,16 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     patching: ComfyuiCode | None = None
 
 
+class Survey(msgspec.Struct, frozen=True, tag=True):
+    """Before a load: what a model would take of the devices, and what they have for it. Loads nothing.
+
+    Args:
+        load: that is about to come.
+    """
+
+    load: Load
+
+
 class Forward(msgspec.Struct, frozen=True, tag=True):
     """One call of the transformer, batched as ComfyUI batched it.
 
@@ -236,7 +246,7 @@ class Grow(msgspec.Struct, frozen=True, tag=True):
     devices: tuple[int, ...]
 
 
-Request = Load | Forward | Step | Sample | Invoke | KeepPatches | Attach | Release | Grow
+Request = Load | Survey | Forward | Step | Sample | Invoke | KeepPatches | Attach | Release | Grow
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -263,6 +273,21 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     stages: int = 1
     held: dict[str, int] | None = None
     details: PlanDetails | None = None
+
+
+class Surveyed(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `Survey`.
+
+    Args:
+        free_bytes: see `MachineFacts`.
+        needs_bytes: of weights on the rank that has the most, as they would be planned were all of a GPU free; 0 where
+            they are there.
+        held: see `Finished`.
+    """
+
+    free_bytes: int
+    needs_bytes: int
+    held: dict[str, int] | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
@@ -296,4 +321,4 @@ class Grown(msgspec.Struct, frozen=True, tag=True):
     held: dict[str, int] | None = None
 
 
-Answer = Loaded | Finished | Grown
+Answer = Loaded | Surveyed | Finished | Grown

@@ -32,7 +32,7 @@ class DoublingPool:
         self.waits_for = Wait()
         self.loads = ()  # what a load waits for, each time that the caller is asked whether to cancel
 
-    def load(self, model, should_cancel):
+    def load(self, model, should_cancel, make_room=None):
         self.requests.append("load")
         self._bring(should_cancel)
         self.held = 100

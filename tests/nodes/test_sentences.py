@@ -21,6 +21,7 @@ from parallel_runtime.requests.facts import CPU, FLUX_DEV, GIB, PCIE, known_gpu
 
 UNET = replace(FLUX_DEV, title="SDXL", splits_sequence=False, has_stages=False, heads=1)
 SMALL = known_gpu("NVIDIA GeForce RTX 4090", 22 * GIB, PCIE)
+CROWDED = replace(SMALL, free_bytes=12 * GIB)
 LARGE = known_gpu("NVIDIA H200", 140 * GIB, PCIE)
 CONFIGS = (
     {}, {"pipe": 2}, {"pipe": 4, "patches": 4}, {"ring": 2}, {"ulysses": 2}, {"data": 2}, {"may_change_pixels": True},
@@ -31,7 +32,9 @@ ENGLISH = re.compile(r"\b(?!faster, slightly different)[a-z]{2,},? [a-z]{2,} [a-
 
 def plan_texts() -> set[str]:
     texts = set()
-    for wish, ranks, model, machine in itertools.product(CONFIGS, (1, 2, 3, 8), (FLUX_DEV, UNET), (CPU, SMALL, LARGE)):
+    for wish, ranks, model, machine in itertools.product(
+        CONFIGS, (1, 2, 3, 8), (FLUX_DEV, UNET), (CPU, SMALL, CROWDED, LARGE)
+    ):
         for batch in (1, 3):
             try:
                 texts.add(explain(ParallelConfig(**wish), ranks, model, replace(TYPICAL, batch=batch), machine))

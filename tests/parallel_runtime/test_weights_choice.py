@@ -41,6 +41,11 @@ ONE_BLOCK = replace(WITHOUT_STAGES, block_sizes=(FLUX_DEV.block_parameters,), at
         (AUTO, 2, replace(WITHOUT_STAGES, splits_sequence=False), SMALL, "whole"),
         # It would do, or nearly.
         (AUTO, 2, WITHOUT_STAGES, replace(SMALL, memory_bytes=WEIGHTS + GIB // 4), "whole"),
+        # Others hold the rest of a large GPU: what would be refused is not tried.
+        (AUTO, 2, WITHOUT_STAGES, replace(LARGE, free_bytes=WEIGHTS + GIB), "whole"),
+        (AUTO, 2, WITHOUT_STAGES, replace(LARGE, free_bytes=WEIGHTS + GIB // 4), "dealt"),
+        (AUTO, 2, FLUX_DEV, replace(LARGE, free_bytes=11 * GIB), "host"),
+        (AUTO, 2, FLUX_DEV, replace(SMALL, free_bytes=130 * GIB), "dealt"),
         (ParallelConfig(weights="whole"), 2, FLUX_DEV, SMALL, "stages"),
         (ParallelConfig(may_change_pixels=True), 2, FLUX_DEV, SMALL, "stages"),
         (ParallelConfig(pipe=2), 2, FLUX_DEV, SMALL, "stages"),
@@ -52,7 +57,7 @@ def test_the_first_that_fits_is_taken(config, ranks, model, machine, taken):
     choice = choose(chosen, ranks, model, TYPICAL, machine)
     if taken in ("dealt", "host"):
         assert (chosen.weights, choice.plan.pipe) == (taken, 1)
-        assert choice.cost.bytes <= machine.memory_bytes
+        assert choice.cost.bytes <= machine.usable_bytes
     else:
         assert chosen is config
         assert (choice.plan.pipe > 1) == (taken == "stages")
@@ -119,6 +124,15 @@ def test_however_slowly_weights_come_the_plan_is_that_of_whole_ones(weights, com
     assert cost.seconds == Coming(weights, 2).seconds(FLUX_DEV, slow) > cost.computing_seconds
     assert choose(streamed, 2, FLUX_DEV, TYPICAL, slow).plan == choose(whole, 2, FLUX_DEV, TYPICAL, slow).plan
     assert choose(whole, 2, FLUX_DEV, TYPICAL, slow).plan.ulysses == 2
+
+
+def test_the_loader_says_which_memory_it_reckons_with():
+    crowded = replace(LARGE, free_bytes=16 * GIB)
+    text = explain(choose_weights(AUTO, 2, FLUX_DEV, crowded, WEIGHTS), 2, FLUX_DEV, TYPICAL, crowded)
+    assert "Of a GPU's 130.0 GiB only 16.0 are free, and the plan reckons with these." in text
+    assert "does not fit a GPU's 16.0 GiB" in text
+    assert "of 16.0 GiB are left" in text
+    assert "only" not in explain(AUTO, 2, FLUX_DEV, TYPICAL, replace(LARGE, free_bytes=130 * GIB))
 
 
 def test_what_does_not_fit_is_said_with_two_ways_out():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.control import Cancelled
+from parallel_runtime.requests.facts import PCIE, known_gpu
 from tests.tiny_flux import tiny_config, write_original
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PoolSpec
@@ -78,5 +80,15 @@ def test_models_in_turn_a_cancel_and_a_death_in_the_middle_of_a_copy(tmp_path, m
         for turn in (1, 0):
             assert torch.equal(sample(client, coming[turn]), expected[turn])
         assert not set(pids.values()) & set(client.status().pids.values())
+
+        large = replace(known_gpu("NVIDIA large", 1 << 50, PCIE), measured=True)
+        monkeypatch.setattr("workers.client.client.find_machine", lambda spec: large)
+        rooms: list[int] = []
+        loaded = client.load(models("whole")[1], make_room=rooms.append)
+        assert "Of a GPU's 1048576.0 GiB only" in loaded.explanation  # what this machine's memory has
+        assert rooms == []  # it is here
+        client.release(models("whole")[0])
+        client.load(models("whole")[0], make_room=rooms.append)
+        assert rooms == [pytest.approx(files[0].stat().st_size, rel=0.1)]
     finally:
         client.close()

@@ -11,7 +11,16 @@ from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, RequestErr
 from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.plan_details import PlanDetails
-from parallel_runtime.requests.requests import ComfyuiCode, Finished, Invoke, KeepPatches, Load, Loaded, Release
+from parallel_runtime.requests.requests import (
+    ComfyuiCode,
+    Finished,
+    Invoke,
+    KeepPatches,
+    Load,
+    Loaded,
+    Release,
+    Survey,
+)
 
 from ..gpus import find_machine, remember
 from ..launch import PoolSpec, resolve_devices
@@ -37,6 +46,7 @@ from .submission import (
     never,
     rest,
 )
+from .survey import surveyed
 from .turns import Turns
 from .waiting import Wait
 
@@ -96,8 +106,17 @@ class PoolClient:
         with self._turns.take(should_cancel):
             return self._keeper.start(should_cancel, needed)
 
-    def load(self, model: ModelRequest, should_cancel: ShouldCancel = never) -> Loaded:
+    def load(
+        self,
+        model: ModelRequest,
+        should_cancel: ShouldCancel = never,
+        make_room: Callable[[int], None] | None = None,
+    ) -> Loaded:
         """Have a model in the pool, on the ranks' devices; quick when it is there already.
+
+        Args:
+            make_room: called with the bytes of weights that a GPU is about to get, before what is free there is read:
+                who has others on it may let them go. None where nobody has.
 
         Raises:
             ParallelError: the file, the configuration or the pool; typed, with cause and fix.
@@ -113,7 +132,12 @@ class PoolClient:
             config, ranks = model.config.to_mapping(), needed.world_size
             request = Load(model.key, model.path, model.dtype, config, ranks, machine, model.comfyui, model.patching)
             self._models.discard(model.key)
-            answer = self._submit(Submission(request=request, callbacks=Callbacks(should_cancel=should_cancel))).answer
+            callbacks = Callbacks(should_cancel=should_cancel)
+            if machine.memory_bytes:
+                request = surveyed(
+                    request, lambda asked: self._submit(Submission(request=asked, callbacks=callbacks)), make_room
+                )
+            answer = self._submit(Submission(request=request, callbacks=callbacks)).answer
             assert isinstance(answer, Loaded)
             if answer.machine is not None and answer.machine != machine:
                 remember(pool.spec, answer.machine)
@@ -309,7 +333,7 @@ class PoolClient:
             # Whether the ranks kept this request's conditionings is not certain any more.
             self._calls.forget()
             raise
-        if not isinstance(submission.request, Load | KeepPatches | Release):
+        if not isinstance(submission.request, Load | Survey | KeepPatches | Release):
             self._keeper.worked()
         self._models.note(reply.answer)
         if isinstance(reply.answer, Finished) and reply.answer.plan:
