@@ -110,6 +110,7 @@ def _facts(entry: dict[str, Any], memory_bytes: int) -> MachineFacts | None:
         return MachineFacts(
             **{
                 **entry,
+                "host_rate": entry["host_rate"],  # versions that did not measure it are asked to measure anew
                 "link": LinkFacts(**entry["link"]),
                 "network": network,
                 "memory_bytes": memory_bytes,

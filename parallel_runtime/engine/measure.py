@@ -23,6 +23,9 @@ _NEEDED_BYTES = 2**30
 _EXCHANGED = 8_000_000
 """Numbers of a timed exchange, 32 MB in float32: about what a FLUX.1 block of 1024 × 1024 sends."""
 
+_COPIED, _COPIES = 64 << 20, 16
+"""Bytes of a timed copy from the host, about those of a small block, and how many are timed: 20 ms at 54 GB/s."""
+
 
 def measure_machine(assumed: MachineFacts, device: torch.device, world_size: int) -> MachineFacts:
     """Measure every rank's GPU and the links between them; about a second. Collective over the default group.
@@ -38,6 +41,7 @@ def measure_machine(assumed: MachineFacts, device: torch.device, world_size: int
         return assumed
     rates = [min(numbers) for numbers in zip(*_gather(_gpu_rates(device), world_size), strict=True)]
     facts = replace(assumed, matmul=rates[0], attention=rates[1], memory_rate=rates[2], measured=True)
+    facts = replace(facts, host_rate=measure_host(device, world_size))
     if world_size > 1 and facts.network is not None:
         facts = replace(facts, network=measure_link(device, world_size, facts.network))
     elif world_size > 1:
@@ -68,6 +72,25 @@ def measure_link(device: torch.device, world_size: int, assumed: LinkFacts) -> L
         latency = min(latency, NVLINK.latency)
     outside = sent.nbytes * (world_size - 1) / world_size
     return LinkFacts(assumed.name, outside / exchange / 1e9, latency, sent.nbytes / passed / 1e9, measured=True)
+
+
+def measure_host(device: torch.device, world_size: int) -> float:
+    """Time copies from pinned memory of the host, on all ranks at once, as weights come from there: GPUs may share a
+    switch, and all share the host's memory. Collective over the default group.
+
+    Returns:
+        10^9 bytes per second of the slowest rank; 0 where one has no such memory.
+    """
+    host, target = torch.ones(_COPIED, dtype=torch.uint8), torch.empty(_COPIED, dtype=torch.uint8, device=device)
+    pinned = device.type != "cuda" or int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0)) == 0
+    try:
+        _gather([0.0], world_size)  # they begin together
+        seconds = _timed(lambda: target.copy_(host, non_blocking=True), _COPIES, device)
+    finally:
+        if pinned and device.type == "cuda":
+            torch.cuda.cudart().cudaHostUnregister(host.data_ptr())
+    own = host.nbytes / seconds / 1e9 if pinned else 0.0
+    return min(rate for (rate,) in _gather([own], world_size))
 
 
 def _gpu_rates(device: torch.device) -> list[float]:

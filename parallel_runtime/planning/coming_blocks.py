@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config import STREAMED, ParallelConfig
-from ..requests.facts import PCIE, MachineFacts, ModelFacts
+from ..requests.facts import LinkFacts, MachineFacts, ModelFacts
 from ..streaming.deal import resident_blocks
 
 SLOTS = 2
@@ -48,10 +48,10 @@ class Coming:
         coming = sum(self.sizes(model)) * model.bytes_per_parameter
         return coming - coming // self.ranks if self.weights == "dealt" else coming
 
+    def link(self, machine: MachineFacts) -> LinkFacts:
+        """Over which they come."""
+        return machine.link if self.weights == "dealt" else machine.host_link
+
     def seconds(self, model: ModelFacts, machine: MachineFacts) -> float:
-        """Seconds of a step's copies, that of the link between GPUs as it was measured; blocks compute meanwhile."""
-        if not machine.on_gpu:
-            return 0.0
-        # Each GPU has a link of its own to the host's memory, which is not measured.
-        rate = machine.link.peer if self.weights == "dealt" else PCIE.peer
-        return self.coming_bytes(model) / (rate * 1e9)
+        """Seconds of a step's copies over the link as it was measured; blocks compute meanwhile."""
+        return self.coming_bytes(model) / (self.link(machine).peer * 1e9) if machine.on_gpu else 0.0

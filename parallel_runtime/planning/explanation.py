@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..config import AXES, FASTER, ParallelConfig, ParallelPlan
-from ..requests.facts import GIB, PCIE, MachineFacts, ModelFacts, RequestFacts
+from ..requests.facts import GIB, MachineFacts, ModelFacts, RequestFacts
 from ..requests.plan_details import PlanDetails
 from .coming_blocks import Coming
 from .cost import Cost
@@ -161,7 +161,7 @@ def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineF
         f"{'the others' if dealt else 'there'}"
     )
     if machine.on_gpu:
-        over = machine.link if dealt else PCIE
+        over = coming.link(machine)
         takes = show_seconds(coming.seconds(model, machine))
         text += f" ({takes} at {'the measured' if over.measured else 'about'} {over.peer:.0f} GB/s, beside the blocks)"
     return f"{text}. The picture is the same."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ..config import STREAMED, ParallelConfig
@@ -14,6 +13,8 @@ _FILLED = 2 / 3
 """Of a GPU's memory, what weights may take where blocks stay on it that could as well come: pictures and videos are
 larger than TYPICAL, too."""
 
+_WORTH_THE_HOST = 0.9
+"""Weights in the host's memory take at most this share of a step of dealt ones, or the host's memory stays free."""
 _RESERVE = 512 << 20
 """That a load leaves free beside the weights (`parallel_runtime.memory`, which needs torch)."""
 
@@ -71,12 +72,14 @@ def _may_stream(config: ParallelConfig, model: ModelFacts, machine: MachineFacts
 
 def _fitting(
     config: ParallelConfig, most: int, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
-) -> Iterator[tuple[ParallelConfig, int]]:
-    """The configurations that fit with weights that stream, in the order of preference, and bytes on each GPU.
+) -> list[tuple[ParallelConfig, int]]:
+    """The configurations that fit with weights that stream, in the order of preference, and bytes on each GPU: dealt
+    before host, but where both links were measured and host is faster.
 
     Args:
         most: blocks that may stay.
     """
+    found, seconds = [], {}
     for weights in STREAMED:
         if weights == "dealt" and (ranks == 1 or not machine.link.peer_access):
             continue
@@ -86,7 +89,11 @@ def _fitting(
         wish = replace(config, weights=weights)
         resident, needs = _resident(wish, most, ranks, model, machine, weight_bytes)
         if needs <= machine.usable_bytes:
-            yield replace(wish, resident=resident), needs
+            wish = replace(wish, resident=resident)
+            found.append((wish, needs))
+            seconds[weights] = choose(wish, ranks, model, TYPICAL, machine).cost.seconds
+    known = machine.host_rate and machine.link.measured and len(found) > 1
+    return found[::-1] if known and seconds["host"] < seconds["dealt"] * _WORTH_THE_HOST else found
 
 
 def _resident(

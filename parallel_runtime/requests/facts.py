@@ -6,7 +6,7 @@ request, or out of a collective that gives every rank the same numbers. Free of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GIB = 2**30
 
@@ -129,6 +129,7 @@ class MachineFacts:
         speeds: of every rank beside the fastest (mesh/speeds.py), () where they are alike. Ranks measure them when they
             start, so they are never kept.
         host_bytes: of the host's memory that weights may take; 0: not known.
+        host_rate: 10^9 bytes per second that each GPU copies from the host's memory while all do; 0: not measured.
         free_bytes: of the rank that has the least, that a model to be loaded can have when all others have left; 0: not
             known. The ranks were asked before the load, and agreed on it (engine/prepared_survey.py); it is never kept.
     """
@@ -144,7 +145,13 @@ class MachineFacts:
     measured: bool = False
     speeds: tuple[float, ...] = ()
     host_bytes: int = 0
+    host_rate: float = 0.0
     free_bytes: int = 0
+
+    @property
+    def host_link(self) -> LinkFacts:
+        """From the host's memory to a GPU; each has one of its own."""
+        return replace(PCIE, peer=self.host_rate, measured=True) if self.host_rate else PCIE
 
     @property
     def is_crowded(self) -> bool:

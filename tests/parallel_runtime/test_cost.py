@@ -189,7 +189,8 @@ def measure_on_rank(rank: int, world_size: int) -> dict[str, Any]:
     """Links of gloo, and a GPU's rates taken on the CPU in small."""
     device = torch.device("cpu")
     link = measure.measure_link(device, world_size, HOST_MEMORY)
-    return asdict(link) | {"machine": measure.measure_machine(CPU, device, world_size) == CPU}
+    host = measure.measure_host(device, world_size)
+    return asdict(link) | {"host": host, "machine": measure.measure_machine(CPU, device, world_size) == CPU}
 
 
 def test_a_link_is_measured_alike_on_all_ranks():
@@ -202,6 +203,7 @@ def test_a_link_is_measured_alike_on_all_ranks():
     assert 0.01 < first["all_to_all"] < 100
     assert 0.01 < first["peer"] < 100
     assert 1e-7 < first["latency"] < 0.1
+    assert 0.01 < first["host"] < 1000
 
 
 def test_the_rates_of_a_device_are_measured_in_the_units_of_the_facts(monkeypatch):

@@ -19,6 +19,7 @@ AUTO = ParallelConfig()
 WEIGHTS = FLUX_DEV.parameters * FLUX_DEV.bytes_per_parameter
 LARGE = known_gpu("NVIDIA H200", 130 * GIB, NVLINK)
 SMALL = known_gpu("NVIDIA GeForce RTX 4090", 22 * GIB, PCIE)
+MEASURED = replace(PCIE, measured=True)
 APART = replace(SMALL, link=HOST_MEMORY)
 WITHOUT_STAGES = replace(FLUX_DEV, has_stages=False)
 ONE_BLOCK = replace(WITHOUT_STAGES, block_sizes=(FLUX_DEV.block_parameters,), attentions=((57, 0),))
@@ -45,6 +46,11 @@ ONE_BLOCK = replace(WITHOUT_STAGES, block_sizes=(FLUX_DEV.block_parameters,), at
         (AUTO, 2, WITHOUT_STAGES, replace(LARGE, free_bytes=WEIGHTS + GIB), "whole"),
         (AUTO, 2, WITHOUT_STAGES, replace(LARGE, free_bytes=WEIGHTS + GIB // 4), "dealt"),
         (AUTO, 2, FLUX_DEV, replace(LARGE, free_bytes=11 * GIB), "host"),
+        # The host is faster, and both were measured.
+        (AUTO, 2, FLUX_DEV, replace(SMALL, host_rate=54.0), "dealt"),
+        (AUTO, 2, FLUX_DEV, replace(SMALL, host_rate=54.0, link=MEASURED), "host"),
+        (AUTO, 2, FLUX_DEV, replace(SMALL, host_rate=8.0, link=MEASURED), "dealt"),
+        (AUTO, 2, FLUX_DEV, replace(SMALL, host_rate=54.0, link=replace(NVLINK, measured=True)), "dealt"),
         (AUTO, 2, FLUX_DEV, replace(SMALL, free_bytes=130 * GIB), "dealt"),
         (ParallelConfig(weights="whole"), 2, FLUX_DEV, SMALL, "stages"),
         (ParallelConfig(may_change_pixels=True), 2, FLUX_DEV, SMALL, "stages"),
@@ -112,6 +118,14 @@ def test_the_loader_says_what_was_taken_what_a_gpu_holds_and_what_it_costs():
     dealt = ParallelConfig(weights="dealt")
     assert choose(dealt, 2, FLUX_DEV, TYPICAL, slow).cost.seconds == Coming("dealt", 2).seconds(FLUX_DEV, slow)
     assert "at the measured 5 GB/s" in explain(dealt, 2, FLUX_DEV, TYPICAL, slow)
+
+
+def test_the_hosts_link_counts_as_it_was_measured():
+    host, fast = ParallelConfig(weights="host"), replace(LARGE, host_rate=54.0)
+    assert "at about 22 GB/s" in explain(host, 2, FLUX_DEV, TYPICAL, LARGE)
+    assert "at the measured 54 GB/s" in explain(host, 2, FLUX_DEV, TYPICAL, fast)
+    both = [choose(host, 2, FLUX_DEV, TYPICAL, machine).cost.seconds for machine in (LARGE, fast)]
+    assert both[0] / both[1] == pytest.approx(54 / 22)
 
 
 @pytest.mark.parametrize("weights", ["dealt", "host"])

@@ -68,7 +68,12 @@ def test_a_damaged_file_is_as_good_as_none(text):
 def test_facts_of_another_version_are_measured_anew():
     remember_facts(TWO, GPUS, recall(TWO, GPUS, GIB, NVLINK))
     (path,) = (state_directory() / "measured").iterdir()
-    path.write_text(path.read_text().replace('"matmul"', '"products"'))
+    now = path.read_text()
+    path.write_text(now.replace('"matmul"', '"products"'))
+    assert not recall(TWO, GPUS, GIB, NVLINK).measured
+    remember_facts(TWO, GPUS, replace(recall(TWO, GPUS, GIB, NVLINK), measured=True, host_rate=54.0))
+    assert recall(TWO, GPUS, GIB, NVLINK).host_rate == 54.0
+    path.write_text(path.read_text().replace('"host_rate"', '"other"'))
     assert not recall(TWO, GPUS, GIB, NVLINK).measured
 
 

@@ -84,11 +84,9 @@ def test_models_in_turn_a_cancel_and_a_death_in_the_middle_of_a_copy(tmp_path, m
         large = replace(known_gpu("NVIDIA large", 1 << 50, PCIE), measured=True)
         monkeypatch.setattr("workers.client.client.find_machine", lambda spec: large)
         rooms: list[int] = []
-        loaded = client.load(models("whole")[1], make_room=rooms.append)
-        assert "Of a GPU's 1048576.0 GiB only" in loaded.explanation  # what this machine's memory has
-        assert rooms == []  # it is here
-        client.release(models("whole")[0])
-        client.load(models("whole")[0], make_room=rooms.append)
-        assert rooms == [pytest.approx(files[0].stat().st_size, rel=0.1)]
+        for _ in range(2):  # the second time it is here
+            loaded = client.load(models("whole")[0], make_room=rooms.append)
+            assert "Of a GPU's 1048576.0 GiB only" in loaded.explanation  # what this machine's memory has
+            assert rooms == [pytest.approx(files[0].stat().st_size, rel=0.1)]
     finally:
         client.close()
