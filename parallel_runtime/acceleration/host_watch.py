@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,13 +46,16 @@ class Watch(TorchFunctionMode):
 
     Args:
         device: one of the GPU's kind.
+        send, read: what crosses.
+        tabulate: what crosses nothing, and is the same in all calls of a kind.
     """
 
-    def __init__(self, device: torch.device, send: Cross, read: Cross):
+    def __init__(self, device: torch.device, send: Cross, read: Cross, tabulate: Cross):
         super().__init__()
         self._kind = device.type
         self._send = send
         self._read = read
+        self._tabulate = tabulate
         self._numbers = 0
 
     def number(self, tensor: torch.Tensor) -> StepNumber | float:
@@ -60,6 +64,15 @@ class Watch(TorchFunctionMode):
             return float(tensor)
         self._numbers += 1
         return StepNumber(tensor, self._numbers)
+
+    def table(self, function: Callable[[torch.Tensor], Any], given: torch.Tensor) -> Any:
+        """What a function gives of a tensor that is the same in all calls of a kind."""
+
+        def make() -> Any:
+            with unwatched():
+                return function(given)
+
+        return self._tabulate(Crossing(given, ("table", *_told(given)), make, only_read=True))
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -171,6 +184,17 @@ def number_or_float(*given: Any) -> Any:
     if isinstance(watch, Watch) and len(given) == 1 and isinstance(given[0], torch.Tensor):
         return watch.number(given[0])
     return float(*given)
+
+
+def tabulated(function: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    """A function of positions: while a forward is recorded, what it gives is made before."""
+
+    @functools.wraps(function)
+    def table(given: torch.Tensor) -> Any:
+        watch = getattr(_RUNNING, "watch", None)
+        return watch.table(function, given) if isinstance(watch, Watch) else function(given)
+
+    return table
 
 
 @contextlib.contextmanager

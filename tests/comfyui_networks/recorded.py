@@ -16,11 +16,10 @@ from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.comfyui import host_network
 from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
-from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
-from parallel_runtime.networks.comfyui.step_number_names import leave_numbers_on_the_gpu
+from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 from tests.pretended_gpu import PretendedGpu, inside, module_to_gpu, to_gpu
 
@@ -29,7 +28,8 @@ STEPS = 5
 
 def record(rank: int, world_size: int, comfyui: str, names: list[str], real: bool = False) -> dict[str, Any]:
     """{"network, call": {"differences": of each step from the network's own result, over its scale, "kept": whether the
-    recording was, "said": the log's lines, "sent": tensors that a call sends to the GPU, where it is none}}.
+    recording was, "tables": that were made before it, "said": the log's lines, "sent": tensors that a call sends to the
+    GPU, where it is none}}.
 
     Args:
         real: on the GPU of this machine.
@@ -54,8 +54,7 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
     held: Any = SimpleNamespace(
         network=module, split=TokenSplit(single_rank_mesh()), here=True, device=device, pulse=None, stream=None
     )
-    cut_blocks(module, described.data.blocks, held.split)
-    leave_numbers_on_the_gpu(described.data.numbers_in)
+    prepare_network(module, described.data, held.split)
     network = HostNetwork(held, described, None, "auto", torch.float32)
     gpu = PretendedGpu()
     if real:
@@ -78,9 +77,10 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
                 sent = max(sent, sum(count for what, count in gpu.crossed.items() if what.endswith("to the GPU")))
             one, other = outputs if real else map(inside, outputs)
             differences.append(float((one - other).abs().max() / one.abs().max()))
-    kinds = recorded._recordings(single_rank_mesh()).kinds.values()
-    kept = any(kind.replay is not None for kind in kinds)
-    return {"differences": differences, "kept": kept, "said": lines, "sent": sent}
+    kinds: list[Any] = list(recorded._recordings(single_rank_mesh()).kinds.values())
+    held_by = [kind.holds.__self__ for kind in kinds if kind.replay is not None]
+    tables = sum(each.what[0] == "table" for host in held_by for each in host._kept)
+    return {"differences": differences, "kept": bool(held_by), "tables": tables, "said": lines, "sent": sent}
 
 
 def _call(arguments: dict[str, Any], step: int) -> tuple[Any, Any, dict[str, Any]]:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.acceleration.host_tensors import HostTensors
-from parallel_runtime.acceleration.host_watch import number_or_float, unwatched, watching
+from parallel_runtime.acceleration.host_watch import number_or_float, tabulated, unwatched, watching
 from parallel_runtime.acceleration.recordings import WARM_RUNS, RecordedForward
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
@@ -220,6 +220,43 @@ def test_a_number_of_the_step_that_is_ordered_and_sent_back_is_another_in_each_r
         assert gpu.replayed == (3 if device == "pretended" else 0)  # the probe's, and the last two
         assert not run(0.4)  # its half is less than a number that the host knows
         assert not run(0.95)
+
+
+@pytest.mark.parametrize("device", ["pretended", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("follows", ["the shape", "the shape, switched off", "the step"])
+def test_a_table_is_made_before_a_recording_where_its_positions_follow_from_the_shape(
+    device, follows, caplog, monkeypatch
+):
+    monkeypatch.setenv(VARIABLE, "tables" if "off" in follows else "")
+    made: list[int] = []
+
+    def rotary(positions: torch.Tensor) -> torch.Tensor:
+        made.append(len(positions))
+        return torch.stack([positions.double().cos(), positions.double().sin()]).float()
+
+    table = tabulated(rotary)
+
+    def forward(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(len(x), device=x.device) * (t if follows == "the step" else 1)
+        return (x * table(positions)).sum(0) * t
+
+    gpu = PretendedGpu()
+    recorded = RecordedForward(
+        forward,
+        record=gpu.record if device == "pretended" else None,
+        probe=lambda tensors: [tensors[0], 0.5 * tensors[1]],
+    )
+    with gpu if device == "pretended" else contextlib.nullcontext():
+        for step in range(WARM_RUNS + 3):
+            x, t = torch.randn(4), torch.tensor(0.5 + 0.1 * step)
+            expected = forward(x, t)
+            there = to_gpu((x, t)) if device == "pretended" else (x.to(device), t.to(device))
+            made.clear()
+            found = recorded(ONE, there, {})
+            torch.testing.assert_close(found.inside if device == "pretended" else found.cpu(), expected)
+            if follows != "the step":  # rehearsed and compared, and then no more: not even while it was recorded
+                assert len(made) == [1, 1, 3 if "off" in follows else 2, 0, 0][step]
+    assert bool(caplog.messages) == (follows == "the step")
 
 
 COMPUTING: list[Reading] = [

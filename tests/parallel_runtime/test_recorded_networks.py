@@ -55,10 +55,11 @@ def test_networks_that_send_tensors_from_the_host_are_recorded():
 
 @pytest.mark.slow
 def test_networks_that_read_numbers_of_the_gpu_or_of_the_step_are_recorded():
-    found = record(["pixart", "ltx-2 further inputs", "minimax h3", "ideogram 4"])
+    found = record(["pixart", "ltx-2 further inputs", "minimax h3", "ideogram 4", "flux"])
     assert {call for call, each in found.items() if not each["kept"]} == set(NOT_RECORDED)
     for call, each in found.items():
         assert len(each["said"]) == int(call in NOT_RECORDED)
+        assert each["tables"] == int(call.startswith("flux"))
         assert all(NOT_RECORDED[call] in line for line in each["said"])
 
 

@@ -99,19 +99,22 @@ _PIXEL_DIT = Blocks(
     alike=("c", "attn_mask", *_OPTIONS),
 )  # fmt: skip
 
+_ROTARY = ("pe_embedder",)
+
 IMAGE: Mapping[str, Network] = {
-    "comfy.ldm.flux.model:Flux": Network("FLUX, LongCat and Ovis", FLUX),
-    "comfy.ldm.chroma.model:Chroma": Network("Chroma", FLUX),
+    "comfy.ldm.flux.model:Flux": Network("FLUX, LongCat and Ovis", FLUX, tables=_ROTARY),
+    "comfy.ldm.chroma.model:Chroma": Network("Chroma", FLUX, tables=_ROTARY),
     "comfy.ldm.chroma_radiance.model:ChromaRadiance": Network("Chroma Radiance", FLUX),
     "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel": Network(
-        "Qwen-Image", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads",
+        "Qwen-Image", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads", tables=_ROTARY,
         run_outside=("img_in", "txt_norm", "txt_in", "time_text_embed"),
     ),
     "comfy.ldm.mage_flow.model:MageFlowTransformer2DModel": Network(
         "Mage-Flow", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads"
     ),
     "comfy.ldm.lumina.model:NextDiT": Network(
-        "Lumina 2 and Z-Image", (_lumina("layers"), _lumina("noise_refiner")), heads="n_heads"
+        "Lumina 2 and Z-Image", (_lumina("layers"), _lumina("noise_refiner")), heads="n_heads",
+        tables=("rope_embedder",),
     ),
     "comfy.ldm.lumina.model:NextDiTPixelSpace": Network(
         "Z-Image in pixels", (_lumina("layers"), _lumina("noise_refiner")), heads="n_heads"
@@ -124,7 +127,7 @@ IMAGE: Mapping[str, Network] = {
                 alike=("vec", "mask", *_OPTIONS),
             ),
         ),
-        heads="heads",
+        heads="heads", tables=_ROTARY,
     ),
     "comfy.ldm.anima.model:Anima": Network("Anima", (PREDICT_2,)),
     "comfy.ldm.hidream.model:HiDreamImageTransformer2DModel": Network(

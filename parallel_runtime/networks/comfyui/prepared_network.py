@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ...acceleration.host_watch import tabulated
 from .attention_names import ask_the_split
 from .blocks import Network
 from .cut_blocks import cut_blocks
@@ -21,4 +22,7 @@ def prepare_network(network: nn.Module, data: Network, split: TokenSplit) -> Non
     ask_the_split(data.attention_in)
     leave_numbers_on_the_gpu(data.numbers_in)
     hide_quantised(network)
+    for name in data.tables:
+        module = network.get_submodule(name)
+        module.forward = tabulated(module.forward)
     cut_blocks(network, data.blocks, split)
