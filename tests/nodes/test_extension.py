@@ -47,5 +47,7 @@ def test_panel_and_start_come_once_with_the_nodes(extension, calls_on_load):
             assert called == ["serve_panel", "start_pool_if_wished"]
         return await made.get_node_list()
 
-    assert [node.__name__ for node in asyncio.run(start())] == [name for name in SIBLINGS.values() if not name.islower()]
+    assert [node.__name__ for node in asyncio.run(start())] == [
+        name for name in SIBLINGS.values() if not name.islower()
+    ]
     assert called == ["serve_panel", "start_pool_if_wished"]
