@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ TOLERANCE = 1e-4
 """Of the latent's scale, in float32."""
 _PLAIN = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 _MODEL = "MODEL"
-SD3_FILE = "tiny-sd3.safetensors"
 _TOO_LONG = ("TorchCompileModel",)
 """It compiles for minutes on a CPU."""
 Infos = Mapping[str, Mapping[str, Any]]
@@ -53,36 +51,20 @@ def measure(host: Any, only: str) -> dict[str, dict[str, Any]]:
         only: an expression in the names of the nodes.
     """
     from benchmarks.in_comfyui.graphs import fill
-    from parallel_runtime.networks.diffusers.sd3 import SD3
     from tests.host.test_model_nodes import with_node
     from tests.host.workflow import SAVE, Workflow
-    from tests.tiny_model import write_original
-    from tests.tiny_sd3 import tiny_config
-
-    def prompt(workflow: Workflow) -> dict[str, dict[str, Any]]:
-        graph = workflow.prompt()
-        if workflow.model == SD3_FILE:
-            width, pooled = tiny_config()["joint_attention_dim"], tiny_config()["pooled_projection_dim"]
-            for name in ("positive", "negative"):
-                graph[name]["inputs"] |= {"width": width, "pooled": pooled}
-        return graph
 
     native = Workflow(cfg=3.0, steps=3)
     infos: Infos = host.get("/object_info")
-    run = host.run(prompt(native))
-    if run.error is not None:  # of FLUX, an older ComfyUI opens the published width alone
-        write_original(SD3, host.base / "models" / "diffusion_models" / SD3_FILE, tiny_config())
-        native = replace(native, model=SD3_FILE)
-        run = host.run(prompt(native))
     ours = native.on("cpu:2")
-    plain = host.latent(run, SAVE)
+    plain = host.latent(host.run(native.prompt()), SAVE)
     found: dict[str, dict[str, Any]] = {}
     for name in runnable(infos):
         if not re.search(only, name):
             continue
         runs = {}
         for which, workflow in (("alone", native), ("ours", ours)):
-            graph = with_node(prompt(workflow), name, {})
+            graph = with_node(workflow.prompt(), name, {})
             try:
                 runs[which] = host.run({**graph, "model": fill({"model": graph["model"]}, infos, "off")["model"]})
             except Exception as error:  # noqa: BLE001 - a prompt that ComfyUI does not take is a line of the table
@@ -124,13 +106,13 @@ def wrong(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def main() -> int:
     """Measure, write, say what is wrong."""
     from tests.host.comfy_host import ComfyHost
-    from tests.host.conftest import write_models
     from tests.host.find_host import find_host
+    from tests.host.host_models import write_models
 
     with tempfile.TemporaryDirectory(prefix="node-distances-") as folder:
         host = ComfyHost(find_host(), Path(folder) / "base")
         try:
-            write_models(host.base / "models")
+            write_models(host)
             version = host.get("/system_stats")["system"]["comfyui_version"]
             began = time.monotonic()
             found = measure(host, sys.argv[1] if len(sys.argv) > 1 else "")

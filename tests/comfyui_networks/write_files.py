@@ -1,7 +1,7 @@
 """Writes a small model file of each family: random weights at the smallest size that ComfyUI recognises.
 
 python -m tests.comfyui_networks.write_files COMFYUI FOLDER NAME...: FOLDER/NAME.safetensors for each that is named, of
-files.py or large_files.py.
+files.py or large_files.py; prints as JSON what this ComfyUI says to those that it does not know, and exits with 1 then.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,15 @@ if __name__ == "__main__":
     import comfy.cli_args
 
     comfy.cli_args.args.cpu = True
+    failed = {}
     for each in named:
         wanted = (FILES | LARGE_FILES)[each]
-        save_file(tensors_of(wanted), Path(folder) / f"{each}.safetensors", header_of(wanted))
+        try:
+            tensors = tensors_of(wanted)
+        except (AssertionError, AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            traceback.print_exc()
+            failed[each] = f"{type(error).__name__}: {error}".splitlines()[0]
+        else:
+            save_file(tensors, Path(folder) / f"{each}.safetensors", header_of(wanted))
+    print(json.dumps(failed))
+    sys.exit(bool(failed))

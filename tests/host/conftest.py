@@ -10,10 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
-
-from tests.tiny_flux import tiny_config, write_diffusers_file, write_diffusers_folder, write_original
 
 from .find_host import Host, NoHost, find_host
 from .workflow import MODEL
@@ -40,10 +36,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def host(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """A running ComfyUI with the pack, the test pack and tiny models."""
     from .comfy_host import ComfyHost
+    from .host_models import write_models
 
     comfy = ComfyHost(pytestconfig.stash[_HOST], tmp_path_factory.mktemp("comfyui") / "base")
     try:
-        write_models(comfy.base / "models")
+        write_models(comfy)
         yield comfy
     finally:
         comfy.stop()
@@ -62,18 +59,3 @@ def formats(host) -> Iterator[list[str]]:
     yield names
     for name in names:
         (folder / f"{name}.safetensors").unlink()
-
-
-def write_models(models: Path) -> None:
-    """Tiny models of every kind that the tests name."""
-    files = models / "diffusion_models"
-    whole = write_original(files / MODEL)
-    write_original(files / "prefixed.safetensors", prefix="model.diffusion_model.", norm_key="weight")
-    write_original(files / "plan.safetensors", seed=3)
-    write_original(files / "bf16.safetensors", dtype=torch.bfloat16)
-    write_original(files / "schnell.safetensors", config=tiny_config(guidance_embeds=False))
-    write_original(files / "canny.safetensors", config=tiny_config(in_channels=128))
-    write_diffusers_file(files / "diffusers.safetensors")
-    write_diffusers_folder(models / "diffusers" / "tiny-pipeline", pipeline=True)
-    (files / "truncated.safetensors").write_bytes(whole.read_bytes()[:-1000])
-    save_file({"decoder.conv_in.weight": torch.zeros(4, 4, 3, 3)}, files / "vae.safetensors")

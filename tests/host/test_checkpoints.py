@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,8 @@ from tests import tiny_sdxl
 from tests.tiny_model import write_original
 
 from .comfyui_families import FAMILIES, LARGE_FAMILIES
-from .find_host import PACK_ROOT
+from .older_host import skip_as_older
+from .small_files import write_small_files
 from .workflow import SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
@@ -46,11 +45,10 @@ def compare(host, file: Path, native: Prompt, parallel: Prompt, network: str) ->
 
 def small_file(host, folder: Path, name: str) -> dict[str, torch.Tensor]:
     """Tensors of a family's small file."""
-    command = [host.host.python, "-m", "tests.comfyui_networks.write_files", str(host.host.path), str(folder), name]
-    environment = {**os.environ, "PYTHONPATH": host.host.python_path}
     written = folder / f"{name}.safetensors"
+    if unknown := write_small_files(host, folder, [name]):
+        skip_as_older(host.host.path, f"does not know {name} ({unknown[name]})")
     try:
-        subprocess.run(command, cwd=PACK_ROOT, env=environment, timeout=600, check=True)
         return load_file(written)
     finally:
         written.unlink(missing_ok=True)

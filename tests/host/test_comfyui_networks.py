@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.comfyui_networks.formats import FORMATS
 
+from .older_host import name_version
 from .test_graph_stays_a_graph import pool_pids
 from .workflow import MODEL, SAMPLER, SAVE, Workflow, link, node, sampled_in_pool
 
@@ -80,7 +81,7 @@ def test_what_the_network_itself_does_not_take_costs_the_prompt_and_not_the_pool
 @pytest.mark.parametrize("name", FORMATS)
 def test_files_stay_in_their_format_and_give_comfyuis_latent(host, formats, name):
     if name not in formats:
-        pytest.skip(f"this ComfyUI has no {name}")
+        pytest.skip(f"{name_version(host.host.path)} has no {name}")
     workflow = Workflow(model=f"{name}.safetensors", cfg=4.0, lengths=(9, 5), steps=2)
     texts = compare(host, workflow, workflow.on("cpu:2"), ROUNDED.get(name, TOLERANCE))
     assert any("Runs ComfyUI's own network" in text for _, text in texts), texts
@@ -90,7 +91,7 @@ def test_files_stay_in_their_format_and_give_comfyuis_latent(host, formats, name
 @pytest.mark.parametrize("name", ROUNDED)
 def test_one_rank_rounds_an_int8_file_as_comfyui_does(host, formats, name):
     if name not in formats:
-        pytest.skip(f"this ComfyUI has no {name}")
+        pytest.skip(f"{name_version(host.host.path)} has no {name}")
     workflow = Workflow(model=f"{name}.safetensors", steps=2)
     compare(host, workflow, workflow.on("cpu:1"))
 

@@ -22,7 +22,7 @@ from tests.tiny_sd3 import tiny_config as tiny_sd3
 from tests.tiny_sdxl import recognised_config as tiny_sdxl
 
 from .test_families import FAMILIES
-from .workflow import SAVE, Prompt, Workflow, link, node, put_control
+from .workflow import MODEL, SAVE, Prompt, Workflow, link, node, put_control
 
 pytestmark = pytest.mark.host
 
@@ -116,6 +116,8 @@ def controlled(workflow: Workflow, controls: list[Control]) -> Prompt:
 @pytest.mark.parametrize("name", CASES)
 def test_a_controlnet_does_to_ours_what_it_does_to_comfyuis_own(nets, name):
     workflow, controls = CASES[name]
+    if workflow.model == MODEL:
+        nets.needs_small_flux()
     plain = nets.latent(nets.run(controlled(workflow, [])), SAVE)
     wanted = nets.latent(nets.run(controlled(workflow, controls)), SAVE)
     scale = wanted.abs().max()
@@ -158,6 +160,7 @@ def test_a_controlnet_of_a_unet_and_one_of_the_models_own_weights(unet, net):
 
 @pytest.mark.slow
 def test_parallel_sampler_runs_a_controlnet_per_step(nets):
+    nets.needs_small_flux()
     workflow, controls = CASES["CFG, unequal prompts"]
     wanted = nets.latent(nets.run(controlled(workflow, controls)), SAVE)
     run = nets.run(controlled(replace(workflow.on("cpu:2"), sampler_node="ParallelSampler"), controls))

@@ -151,6 +151,8 @@ FAMILIES = {
 def family(host, request):
     """The session's ComfyUI with one family's files, which may be large: its name, and the table's entry."""
     name, entry, models = request.param, FAMILIES[request.param], host.base / "models"
+    if name == "flux2":
+        host.needs_small_flux()
     entry.write(models, name)
     yield name, entry
     (models / "diffusion_models" / f"{name}.safetensors").unlink()

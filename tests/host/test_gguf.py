@@ -29,6 +29,7 @@ def files(host) -> Iterator[None]:
     """A model in GGUF's types, and a LoRA."""
     if "UnetLoaderGGUF" not in host.get("/object_info"):
         pytest.skip("ComfyUI-GGUF is not there: set COMFYUI_GGUF_PATH to it, and install its package gguf")
+    host.needs_small_flux()
     folder = host.base / "models" / "diffusion_models"
     script = Path(__file__).parents[1] / "comfyui_networks" / "gguf_files.py"
     command = [host.host.python, str(script), "flux", str(folder / MODEL), str(folder), *TYPES]

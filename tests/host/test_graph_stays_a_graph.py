@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.tiny_flux import write_original
-
 from .comfy_host import PromptRefused, Run
+from .host_models import write_model
 from .workflow import LOADER, SAMPLER, SAVE, Workflow
 
 pytestmark = pytest.mark.host
@@ -104,11 +103,10 @@ def test_a_second_prompt_reuses_loader_and_processes(host):
 
 @pytest.mark.slow
 def test_a_file_replaced_on_disk_is_loaded_again(host):
-    path = host.base / "models" / "diffusion_models" / "replaced.safetensors"
-    workflow = Workflow(loader="cpu:2", model=path.name)
-    write_original(path, seed=1)
+    workflow = Workflow(loader="cpu:2", model="replaced.safetensors")
+    write_model(host, workflow.model, seed=1)
     first = host.latent(host.run(workflow.prompt()), SAVE)
-    write_original(path, seed=2)
+    write_model(host, workflow.model, seed=2)
     run = host.run(workflow.prompt())
     second = host.latent(run, SAVE)
     assert "model" in run.executed
@@ -130,6 +128,7 @@ def test_unload_frees_the_weights_and_the_cached_model_loads_them_again(host):
     assert pool_pids(host) == processes
 
 
+_REPLACED = r"a replaced diffusion_model\.(forward_orig|forward_core_with_concat)"
 BAD = {
     "too many ranks": (
         Workflow(loader="0,1,2"),
@@ -150,19 +149,19 @@ BAD = {
     ),
     "changes inside": (
         Workflow(loader="cpu:2", model="prefixed.safetensors", patch="inside"),
-        r"a replaced diffusion_model\.forward_orig, a hook on .*img_in, other numbers in .*txt_in\.weight\..*Free",
+        rf"{_REPLACED}, a hook on .*(img_in|x_embedder), other numbers in .*(txt_in|context_embedder)\.weight\..*Free",
     ),
     "changes inside, in the pool": (
         Workflow(loader="cpu:2", model="prefixed.safetensors", patch="inside", sampler_node="ParallelSampler"),
-        r"a replaced diffusion_model\.forward_orig",
+        _REPLACED,
     ),
     "changes inside during a run": (
         Workflow(loader="cpu:2", patch="inside during a run"),
-        r"a replaced diffusion_model\.forward_orig",
+        _REPLACED,
     ),
     "changes inside during a run, in the pool": (
         Workflow(loader="cpu:2", patch="inside during a run", sampler_node="ParallelSampler"),
-        r"a replaced diffusion_model\.forward_orig",
+        _REPLACED,
     ),
     "scaled positions, with the diffusers network": (
         Workflow(loader="cpu:2", patch="rope", network="diffusers"),

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.comfyui_networks.formats import FORMATS
 from tests.tiny_lora import KINDS, kohya, peft, write_lora
 
+from .older_host import name_version
 from .test_graph_stays_a_graph import pool_pids
 from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
 
@@ -60,6 +61,7 @@ class Lora:
 @pytest.fixture(scope="module")
 def host(host):
     """ComfyUI with LoRA files."""
+    host.needs_small_flux()
     wider = {"lora_up.weight": torch.randn(WIDTH, 4), "lora_down.weight": torch.randn(4, 128) * 0.1}
     named = {f"diffusion_model.img_in.{name}": factor for name, factor in wider.items()}
     named["diffusion_model.img_in.reshape_weight"] = torch.tensor([WIDTH, 128])
@@ -189,7 +191,7 @@ def test_a_bypass_that_fails_in_comfyui_is_refused_by_name_and_the_pool_lives(ho
 @pytest.mark.parametrize("name", FORMATS)
 def test_quantised_weights_are_patched_as_comfyui_does(host, formats, name):
     if name not in formats:
-        pytest.skip(f"this ComfyUI has no {name}")
+        pytest.skip(f"{name_version(host.host.path)} has no {name}")
     # One rank: products of int8 take one scale for all rows of a call.
     workflow = replace(BASE, model=f"{name}.safetensors")
     wanted, plain = latent(host, workflow, Lora("peft", 0.5)), latent(host, workflow)

@@ -8,6 +8,8 @@ from typing import Any
 Prompt = dict[str, dict[str, Any]]
 
 MODEL = "tiny.safetensors"
+OF_FLUX = ("schnell.safetensors", "canny.safetensors")
+"""Files that are FLUX.1 in every ComfyUI."""
 SAVE, SAMPLER, LOADER = "save", "sampler", "loader"
 
 

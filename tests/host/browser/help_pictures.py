@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from tests.host.comfy_host import ComfyHost
-from tests.host.conftest import write_models
 from tests.host.find_host import PACK_ROOT, find_host
+from tests.host.host_models import write_models
 from tests.host.test_doctor_node import doctor
 from tests.host.workflow import Workflow
 
@@ -67,7 +67,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
         host = ComfyHost(find_host(), Path(folder) / "base")
         try:
-            write_models(host.base / "models")
+            write_models(host)
             (
                 host.base / "models" / "checkpoints" / "sd_xl_base_1.0.safetensors"
             ).touch()  # a missing one is framed in red

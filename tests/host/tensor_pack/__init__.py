@@ -235,7 +235,7 @@ class Weights(io.ComfyNode):
     def execute(cls, model, run: bool) -> io.NodeOutput:
         network = model.model.diffusion_model
         if run:
-            network.img_in(torch.zeros(1, 1, 64))
+            getattr(network, _parts(network)[2])(torch.zeros(1, 1, 64))
         means = [tensor.float().mean() for _, tensor in sorted(network.state_dict().items())]
         return io.NodeOutput({"samples": torch.stack(means)[None, None, None]})
 
@@ -347,7 +347,8 @@ class ModelPatch(io.ComfyNode):
     def execute(cls, model, kind: str) -> io.NodeOutput:
         patched = model.clone()
         if kind == "adapter of its own":
-            patched.add_patches({"diffusion_model.txt_in.weight": OwnAdapter((torch.ones(1),))}, 0.5)
+            texts = _parts(patched.model.diffusion_model)[2]
+            patched.add_patches({f"diffusion_model.{texts}.weight": OwnAdapter((torch.ones(1),))}, 0.5)
         elif kind == "of a text encoder":
             assert patched.add_patches({"clip_l.transformer.weight": OwnAdapter((torch.ones(1),))}, 0.5) == []
         elif kind == "attention":
@@ -356,9 +357,11 @@ class ModelPatch(io.ComfyNode):
             patched.set_model_rope_options(2.0, 0.0, 2.0, 0.0, 1.0, 0.0)
         elif kind == "inside":
             transformer = patched.model.diffusion_model  # of all clones, and so it stays
-            transformer.forward_orig = lambda *args, **kwargs: args[0]
-            transformer.img_in.register_forward_hook(lambda module, args, output: output)
-            transformer.txt_in.weight = torch.nn.Parameter(torch.ones(transformer.txt_in.weight.shape))
+            method, latents, texts = _parts(transformer)
+            setattr(transformer, method, lambda *args, **kwargs: args[0])
+            getattr(transformer, latents).register_forward_hook(lambda module, args, output: output)
+            layer = getattr(transformer, texts)
+            layer.weight = torch.nn.Parameter(torch.ones(layer.weight.shape))
         elif kind == "inside during a run":
             patched.set_model_unet_function_wrapper(_run_patched)
         else:
@@ -366,10 +369,17 @@ class ModelPatch(io.ComfyNode):
         return io.NodeOutput(patched)
 
 
+def _parts(transformer: torch.nn.Module) -> tuple[str, str, str]:
+    """Names of a method, of the layer of latents and of that of texts: FLUX.1's, or SD3's, which may stand for it."""
+    if hasattr(transformer, "img_in"):
+        return "forward_orig", "img_in", "txt_in"
+    return "forward_core_with_concat", "x_embedder", "context_embedder"
+
+
 def _run_patched(apply_model, arguments):
     """As caches of steps do it: other methods for the time of one call."""
     transformer = apply_model.__self__.diffusion_model
-    with patch.multiple(transformer, forward_orig=lambda *args, **kwargs: args[0]):
+    with patch.object(transformer, _parts(transformer)[0], lambda *args, **kwargs: args[0]):
         return apply_model(arguments["input"], arguments["timestep"], **arguments["c"])
 
 
