@@ -6,7 +6,6 @@ import os
 import sys
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -136,7 +135,7 @@ def test_another_process_makes_the_graphs_and_the_rank_finds_them(tmp_path, monk
         assert found["found"] > 0
 
 
-def test_exchanges_that_need_nothing_of_each_other_keep_their_order_in_a_graph():
+def test_exchanges_that_need_nothing_of_each_other_keep_their_order_in_a_graph(monkeypatch):
     class Two(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             one, other = (through_operator(named, each, each, each, 2) for each in (x, 2 * x))
@@ -155,10 +154,8 @@ def test_exchanges_that_need_nothing_of_each_other_keep_their_order_in_a_graph()
         return graph.forward
 
     x = torch.ones(1, 4, 6)
-    with (
-        attending(lambda function, where, q, *args, **kwargs: q + 1),
-        mock.patch.dict(sys.modules, {FUNCTIONS: module}),
-    ):
+    monkeypatch.setitem(sys.modules, FUNCTIONS, module)  # and not patch.dict: what is imported meanwhile has to stay
+    with attending(lambda function, where, q, *args, **kwargs: q + 1):
         for forward in (in_order(Two.forward), Two.forward):
             torch._dynamo.reset()
             made = torch.compile(forward, backend=look, fullgraph=True)(Two(), x)
