@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 GIB = 2**30
+_CONTEXT_BYTES = 2 * GIB
+"""That CUDA's contexts, the ranks' and ComfyUI's own, take of a GPU that is free otherwise; plans count them anyway."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ class MachineFacts:
 
     @property
     def is_crowded(self) -> bool:
-        """Others than the pool hold memory of a GPU that a plan would reckon with."""
-        return 0 < self.free_bytes < self.memory_bytes
+        """Others than the pool hold memory of a GPU that a plan would reckon with, beside the usual contexts."""
+        return 0 < self.free_bytes < self.memory_bytes - _CONTEXT_BYTES
 
     @property
     def usable_bytes(self) -> int:

@@ -146,7 +146,8 @@ def test_the_loader_says_which_memory_it_reckons_with():
     assert "Of a GPU's 130.0 GiB only 16.0 are free, and the plan reckons with these." in text
     assert "does not fit a GPU's 16.0 GiB" in text
     assert "of 16.0 GiB are left" in text
-    assert "only" not in explain(AUTO, 2, FLUX_DEV, TYPICAL, replace(LARGE, free_bytes=130 * GIB))
+    for free in (128.5, 130):  # contexts are usual
+        assert "only" not in explain(AUTO, 2, FLUX_DEV, TYPICAL, replace(LARGE, free_bytes=int(free * GIB)))
 
 
 def test_what_does_not_fit_is_said_with_two_ways_out():
