@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from nodes.sentences import TABLES
 from parallel_runtime.sampling.samplers import SUPPORTED
@@ -247,6 +248,22 @@ def test_the_other_languages_are_translated(language):
         entries = [*texts["inputs"].values(), *texts["outputs"].values()]
         words = [texts["display_name"], texts["description"], *(entry["tooltip"] for entry in entries)]
         assert [text for text in words if text.isascii()] == [], name
+
+
+def test_pictures_of_the_readme_show_the_present_nodes():
+    connected = {"model", "positive", "negative", "latent_image", "parallel_config"}
+    definitions = json.loads((LOCALES / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
+    seen = set()
+    for name in ("canvas.png", "parallel-sampler.png"):
+        with Image.open(ROOT / "docs" / "images" / name) as picture:
+            shown = dict(line.split(": ") for line in picture.text["widgets"].splitlines())
+        for kind, widgets in shown.items():
+            present = definitions[kind]["inputs"].keys() - connected
+            assert {*widgets.split(", ")} - {"control_after_generate"} == present, (
+                f"{name}: run python -m tests.host.browser.readme_pictures"
+            )
+        seen |= shown.keys()
+    assert seen == {"ParallelConfig", "ParallelLoader", "ParallelSampler"}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,12 +71,13 @@ class ComfyHost:
     Args:
         host: which ComfyUI.
         base: empty folder that becomes its base directory.
+        options: more of its command line.
 
     Attributes:
         small_flux: it opens FLUX files that are small; else the models that tests name are SD3's.
     """
 
-    def __init__(self, host: Host, base: Path):
+    def __init__(self, host: Host, base: Path, options: Sequence[str] = ()):
         self.base = base
         self.host = host
         self.small_flux = True
@@ -97,7 +98,7 @@ class ComfyHost:
         }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*_command(host, base), "--port", self.address.rpartition(":")[2]],
+                [*_command(host, base), "--port", self.address.rpartition(":")[2], *options],
                 cwd=host.path,
                 env=environment,
                 stdout=log,

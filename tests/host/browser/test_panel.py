@@ -24,6 +24,15 @@ _TEXT = """(kind) => {
 }"""
 
 
+_CUT = """() => app.rootGraph.nodes.flatMap((node) => {
+  const widget = node.widgets?.find(({ name }) => name === "$$node-text-preview");
+  if (!widget?.value) return [];
+  const shown = [...document.querySelectorAll(".dom-widget span")].find((span) => span.textContent === widget.value);
+  return shown && shown.offsetHeight <= widget.computedHeight - 20 ? [] : [node.title];
+})"""
+"""Titles of nodes of whose text a part is not seen."""
+
+
 def numbered(prompt: Prompt) -> Prompt:
     """The same graph with numbers for names, as the canvas would give them."""
     numbers = {name: str(number) for number, name in enumerate(prompt, 1)}
@@ -146,6 +155,7 @@ def test_texts_stand_on_sampler_loader_config_and_on_the_node_around_a_subgraph_
     wait_for(lambda: "ulysses 2" in text_on(canvas, "KSampler"))
     wait_for(lambda: text_on(canvas, "ParallelLoader").startswith("Last run: "))
     assert "ulysses can be up to 4, its attention heads" in text_on(canvas, "ParallelConfig")
+    wait_for(lambda: canvas.run(_CUT) == [])  # also on KSampler, whose room is for two lines
     canvas.run(
         """() => { const graph = app.rootGraph;
           const inside = graph.nodes.filter((node) => ["ParallelConfig", "ParallelLoader"].includes(node.comfyClass));

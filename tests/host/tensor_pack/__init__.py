@@ -49,6 +49,24 @@ class RandomConditioning(io.ComfyNode):
         return io.NodeOutput([[_random(seed, 1, length, width), extras]])
 
 
+class Prompt(io.ComfyNode):
+    """A text that no encoder ever saw, though it may be read: for pictures."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestPrompt",
+            category="test",
+            inputs=[io.String.Input("text", multiline=True)],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(cls, text: str) -> io.NodeOutput:
+        seed = sum(text.encode())
+        return io.NodeOutput([[_random(seed, 1, 7, 64), {"pooled_output": _random(seed + 1, 1, 32), "guidance": 3.5}]])
+
+
 class ConditioningValues(io.ComfyNode):
     """More values in a CONDITIONING, as the text nodes of some families put there."""
 
@@ -387,6 +405,7 @@ class TensorPack(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [
             RandomConditioning,
+            Prompt,
             ConditioningValues,
             RandomLatent,
             EmptyLatents,

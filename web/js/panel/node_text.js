@@ -1,6 +1,7 @@
 // Texts of our runs on nodes: outside of a subgraph too, and on nodes whose result came from the cache.
 import { api } from "../../../../scripts/api.js";
 import { app } from "../../../../scripts/app.js";
+import { makeRoom } from "./room_for_text.js";
 import { writeBelow } from "./text_below.js";
 
 const OURS = new Set(["ParallelConfig", "ParallelLoader", "ParallelCheckpointLoader", "ParallelSampler", "ParallelDoctor"]);
@@ -41,6 +42,7 @@ api.addEventListener("progress_text", ({ detail }) => {
   if (passingOn || !detail?.text) return;
   texts.set(String(detail.nodeId), detail.text);
   passOn(detail.nodeId, detail.text);
+  requestAnimationFrame(() => usesOurs(app.rootGraph ?? app.graph) && makeRoom(nodeOf(detail.nodeId)));
 });
 
 // A cached node's output comes again, as it was when it ran; what was shown since then is newer.

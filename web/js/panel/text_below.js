@@ -10,14 +10,15 @@ const MOST_LINES = 8;
 // Between words, and behind each character of Chinese and Japanese, which have no spaces.
 const PIECES = /[\u3001-\u30ff\u4e00-\u9fff\uff00-\uffef]|[^\s\u3001-\u30ff\u4e00-\u9fff\uff00-\uffef]+|\s+/g;
 
-function lines(context, text, width) {
+// The text's lines at this width, in the context's font.
+export function brokenLines(context, text, width) {
   const found = [""];
   for (const piece of text.match(PIECES) ?? []) {
     const longer = found.at(-1) + piece;
     if (context.measureText(longer.trimEnd()).width <= width || !found.at(-1)) found[found.length - 1] = longer;
     else found.push(piece.trimStart());
   }
-  return found.slice(0, MOST_LINES);
+  return found;
 }
 
 function draw(context, node) {
@@ -26,9 +27,8 @@ function draw(context, node) {
   context.font = FONT;
   context.textAlign = "left";
   context.fillStyle = getComputedStyle(document.body).getPropertyValue("--fg-color") || "#999";
-  lines(context, node.parallelDitText, Math.max(node.size[0], NARROWEST)).forEach((line, index) =>
-    context.fillText(line, node.pos[0] + 4, below + LINE * (index + 1)),
-  );
+  const lines = brokenLines(context, node.parallelDitText, Math.max(node.size[0], NARROWEST)).slice(0, MOST_LINES);
+  lines.forEach((line, index) => context.fillText(line, node.pos[0] + 4, below + LINE * (index + 1)));
   context.restore();
 }
 
