@@ -22,6 +22,7 @@ from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
 from parallel_runtime.switches import VARIABLE
 
 
@@ -129,6 +130,56 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
         differences.append(float((_predict(network, mesh, arguments) - expected).abs().max()))
     read = [part for parts in replays[-1] for part in parts if part is not None]
     return {"differences": differences, "replays": len(replays), "read": len(read)}
+
+
+def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
+    """{where functions of nodes act: {"difference": largest over the scale, "changed": largest from the call without,
+    "compiled": calls of compiled blocks, "graphs": made for them}}, of FLUX, after a call without any."""
+    use_comfyui(comfyui, {"cpu": True})
+    import torch._dynamo.utils
+
+    from tests.comfyui_networks.catalogue import TINY
+
+    torch.set_grad_enabled(False)
+    torch._dynamo.reset()
+    made = TINY["flux"]()
+    described = describe_network(made.network, 0, 2)
+    assert described.data is not None
+    mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size) if world_size > 1 else single_rank_mesh()
+    split = TokenSplit(single_rank_mesh())
+    prepare_network(made.network, described.data, split)
+    held = SimpleNamespace(
+        network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None
+    )
+    os.environ[VARIABLE] = "modulation"  # which calls with functions leave to the blocks
+    plain = HostNetwork(held, described, None, "auto", torch.float32)
+    eager = functools.partial(compiled_cut.CompiledCut, backend="eager")
+    with mock.patch.object(compiled_cut, "CompiledCut", eager):
+        compiled = HostNetwork(held, described, None, "auto", torch.float32, compile=True)
+    methods = compiled._run_block.__self__.methods  # type: ignore[union-attr]
+    skip = Patch("comfy_extras.nodes_slg:SkipLayerGuidanceDiT.execute.<locals>.skip", 0)
+    nag = "comfy_extras.nodes_nag:NAGuidance.execute.<locals>.nag_attention_output_patch"
+    told = Patch(nag, 1, values={"nag_scale": 2.0, "nag_alpha": 0.5, "nag_tau": 1.5})
+    carried: dict[str, Any] = {
+        "nowhere": {},
+        "between blocks": {REPLACED: [("dit", ("double_block", 1), skip)]},
+        "inside of blocks": {PATCHES: {"attn1_output_patch": [told]}},
+    }
+    found = {}
+    for where, each in carried.items():
+        arguments = {**made.calls["plain"], "transformer_options": {CARRIED: each} if each else {}}
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        expected = _predict(plain, mesh, arguments)
+        with mock.patch.object(methods, "call", wraps=methods.call) as called:
+            outputs = [_predict(compiled, mesh, arguments) for _ in range(2)]
+        found[where] = {
+            "difference": max(float((output - expected).abs().max() / expected.abs().max()) for output in outputs),
+            "changed": float((expected - _predict(plain, mesh, made.calls["plain"])).abs().max()),
+            "compiled": called.call_count,
+            "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"] - before,
+        }
+    assert not methods.refused
+    return found
 
 
 def _rewritten(operators: set[str]) -> Any:

@@ -332,6 +332,17 @@ def test_the_operator_has_the_layout_that_graphs_are_told(skip_reshape, skip_out
 
 @with_comfyui
 @pytest.mark.slow
+def test_blocks_run_compiled_by_the_same_graphs_where_functions_of_nodes_act_between_them():
+    for found in run_ranks(2, "tests.comfyui_networks.compiled:functions", {"comfyui": str(COMFYUI)}):
+        assert all(each["difference"] < 1e-5 for each in found.values())
+        assert found["between blocks"]["changed"] > 0.1
+        compiled = {where: (each["compiled"], each["graphs"]) for where, each in found.items()}
+        # Of four blocks, each called twice, one is left out.
+        assert compiled == {"nowhere": (8, 2), "between blocks": (6, 0), "inside of blocks": (0, 0)}
+
+
+@with_comfyui
+@pytest.mark.slow
 def test_quantised_layers_are_operators_of_a_graph_and_compute_what_comfyui_does():
     (found,) = run_ranks(1, "tests.comfyui_networks.quantised:compare", {"comfyui": str(COMFYUI)})
     rounded = {"float8_e4m3fn"}

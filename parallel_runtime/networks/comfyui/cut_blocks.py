@@ -23,6 +23,7 @@ from .attention_operator import TRACED, in_order
 from .block_call import KEYWORD, BlockCall
 from .blocks import Blocks
 from .host_modulation import HostModulation, Layers, compute, forget
+from .live_patches import FOR_FUNCTIONS
 from .own_arguments import GRID, OwnArguments, said
 from .own_objects import is_guide_mask
 from .token_split import RunBlock, Streams, TokenSplit, put
@@ -196,7 +197,14 @@ class CutBlock:
 
     def _compute(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         run = self._split.run_block
-        return self._forward(*args, **kwargs) if run is None else self.compute(run, args, kwargs)
+        if run is None:
+            return self._forward(*args, **kwargs)
+        if self._split.functions:
+            call = BlockCall(self._signature, self._blocks.positional, args, kwargs)
+            if options := call["transformer_options"]:
+                call["transformer_options"] = {name: options[name] for name in options if name not in FOR_FUNCTIONS}
+            args, kwargs = call.args, call.kwargs
+        return self.compute(run, args, kwargs)
 
     def compute(self, run: RunBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The block's own forward, with arguments of this rank's tokens alone, by what runs it."""

@@ -28,7 +28,7 @@ from .attention_operator import attending
 from .blocks import LATENT_SHAPES
 from .compile_host import HostCompiler
 from .description import Described
-from .live_patches import LivePatches
+from .live_patches import LivePatches, act_between_blocks
 from .residual_rows import ResidualRows, kind_of
 from .run_sigmas import RUN_SIGMAS, look_up
 from .seam import enter
@@ -182,7 +182,9 @@ class HostNetwork(RepeatedCalls):
         """
         # What functions of nodes do in a call (remember, look at values) is in no recording.
         patched = _patched(conditioning)
-        run = self._at_once if patched else self.record_or_call
+        run = self.record_or_call
+        if patched:
+            run = self.compile_or_call if _between_blocks(conditioning) else self._at_once
         self._held.split.noted = None
         output: torch.Tensor = run(x, timestep, dict(conditioning))
         if CONTROL in conditioning:
@@ -209,7 +211,8 @@ class HostNetwork(RepeatedCalls):
         given = x if shapes is None else comfy.utils.unpack_latents(x, [tuple(shape) for shape in shapes])
         split = self._held.split
         patched = _patched(arguments)
-        split.begin(self._attend, None if patched else self._run_block, self._peers)
+        compiles = not patched or _between_blocks(arguments)
+        split.begin(self._attend, self._run_block if compiles else None, self._peers, functions=patched)
         split.modulation.begin(self.mesh if self._modulates and not patched else None)
         options = self._patches.put_in(arguments.pop("transformer_options", {}))
         options["optimized_attention_override"] = self._attend
@@ -218,7 +221,7 @@ class HostNetwork(RepeatedCalls):
         with contextlib.ExitStack() as held:
             held.callback(split.end)
             held.enter_context(attending(self._attend.at, self._attend.over_peers))
-            if self._compilation is not None and not patched:
+            if self._compilation is not None and compiles:
                 held.enter_context(self._compilation.around_forward())
             if self.stream is not None:
                 held.enter_context(self.stream.forward())
@@ -256,6 +259,10 @@ class HostNetwork(RepeatedCalls):
 
 def _patched(conditioning: Mapping[str, Any]) -> bool:
     return bool(conditioning.get("transformer_options", {}).get(CARRIED))
+
+
+def _between_blocks(conditioning: Mapping[str, Any]) -> bool:
+    return act_between_blocks(conditioning["transformer_options"][CARRIED])
 
 
 def _noting(compiler: HostCompiler) -> RunBlock:

@@ -15,8 +15,16 @@ from ...errors import RequestError
 from ...requests.patches import CARRIED, OBJECTS, PATCHES, REPLACED, Attached, Patch
 from .patch_rules import PatchRule, rule_of
 
+_FUNCTIONS = ("patches", "patches_replace")
+"""Options that hold functions."""
+_BETWEEN = {"post_input", "double_block", "single_block", "noise_refiner"}
+"""Patches that no network calls inside of a block; the others may be."""
+_BLOCKS = "dit"
+"""Replaced are whole blocks, from outside of them."""
 _REMEMBERED = 8
 _SIGMAS = "sigmas"
+FOR_FUNCTIONS = (*_FUNCTIONS, _SIGMAS)
+"""Options that calls with functions have and others have not."""
 
 
 class LivePatches:
@@ -45,10 +53,7 @@ class LivePatches:
         replaced: dict[str, dict[Any, Any]] = {}
         for kind, key, patch in carried.get(REPLACED, []):
             replaced.setdefault(kind, {})[tuple(key) if isinstance(key, list) else key] = self._make(patch, made)
-        if patches:
-            put["patches"] = patches
-        if replaced:
-            put["patches_replace"] = replaced
+        put |= {name: value for name, value in zip(_FUNCTIONS, (patches, replaced), strict=True) if value}
         # Those with a range of sigmas are sent within it alone; one of them asks without looking whether it is told.
         put.setdefault(_SIGMAS, torch.zeros(1))
         return put
@@ -88,6 +93,12 @@ class LivePatches:
         if isinstance(value, dict) and set(value) == {"device"}:
             return self._device if value["device"] == "gpu" else torch.device("cpu")
         return value
+
+
+def act_between_blocks(carried: Mapping[str, Any]) -> bool:
+    """Whether all functions are called between blocks."""
+    kinds, replaced = set(carried.get(PATCHES, {})), {kind for kind, *_ in carried.get(REPLACED, [])}
+    return kinds <= _BETWEEN and replaced <= {_BLOCKS} and not carried.get(OBJECTS)
 
 
 def _build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:

@@ -98,6 +98,8 @@ class TokenSplit:
         self.whole_queries = False
         self.run_block: RunBlock | None = None
         """Runs the forward of a block on this rank's tokens; None: it is called."""
+        self.functions = False
+        """Functions of nodes act between blocks, and a block is not given them: its graph is the same as without."""
         self.modulation = HostModulation()
         self.joined: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
         """What this rank has of tensors that all blocks are given, with each, for this forward."""
@@ -115,14 +117,20 @@ class TokenSplit:
         self.tokens.set_mesh(mesh)
 
     def begin(
-        self, attention: Callable[..., torch.Tensor], run_block: RunBlock | None, peers: PeerSharing | None
+        self,
+        attention: Callable[..., torch.Tensor],
+        run_block: RunBlock | None,
+        peers: PeerSharing | None,
+        functions: bool = False,
     ) -> None:
         """A forward begins.
 
         Args:
             peers: None keeps the exchange of heads on collectives.
+            functions: see the attribute.
         """
         self.attention, self.run_block, self.tokens.peers = attention, run_block, peers
+        self.functions = functions
         self.pending.clear()
         self.joined.clear()
         self._read = []
