@@ -47,14 +47,14 @@ def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default"
     if is_gguf(path):
         return _choose_for_gguf(path, wanted, weight_dtype)
     if wanted == COMFYUI:
-        return Chosen(_open_host_file(path), "Runs ComfyUI's own network, as asked.")
+        return _of_comfyui(_recognise(path), "Runs ComfyUI's own network, as asked.")
     if weight_dtype.startswith("fp8"):
         if wanted == DIFFUSERS:
             raise UnsupportedModelError(
                 f"The diffusers network has no weights of the type {weight_dtype}.",
                 "Set network to auto, or weight_dtype to default.",
             )
-        return Chosen(_open_host_file(path), f"Runs ComfyUI's own network, as weight_dtype is {weight_dtype}.")
+        return _of_comfyui(_recognise(path), f"Runs ComfyUI's own network, as weight_dtype is {weight_dtype}.")
     try:
         return Chosen(open_checkpoint(path))
     except UnsupportedModelError as error:
@@ -65,9 +65,8 @@ def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default"
         except UnsupportedModelError:
             # What it is instead, in words, helps more than that ComfyUI does not know it either.
             raise UnsupportedModelError(f"{error.cause} ComfyUI does not recognise it either.", error.fix) from error
-        _check_network(file)
         why = error.cause.replace(str(path), path.name)
-        return Chosen(file, f"Runs ComfyUI's own network: {why}")
+        return _of_comfyui(file, f"Runs ComfyUI's own network: {why}")
 
 
 def _choose_for_gguf(path: Path, wanted: str, weight_dtype: str) -> Chosen:
@@ -80,18 +79,12 @@ def _choose_for_gguf(path: Path, wanted: str, weight_dtype: str) -> Chosen:
             "Set network to auto and weight_dtype to default.",
         )
     file = open_host_file(path, find_gguf_pack(path))
-    _check_network(file)
-    return Chosen(file, "Runs ComfyUI's own network, on the file's weights as they are, by ComfyUI-GGUF.")
+    return _of_comfyui(file, "Runs ComfyUI's own network, on the file's weights as they are, by ComfyUI-GGUF.")
 
 
-def _open_host_file(path: Path) -> HostFile:
-    file = _recognise(path)
-    _check_network(file)
-    return file
-
-
-def _check_network(file: HostFile) -> None:
-    """Refuse what ComfyUI cannot build, with its reason, and what is a node pack's own: no rank has its code."""
+def _of_comfyui(file: HostFile, why: str) -> Chosen:
+    """A file for ComfyUI's network; refuses what ComfyUI cannot build, with its reason, and what is a node pack's own:
+    no rank has its code."""
     network = file.build()
     for made in (file.config, network):
         if not type(made).__module__.startswith(_OF_COMFYUI):
@@ -100,6 +93,12 @@ def _check_network(file: HostFile) -> None:
                 f"{file.path.name} is a model of a node pack's own, {whose}, which the pool does not have.",
                 "Load it with Load Diffusion Model, or with that pack's loader.",
             )
+    if missing := file.missing(network):
+        why += (
+            f" The file lacks {len(missing)} of the network's weights, first {missing[0]}: what is in their place is by "
+            "chance, as with ComfyUI's own loader."
+        )
+    return Chosen(file, why)
 
 
 def _recognise(path: Path) -> HostFile:

@@ -87,6 +87,19 @@ class HostFile:
             config.custom_operations = operations
         return network
 
+    def missing(self, network: nn.Module) -> list[str]:
+        """Names of weights that the network has and the file has not; ComfyUI leaves those as their memory was.
+
+        Args:
+            network: as `build` makes it.
+
+        Raises:
+            UnsupportedModelError: ComfyUI does not get as far as that, with its reason.
+        """
+        with comfyuis_reason(f"ComfyUI cannot read {self.path.name}"):
+            given = self.config.process_unet_state_dict(dict(self.state_dict)).keys()
+        return [name for name, _ in network.named_parameters() if name not in given]
+
     def build_model(self) -> Any:
         """ComfyUI's model with the types and operations of the configuration; see host_model.py."""
         tensors = {**self.outside, **self.state_dict}

@@ -176,6 +176,8 @@ def said(run):
 describe()
 said(lambda: load_network(open_host_file(sys.argv[3]), torch.float32, False))
 said(lambda: choose_network(Path(sys.argv[4]), "auto"))
+print(choose_network(Path(sys.argv[2]), "ComfyUI").why)
+print(choose_network(Path(sys.argv[5]), "ComfyUI").why)
 
 class Newer(flux.DoubleStreamBlock):
     def forward(self, img, txt, vec, pe, registers=None):
@@ -200,16 +202,19 @@ def test_what_comfyui_cannot_read_another_version_and_a_packs_own_model_are_name
     strange = {**tensors, "txt_in.weight": torch.zeros(500, 64), "txt_in.bias": torch.zeros(500)}
     strange["x_embedder.weight"] = torch.zeros(8, 8).to(torch.float8_e4m3fn)  # not plain: diffusers' class is out
     save_file(strange, tmp_path / "strange.safetensors")
-    files = [str(tmp_path / f"{each}.safetensors") for each in ("whole", "misshapen", "strange")]
+    save_file({key: tensor for key, tensor in tensors.items() if key != name}, tmp_path / "lacking.safetensors")
+    files = [str(tmp_path / f"{each}.safetensors") for each in ("whole", "misshapen", "strange", "lacking")]
     command = [sys.executable, "-c", WRONG, str(COMFYUI), *files]
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    whole, misshapen, strange, newer, pack = done.stdout.splitlines()[-5:]
+    whole, misshapen, strange, complete, lacking, newer, pack = done.stdout.splitlines()[-7:]
     assert whole == "True FLUX, LongCat and Ovis "
     assert misshapen.startswith("UnsupportedModelError ComfyUI cannot load ")
     assert "size mismatch for double_blocks.0.img_attn.proj.weight" in misshapen
     assert strange.startswith("UnsupportedModelError ComfyUI cannot build the network of strange.safetensors: ")
+    assert complete == "Runs ComfyUI's own network, as asked."
+    assert lacking.startswith(f"{complete} The file lacks 1 of the network's weights, first {name}: what is in their")
     assert newer.startswith("False FLUX, LongCat and Ovis The tokens of FLUX, LongCat and Ovis are not shared out: ")
     assert newer.endswith("this ComfyUI has another version of it, a block of double_blocks takes registers.")
     assert pack.startswith("UnsupportedModelError whole.safetensors is a model of a node pack's own, ")
