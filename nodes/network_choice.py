@@ -95,8 +95,8 @@ def _of_comfyui(file: HostFile, why: str) -> Chosen:
             )
     if missing := file.missing(network):
         why += (
-            f" The file lacks {len(missing)} of the network's weights, first {missing[0]}: what is in their place is by "
-            "chance, as with ComfyUI's own loader."
+            f" The file lacks {len(missing)} of the network's weights, first {missing[0]}: "
+            "what is in their place is by chance, as with ComfyUI's own loader."
         )
     return Chosen(file, why)
 

@@ -202,6 +202,23 @@ def test_out_of_memory_in_a_job_costs_the_pool_and_says_so(faulty_pool):
     pool.check_works()
 
 
+@pytest.mark.slow
+def test_whoever_works_with_a_pool_that_is_restarted_reads_so(faulty_pool):
+    pool = faulty_pool()
+    restarts: list[threading.Thread] = []
+
+    def restart(*_):
+        if not restarts:
+            restarts.append(threading.Thread(target=pool.client.restart))
+            restarts[0].start()
+
+    with pytest.raises(PoolError, match=r"^The pool was restarted while it worked for this\. Queue"):
+        pool.sample("hang 0 1", on_progress=restart)
+    restarts[0].join()
+    pool.check_works()
+    pool.remember()
+
+
 @pytest.mark.slow  # a cancel of a real model is in the first tier: test_pool.py
 @pytest.mark.parametrize("step", [0, 3])
 def test_cancel_at_a_step_stops_all_ranks_there_and_keeps_them(faulty_pool, step):

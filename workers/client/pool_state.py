@@ -121,6 +121,10 @@ class PoolState:
         self._supervisor.end_by_force()
         self._on_give_up()
 
+    def told_to_end(self) -> None:
+        """Somebody wants another pool in its place, whoever works with this one."""
+        self._given_up = PoolError("The pool was restarted while it worked for this.", "Queue the prompt again.")
+
     def death(self) -> PoolError:
         """Why the pool is gone, as an error to raise."""
         if self._given_up is not None:

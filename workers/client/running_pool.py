@@ -270,7 +270,8 @@ class RunningPool:
         return self._state.death()
 
     def interrupt(self) -> None:
-        """Ask it to end, and end it by force where it does not; a job's caller gets the error of a pool that died."""
+        """Ask it to end, and end it by force where it does not; a job's caller is told that it was restarted."""
+        self._state.told_to_end()
         self._connection.offer(Shutdown())
         self._supervisor.wait(EXIT_SECONDS)
         self._supervisor.end_by_force()
