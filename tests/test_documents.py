@@ -18,6 +18,7 @@ from PIL import Image
 
 from nodes.sentences import TABLES
 from parallel_runtime.sampling.samplers import SUPPORTED
+from parallel_runtime.switches import SWITCHES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -380,6 +381,15 @@ def test_the_nodes_of_a_template_do_not_overlap(path):
         if one[1] - title < other[1] + other[3] and other[1] - title < one[1] + one[3]
     ]
     assert overlapping == []
+
+
+def test_every_environment_variable_and_switch_stands_in_the_table():
+    code = [path for folder in ("nodes", "workers", "parallel_runtime") for path in (ROOT / folder).rglob("*.py")]
+    named = {name for path in code for name in re.findall(r"\bPARALLEL_DIT_[A-Z_]+\b", path.read_text())}
+    text = (ROOT / "docs" / "environment.md").read_text()
+    variables = re.findall(r"^\| `(PARALLEL_DIT_[A-Z_]+)`", text, re.M)
+    assert sorted(variables) == sorted(named)
+    assert re.findall(r"^\| `([a-z]+)`", text, re.M) == list(SWITCHES)
 
 
 def test_no_file_names_a_registry_or_a_place_of_one_machine():

@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from ..streaming.large_pages import in_large_pages
+
 log = logging.getLogger(__name__)
 
 _LEFT_FREE = 8 << 30
@@ -35,6 +37,7 @@ class HostCopy:
         self._descriptor = descriptor
         self._owned = owned
         self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
+        in_large_pages(self._map)
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self._pinned = False
 

@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from ..errors import OutOfMemoryError
+from .large_pages import in_large_pages
 from .peer_driver import OpenedAllocation, SharedAllocation
 
 _LEFT_FREE = 20
@@ -75,6 +76,7 @@ class HostShare:
             os.truncate(descriptor, size)
         self._descriptor = descriptor
         self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
+        in_large_pages(self._map)
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self.address = f"host:{os.getpid()}:{descriptor}:{size}"
         self._pinned = False

@@ -32,6 +32,9 @@ from parallel_runtime.requests.requests import (
     Step,
     tensor_name,
 )
+from parallel_runtime.streaming import shared_blocks
+from parallel_runtime.streaming.share_memory import HostShare
+from parallel_runtime.streaming.shared_blocks import Streaming
 from tests.parallel_runtime.staged_run import Quiet
 
 CPU = torch.device("cpu")
@@ -170,7 +173,8 @@ def compare(rank: int, world_size: int, path: str, other: str, folder: str) -> d
         found[f"{weights} again"] = torch.equal(forward(pool, f"{weights} 0"), expected["0"])
     found["unlike"] = not torch.equal(expected["0"], expected["1"])
     found["repeated"] = _repeat(pool, expected["0"])
-    found |= _choose(pool, path, expected["0"])  # last: later plans reckon with that machine
+    found |= _choose(pool, path, expected["0"])
+    found |= _leave(pool, (path, other), expected)
     return found
 
 
@@ -191,6 +195,33 @@ def _choose(pool: PoolRank, path: str, expected: torch.Tensor) -> dict[str, bool
         reference, tensors = flux_tensors()
         output = pool.run(Forward(f"auto {memory}", reference), tensors)[1].get("output")  # one rank may do for a GPU
         found[f"auto {says} forward"] = output is None or torch.allclose(output, expected, atol=1e-5)
+    return found
+
+
+def _leave(pool: PoolRank, files: tuple[str, str], expected: dict[str, torch.Tensor]) -> dict[str, bool]:
+    """Models dealt out over devices, whose memory others read, leave for each other and come back; one in the host's
+    memory stays meanwhile."""
+    found: dict[str, bool] = {}
+    with (
+        patch.object(Streaming, "on_device", lambda self, device: self.mode == "dealt"),
+        patch.object(shared_blocks, "DeviceShare", lambda size, device: HostShare(size)),
+        patch.object(shared_blocks, "reach_one_another", lambda device: True),
+        staying(2),
+    ):
+        pool.load("beside", files[0], weights="host")
+        for number, file in enumerate(files):
+            pool.load(f"leaves {number}", file, weights="dealt")
+        for number in (0, 1, 1, 0):
+            name, other = f"leaves {number}", f"leaves {1 - number}"
+            found[f"{name} back"] = torch.equal(forward(pool, name), expected[str(number)])
+            here = [pool.weights(each).here for each in (name, other, "beside")]
+            found[f"{name} alone"] = here == [True, False, True]
+        pool.run(Release("leaves 0", park=True))
+        found["leaves 0 parked"] = not pool.weights("leaves 0").here
+        found["leaves 0 after that"] = torch.equal(forward(pool, "leaves 0"), expected["0"])
+        found["beside"] = torch.equal(forward(pool, "beside"), expected["0"])
+        found["leaves for whole"] = not pool.weights("leaves 0").here
+        pool.run(Release("leaves 0"))
     return found
 
 

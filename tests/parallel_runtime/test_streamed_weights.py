@@ -25,7 +25,7 @@ def files(tmp_path_factory) -> list[str]:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_shares_give_what_whole_weights_give(ranks, files, tmp_path):
     arguments = {"path": files[0], "other": files[1], "folder": str(tmp_path)}
-    for found in run_ranks(ranks, "tests.parallel_runtime.streamed_run:compare", arguments):
+    for found in run_ranks(ranks, "tests.parallel_runtime.streamed_run:compare", arguments, timeout=280):
         for weights in ("dealt", "host"):
             size, share, coming, largest = found.pop(f"{weights} bytes")
             # Two slots, the first block, and what is in no block: a CPU's share is not on it.
