@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import torch
@@ -103,6 +104,65 @@ def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
         "refused": list(methods.refused.values()),
         "quantised": sum(isinstance(each, QuantisedLayer) for block in blocks for each in block.children()),
     }
+
+
+def compare_gguf(rank: int, world_size: int, comfyui: str, pack: str, kinds: list[str]) -> dict[str, Any]:
+    """{type of GGUF: {"alike": results of two blocks, and of one with a LoRA, are those of the blocks as they are,
+    "graphs": of the blocks, and with the LoRA, "refused"}}; a graph holds the pack's own code, which torch traces."""
+    use_comfyui(comfyui, {"cpu": True})
+    import gguf
+    from comfy.weight_adapter import LoRAAdapter
+
+    from parallel_runtime.loading.gguf_pack import open_pack
+    from parallel_runtime.patching.gguf_weights import with_patches
+
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    operations = open_pack(pack).operations()
+    tensor: Any = sys.modules[operations.__module__].GGMLTensor
+    found: dict[str, Any] = {}
+    for name in kinds:
+        torch._dynamo.reset()
+        kind, plain = gguf.GGMLQuantizationType[name], gguf.GGMLQuantizationType.F32
+        size, stored = gguf.GGML_QUANT_SIZES[kind]
+
+        def layer(
+            inputs: int, outputs: int, kind: Any = kind, plain: Any = plain, row: float = stored / size
+        ) -> torch.nn.Module:
+            # Bytes as they come, which the package cannot make of numbers in every type; scales among them are small.
+            weight = torch.randint(0, 60, (outputs, int(inputs * row)), dtype=torch.uint8)
+            parts = {"weight": (weight, kind, (outputs, inputs)), "bias": (torch.randn(outputs), plain, (outputs,))}
+            made: torch.nn.Module = operations.Linear(inputs, outputs)
+            made.load_state_dict(
+                {
+                    part: tensor(data, tensor_type=of, tensor_shape=torch.Size(shape))
+                    for part, (data, of, shape) in parts.items()
+                }
+            )
+            return made
+
+        graphs: list[Any] = []
+        methods = CompiledMethods(
+            plain=False, backend=lambda module, inputs, graphs=graphs: graphs.append(module) or module
+        )  # type: ignore[arg-type,misc]
+        blocks = [Two([layer(256, 512), layer(512, 256)]) for _ in range(2)]
+
+        def alike(block: Two, methods: CompiledMethods = methods) -> bool:
+            x = torch.randn(2, 5, 256).to(torch.bfloat16)
+            with methods.compiling():
+                output = methods.call(block.forward, (x,), {}, lambda args, kwargs: [], lambda: True)
+            return torch.equal(output, block(x)) and bool(output.isfinite().all())
+
+        results, made = [alike(block) for block in blocks], [len(graphs)]
+        lora = LoRAAdapter(set(), (torch.randn(512, 4), torch.randn(4, 256), None, None, None, None))
+        first = blocks[0].first
+        patched = with_patches(first.weight, "first.weight", [(1.0, lora, 1.0, None, None)])
+        before = first(torch.ones(256))
+        first.weight = torch.nn.Parameter(patched, requires_grad=False)
+        assert not torch.equal(first(torch.ones(256)), before)
+        results.append(alike(blocks[0]))
+        found[name] = {"alike": results, "graphs": [*made, len(graphs)], "refused": list(methods.refused.values())}
+    return found
 
 
 def _layer(operations: Any, name: str, more: dict[str, Any], shape: tuple[int, int]) -> torch.nn.Module:

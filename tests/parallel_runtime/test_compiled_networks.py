@@ -27,6 +27,7 @@ from parallel_runtime.networks.comfyui.attention_operator import (
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.comfyui_networks.catalogue import TINY
+from tests.host.find_host import find_gguf_pack
 from tests.ranks import run_ranks
 
 COMFYUI = find_comfyui()
@@ -339,6 +340,20 @@ def test_blocks_run_compiled_by_the_same_graphs_where_functions_of_nodes_act_bet
         compiled = {where: (each["compiled"], each["graphs"]) for where, each in found.items()}
         # Of four blocks, each called twice, one is left out.
         assert compiled == {"nowhere": (8, 2), "between blocks": (6, 0), "inside of blocks": (0, 0)}
+
+
+@with_comfyui
+@pytest.mark.slow
+def test_gguf_layers_are_traced_into_a_graph_with_a_lora_beside_them_too():
+    pytest.importorskip("gguf")
+    assert COMFYUI is not None
+    if (pack := find_gguf_pack(COMFYUI)) is None:
+        pytest.skip("ComfyUI-GGUF is not there: set COMFYUI_GGUF_PATH to it")
+    arguments = {"comfyui": str(COMFYUI), "pack": str(pack), "kinds": ["Q8_0", "Q4_0", "Q4_K", "Q6_K"]}
+    (found,) = run_ranks(1, "tests.comfyui_networks.quantised:compare_gguf", arguments)
+    assert {(*each["alike"], *each["graphs"], *each["refused"]) for each in found.values()} == {
+        (True, True, True, 1, 2)
+    }
 
 
 @with_comfyui
