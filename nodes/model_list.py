@@ -20,6 +20,7 @@ def list_folders(roots: Iterable[str | Path]) -> list[str]:
     names = set()
     for root in roots:
         for folder, below, _ in os.walk(root, followlinks=True):
+            below[:] = [name for name in below if not _leads_back(folder, name)]
             if is_transformer_folder(folder) and folder != str(root):
                 names.add(Path(folder).relative_to(root).as_posix() + "/")
                 below.clear()
@@ -27,9 +28,17 @@ def list_folders(roots: Iterable[str | Path]) -> list[str]:
 
 
 def find_folder(name: str, roots: Iterable[str | Path]) -> Path | None:
-    """Path of a folder that `list_folders` named, or None if it is no longer there."""
+    """Path of a folder that `list_folders` named, or None if it is no longer there, or no such name."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:  # a graph may be anybody's
+        return None
     for root in roots:
         folder = Path(root) / name
         if is_transformer_folder(folder):
             return folder
     return None
+
+
+def _leads_back(folder: str, name: str) -> bool:
+    """Whether a folder in another one is a link to that or to one around it, where a walk would go on and on."""
+    path = os.path.join(folder, name)
+    return os.path.islink(path) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path))
