@@ -217,22 +217,8 @@ def _refused(network: HostNetwork | None) -> str:
     return "".join(f"; {each.__qualname__} not compiled: {why[:160]}" for each, why in refused.items())
 
 
-@torch.no_grad()
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", choices=list(HOST_REAL))
-    parser.add_argument("--comfyui", type=Path, required=True)
-    parser.add_argument("--format", choices=["", "fp8", "scaled fp8", "int8"])
-    parser.add_argument("--variants", default="native,")
-    parser.add_argument("--size", type=int, help="pixels of a side, where it is not the model's")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=8)
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--top", type=int, default=4)
-    parser.add_argument("--attention", default="auto", choices=ATTENTION_BACKENDS)
-    parser.add_argument("--tiny", action="store_true", help="small networks, on CPUs where there are no GPUs")
-    options = parser.parse_args()
+def start(options: argparse.Namespace) -> tuple[torch.device, Mapping[str, Any], Mesh]:
+    """This rank's device, the models by name, and the mesh of all ranks, by `comfyui` and `tiny` of the options."""
     options.comfyui = options.comfyui.expanduser()
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = torch.device("cpu")
@@ -249,6 +235,33 @@ def main() -> None:
         groups = Groups(rank, world_size, PeerMemory)
         mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size, groups=groups)
     assert mesh is not None
+    return device, families, mesh
+
+
+def finish() -> None:
+    """Leave the world of several ranks."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+@torch.no_grad()
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", choices=list(HOST_REAL))
+    parser.add_argument("--comfyui", type=Path, required=True)
+    parser.add_argument("--format", choices=["", "fp8", "scaled fp8", "int8"])
+    parser.add_argument("--variants", default="native,")
+    parser.add_argument("--size", type=int, help="pixels of a side, where it is not the model's")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--top", type=int, default=4)
+    parser.add_argument("--attention", default="auto", choices=ATTENTION_BACKENDS)
+    parser.add_argument("--tiny", action="store_true", help="small networks, on CPUs where there are no GPUs")
+    options = parser.parse_args()
+    device, families, mesh = start(options)
     for name in options.models:
         family = families[name]
         assert isinstance(family, HostFamily)
@@ -257,9 +270,7 @@ def main() -> None:
         if options.size:
             family = replace(family, size=(options.size, options.size))
         measure(family, mesh, device, options)
-    if world_size > 1:
-        dist.barrier()
-        dist.destroy_process_group()
+    finish()
 
 
 if __name__ == "__main__":
