@@ -25,6 +25,7 @@ from parallel_runtime.networks.comfyui.host_modulation import ReadyLayer
 from parallel_runtime.networks.comfyui.networks import find_network
 from parallel_runtime.networks.comfyui.residual_rows import rows_read
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from tests.unwritten_memory import fill_with_nan
 
 MODULATED = {
     "flux", "qwen-image", "qwen-image layered", "mage-flow", "hidream", "lens", "sd3.5 large", "sd3.5 medium",
@@ -57,6 +58,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: l
     from tests.comfyui_networks.catalogue import TINY, call
 
     torch.set_grad_enabled(False)
+    fill_with_nan()  # other ranks' rows of a rank's tokens, padding on the wire
     meshes = {
         f"ulysses {ulysses} ring {ring}": build_mesh(ParallelPlan(ulysses=ulysses, ring=ring), rank, world_size)
         for ulysses, ring in plans
