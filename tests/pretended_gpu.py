@@ -129,6 +129,12 @@ class PretendedGpu(TorchDispatchMode):
             others = [each for each, is_here in zip(given, here, strict=True) if not is_here and each.ndim]
             if others and name not in {"index", "index_put_", "index_put"}:
                 raise RuntimeError(f"{name} of tensors on two devices")
+            # A number that one mask's places are filled with; any other of the host is copied.
+            number = name == "index_put_" and not here[-1] and [each for each in given[1:-1] if each is not None]
+            if number and len(number) == 1 and here[-2] and number[0].dtype is torch.bool:
+                return
+            if number:
+                self.cross("a number to the GPU")
             masks = name.startswith("index") and [each for each in given[1:] if each.dtype in (torch.bool, torch.uint8)]
             if others or (masks and any(each.ndim and isinstance(each, OnGpu) for each in masks)):
                 self.cross(f"{name} by the host's numbers, or a mask")
@@ -151,6 +157,8 @@ class _FromNumbers(TorchFunctionMode):
         if func is torch.Tensor.tolist and isinstance(args[0], OnGpu):
             self._gpu.cross("tolist on the host")
             return args[0].inside.tolist()
+        if func is torch.Tensor.__setitem__ and isinstance(args[0], OnGpu) and type(args[2]) in (bool, int, float):
+            args = (*args[:2], torch.tensor(args[2], dtype=args[0].dtype))  # on the host, as PyTorch has it for CUDA
         if func in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor):
             target = kwargs.get("device", args[0].device if func is torch.Tensor.new_tensor else None)
             if target is not None and torch.device(target).type == GPU.type:

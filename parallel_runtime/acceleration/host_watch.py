@@ -93,13 +93,31 @@ class Watch(TorchFunctionMode):
             return self._read(Crossing(args[0], (func.__name__, *_told(args[0])), lambda: func(*args, **named)))
         if func is torch.Tensor.copy_ and self._is_there(args[0]):
             return func(args[0], *self._there(args[1:2]), *args[2:], **named)
-        # To write into what an index chooses failed on a GPU: it ends a recording, as what is not seen does.
         if func is torch.Tensor.__getitem__ and self._is_there(args[0]):
-            parts = self._as_integers(args[1])
-            index = tuple(self._sent(each) if _on_host(each) and each.ndim else each for each in parts)
-            as_given = index if isinstance(args[1], tuple) or len(index) > 1 else index[0]
-            return func(args[0], as_given)
+            return func(args[0], self._index(args[1], self._as_integers(args[1])))
+        if func is torch.Tensor.__setitem__ and self._is_there(args[0]):
+            return self._written(*args)
         return func(*args, **named)
+
+    def _written(self, tensor: torch.Tensor, index: Any, value: Any) -> None:
+        """Write into what an index chooses.
+
+        A number is a tensor of the host to PyTorch, which it copies to the GPU, but where one mask chooses: there it is
+        told to the kernel that fills, and nobody asks how many are chosen.
+        """
+        parts: Sequence[Any] = index if isinstance(index, tuple) else (index,)
+        choosing = [each for each in parts if isinstance(each, list) or (isinstance(each, torch.Tensor) and each.ndim)]
+        if type(value) not in (bool, int, float):
+            parts = self._as_integers(index)
+        elif len(choosing) != 1 or not _is_mask(choosing[0]):
+            parts = self._as_integers(index)
+            value = torch.full((), value, dtype=tensor.dtype, device=tensor.device)
+        torch.Tensor.__setitem__(tensor, self._index(index, parts), *self._there([value]))
+
+    def _index(self, given: Any, parts: Sequence[Any]) -> Any:
+        """An index of these parts, those of the host sent; a tuple if there are several, or it was given as one."""
+        sent = tuple(self._sent(each) if _on_host(each) and each.ndim else each for each in parts)
+        return sent if isinstance(given, tuple) or len(sent) > 1 else sent[0]
 
     def _told_number(self, number: StepNumber) -> Any:
         there = number.there
@@ -142,10 +160,9 @@ class Watch(TorchFunctionMode):
         for each in index if isinstance(index, tuple) else (index,):
             if isinstance(each, list) and each and all(type(number) in (int, bool) for number in each):
                 each = torch.tensor(each, device="cpu")
-            is_mask = isinstance(each, torch.Tensor) and each.dtype is torch.bool and each.ndim > 0
-            if is_mask and self._is_there(each):
+            if _is_mask(each) and self._is_there(each):
                 each = self._read(Crossing(each, ("mask", *_told(each)), each.cpu))
-            parts.extend(each.nonzero(as_tuple=True) if is_mask and _on_host(each) else [each])
+            parts.extend(each.nonzero(as_tuple=True) if _is_mask(each) and _on_host(each) else [each])
         return parts
 
 
@@ -159,6 +176,10 @@ _READS = {
 
 def _on_host(value: Any) -> bool:
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.ndim > 0
 
 
 def _targets(func: Any, how: Sequence[Any]) -> set[str]:

@@ -59,7 +59,11 @@ def copied(x: torch.Tensor) -> torch.Tensor:
 def indexed(x: torch.Tensor) -> torch.Tensor:
     both = x[None, torch.tensor([1])][0], x[torch.tensor(2)][None]
     chosen = torch.cat([x[torch.tensor([3, 1])], x[[0, 2]], x[MASK], *both])
-    return chosen.sum() * x
+    rows = torch.zeros(2, 4, device=x.device)
+    rows[:, MASK] = x.new_ones(3).cumsum(0)  # of a tensor on the host PyTorch itself refuses it
+    rows[0, torch.tensor([1])] = 2.0
+    rows[1, MASK] = 3.0
+    return chosen.sum() + rows * x
 
 
 SENDING: list[Callable[[torch.Tensor], torch.Tensor]] = [
@@ -150,11 +154,28 @@ def test_a_forward_that_sends_other_values_for_another_timestep_is_not_recorded(
 Reading = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def written(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    table = torch.zeros(2, 4, device=x.device)
+    table[0, mask > 0] = (x + 1)[mask > 0]
+    table[1, x.new_zeros(1, dtype=torch.int64)] = 5.0
+    return table * x
+
+
+def filled(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Nothing of it is read: PyTorch fills where the mask says."""
+    table = torch.zeros(2, 4, device=x.device)
+    table[:, mask > 0] = 5.0
+    table[0, 0] = mask.sum().item()
+    return table * x
+
+
 READING: dict[str, Reading] = {
     "number": lambda x, mask: x * mask.sum().item() + float(mask[0]) + int(mask[1]),
     "truth": lambda x, mask: x + 1 if mask.min() != mask[0] else 2 * x,
     "list": lambda x, mask: x * torch.tensor(mask.tolist()).to(x.device),
     "chosen": lambda x, mask: x[None, mask > 0] + 1,
+    "written": written,
+    "filled": filled,
     "some": lambda x, mask: x[: int(mask.sum())] * 3,
 }
 FIRST, SECOND = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0.0, 1.0, 0.0, 0.0])
