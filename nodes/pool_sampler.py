@@ -115,8 +115,6 @@ class PoolSampler(comfy.samplers.Sampler):
             found.append("sampler options")
         if self._rows_together(model) and model_wrap.cfg != 1.0:
             found.append("rows of a batch that depend on one another")
-        if len(getattr(model, "latent_shapes", None) or ()) > 1:
-            found.append("several latents in one")
         rule = type(model).scale_latent_inpaint
         if denoise_mask is not None and rule is not comfy.model_base.BaseModel.scale_latent_inpaint:
             found.append(f"the noise mask of {type(model).__name__}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.requests.conditioning import BRANCHES, OPTIONS, Shared
 from parallel_runtime.requests.trees import flatten
 
@@ -170,6 +171,8 @@ def call_obstacles(
     batch = latent_shape[0]
     if len({call.x.shape[1] for call in calls}) > 1:
         found.append("extra input channels for one conditioning only")
+    if any(LATENT_SHAPES in call.conditioning for call in calls):  # of which each may have a timestep of its own
+        found.append("several latents in one")
     for call in calls:
         branches = len(call.cond_or_uncond)
         wanted, shape = (branches * batch, *latent_shape[1:]), tuple(call.x.shape)

@@ -115,6 +115,7 @@ def unlike(rank: int, world_size: int) -> dict[str, str]:
         "object": said(Block, lambda blocks: both(blocks, e=object())),
         "window": said(Block, both, window=2),
         "window told": said(Block, both, replace(BLOCKS, when={"window": None}), window=2),
+        "other order told": said(Block, both, replace(BLOCKS, unless={"flipped": True}), flipped=True),
         "fewer": said(Fewer, both),
         "other": said(Other, both),
         "newer": said(Newer, both),

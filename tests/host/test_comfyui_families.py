@@ -67,7 +67,10 @@ def test_families_give_comfyuis_latent_with_tokens_shared_out_and_branches_dealt
         pytest.skip(f"needs {(needed >> 30) + 4} GiB of free memory")
     alone = Workflow(model=file, network="ComfyUI", steps=2)
     both = replace(alone, cfg=4.0)
-    expected = {each: host.latent(host.run(family.graph(each)), SAVE) for each in (alone, both)}
+    runs_of_theirs = {each: host.run(family.graph(each)) for each in (alone, both)}
+    if failed := next((run.error["exception_message"] for run in runs_of_theirs.values() if run.error), ""):
+        skip_as_older(host.host.path, f"fails with {name} by itself: {failed.splitlines()[0]}")
+    expected = {each: host.latent(run, SAVE) for each, run in runs_of_theirs.items()}
     guided = (expected[both] - expected[alone]).abs().max() / expected[alone].abs().max()
     assert guided > 100 * TOLERANCE  # or else a wrong text would not show
     runs = [

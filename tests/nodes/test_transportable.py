@@ -139,6 +139,7 @@ def test_plain_evaluations_have_no_obstacles(calls):
         ([make_call((0,)), make_call((0,))], "2 positive"),
         ([make_call((1,))], "0 positive"),
         ([make_call((1, 0), y=torch.ones(1, 3))], "shared input y"),
+        ([make_call((0,), latent_shapes=[[1, 4, 2, 2], [1, 4, 3]])], "several latents in one"),
         ([make_call((1, 0), ref_latents=[torch.ones(1, 3)])], "shared input ref_latents"),
     ],
 )

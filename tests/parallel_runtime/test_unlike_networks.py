@@ -22,6 +22,7 @@ def said():
         ("object", "takes a object as e"),
         ("window", "a mask of this rank's queries and keys alone"),
         ("window told", "its blocks have window 2"),
+        ("other order told", "its blocks have flipped True"),
         ("other", "keys, where this rank has"),
         ("newer", "a block of blocks takes more"),
         ("no attention", "no attention is set"),

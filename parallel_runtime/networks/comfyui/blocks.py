@@ -40,6 +40,7 @@ class Blocks:
         positional: names for the arguments of a forward that has none, only *args (SD3).
         when: attribute -> what it is in blocks that can be cut; every rank computes the others whole (blocks with
             windows, means or convolutions over the tokens).
+        unless: attribute -> what it is in blocks that cannot be cut, as another version of ComfyUI has them.
         whole_with: arguments with which every rank computes the block whole (caches, lists of other tokens).
         patched: patches inside of the block that can be given all tokens: called with one dict of tensors
             (B, tokens, ...) and return one (Wan, for MultiTalk). With others, every rank computes the block whole.
@@ -67,6 +68,7 @@ class Blocks:
     stretched: tuple[str, ...] = ()
     positional: tuple[str, ...] = ()
     when: Mapping[str, Any] = field(default_factory=dict)
+    unless: Mapping[str, Any] = field(default_factory=dict)
     whole_with: tuple[str, ...] = ()
     patched: tuple[str, ...] = ()
     kept: str = ""

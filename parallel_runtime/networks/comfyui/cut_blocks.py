@@ -44,7 +44,7 @@ def unknown_blocks(network: nn.Module, lists: Sequence[Blocks]) -> str:
             return f"it has no {blocks.path}"
         fitting = [block for block in found if _fits(block, blocks)]
         if found and not fitting:
-            is_so = ", ".join(f"{name} {_attribute(found[0], name)}" for name in blocks.when)
+            is_so = ", ".join(f"{name} {_attribute(found[0], name)}" for name in (*blocks.when, *blocks.unless))
             return f"its {blocks.path} have {is_so}"
         for block in fitting:
             parameters = inspect.signature(block.forward).parameters.values()
@@ -87,6 +87,8 @@ def _attribute(block: nn.Module, path: str) -> Any:
 
 
 def _fits(block: nn.Module, blocks: Blocks) -> bool:
+    if any(_attribute(block, name) == value for name, value in blocks.unless.items()):
+        return False
     return all(_attribute(block, name) == value for name, value in blocks.when.items())
 
 

@@ -14,6 +14,7 @@ FLUX = (
         "double_blocks", {"txt": 1, "img": 1}, ("img", "txt"), joint={"pe": 2},
         segments={"modulation_dims_img": "img", "modulation_dims_txt": "txt"}, alike=("vec", "attn_mask", *_OPTIONS),
         modulations={"vec": ("img_mod.lin", "txt_mod.lin")}, control=("input", "img"),
+        unless={"flipped_img_txt": True},  # HunyuanVideo of ComfyUI 0.8.0 has the picture's tokens before the text's
     ),
     Blocks(
         "single_blocks", {"x": 1}, ("x",), joint={"pe": 2}, segments={"modulation_dims": "x"},
