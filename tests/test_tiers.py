@@ -1,12 +1,16 @@
-"""A mark that names the cases of the first tier names cases that there are."""
+"""What names tests names tests that there are: the mark of a tier's cases, the list of what begins first."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from tests.order import LONGEST, longest_first
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFTEST = """
@@ -50,3 +54,11 @@ def test_a_mistyped_case_is_an_error(tmp_path, mark, asked, code, says):
     ]
     run = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert (run.returncode, says in run.stdout + run.stderr) == (code, True)
+
+
+def test_the_longest_files_begin_first_and_are_there():
+    assert all((ROOT / path).is_file() for path in LONGEST)
+    names = ["tests/a.py::one", f"{LONGEST[1]}::one", f"{LONGEST[0]}::one", "tests/a.py::two", f"{LONGEST[1]}::two"]
+    items: Any = [SimpleNamespace(nodeid=name) for name in names]
+    order = [each.nodeid for each in longest_first(items)]
+    assert order == [names[2], names[1], names[4], names[0], names[3]]
