@@ -21,6 +21,7 @@ app.registerExtension({
     {
       id: "ParallelDiT.StartDevices",
       category: ["Parallel DiT", "Pool", "StartDevices"],
+      sortOrder: 3,
       name: "Start the pool together with ComfyUI, on these devices",
       tooltip:
         "auto for all GPUs, numbers such as 0,1, or cpu:2. Empty: the first prompt starts the pool. " +

@@ -98,6 +98,9 @@ def test_the_panel_follows_a_prompt_and_its_buttons_work_with_the_keyboard(host,
     assert panel.evaluate(overflow) <= 0
     canvas.picture(tmp_path / "panel.png")
 
+    buttons = panel.locator("[data-key]").evaluate_all("(all) => all.map((each) => each.dataset.key)")
+    assert len(buttons) == len(set(buttons)) > 1, "a model that is loaded under two configurations stands there once"
+
     park = panel.locator("[data-key^='park cpu']").first
     park.focus()
     canvas.page.keyboard.press("Enter")
