@@ -93,18 +93,32 @@ async function warnOfObstacles() {
   const workflow = app.rootGraph.serialize();
   const found = await knownObstacles(workflow);
   if (!found.length) return;
-  const lines = found.map(({ node, why }) => `“${titleOf(node)}”: ${why}.`);
+  const lines = found.map(({ node, why }) => say("obstacleOf", { node: titleOf(node), why }));
   const places = found.map(({ graph, node }) => withOutside(graph.id ?? app.rootGraph.id, node.id));
   places.forEach((nodes, index) => markFault(nodes, found[index].why));
   const text = `${lines.join(" ")} ${say("obstacleFix")}`;
   showNotice("warning", say("obstacle"), text, [{ text: say("goTo"), press: () => goTo(places[0]) }]);
 }
 
+// Calls it before a prompt goes to the server, which the frontend of ComfyUI 0.8.0 does not announce.
+function beforeQueueing(act) {
+  let announced = false;
+  api.addEventListener("promptQueueing", () => {
+    announced = true;
+    act();
+  });
+  const { queuePrompt } = api;
+  api.queuePrompt = function (...values) {
+    if (!announced) act();
+    return queuePrompt.apply(this, values);
+  };
+}
+
 app.registerExtension({
   name: "ParallelDiT.Errors",
   setup() {
     api.addEventListener("execution_error", ({ detail }) => showError(detail));
-    api.addEventListener("promptQueueing", () => {
+    beforeQueueing(() => {
       for (const kind of ["error", "warning"]) hideNotice(kind);
       clearFaults();
       warnOfObstacles();

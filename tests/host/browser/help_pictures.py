@@ -68,9 +68,9 @@ def main() -> None:
         host = ComfyHost(find_host(), Path(folder) / "base")
         try:
             write_models(host)
-            (
-                host.base / "models" / "checkpoints" / "sd_xl_base_1.0.safetensors"
-            ).touch()  # a missing one is framed in red
+            checkpoint = host.base / "models" / "checkpoints" / "sd_xl_base_1.0.safetensors"
+            checkpoint.parent.mkdir(exist_ok=True)
+            checkpoint.touch()  # a missing one is framed in red
             with open_canvas(host.address, height=1080) as canvas:  # the doctor's report is 820 high
                 take_all(canvas, host)
         finally:
