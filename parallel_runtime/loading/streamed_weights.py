@@ -62,7 +62,7 @@ class StreamedWeights(WeightsOfModule):
         slot = max(each.size for each in self._layouts)
         starts = [_aligned(rest.size) + number * _aligned(slot) for number in range(SLOTS)]
         self._arena: Arena = (arena or make_arena)(starts[-1] + slot, device)
-        self.keeps_addresses = self._arena.keeps_addresses
+        self.keeps_addresses = False  # a share is made anew when the weights come back, and recordings copy from shares
         slots = [self._arena.memory[start : start + slot] for start in starts]
         self.stream.set_up(self.shared, slots)
         self.size = starts[-1] + slot + (self.shared.size if self.shared.on_device else 0)

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from parallel_runtime.loading.arena import PlainArena
+from parallel_runtime.loading.checkpoint import open_checkpoint
+from parallel_runtime.loading.streamed_weights import StreamedWeights
+from parallel_runtime.loading.weights import build_transformer, check_weights
+from parallel_runtime.streaming.shared_blocks import Dealer, Streaming
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_original
@@ -34,6 +40,28 @@ def test_shares_give_what_whole_weights_give(ranks, files, tmp_path):
             assert share > coming / ranks * 0.9
             assert not found.pop(f"{weights} here")
         assert all(found.values()), found
+
+
+class StayingArena(PlainArena):
+    """Comes back at the same addresses, as a GPU's does."""
+
+    keeps_addresses = True
+
+
+def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files):
+    checkpoint, cpu = open_checkpoint(files[0]), torch.device("cpu")
+    module = build_transformer(checkpoint)
+    blocks = ["transformer_blocks.0", "transformer_blocks.1"]
+    dealer = Dealer(Streaming("host", 0, 1, None), "key", cpu)
+    rules = check_weights(module, checkpoint)
+    weights = StreamedWeights(module, checkpoint, rules, torch.float32, cpu, StayingArena, [], blocks, dealer)
+    made = []
+    for _ in range(2):
+        weights.fill(lambda done, total: None)
+        made.append(weights.shared.own_piece(0)[2])
+        weights.give_back()
+    assert made[0].data_ptr() != made[1].data_ptr()
+    assert not weights.keeps_addresses  # so `Held` lets recordings go
 
 
 @pytest.mark.slow
