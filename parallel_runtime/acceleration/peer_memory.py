@@ -61,6 +61,12 @@ class PeerMemory:
         self._pointers: Sequence[int] = ()
         self._too_large: float = math.inf
         self._buffers: OrderedDict[Hashable, PeerBuffers] = OrderedDict()
+        self._made = 0
+
+    @property
+    def made(self) -> int:
+        """How often memory was shared, a larger one or again; the same on all ranks."""
+        return self._made
 
     @property
     def size(self) -> int:
@@ -131,6 +137,7 @@ class PeerMemory:
             pointers, refusal = _exchange(memory, self._group)
             if all_agree(bool(pointers), self._group, device):
                 self._memory, self._pointers = memory, pointers
+                self._made += 1
                 self._buffers.clear()  # the old memory goes, but for what a recording still holds
                 return True
         self._too_large = size

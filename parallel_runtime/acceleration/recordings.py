@@ -53,7 +53,8 @@ Record = Callable[["RecordedForward", Callable[[list[torch.Tensor]], Any], list[
 class _Kind:
     """A kind of call: how often it was run, whether the ranks have recorded it, and this rank's recording if it still
     has it. `mesh` is held so that its id stays taken. `reads` says that a replay may be no result, on any rank, and
-    `failed` how often one was none; `holds`, whether this rank's last one is."""
+    `failed` how often one was none; `holds`, whether this rank's last one is. `memory` is which of the group's shared
+    memories it was recorded with."""
 
     mesh: Mesh
     runs: int = 0
@@ -62,6 +63,7 @@ class _Kind:
     reads: bool = False
     failed: int = 0
     holds: Callable[[], bool] = lambda: True
+    memory: int = 0
 
 
 @dataclass
@@ -183,6 +185,10 @@ class RecordedForward:
             recordings.kinds.pop(_key(mesh, leaves, structure, False), None)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         kind = self._kind(key, mesh, tensors[0].device)
+        if kind.recorded and kind.memory != _shared_memory(mesh):
+            # It grew, on all ranks alike. A rank that lost its recording would meet the others in the new one, and they
+            # it in the old.
+            kind.recorded, kind.replay, kind.holds = False, None, lambda: True
         if kind.recorded and (kind.replay is not None or mesh.sequence is not None):
             # What this rank lost it may only record again when the others do; a rank that is alone may at once.
             if kind.replay is not None:
@@ -250,6 +256,7 @@ class RecordedForward:
             recorded = all_agree(alike, kind.mesh.sequence, tensors[0].device)
         if recorded:
             kind.replay, kind.recorded, kind.holds = replay, True, host.held
+            kind.memory = _shared_memory(kind.mesh)
             if other is not None:
                 kind.reads = not all_agree(not host.reads, kind.mesh.sequence, tensors[0].device)
         else:
@@ -272,6 +279,10 @@ def _alike(found: Any, expected: Any) -> bool:
             if bool((one - other).norm() > _UNLIKE * other.norm()):
                 return False
     return True
+
+
+def _shared_memory(mesh: Mesh) -> int:
+    return 0 if mesh.peers is None else mesh.peers.made
 
 
 def _key(mesh: Mesh, leaves: list[Any], structure: Any, compiled: bool) -> Hashable | None:

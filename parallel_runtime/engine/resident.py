@@ -91,8 +91,10 @@ class Resident:
     def meet(self) -> None:
         """Before a forward: have what this rank reads of the others' weights. In RUN alone, where all ranks have
         activated them."""
-        if self.held is not None and self.held.weights.stream is not None:
-            self.held.weights.stream.meet()
+        if self.held is not None and self.held.weights.stream is not None and self.held.weights.stream.meet():
+            # One rank alone let its share in the host's memory go and made it anew. Ranks that have recordings of their
+            # own, over themselves alone or without that rank, had agreed to go on with these: all of them see it here.
+            self.held.forget_recordings()
 
     def wrap_whole(self) -> Network:
         """Have the transformer with all its blocks, to be run over any mesh without stages."""

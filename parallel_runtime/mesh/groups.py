@@ -15,6 +15,11 @@ GroupKey = tuple[tuple[int, ...], str]
 class GroupMemory(Protocol):
     """Memory that the ranks of a group share; see acceleration/peer_memory.py."""
 
+    @property
+    def made(self) -> int:
+        """How often it was made, on all ranks alike."""
+        ...
+
     def free(self) -> None:
         """Let it go; it is made anew when it is asked for."""
         ...

@@ -61,9 +61,9 @@ class BlockStream:
     def _count(self) -> int:
         return len(self._shared.deal.sizes)
 
-    def meet(self) -> None:
+    def meet(self) -> bool:
         """See `SharedBlocks.meet`."""
-        self._shared.meet()
+        return self._shared.meet()
 
     @contextmanager
     def reading(self) -> Iterator[None]:

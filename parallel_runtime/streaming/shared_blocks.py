@@ -168,14 +168,20 @@ class SharedBlocks:
             self._own.pin()
         self.board[STATE] = _number(state)
 
-    def meet(self) -> None:
-        """Wait until the shares of all ranks have the weights that this rank's has. Every rank comes here in RUN."""
+    def meet(self) -> bool:
+        """Wait until the shares of all ranks have the weights that this rank's has. Every rank comes here in RUN.
+
+        Returns:
+            Whether one is elsewhere than it was: what was recorded would copy from there.
+        """
         state = self.board[STATE]
         assert state, "a share that is not filled"
+        moved = False
         for rank in self._other_ranks():
             board = self._board(rank)
             wait_for(board, lambda words: words[STATE] == state, f"rank {rank} to have its share of the weights")
-            self._open(rank, board)
+            moved |= self._open(rank, board)
+        return moved
 
     def fetch(self, block: int, slot: torch.Tensor) -> None:
         """Copy a whole block to a slot, (bytes,) uint8, on the current stream."""
@@ -247,17 +253,19 @@ class SharedBlocks:
             self._boards[rank] = Board(os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
         return self._boards[rank]
 
-    def _open(self, rank: int, board: Board) -> None:
+    def _open(self, rank: int, board: Board) -> bool:
+        """Have a rank's share; returns whether it takes the place of an older one."""
         made = board[MADE]
         known = self._others.get(rank)
         if known is not None and known[0] == made:
-            return
+            return False
         if known is not None:
             known[1].close()
         share = open_share(self._path(rank).read_text().split()[2], self.device)
         self.board[OPEN] = 1
         share.pin()
         self._others[rank] = (made, share)
+        return known is not None
 
     def _path(self, rank: int) -> Path:
         assert self.streaming.folder is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +65,17 @@ def test_a_repeated_call_is_recorded_after_its_warm_runs_and_gives_what_the_forw
         output = recorded(ONE, (x,), {"factor": 3.0, "more": {"bias": bias}})
         assert torch.equal(output[0], x * 3.0 + bias)
         assert recorder.recorded == int(step >= WARM_RUNS)
+
+
+def test_a_forward_is_recorded_anew_at_once_when_the_memory_that_its_group_shares_grew():
+    forward, _ = counted()
+    recorder, peers = Recorder(), SimpleNamespace(made=1)
+    recorded, mesh = RecordedForward(forward, record=recorder), replace(ONE, peers=peers)
+    for step in range(WARM_RUNS + 4):
+        if step == WARM_RUNS + 2:
+            peers.made += 1  # by a larger picture, on all ranks of the group
+        assert torch.equal(recorded(mesh, (torch.ones(3),), {})[0], torch.full((3,), 2.0))
+        assert recorder.recorded == (step >= WARM_RUNS) + (step >= WARM_RUNS + 2)
 
 
 @pytest.mark.parametrize("change", ["shape", "dtype", "number", "mesh", "structure"])

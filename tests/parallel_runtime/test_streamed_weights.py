@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from parallel_runtime.engine.resident import Resident
 from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.streamed_weights import StreamedWeights
@@ -48,20 +51,40 @@ class StayingArena(PlainArena):
     keeps_addresses = True
 
 
-def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files):
-    checkpoint, cpu = open_checkpoint(files[0]), torch.device("cpu")
+def streamed_weights(path: str, streaming: Streaming) -> StreamedWeights:
+    checkpoint, cpu = open_checkpoint(path), torch.device("cpu")
     module = build_transformer(checkpoint)
     blocks = ["transformer_blocks.0", "transformer_blocks.1"]
-    dealer = Dealer(Streaming("host", 0, 1, None), "key", cpu)
     rules = check_weights(module, checkpoint)
-    weights = StreamedWeights(module, checkpoint, rules, torch.float32, cpu, StayingArena, [], blocks, dealer)
-    made = []
+    dealer = Dealer(streaming, "key", cpu)
+    return StreamedWeights(module, checkpoint, rules, torch.float32, cpu, StayingArena, [], blocks, dealer)
+
+
+def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files):
+    weights, made = streamed_weights(files[0], Streaming("host", 0, 1, None)), []
     for _ in range(2):
         weights.fill(lambda done, total: None)
         made.append(weights.shared.own_piece(0)[2])
         weights.give_back()
     assert made[0].data_ptr() != made[1].data_ptr()
     assert not weights.keeps_addresses  # so `Held` lets recordings go
+
+
+def test_recordings_do_not_outlive_another_ranks_share_either(files, tmp_path):
+    stays, moves = (streamed_weights(files[0], Streaming("host", rank, 2, tmp_path)) for rank in (0, 1))
+    forgotten: list[int] = []
+    held = SimpleNamespace(weights=stays, forget_recordings=lambda: forgotten.append(1))
+    resident = SimpleNamespace(held=held)
+    for weights in (stays, moves):
+        weights.fill(lambda done, total: None)
+    for times in (0, 0, 1, 1):
+        if times and not forgotten:  # that rank alone had no memory for it, and has it again
+            moves.give_back()
+            moves.fill(lambda done, total: None)
+        Resident.meet(resident)  # type: ignore[arg-type]
+        assert len(forgotten) == times
+    for weights in (stays, moves):
+        weights.give_back()
 
 
 @pytest.mark.slow
