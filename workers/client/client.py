@@ -200,7 +200,11 @@ class PoolClient:
         callbacks = Callbacks(on_progress=on_progress, on_compile=on_compile, should_cancel=should_cancel)
 
         def run() -> torch.Tensor:
-            job, tensors = loop_job(model.key, request, self._calls.cache, patches.names)
+            try:
+                job, tensors = loop_job(model.key, request, self._calls.cache, patches.names)
+            except RequestError:
+                self._calls.forget()  # branches before the one that does not travel are noted, and never sent
+                raise
             reply = self._submit(Submission(request=job, tensors=tensors, callbacks=callbacks))
             return require_finite(reply.tensors["latent"])
 
@@ -308,9 +312,6 @@ class PoolClient:
             self.load(model, should_cancel)
             self._patches.send(patches, should_cancel)
             return run()
-        except RequestError:
-            self._calls.forget()  # one that was never sent may have left conditionings that the ranks do not have
-            raise
 
     def _ensure(self, model: ModelRequest, should_cancel: ShouldCancel) -> None:
         self._keeper.settle(should_cancel)
