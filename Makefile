@@ -11,7 +11,7 @@ export PYTHONPATH := $(CURDIR)/tests/host/cpu_shim
 
 # More at a time than two cores compute: a third of the time tests wait for processes that start, sleep or are found dead.
 # Tests of GPUs: `python -m pytest -q -m gpu tests`.
-RUN_TESTS = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
+RUN_TESTS = $(BIN)/python -m pytest -q
 
 .PHONY: demo test test-slow lint venv clean host
 
@@ -19,11 +19,11 @@ demo: venv
 	$(BIN)/python -m benchmarks.demo
 
 test: host
-	$(RUN_TESTS) -n $(JOBS) -m "not slow and not gpu" $(PYTEST)
+	$(RUN_TESTS) --dist worksteal -n $(JOBS) -m "not slow and not gpu" $(PYTEST)
 
 # Real processes, servers and browsers on a busy machine: who ran out of time, and for nothing else, is tried once more.
 test-slow: host
-	$(RUN_TESTS) -n $(SLOW_JOBS) -m "slow and not gpu" --reruns 1 --only-rerun Timeout $(PYTEST)
+	$(RUN_TESTS) --dist loadfile --no-loadscope-reorder -n $(SLOW_JOBS) -m "slow and not gpu" --reruns 1 --only-rerun Timeout $(PYTEST)
 
 host: venv
 	$(BIN)/python -m tests.host.requirements

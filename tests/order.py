@@ -1,7 +1,7 @@
 """Which test files begin first: those that take longest, lest one be all that is left when the others are through.
 
-A file is one worker's (`--dist loadfile`), as tests of a file share what takes long to make: files of models, a page
-with ComfyUI's canvas, a pool. One begun late is a tail that only its worker is busy with.
+In the slow tier a file is one worker's (`--dist loadfile`), as tests of a file share what takes long to make: files of
+models, a page with ComfyUI's canvas, a pool. One begun late is a tail that only its worker is busy with.
 """
 
 from __future__ import annotations

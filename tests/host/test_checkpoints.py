@@ -57,7 +57,7 @@ def small_file(host, folder: Path, name: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("name", "prefix"), [("stable-audio-3", "model.model."), ("zero123", "model.diffusion_model.")]
 )
-@pytest.mark.slow_but_for("stable-audio-3-model.model.")
+@pytest.mark.slow
 def test_weights_beside_the_network_are_read(host, checkpoint, name, prefix):
     beside = ("conditioner.", "cc_projection.")
     tensors = small_file(host, checkpoint.parent, name)

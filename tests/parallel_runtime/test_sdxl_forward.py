@@ -89,6 +89,7 @@ def test_cfg_2_and_data_2_give_the_one_process_result_on_every_rank():
                     assert relative_error(result[f"{number} {name} {position}"], expected) < 1e-5, (plan, name)
 
 
+@pytest.mark.slow
 def test_compiled_transformer_blocks_without_graph_breaks_give_the_same_result():
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     expected = Predictor(parallelize(build(ONE_WIDTH), SDXL, single_rank_mesh()), single_rank_mesh())
