@@ -89,7 +89,7 @@ class SupervisorProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):  # its connection closes a moment before it has ended
             code = self._process.wait(LAST_WORD_SECONDS)
         ended = "closed its connection" if code is None else f"ended with code {code}"
-        said = last_line(self.log) if code else ""
+        said = last_line(self.log) if code is not None and code > 0 else ""  # whom a signal ends says nothing
         return self.error(f"{ended}{said and f' and said: {said}'}")
 
     def wait(self, seconds: float) -> None:

@@ -20,8 +20,9 @@ from .job import ActiveJob
 from .members import Members
 from .stall import StallWatch
 
-ALIKE_SECONDS = 0.7
-"""So long after a rank failed in a run the others may fail alike; ranks compute in step."""
+ALIKE_SECONDS = 5.0
+"""So long after a rank failed in a run the others may fail alike: ranks compute in step, but a busy machine does not
+run them so. Less costs a pool that could have lived; more is waited for in vain where one rank failed alone."""
 
 
 class Jobs:
@@ -147,7 +148,8 @@ class Jobs:
             await self._end_failed(job)
             return
         elif job.failing:
-            asyncio.get_running_loop().call_later(ALIKE_SECONDS, self.blame, job)
+            seconds = min(ALIKE_SECONDS, self.stall.floor / 2)  # what failed is told, not that nothing went on
+            asyncio.get_running_loop().call_later(seconds, self.blame, job)
             return
         if job.finished:
             self._rest()
