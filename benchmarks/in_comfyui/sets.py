@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from .bench import Measure
+from .bench import Bench, Found, Measure
 from .families import TWIN
 from .graphs import Way
 from .host_families import HOST_REAL, HostFamily
 from .measures.controlnet import controlnet
 from .measures.faults import cancel, fault, kill_rank, stop_rank
-from .measures.limit import limited_speed
+from .measures.limit import limited
 from .measures.lora import lora
 from .measures.memory import unload
 from .measures.speed import short_speed, speed
@@ -169,15 +169,32 @@ def _faults(one: str, many: str) -> Iterator[Measure]:
 def _memory_limit(one: str, many: str) -> Iterator[Measure]:
     """Under each limit what fits; without one, what it costs beside."""
     for file, network in (("flux", ""), ("own-qwen", "ComfyUI"), ("own-ltx", "ComfyUI"), ("own-h3", "ComfyUI")):
-        whole, dealt = Way(many, network=network), Way(many, network=network, weights="dealt")
-        host = replace(dealt, weights="host")
-        alone = replace(host, devices=one)
-        for gib, ways in ((0, (NATIVE, whole, dealt, host)), (24, (NATIVE, dealt, host)), (16, (NATIVE, host, alone))):
-            for way in ways:
-                run = partial(limited_speed, file=file, way=way, gib=gib)
-                limit = f"{gib} GiB" if gib else "whole card"
-                kind = f"{way.weights or 'whole'} {way.devices}" if way.devices else "native"
-                yield Measure(f"limit {file} {limit} {kind}", (file,), 170, run, way.gpus)
+        for gib, way in _limits(one, many, network):
+            yield _limited(f"limit {file}", (file,), 170, partial(short_speed, file=file, way=way), way, gib)
+    twins = ("own-wan", "own-wan" + TWIN)
+    for gib, way in _limits(one, many, "ComfyUI"):
+        yield _limited("limit experts", twins, 220, partial(experts, files=twins, way=way), way, gib)
+
+
+def _limits(one: str, many: str, network: str) -> Iterator[tuple[float, Way]]:
+    whole, dealt = Way(many, network=network), Way(many, network=network, weights="dealt")
+    host, auto = replace(dealt, weights="host"), replace(dealt, weights="auto")
+    alone = replace(host, devices=one)
+    for gib, ways in (
+        (0, (NATIVE, whole, dealt, host)),
+        (24, (NATIVE, dealt, host, auto)),
+        (16, (NATIVE, host, alone, auto)),
+    ):
+        yield from ((gib, way) for way in ways)
+
+
+def _limited(
+    name: str, files: tuple[str, ...], bound: float, measure: Callable[[Bench, Found], None], way: Way, gib: float
+) -> Measure:
+    limit = f"{gib} GiB" if gib else "whole card"
+    kind = f"{way.weights or 'whole'} {way.devices}" if way.devices else "native"
+    run = partial(limited, measure=measure, way=way, gib=gib)
+    return Measure(f"{name} {limit} {kind}", files, bound, run, way.gpus)
 
 
 _MAKERS = {
