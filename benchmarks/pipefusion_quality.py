@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from parallel_runtime.attention.kernels import Attend
 from parallel_runtime.denoising.denoise import Denoising
@@ -76,11 +77,11 @@ class Drift:
     def measuring(self) -> None:
         """Nobody waits."""
 
-    def vote_stop(self) -> Callable[[], bool]:
+    def vote_stop(self, members: dist.ProcessGroup | None) -> Callable[[], bool]:
         """Nobody cancels."""
         return lambda: False
 
-    def all_stop(self) -> bool:
+    def all_stop(self, members: dist.ProcessGroup | None) -> bool:
         """Nobody cancels."""
         return False
 

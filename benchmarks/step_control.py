@@ -20,8 +20,7 @@ class StepControl:
 
     def __init__(self, device: torch.device, tell: Callable[[], None]) -> None:
         self._tell = tell
-        self._several = dist.is_initialized()
-        tells = not self._several or dist.get_rank() == 0
+        tells = not dist.is_initialized() or dist.get_rank() == 0
         self._telling = StepTelling(lambda step, total, denoised: tell(), device) if tells else None
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
@@ -48,12 +47,12 @@ class StepControl:
     def measuring(self) -> None:
         """Nobody waits."""
 
-    def vote_stop(self) -> Callable[[], bool]:
+    def vote_stop(self, members: dist.ProcessGroup | None) -> Callable[[], bool]:
         """Collective where there are several ranks."""
         decision = torch.zeros(1, dtype=torch.uint8)
-        work = dist.broadcast(decision, src=0, async_op=True) if self._several else None
+        work = dist.broadcast(decision, src=0, group=members, async_op=True) if members is not None else None
         return lambda: (work is None or work.wait()) and bool(decision.item())
 
-    def all_stop(self) -> bool:
+    def all_stop(self, members: dist.ProcessGroup | None) -> bool:
         """The same at once."""
-        return self.vote_stop()()
+        return self.vote_stop(members)()

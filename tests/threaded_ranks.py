@@ -87,6 +87,10 @@ class Communicator:
                 self.world, self.groups = larger, {larger.group_name: larger}
                 self.made.clear()
 
+    def calls_of(self, rank: int) -> int:
+        """How many collective calls a rank has made."""
+        return sum(count for (_, caller), count in self._counts.items() if caller == rank)
+
     def begin(self) -> None:
         """All ranks begin to run."""
         self._running = set(range(max(self.world.size(), self.coming)))
@@ -217,12 +221,14 @@ class Control:
     def loading(self, done: int, total: int) -> None:
         pass
 
-    def vote_stop(self) -> Callable[[], bool]:
-        self._communicator.note(self._communicator.world, "vote")
+    def vote_stop(self, members: Any) -> Callable[[], bool]:
+        if members is not None:
+            self._communicator.note(members, "vote")
         return lambda: False
 
-    def all_stop(self) -> bool:
-        self._communicator.meet(self._communicator.world, "stop")
+    def all_stop(self, members: Any) -> bool:
+        if members is not None:
+            self._communicator.meet(members, "stop")
         return False
 
 
@@ -235,6 +241,8 @@ class ThreadedPool:
         self._patch = patch
         self.engines = [Engine(CPU, rank, world_size) for rank in range(world_size)]
         self.control = Control(self.communicator)
+        self.prepared: list[Prepared] = []
+        """Of the last request that ran."""
 
     def grow(self, ranks: int) -> None:
         """More ranks come, as into a running pool."""
@@ -276,6 +284,7 @@ class ThreadedPool:
         names = {name for each in prepared for name in each.offers}
         agreed = {name: min(each.offers[name] for each in prepared if name in each.offers) for name in names}
         outcomes: dict[int, Any] = {}
+        self.prepared = prepared
 
         def work(rank: int) -> None:
             own = {name: tensor.clone() for name, tensor in tensors.items()}

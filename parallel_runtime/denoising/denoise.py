@@ -82,7 +82,7 @@ class Denoising:
 
         def on_step(state: StepState) -> None:
             control.progress(state.index, total, state.denoised if self.request.preview else None)
-            if control.all_stop():
+            if control.all_stop(predictor.mesh.members):
                 raise Cancelled
 
         x = tensors["x"]
@@ -120,12 +120,6 @@ class Denoising:
                 "than ComfyUI does.",
                 "Use KSampler, a sampler that adds no noise, or set stages to 1.",
             )
-
-    def sit_out(self, steps: int, control: Control) -> None:
-        """What a rank outside the mesh does meanwhile: it joins the collectives that all ranks of the pool share."""
-        for _ in range(steps):
-            if control.all_stop():
-                raise Cancelled
 
     def noise(self, x: torch.Tensor) -> NoiseSource | None:
         """Where the sampler gets the noise that it adds, if it adds any; for the whole latent x."""

@@ -25,6 +25,11 @@ class PreparedInvoke(Prepared):
     request: Invoke
     resident: Resident
 
+    @property
+    def takes_part(self) -> bool:
+        """See `Prepared`."""
+        return isinstance(self.resident.structure, HostStructure)
+
     @classmethod
     def prepare(
         cls, state: RankState, request: Invoke, resident: Resident, meta: Mapping[str, torch.Tensor]

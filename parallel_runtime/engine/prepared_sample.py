@@ -11,7 +11,7 @@ import torch
 from ..denoising.denoise import Denoising
 from ..denoising.predict import Predictor
 from ..patching.patch_data import WeightPatches
-from ..pipefusion.denoise import PipelineDenoising, sit_out
+from ..pipefusion.denoise import PipelineDenoising
 from ..pipefusion.kept import kept_bytes
 from ..pipefusion.runner import StageRunner
 from ..planning.limits import check_steps
@@ -33,8 +33,12 @@ class PreparedSample(Prepared):
     request: Sample
     placed: Placed
     denoising: Denoising
-    steps: int
     patches: WeightPatches
+
+    @property
+    def takes_part(self) -> bool:
+        """See `Prepared`."""
+        return self.placed.place is not None
 
     @classmethod
     def prepare(
@@ -71,7 +75,7 @@ class PreparedSample(Prepared):
         patches = state.patches.find(request.patches)
         offers = placed.offers() | state.patch_offers(resident, patches)
         return cls(
-            state=state, request=request, placed=placed, denoising=denoising, steps=steps, patches=patches,
+            state=state, request=request, placed=placed, denoising=denoising, patches=patches,
             offers=offers,
         )  # fmt: skip
 
@@ -93,7 +97,6 @@ class PreparedSample(Prepared):
         branches = [state.conditionings.take(branch, tensors) for branch in self.request.branches]
         run = state.join(self.placed, agreed, control)
         if run is None:
-            (sit_out if plan.pipe > 1 else denoising.sit_out)(self.steps, control)
             return None
         if isinstance(run, StagedRun):
             seen = denoising.model_inputs(tensors["x"], tensors)[0]

@@ -20,7 +20,10 @@ from ..config import AXES, ParallelPlan
 from ..errors import ConfigurationError
 from .groups import GroupKey, GroupMemory, Groups
 
-_GROUPED = {"ulysses": ("ulysses",), "ring": ("ring",), "sequence": ("ring", "ulysses"), "batch": ("data", "cfg")}
+_GROUPED: Mapping[str, tuple[str, ...]] = {
+    "ulysses": ("ulysses",), "ring": ("ring",), "sequence": ("ring", "ulysses"), "batch": ("data", "cfg"),
+    "members": AXES,
+}  # fmt: skip
 """Groups of a mesh, each with the axes that it joins."""
 
 
@@ -66,6 +69,7 @@ class Mesh(Layout):
         ulysses, ring: groups along that axis.
         sequence: group over which the token sequence is split, ring × ulysses; index is u + U·r.
         batch: group over which the batch is split, data × cfg; index is c + C·d.
+        members: all ranks of the plan.
         peers: memory that the ranks of `sequence` share.
     """
 
@@ -73,6 +77,7 @@ class Mesh(Layout):
     ring: dist.ProcessGroup | None = field(default=None, repr=False)
     sequence: dist.ProcessGroup | None = field(default=None, repr=False)
     batch: dist.ProcessGroup | None = field(default=None, repr=False)
+    members: dist.ProcessGroup | None = field(default=None, repr=False)
     peers: GroupMemory | None = field(default=None, repr=False)
 
 
@@ -146,6 +151,7 @@ def build_mesh(
         ring=own.get("ring"),
         sequence=own.get("sequence"),
         batch=own.get("batch"),
+        members=own.get("members"),
         peers=peers,
     )
 

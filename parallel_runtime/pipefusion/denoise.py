@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from ..denoising.denoise import Denoising
 from ..networks.lead import of_first_rank
@@ -23,17 +24,20 @@ from .runner import StageRunner, flatten_rows
 class StopVotes:
     """A cancel, agreed on without waiting: what was voted at one step holds from the next on.
 
-    Waiting for everybody at each step would empty the pipeline. All ranks of the pool vote at every step, and find the
+    Waiting for everybody at each step would empty the pipeline. All ranks of the plan vote at every step, and find the
     same result at the same step.
+
+    Args:
+        members: all ranks of the plan.
     """
 
-    def __init__(self, control: Control):
-        self._control = control
+    def __init__(self, control: Control, members: dist.ProcessGroup | None):
+        self._control, self._members = control, members
         self._open: Callable[[], bool] | None = None
 
     def stop(self) -> bool:
         """Vote, and return the result of the vote before."""
-        before, self._open = self._open, self._control.vote_stop()
+        before, self._open = self._open, self._control.vote_stop(self._members)
         return before is not None and before()
 
     def close(self) -> None:
@@ -41,19 +45,6 @@ class StopVotes:
         if self._open is not None:
             self._open()
             self._open = None
-
-
-def sit_out(steps: int, control: Control) -> None:
-    """What a rank outside the mesh does meanwhile: it votes.
-
-    Raises:
-        Cancelled: when all others do.
-    """
-    votes = StopVotes(control)
-    stopped = any(votes.stop() for _ in range(steps))
-    votes.close()
-    if stopped:
-        raise Cancelled
 
 
 @dataclass
@@ -146,7 +137,7 @@ class PipelineDenoising:
         self._runs = self._start()
         self._latest = torch.cat([run.model_input for run in self._runs], dim=2)
         self._denoised = torch.zeros_like(self._latest)
-        self._votes = StopVotes(control)
+        self._votes = StopVotes(control, runner.mesh.members)
 
     @torch.no_grad()
     def run(self) -> torch.Tensor | None:

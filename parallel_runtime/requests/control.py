@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from ..errors import ParallelError
 
@@ -42,11 +43,16 @@ class Control(Protocol):
     def measuring(self) -> None:
         """Kernels or links are about to be timed, which takes seconds; told again and again, it costs nothing."""
 
-    def vote_stop(self) -> Callable[[], bool]:
-        """Begin the same without waiting for the other ranks; what is returned waits, and tells. All ranks call both
-        in the same order."""
+    def all_stop(self, members: dist.ProcessGroup | None) -> bool:
+        """Collective: whether all ranks of a plan stop before the next step. For RUN, where they must agree.
+
+        Args:
+            members: all ranks of the plan, the pool's first among them; None where it is alone. Ranks outside do not
+                vote: where all that compute fail alike, nobody waits for them.
+        """
         ...
 
-    def all_stop(self) -> bool:
-        """Collective: whether all ranks stop before the next step. For RUN, where they must agree."""
+    def vote_stop(self, members: dist.ProcessGroup | None) -> Callable[[], bool]:
+        """Begin the same without waiting for the other ranks; what is returned waits, and tells. All ranks call both
+        in the same order."""
         ...

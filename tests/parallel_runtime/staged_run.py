@@ -52,13 +52,13 @@ class Quiet:
     def loading(self, done: int, total: int) -> None:
         self.check_cancel()
 
-    def vote_stop(self) -> Any:
+    def vote_stop(self, members: Any) -> Any:
         self.votes += 1
         stop = self._cancel_after is not None and self.votes > self._cancel_after
         return lambda: stop
 
-    def all_stop(self) -> bool:
-        return self.vote_stop()()
+    def all_stop(self, members: Any) -> bool:
+        return self.vote_stop(members)()
 
 
 def make_inputs(case: dict[str, Any]) -> dict[str, Any]:

@@ -43,11 +43,11 @@ class Quiet:
     def loading(self, done: int, total: int) -> None:
         """Nobody to tell."""
 
-    def vote_stop(self) -> Callable[[], bool]:
+    def vote_stop(self, members: Any) -> Callable[[], bool]:
         """Alone."""
         return lambda: False
 
-    def all_stop(self) -> bool:
+    def all_stop(self, members: Any) -> bool:
         """Never."""
         return False
 

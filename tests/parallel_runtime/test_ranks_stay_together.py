@@ -270,6 +270,21 @@ def test_the_groups_of_plans_that_are_not_used_any_more_are_destroyed(paths):
         assert all((0, 1, 2) not in [ranks for ranks, _ in engine.meshes._groups._made] for engine in pool.engines)
 
 
+@pytest.mark.parametrize("configuration", [0, 5, 6])
+def test_a_rank_outside_of_a_plan_has_nobody_to_wait_for(paths, configuration):
+    """Where those inside fail alike, in a loop too, it is through, and the pool lives."""
+    with pytest.MonkeyPatch.context() as patch:
+        pool = ThreadedPool(WORLD, patch)
+        client = Client(pool, paths)
+        client.do(Prompt(configuration))
+        before = [pool.communicator.calls_of(rank) for rank in range(WORLD)]
+        client.do(Prompt(configuration))
+        calls = [pool.communicator.calls_of(rank) - count for rank, count in enumerate(before)]
+        assert calls[2:] == [0, 0]
+        assert [prepared.takes_part for prepared in pool.prepared] == [True, configuration != 5, False, False]
+        assert all(calls[:2]) or configuration == 5
+
+
 def test_hosts_that_read_different_models_stop_before_they_plan_differently(paths):
     with pytest.MonkeyPatch.context() as patch:
         client = Client(ThreadedPool(WORLD, patch), paths)

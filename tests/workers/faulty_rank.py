@@ -108,7 +108,7 @@ class FaultyEngine(Engine):
                 dist.all_reduce(x)
                 x /= self.world_size
             control.progress(step, total)
-            if control.all_stop():
+            if control.all_stop(dist.group.WORLD if self.world_size > 1 else None):
                 raise Cancelled
         return Finished("steps"), {"latent": x}
 

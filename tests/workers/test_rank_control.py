@@ -71,7 +71,7 @@ def run_job(rank: Rank, end: Callable[[int], None] = lambda step: None, steps: i
         latent = torch.zeros(1)
         for step in range(steps):
             control.progress(step, steps, latent.fill_(step))
-            if control.all_stop():
+            if control.all_stop(None):
                 raise Cancelled
             end(step)
         return Finished(), {"latent": latent}

@@ -31,11 +31,6 @@ class Reporter(Protocol):
     heartbeat: Heartbeat
     inbox: Inbox
 
-    @property
-    def world_size(self) -> int:
-        """Ranks of the pool."""
-        ...
-
 
 class RankControl(Control):
     """Progress and cancel of the job at hand, for the engine."""
@@ -79,17 +74,17 @@ class RankControl(Control):
         if self._rank.rank == 0:
             self._rank.connection.send(Measuring(self._number))
 
-    def all_stop(self) -> bool:
-        return self.vote_stop()()
+    def all_stop(self, members: dist.ProcessGroup | None) -> bool:
+        return self.vote_stop(members)()
 
-    def vote_stop(self) -> Callable[[], bool]:
+    def vote_stop(self, members: dist.ProcessGroup | None) -> Callable[[], bool]:
         stop = self._rank.inbox.cancelled == self._number
-        if self._rank.world_size == 1:
+        if members is None:
             return lambda: stop
         # Rank 0 alone decides, and its decision travels with the step: a cancel that ranks saw between different
         # steps would leave some of them inside a collective for ever.
         decision = torch.tensor([stop and self._rank.rank == 0], dtype=torch.uint8)
-        work = dist.broadcast(decision, src=0, async_op=True)
+        work = dist.broadcast(decision, src=0, group=members, async_op=True)
 
         def result() -> bool:
             assert work is not None
