@@ -52,6 +52,10 @@ class PoolError(ParallelError):
     """The worker pool could not start, or died while it worked."""
 
 
+class PoolLostError(PoolError):
+    """The worker pool died before it began with a request, which a fresh one may serve."""
+
+
 class SegmentError(PoolError):
     """Memory cannot be shared between the client and the ranks on this machine; there is another way."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-import torch.distributed as dist
 
 from ..errors import ParallelError
+
+if TYPE_CHECKING:  # ComfyUI's process reads this file, and needs no torch.distributed
+    import torch.distributed as dist
 
 
 class Cancelled(ParallelError):

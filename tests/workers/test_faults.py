@@ -10,6 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from parallel_runtime.errors import OutOfMemoryError, PoolError, RequestError
@@ -178,6 +179,21 @@ def test_a_rank_that_dies_while_the_pool_is_idle_costs_nothing_but_a_start(fault
     os.kill(pool.client.status().pids[1], signal.SIGKILL)
     assert wait_until(lambda: pool.client.status() is None)
     pool.check_works()
+    pool.check_gone()
+    pool.remember()
+
+
+def test_a_request_that_comes_before_anybody_knows_that_the_pool_is_lost_goes_to_a_fresh_one(faulty_pool):
+    pool = faulty_pool()
+    status = pool.client.status()
+    supervisor, rank = psutil.Process(pool.client.pool.pid), psutil.Process(status.pids[1])
+    supervisor.suspend()  # it reads of the rank's end and of the request when it goes on, in this order
+    rank.kill()
+    assert wait_until(lambda: len(os.listdir(f"/proc/{rank.pid}/task")) <= 1)  # the last thread closes its socket
+    assert wait_until(lambda: not alive(rank))
+    threading.Timer(0.3, supervisor.resume).start()
+    pool.check_works()
+    assert pool.client.pool.pid != supervisor.pid
     pool.check_gone()
     pool.remember()
 

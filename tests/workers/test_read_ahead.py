@@ -9,7 +9,7 @@ import pytest
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import PoolError
-from workers.client import client, keeper, read_ahead
+from workers.client import keeper, loading, read_ahead
 from workers.client.client import ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
@@ -55,7 +55,7 @@ def test_a_load_that_starts_a_pool_reads_ahead_before_it_waits(monkeypatch):
         order.append("start")
         raise PoolError("Enough seen.", "")
 
-    monkeypatch.setattr(client, "begin_reading", order.append)
+    monkeypatch.setattr(loading, "begin_reading", order.append)
     monkeypatch.setattr(keeper, "RunningPool", start)
     with pytest.raises(PoolError, match="Enough seen"):
         PoolClient(PoolSpec("cpu", (0,))).load(ModelRequest("a path", "float32", ParallelConfig(devices="cpu:1")))

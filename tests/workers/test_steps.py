@@ -421,9 +421,11 @@ def test_the_supervisor_takes_answers_to_steps_that_it_has_not_handed_out_yet_an
         await jobs.answer(done[0][1])
         assert ranks.told == [frame.message for frame in steps]
         assert client.told == [done[0][0].message, done[1][0].message]
-        assert jobs.numbers == [2]
+        assert jobs.active is not None
+        assert jobs.active.number == 2
         await jobs.answer(done[1][1])
-        assert jobs.numbers == []
+        assert jobs.active is None
+        assert not jobs.waiting
 
     asyncio.run(work())
 

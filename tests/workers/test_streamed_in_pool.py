@@ -82,7 +82,7 @@ def test_models_in_turn_a_cancel_and_a_death_in_the_middle_of_a_copy(tmp_path, m
         assert not set(pids.values()) & set(client.status().pids.values())
 
         large = replace(known_gpu("NVIDIA large", 1 << 50, PCIE), measured=True)
-        monkeypatch.setattr("workers.client.client.find_machine", lambda spec: large)
+        monkeypatch.setattr("workers.client.loading.find_machine", lambda spec: large)
         rooms: list[int] = []
         for _ in range(2):  # the second time it is here
             loaded = client.load(models("whole")[0], make_room=rooms.append)

@@ -22,15 +22,14 @@ from parallel_runtime.requests.requests import (
     Survey,
 )
 
-from ..gpus import find_machine, remember
-from ..launch import PoolSpec, resolve_devices
+from ..launch import PoolSpec
 from ..wire.protocol import Status
 from .calls import Call, Calls, Unlike
-from .keeper import Keeper
+from .keeper import Keeper, in_a_living_pool
 from .loaded_models import KnownModel, LoadedModels
+from .loading import load_model
 from .loop_job import loop_job
 from .patch_cache import PatchCache
-from .read_ahead import begin_reading
 from .requests import Branch, InpaintInputs, LoopRequest, ModelRequest, require_finite
 from .running_pool import RunningPool
 from .submission import (
@@ -46,7 +45,6 @@ from .submission import (
     never,
     rest,
 )
-from .survey import surveyed
 from .turns import Turns
 from .waiting import Wait
 
@@ -123,26 +121,10 @@ class PoolClient:
             Cancelled: the artist stopped it.
         """
         with self._turns.take(should_cancel):
-            model.check_files()
-            needed = resolve_devices(model.config, torch.cuda.device_count)
-            if self._keeper.running is None:
-                begin_reading(model.path)  # while the ranks start
-            pool = self._keeper.start(should_cancel, needed)
-            machine = find_machine(pool.spec)
-            config, ranks = model.config.to_mapping(), needed.world_size
-            request = Load(model.key, model.path, model.dtype, config, ranks, machine, model.comfyui, model.patching)
-            self._models.discard(model.key)
-            callbacks = Callbacks(should_cancel=should_cancel)
-            if machine.memory_bytes:
-                request = surveyed(
-                    request, lambda asked: self._submit(Submission(request=asked, callbacks=callbacks)), make_room
-                )
-            answer = self._submit(Submission(request=request, callbacks=callbacks)).answer
-            assert isinstance(answer, Loaded)
-            if answer.machine is not None and answer.machine != machine:
-                remember(pool.spec, answer.machine)
+            answer = in_a_living_pool(
+                lambda: load_model(model, self._keeper, self._models, self._submit, should_cancel, make_room)
+            )
             self._calls.prepare_anew()
-            self._models.add(model, answer)
             return answer
 
     def forward(
@@ -302,7 +284,13 @@ class PoolClient:
     def _with(
         self, model: ModelRequest, patches: WeightPatches, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel
     ) -> torch.Tensor:
-        """Run something that needs a model and its patches; once more where the ranks have forgotten them."""
+        """Run something that needs a model and its patches, in a pool that lives."""
+        return in_a_living_pool(lambda: self._with_weights(model, patches, run, should_cancel))
+
+    def _with_weights(
+        self, model: ModelRequest, patches: WeightPatches, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel
+    ) -> torch.Tensor:
+        """Once more where the ranks have forgotten the model or its patches."""
         self._ensure(model, should_cancel)
         try:
             self._patches.send(patches, should_cancel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from parallel_runtime.errors import OutOfMemoryError, ParallelError, PoolError
+from parallel_runtime.errors import OutOfMemoryError, ParallelError, PoolError, PoolLostError
 
 from ..launch import PoolSpec
 from ..wire.error_info import revive
@@ -16,6 +16,8 @@ log = logging.getLogger("parallel_dit")
 def explain(failed: Failed, spec: PoolSpec) -> ParallelError:
     """The error to raise. Where memory ran out, it names devices of the pool on which it did not."""
     error = revive(failed.error)
+    if failed.unbegun and not failed.pool_alive:
+        return PoolLostError(error.cause, error.fix)
     if failed.error.traceback and isinstance(error, PoolError):
         log.error("Parallel DiT, rank %d:\n%s", failed.rank, failed.error.traceback)
     if isinstance(error, OutOfMemoryError) and failed.fits:

@@ -6,8 +6,9 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
-from parallel_runtime.errors import PoolError
+from parallel_runtime.errors import PoolError, PoolLostError
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Answer, Grow
 
@@ -18,7 +19,18 @@ from .waiting import Wait
 
 log = logging.getLogger("parallel_dit")
 
+_Result = TypeVar("_Result")
+
 MAX_BACK_OFF_SECONDS = 30.0
+
+
+def in_a_living_pool(run: Callable[[], _Result]) -> _Result:
+    """Run it, once more where the pool died before it began with this: a rank was lost, and nobody knew yet."""
+    try:
+        return run()
+    except PoolLostError as error:
+        log.warning("Parallel DiT: %s A fresh pool takes its place.", error.cause)
+        return run()
 
 
 class Keeper:

@@ -47,10 +47,9 @@ class Jobs:
         """Answers to jobs that are not handed out yet: the ranks heard of a step by the client's bell."""
 
     @property
-    def numbers(self) -> list[int]:
-        """Of the active job and of those that wait, in their order."""
-        waiting = [frame.message.number for frame in self._waiting if isinstance(frame.message, Job)]
-        return [self.active.number, *waiting] if self.active else waiting
+    def waiting(self) -> list[int]:
+        """Numbers of those that no rank was given, in their order."""
+        return [frame.message.number for frame in self._waiting if isinstance(frame.message, Job)]
 
     async def open(self) -> None:
         """Every rank is online: begin with what waits."""
@@ -106,6 +105,7 @@ class Jobs:
                 await self._advance(self.active)
 
     async def _next(self) -> None:
+        await asyncio.sleep(0)  # the end of a rank that came with the job is heard first: it is for another pool then
         if not self._open or self.active is not None or not self._waiting:
             return
         frame = self._waiting.popleft()

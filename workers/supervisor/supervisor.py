@@ -246,6 +246,7 @@ class Supervisor:
     def _suspect(self, blame: Blame, error: ErrorInfo) -> None:
         """Something failed. What failed first makes the rest fail: wait a moment, then name the likeliest cause."""
         if self._verdict.note(blame, error) and not self._ended.is_set():
+            self.jobs.close()  # what comes now is for another pool
             self._watch(self._judge())
 
     async def _judge(self) -> None:
@@ -263,8 +264,11 @@ class Supervisor:
         self._ended.set()
 
     async def _report_death(self, error: ErrorInfo) -> None:
-        for number in self.jobs.numbers:
-            await self.client.send(Failed(number, error.rank or 0, error, pool_alive=False))
+        rank, active = error.rank or 0, self.jobs.active
+        if active is not None:
+            await self.client.send(Failed(active.number, rank, error, pool_alive=False))
+        for number in self.jobs.waiting:
+            await self.client.send(Failed(number, rank, error, unbegun=True, pool_alive=False))
         await self.client.send(self.status())
 
 

@@ -208,7 +208,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     that could have done it.
 
     Args:
-        unbegun: of a `Step`, which has no PREPARE: this rank keeps no such call. None of them does, then.
+        unbegun: of a `Step`, which has no PREPARE: this rank keeps no such call. None of them does, then. Of a pool
+            that died: no rank was given the job.
         launched: of a rank that failed in RUN, and whose exchanges have all come to an end.
     """
 
