@@ -9,6 +9,36 @@ import torch
 from safetensors.torch import save_file
 
 RANK = 4
+Layers = dict[str, tuple[int, int]]
+"""Layer -> (outputs, inputs)."""
+FLUX: Layers = {
+    "double_blocks.0.img_attn.qkv": (1536, 512),
+    "double_blocks.1.txt_mlp.0": (2048, 512),
+    "double_blocks.1.img_mod.lin": (3072, 512),
+    "single_blocks.0.linear1": (3584, 512),
+    "single_blocks.1.linear2": (512, 2560),
+    "final_layer.adaLN_modulation.1": (1024, 512),
+}
+FLUX_DIFFUSERS: Layers = {
+    "transformer_blocks.0.attn.to_k": (512, 512),
+    "transformer_blocks.1.attn.add_v_proj": (512, 512),
+    "single_transformer_blocks.0.proj_mlp": (2048, 512),
+    "norm_out.linear": (1024, 512),
+}
+SD3: Layers = {
+    "joint_blocks.0.x_block.attn.qkv": (768, 256),
+    "joint_blocks.1.x_block.attn2.proj": (256, 256),
+    "joint_blocks.1.context_block.mlp.fc1": (1024, 256),
+    "joint_blocks.2.x_block.adaLN_modulation.1": (1536, 256),
+    "joint_blocks.3.x_block.mlp.fc2": (256, 1024),
+    "final_layer.adaLN_modulation.1": (512, 256),
+}
+SD3_DIFFUSERS: Layers = {
+    "transformer_blocks.0.attn.to_k": (256, 256),
+    "transformer_blocks.1.attn.add_v_proj": (256, 256),
+    "transformer_blocks.2.ff.net.0.proj": (1024, 256),
+    "norm_out.linear": (512, 256),
+}
 Factors = dict[str, torch.Tensor]
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.comfyui_networks.formats import FORMATS
-from tests.tiny_lora import KINDS, kohya, peft, write_lora
+from tests.tiny_lora import FLUX, FLUX_DIFFUSERS, KINDS, SD3, SD3_DIFFUSERS, Layers, kohya, peft, write_lora
 
 from .older_host import name_version
 from .test_graph_stays_a_graph import pool_pids
@@ -23,26 +23,18 @@ TOLERANCE = 1e-4
 """Of the latent's scale."""
 
 WIDTH = 512
-LAYERS = {
-    "double_blocks.0.img_attn.qkv": (3 * WIDTH, WIDTH),
-    "double_blocks.1.txt_mlp.0": (4 * WIDTH, WIDTH),
-    "double_blocks.1.img_mod.lin": (6 * WIDTH, WIDTH),
-    "single_blocks.0.linear1": (7 * WIDTH, WIDTH),
-    "single_blocks.1.linear2": (WIDTH, 5 * WIDTH),
-    "final_layer.adaLN_modulation.1": (2 * WIDTH, WIDTH),
+LAYERS: dict[str, tuple[Layers, Layers]] = {
+    "published": (FLUX, SD3),
+    "of diffusers": (FLUX_DIFFUSERS, SD3_DIFFUSERS),
+    "of no model": ({"elsewhere.linear": (8, 8)}, {"elsewhere.linear": (8, 8)}),
 }
-DIFFUSERS_LAYERS = {
-    "transformer_blocks.0.attn.to_k": (WIDTH, WIDTH),
-    "transformer_blocks.1.attn.add_v_proj": (WIDTH, WIDTH),
-    "single_transformer_blocks.0.proj_mlp": (4 * WIDTH, WIDTH),
-    "norm_out.linear": (2 * WIDTH, WIDTH),
-}
-FILES: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any]]] = {
-    **{kind: (LAYERS, {"kind": kind}) for kind in KINDS},
-    "peft": (LAYERS, {"kind": "peft", "spell": peft, "seed": 1}),
-    "diffusers names": (DIFFUSERS_LAYERS, {"kind": "peft", "spell": lambda layer: f"transformer.{layer}", "seed": 2}),
-    "bf16": (LAYERS, {"seed": 3, "dtype": torch.bfloat16}),
-    "nothing": ({"elsewhere.linear": (8, 8)}, {"spell": kohya}),
+"""Whose layers' names -> those of the FLUX, and of the SD3 that stands for it where ComfyUI opens no small FLUX."""
+FILES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: ("published", {"kind": kind}) for kind in KINDS},
+    "peft": ("published", {"kind": "peft", "spell": peft, "seed": 1}),
+    "diffusers names": ("of diffusers", {"kind": "peft", "spell": lambda layer: f"transformer.{layer}", "seed": 2}),
+    "bf16": ("published", {"seed": 3, "dtype": torch.bfloat16}),
+    "nothing": ("of no model", {"spell": kohya}),
 }
 
 
@@ -60,16 +52,16 @@ class Lora:
 
 @pytest.fixture(scope="module")
 def host(host):
-    """ComfyUI with LoRA files."""
-    host.needs_small_flux()
+    """ComfyUI with LoRA files for the model of the tests."""
     wider = {"lora_up.weight": torch.randn(WIDTH, 4), "lora_down.weight": torch.randn(4, 128) * 0.1}
-    named = {f"diffusion_model.img_in.{name}": factor for name, factor in wider.items()}
-    named["diffusion_model.img_in.reshape_weight"] = torch.tensor([WIDTH, 128])
+    widened = {f"diffusion_model.img_in.{name}": factor for name, factor in wider.items()}
+    widened["diffusion_model.img_in.reshape_weight"] = torch.tensor([WIDTH, 128])
     folder = host.base / "models" / "loras"
     folder.mkdir(exist_ok=True)
-    save_file(named, folder / "wider.safetensors")
-    for name, (layers, options) in FILES.items():
-        write_lora(host.base / "models" / "loras" / f"{name}.safetensors", layers, **options)
+    save_file(widened, folder / "wider.safetensors")
+    for name, (named, options) in FILES.items():
+        layers = LAYERS[named][0 if host.small_flux else 1]
+        write_lora(folder / f"{name}.safetensors", layers, **options)
     return host
 
 
@@ -236,6 +228,8 @@ def test_hooks_give_each_prompt_its_weights_on_their_schedule(host, network):
 
 @pytest.mark.slow
 def test_a_lora_that_widens_the_first_layer_takes_the_concatenated_channels(host):
+    host.needs_small_flux()
+
     def graph(workflow: Workflow) -> Prompt:
         prompt = with_loras(workflow.prompt(), Lora("wider", 0.9))
         prompt["text"] = prompt["positive"]
