@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,7 +135,7 @@ def _blocks_agree(patch: Any, arguments: Callable[[], dict[str, Any]], x: torch.
 
 
 def agree(rank: int, world_size: int, comfyui: str) -> dict[str, float]:
-    """name -> largest difference."""
+    """name -> largest difference; without what an older ComfyUI has no module for."""
     use_comfyui(comfyui, {"cpu": True})
     import comfy.sd
 
@@ -154,8 +155,9 @@ def agree(rank: int, world_size: int, comfyui: str) -> dict[str, float]:
         x,
         "img",
     )  # fmt: skip
-    found["LLLite"] = _lllite_agrees()
-    found["Wan Animate 2"] = _poses_agree(x)
+    for name, of_newer in (("LLLite", _lllite_agrees), ("Wan Animate 2", lambda: _poses_agree(x))):
+        with suppress(ModuleNotFoundError):
+            found[name] = of_newer()
     found |= _in_a_u_net()
     return found
 

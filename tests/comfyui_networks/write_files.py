@@ -78,7 +78,8 @@ if __name__ == "__main__":
     for each in named:
         wanted = (FILES | LARGE_FILES)[each]
         try:
-            tensors = tensors_of(wanted)
+            with torch.no_grad():  # as ComfyUI's nodes run: some of its classes fill their weights themselves
+                tensors = tensors_of(wanted)
         except (AssertionError, AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError) as error:
             traceback.print_exc()
             failed[each] = f"{type(error).__name__}: {error}".splitlines()[0]

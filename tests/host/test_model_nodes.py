@@ -42,7 +42,7 @@ WORKS: dict[str, Case] = {
     "PerturbedAttentionGuidance": ("sd15", "PerturbedAttentionGuidance", {"scale": 3.0}),
     "NAGuidance, FLUX": (FLUX, "NAGuidance", {"nag_scale": 5.0, "nag_alpha": 0.5, "nag_tau": 1.5}),
     "FluxKVCache": ("flux-2", "FluxKVCache", {}),
-    "EasyCache": (FLUX, "EasyCache", _CACHED),
+    "EasyCache": ("wan-t2v", "EasyCache", _CACHED),
     "LazyCache": (FLUX, "LazyCache", _CACHED),
     "LTXVSpatioTemporalGuidance": (
         "ltx-2", "LTXVSpatioTemporalGuidance", {"scale": 1.0, "blocks": "1", "start_percent": 0.0, "end_percent": 1.0}

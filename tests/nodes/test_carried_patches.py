@@ -14,6 +14,7 @@ from parallel_runtime.networks.comfyui.module_tree import build_module
 from parallel_runtime.networks.comfyui.patch_rules import PATCH_RULES, name_of, rule_of
 from parallel_runtime.requests.patches import CARRIED, PATCHES, Attached, Patch
 from tests.comfyui_checkout import HOW, find_comfyui
+from tests.host.older_host import skip_as_older
 from tests.ranks import run_ranks
 
 COMFYUI = find_comfyui()
@@ -23,7 +24,8 @@ X = torch.zeros(1, 4, 6, 8)
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
 def test_patches_with_networks_of_their_own_compute_in_a_rank_what_they_compute_in_comfyui():
     (found,) = run_ranks(1, "tests.comfyui_networks.patches:agree", {"comfyui": str(COMFYUI)})
-    assert {
+    assert found == dict.fromkeys(found, 0.0)
+    wanted = {
         "Qwen-Image DiffSynth",
         "USO",
         "Z-Image Fun",
@@ -32,8 +34,9 @@ def test_patches_with_networks_of_their_own_compute_in_a_rank_what_they_compute_
         "FreeU_V2",
         "downscale",
         "Wan Animate 2",
-    } < set(found)
-    assert found == dict.fromkeys(found, 0.0)
+    }
+    if missing := wanted - set(found):
+        skip_as_older(COMFYUI, f"has no {', '.join(sorted(missing))}; the others agree")
 
 
 def test_a_function_of_another_node_is_named_with_the_pack_that_it_is_of():
