@@ -16,22 +16,29 @@ from parallel_runtime.errors import ParallelError
 
 from .panel.settings import language_of, read_settings, settings_file
 from .sentences import translated
+from .shown_texts import ShownTexts
+
+SHOWN = ShownTexts()
 
 
 def show_text(node_id: str | None, text: str) -> ui.PreviewText:
     """Put `text` on the node now, and return it for the node's output, where it stays with the history; in the canvas'
     language, as far as there are sentences for it."""
-    text = in_canvas_language(text)
     if node_id is not None:
-        PromptServer.instance.send_progress_text(text, node_id)
-    return ui.PreviewText(text)
+        _put(text, node_id)
+    return ui.PreviewText(in_canvas_language(text))
 
 
 def show_on_running_node(text: str) -> None:
     """Put `text` on the node that calls, be it one of ours or KSampler; nothing where no node is running."""
     running = get_executing_context()
     if running is not None:
-        PromptServer.instance.send_progress_text(in_canvas_language(text), running.node_id)
+        _put(text, running.node_id)
+
+
+def _put(text: str, node_id: str) -> None:
+    PromptServer.instance.send_progress_text(in_canvas_language(text), node_id)
+    SHOWN.note(get_progress_state().dynprompt.get_original_prompt(), node_id, text)
 
 
 def running_node() -> tuple[str, str]:

@@ -11,6 +11,7 @@ from .panel.routes import add_routes
 from .panel.settings import default_config, read_settings, settings_file
 from .panel.status import read_status
 from .sentences_route import add_sentences_route
+from .texts_route import add_texts_route
 
 
 def serve_panel() -> None:
@@ -19,4 +20,5 @@ def serve_panel() -> None:
     live = Live(read_status, server.send_sync, lambda client: client in server.sockets)
     add_routes(server.routes, live, lambda: default_config(read_settings(settings_file())), refused_nodes())
     add_sentences_route()
+    add_texts_route()
     keep_house(lambda: read_settings(settings_file()))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,12 +17,10 @@ from .diagnostics import write_diagnostics
 from .live import Live
 from .log_tail import read_newest
 from .redaction import clean
+from .request_body import read_json
 from .status import read_status
 
 log = logging.getLogger("parallel_dit")
-
-_LARGEST = 16 << 10
-"""Bytes of a request that anybody has to send here."""
 
 
 def add_routes(
@@ -87,11 +83,9 @@ async def _read(request: web.Request) -> dict[str, Any]:
 
     Raises:
         HTTPBadRequest: something else.
+        HTTPRequestEntityTooLarge: see `read_json`.
     """
-    text = (await request.content.read(_LARGEST)).decode("utf-8", "replace")
-    wishes: Any = None
-    with contextlib.suppress(ValueError):
-        wishes = json.loads(text or "{}")
+    wishes = await read_json(request)
     if not isinstance(wishes, dict) or not all(isinstance(value, str | bool) for value in wishes.values()):
         raise web.HTTPBadRequest(text="A JSON object of names and texts is expected.")
     return wishes

@@ -70,8 +70,8 @@ def test_a_restart_gives_other_processes_and_the_next_prompt_works(host):
 
 @pytest.mark.slow
 def test_other_sites_are_refused_wrong_requests_are_told_and_nothing_is_secret(host):
-    def post(path: str, text: str, **headers: str) -> tuple[int, str]:
-        request = urllib.request.Request(f"http://{host.address}{path}", text.encode(), headers)
+    def post(path: str, text: str, method: str = "POST", **headers: str) -> tuple[int, str]:
+        request = urllib.request.Request(f"http://{host.address}{path}", text.encode(), headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=600) as answer:
                 return answer.status, answer.read().decode()
@@ -84,6 +84,23 @@ def test_other_sites_are_refused_wrong_requests_are_told_and_nothing_is_secret(h
         if fetched:
             assert post(f"/parallel_dit/{path}", "{}", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
         assert post(f"/parallel_dit/{path}", "[1]")[0] == 400
+        assert post(f"/parallel_dit/{path}", "[" * 100_000)[0] == 400
+        assert post(f"/parallel_dit/{path}", " " * 200_000 + "{}")[0] == 413
+        for method in ("GET", "PUT", "DELETE", "PATCH"):
+            assert post(f"/parallel_dit/{path}", "{}", method)[0] in (404, 405)
+    assert post("/parallel_dit/sentences", "[" * 100_000)[0] == 400
+    assert post("/parallel_dit/sentences", json.dumps(["a" * 10_000] * 20))[0] == 413
+    # Whatever ComfyUI makes of a name that is not its own, it makes of ours: `/free` is a route of its.
+    for headers in (
+        {"Host": "evil.example", "Origin": "http://evil.example"},
+        {"Host": "127.0.0.1:1", "Origin": "http://localhost:1"},
+        {"Origin": "null"},
+        {"Origin": f"http://{host.address}.evil.example"},
+        {"Origin": f"https://{host.address}"},
+    ):
+        assert (post("/free", "{}", **headers)[0] == 403) == (post("/parallel_dit/watch", "{}", **headers)[0] == 403)
+    assert post("/parallel_dit/status", "", "GET", Origin="http://evil.example")[0] == 403
+    assert post("/parallel_dit/texts?prompt_id=nobody", "", "GET")[1] == "{}"
     code, text = post("/parallel_dit/start", '{"devices": "5"}')
     assert code == 409
     assert "asks for GPU 5" in json.loads(text)["error"]["cause"]

@@ -86,6 +86,20 @@ def test_diagnostics_hold_neither_the_home_folder_nor_a_secret():
     assert cleaned == "~/models/a.safetensors PARALLEL_DIT_SECRET=*** HF_TOKEN: *** api-key=*** plain=2"
 
 
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ('{"api_key": "abc def"}', '{"api_key": "*** def"}'),
+        ("Authorization: Bearer abcdefghij.k", "Authorization: Bearer ***"),
+        ("proxy http://ann:hunter2@proxy:3128/", "proxy http://ann:***@proxy:3128/"),
+        ("took hf_abcdefghijklmnopqrst from the environment", "took hf_*** from the environment"),
+        ('{"tokens": 4096}, tokens 1 of 2, at 10:20:30', '{"tokens": 4096}, tokens 1 of 2, at 10:20:30'),
+    ],
+)
+def test_a_secret_is_left_out_however_it_is_written_and_numbers_of_tokens_are_none(text, cleaned):
+    assert clean(text, "/home/ann") == cleaned
+
+
 def test_settings_give_the_default_configuration_and_wrong_ones_are_told():
     assert default_config({}).devices == "auto"
     config = default_config(

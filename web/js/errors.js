@@ -15,6 +15,9 @@ const NEVER = 2;
 const BYPASS = 4;
 const REFUSED = "The pool cannot carry";
 
+let warned = []; // nodes that the warning on the page names
+let failed = false; // the prompt, maybe before its warning was ready
+
 // [{graph, node, why}] of nodes that stand against the pool on the way of our loaders' MODELs.
 export async function knownObstacles(workflow) {
   const refused = await refusedNodes();
@@ -72,6 +75,9 @@ async function showError({ node_id, exception_type, exception_message }) {
   const guilty = named.length || !exception_message?.startsWith(REFUSED) ? named : await knownObstacles(workflow);
   const places = guilty.map(({ graph, node }) => withOutside(graph.id ?? app.rootGraph.id, node.id));
   if (!places.length) places.push(nodesOfPath(node_id));
+  failed = true;
+  // What was foreseen is said once, by the error.
+  if (places.some((nodes) => warned.includes(nodes.at(-1)))) hideNotice("warning");
   clearFaults();
   places.forEach((nodes) => markFault(nodes, text));
   const node = places[0].at(-1);
@@ -92,9 +98,10 @@ async function showLog(box) {
 async function warnOfObstacles() {
   const workflow = app.rootGraph.serialize();
   const found = await knownObstacles(workflow);
-  if (!found.length) return;
+  if (!found.length || failed) return;
   const lines = found.map(({ node, why }) => say("obstacleOf", { node: titleOf(node), why }));
   const places = found.map(({ graph, node }) => withOutside(graph.id ?? app.rootGraph.id, node.id));
+  warned = places.map((nodes) => nodes.at(-1));
   places.forEach((nodes, index) => markFault(nodes, found[index].why));
   const text = `${lines.join(" ")} ${say("obstacleFix")}`;
   showNotice("warning", say("obstacle"), text, [{ text: say("goTo"), press: () => goTo(places[0]) }]);
@@ -121,6 +128,7 @@ app.registerExtension({
     beforeQueueing(() => {
       for (const kind of ["error", "warning"]) hideNotice(kind);
       clearFaults();
+      [warned, failed] = [[], false];
       warnOfObstacles();
     });
   },

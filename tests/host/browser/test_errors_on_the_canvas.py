@@ -56,13 +56,19 @@ FAULTS = {
 SEEN = """() => {
   const seen = (kind) => document.querySelector(`.parallel-dit-notice.${kind}`)?.innerText ?? "";
   const marked = app.rootGraph.nodes.filter((node) => node.has_errors).map((node) => node.title);
-  return { error: seen("error"), warning: seen("warning"), marked };
+  return { error: seen("error"), warning: seen("warning"), foreseen: window.foreseen, marked };
 }"""
+_FORESEEN = """() => { window.foreseen = "";
+  window.watching ??= new MutationObserver(() => {
+    window.foreseen = document.querySelector(".parallel-dit-notice.warning")?.innerText || window.foreseen;
+  }).observe(document.body, { childList: true, subtree: true }) ?? true; }"""
+"""Keeps the last warning, which goes when the prompt fails at what it named."""
 
 
 def queue(canvas, fault: Fault) -> dict:
     fault.prompt[fault.at]["_meta"] = {"title": TITLE}
     canvas.run("(prompt) => app.loadApiJson(prompt, 'fault')", fault.prompt)
+    canvas.run(_FORESEEN)
     canvas.run("() => app.queuePrompt(0, 1)")
     canvas.page.wait_for_selector(".parallel-dit-notice.error")
     return canvas.run(SEEN)
@@ -75,7 +81,8 @@ def test_an_error_is_on_the_node_at_fault_and_in_a_notice(canvas, name):
     assert TITLE in seen["marked"], seen
     assert all(part in seen["error"] for part in (TITLE, *fault.says)), seen
     if name == "a node that is refused":
-        assert f"“{TITLE}”: it reads attention maps in there" in seen["warning"], "known when it was queued"
+        assert f"“{TITLE}”: it reads attention maps in there" in seen["foreseen"], "known when it was queued"
+        assert seen["warning"] == "", "the error says it"
 
 
 def test_the_notice_opens_the_log(canvas):
@@ -99,7 +106,7 @@ def test_a_refusal_is_in_the_canvas_language(canvas, locale, why, cannot):
     wait_until(lambda: canvas.run(f"() => !!{loader} && {loader} !== window.loaderBefore"), 10)
     canvas.page.wait_for_timeout(2000)
     try:
-        assert why in queue(canvas, FAULTS["a node that is refused"])["warning"]
+        assert why in queue(canvas, FAULTS["a node that is refused"])["foreseen"]
         assert cannot in queue(canvas, FAULTS["a patch of another pack"])["error"]
     finally:
         set_setting(canvas, "Comfy.Locale", "en")

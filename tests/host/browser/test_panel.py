@@ -175,6 +175,9 @@ def test_texts_stand_on_sampler_loader_config_and_on_the_node_around_a_subgraph_
     )
     canvas.load(json.loads(saved))
     assert text_on(canvas, "subgraph") == ""
+    queue_again(canvas, host, 505)  # all of it is cached: no node runs
+    wait_for(lambda: text_on(canvas, "subgraph").startswith("Last run: "))
+    wait_for(lambda: "ulysses 2" in text_on(canvas, "KSampler"))
     queue_again(canvas, host, 506)
     wait_for(lambda: text_on(canvas, "subgraph").startswith("Last run: "))
 

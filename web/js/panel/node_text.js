@@ -57,6 +57,16 @@ api.addEventListener("executed", ({ detail }) => {
   show(id, text);
 });
 
+// A page that was loaded since has none of the texts of a cached node, and of most nodes ComfyUI does not repeat them.
+api.addEventListener("execution_cached", async ({ detail }) => {
+  const cached = new Map((detail?.nodes ?? []).map((id) => [String(id), texts.get(String(id))]));
+  if (!cached.size || !usesOurs(app.rootGraph ?? app.graph)) return;
+  const answer = await api.fetchApi(`/parallel_dit/texts?prompt_id=${encodeURIComponent(detail.prompt_id)}`);
+  if (!answer.ok) return;
+  for (const [id, text] of Object.entries(await answer.json()))
+    if (cached.has(id) && nodeOf(id) && texts.get(id) === cached.get(id) && text !== cached.get(id)) show(id, text);
+});
+
 app.registerExtension({
   name: "ParallelDiT.NodeText",
   setup() {

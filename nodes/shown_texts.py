@@ -1,0 +1,87 @@
+"""What each node showed last, to be shown again where ComfyUI has the node's result cached. No ComfyUI needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+MOST = 1000
+"""Texts; the oldest go first."""
+
+Graph = Mapping[str, Mapping[str, Any]]
+"""A prompt in ComfyUI's API form."""
+
+
+class ShownTexts:
+    """Texts by what a node's result follows from, as ComfyUI's cache: numbers and other nodes may change. Nodes write
+    and the server reads, from several threads."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._graph: Graph | None = None  # of the prompt that runs, whose keys are made once
+        self._keys: dict[str, str] = {}
+
+    def note(self, graph: Graph, node: str, text: str) -> None:
+        """A node of this prompt shows a text; one that is not in it (made by another while it ran) is left out."""
+        with self._lock:
+            if graph is not self._graph:
+                self._graph, self._keys = graph, keys(graph)
+            if (key := self._keys.get(node)) is None:
+                return
+            self._texts.pop(key, None)
+            self._texts[key] = text
+            while len(self._texts) > MOST:
+                del self._texts[next(iter(self._texts))]
+
+    def of(self, graph: Graph) -> dict[str, str]:
+        """Node -> what a node like it, with the same nodes above it, showed last."""
+        with self._lock:
+            return {node: self._texts[key] for node, key in keys(graph).items() if key in self._texts}
+
+
+def keys(graph: Graph) -> dict[str, str]:
+    """Node -> digest of its type, its values and all nodes above it. A Parallel Config's has the loaders that it is
+    linked to besides: what it shows is of their model."""
+    found: dict[str, str] = {}
+    for start in graph:
+        waiting = [start]
+        while waiting:
+            name = waiting[-1]
+            above = [giver for giver in _givers(graph, name) if giver not in found and giver not in waiting]
+            if above and name not in found:
+                waiting += above
+                continue
+            waiting.pop()
+            if name not in found:
+                found[name] = _digest(graph, name, found)
+    takers: dict[str, list[str]] = {}
+    for name in graph:
+        for giver in _givers(graph, name):
+            takers.setdefault(giver, []).append(found[name])
+    for name, node in graph.items():
+        if node.get("class_type") == "ParallelConfig":
+            found[name] += " " + " ".join(sorted(takers.get(name, [])))
+    return found
+
+
+def _givers(graph: Graph, name: str) -> list[str]:
+    return [giver for value in graph[name].get("inputs", {}).values() if (giver := _giver(graph, value)) is not None]
+
+
+def _giver(graph: Graph, value: Any) -> str | None:
+    """The node that a link comes from; None for a value."""
+    linked = isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str) and value[0] in graph
+    return value[0] if linked else None
+
+
+def _digest(graph: Graph, name: str, found: Mapping[str, str]) -> str:
+    inputs = {
+        key: value if (giver := _giver(graph, value)) is None else [found.get(giver, ""), value[1]]
+        for key, value in graph[name].get("inputs", {}).items()
+    }
+    content = json.dumps([graph[name].get("class_type"), inputs], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
