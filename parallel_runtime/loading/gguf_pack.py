@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError, UnsupportedModelError
+from .gguf_header import check_gguf_header
 
 SUFFIX = ".gguf"
+_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -25,22 +27,26 @@ class GgufPack:
     Args:
         read: path -> weights by the names of ComfyUI's network, as they are in the file, which is mapped.
         operations: ComfyUI's layers, over such weights.
+        sizes: see `check_gguf_header`.
     """
 
     folder: str
     read: Callable[[str], dict[str, torch.Tensor]]
     operations: Callable[[], Any]
+    sizes: Mapping[int, tuple[int, int]]
 
     def read_file(self, path: Path) -> dict[str, torch.Tensor]:
         """The weights; see `read`.
 
         Raises:
+            CheckpointError: missing or damaged.
             UnsupportedModelError: the pack cannot read them, with its reason.
         """
+        check_gguf_header(path, self.sizes)
         try:
             return self.read(str(path))
-        except (ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError, OSError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
+        except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".")
             raise UnsupportedModelError(
                 f"ComfyUI-GGUF cannot read {path}: {reason}.", "Update ComfyUI-GGUF, or choose another file."
             ) from error
@@ -64,7 +70,7 @@ def open_pack(folder: str) -> GgufPack:
         sys.modules[name] = package
     try:
         reader, operations = (importlib.import_module(f"{name}.{part}") for part in ("loader", "ops"))
-        return GgufPack(folder, reader.gguf_sd_loader, operations.GGMLOps)
+        return GgufPack(folder, reader.gguf_sd_loader, operations.GGMLOps, reader.gguf.GGML_QUANT_SIZES)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"ComfyUI-GGUF in {folder} cannot be used: {error}.", "Update it, and install its requirements."

@@ -97,13 +97,26 @@ class HostFile:
             UnsupportedModelError: ComfyUI does not get as far as that, with its reason.
         """
         with comfyuis_reason(f"ComfyUI cannot read {self.path.name}"):
-            given = self.config.process_unet_state_dict(dict(self.state_dict)).keys()
+            given = self.config.process_unet_state_dict(dict(self.state_dict))
+            if self.pack is not None:
+                _check_sizes(given, network)
         return [name for name, _ in network.named_parameters() if name not in given]
 
     def build_model(self) -> Any:
         """ComfyUI's model with the types and operations of the configuration; see host_model.py."""
         tensors = {**self.outside, **self.state_dict}
         return build_model(self.config, self.path, tensors, self.prefix, self.beside)
+
+
+def _check_sizes(given: Mapping[str, torch.Tensor], network: nn.Module) -> None:
+    """The pack's layers take weights of any size, which ComfyUI's own loader refuses: a run would fail.
+
+    Raises:
+        ValueError: another size than the network's.
+    """
+    for name, wanted in network.named_parameters():
+        if name in given and math.prod(given[name].shape) != wanted.numel():
+            raise ValueError(f"{name} is {list(given[name].shape)}, and {list(wanted.shape)} is wanted")
 
 
 @contextmanager
@@ -140,6 +153,7 @@ def open_host_file(path: str | Path, gguf: str = "") -> HostFile:
     if gguf:
         pack = open_pack(gguf)
         state_dict = pack.read_file(path)
+        check_host_header(path, state_dict, metadata)
     else:
         content = read_header(path)
         check_host_header(path, content.tensors, content.metadata)

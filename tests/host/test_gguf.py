@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiny_lora import write_lora
+from tests.tiny_lora import FLUX, write_lora
 
-from .test_lora import LAYERS, Lora, with_loras
+from .test_lora import Lora, with_loras
 from .workflow import LOADER, MODEL, SAVE, Prompt, Workflow, node
 
 pytestmark = pytest.mark.host
@@ -36,7 +36,7 @@ def files(host) -> Iterator[None]:
     subprocess.run(command, env={**os.environ, "PYTHONPATH": host.host.python_path}, timeout=600, check=True)
     lora = host.base / "models" / "loras" / "gguf.safetensors"
     lora.parent.mkdir(exist_ok=True)
-    write_lora(lora, LAYERS)
+    write_lora(lora, FLUX)
     yield
     for path in [*(folder / f"{name}.gguf" for name in TYPES), lora]:
         path.unlink()
@@ -81,7 +81,7 @@ def test_a_lora_comes_and_goes_beside_quantised_weights(host, files, name):
     assert torch.equal(ours[3], ours[0])
 
 
-def test_a_damaged_gguf_file_gives_the_packs_reason(host, files):
+def test_a_damaged_gguf_file_is_refused_before_the_pack_reads_it(host, files):
     folder = host.base / "models" / "diffusion_models"
     (folder / "broken.gguf").write_bytes((folder / "Q8_0.gguf").read_bytes()[:5000])
     try:
@@ -89,4 +89,4 @@ def test_a_damaged_gguf_file_gives_the_packs_reason(host, files):
     finally:
         (folder / "broken.gguf").unlink()
     assert run.error is not None
-    assert "ComfyUI-GGUF cannot read" in run.error["exception_message"]
+    assert "has a damaged header (the file ends in it)" in run.error["exception_message"]
