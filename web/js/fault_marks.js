@@ -1,6 +1,11 @@
 // Marks nodes that are at fault, and the subgraphs around them, until the next prompt.
 import { app } from "../../../scripts/app.js";
 
+const BESIDE = 110;
+const NARROWEST = 120;
+
+const pen = document.createElement("canvas").getContext("2d");
+
 let marked = [];
 
 // The nodes of an execution id such as 12:5, from the outermost subgraph to the node itself.
@@ -30,7 +35,7 @@ export function withOutside(graphId, id) {
 
 export function markFault(nodes, text) {
   for (const node of nodes) {
-    const badge = new LGraphBadge({ text: short(text), fgColor: "#fff", bgColor: "#a02020" });
+    const badge = new LGraphBadge({ text: short(text, node), fgColor: "#fff", bgColor: "#a02020" });
     marked.push({ node, badge, had: node.has_errors });
     node.has_errors = true;
     node.badges.push(badge);
@@ -55,4 +60,11 @@ export function goTo(nodes) {
   app.canvas.centerOnNode(node);
 }
 
-const short = (text) => (text.length > 60 ? `${text.slice(0, 57)}…` : text);
+// As much as fits above the node, beside the badge with its pack's name: badges reach out at its left end.
+function short(text, node) {
+  pen.font = "12px Inter, sans-serif";
+  const room = Math.max(node.size[0] - BESIDE, NARROWEST);
+  let length = text.length;
+  while (length > 1 && pen.measureText(text.slice(0, length)).width > room) length--;
+  return length < text.length ? `${text.slice(0, length).trimEnd()}…` : text;
+}

@@ -12,6 +12,7 @@ const STYLE = `
 .parallel-dit-notice p { margin: 0 0 8px; overflow-wrap: anywhere; }
 .parallel-dit-notice button { margin-right: 8px; padding: 4px 12px; border-radius: 6px; cursor: pointer;
   border: 1px solid var(--border-color, #555); background: var(--comfy-input-bg, #333); color: inherit; }
+.parallel-dit-notice button:focus-visible { outline: 2px solid #4a8fe0; outline-offset: 1px; }
 .parallel-dit-notice pre { max-height: 45vh; overflow: auto; margin: 8px 0; padding: 8px; border-radius: 6px;
   background: var(--comfy-input-bg, #111); font: 12px/1.4 monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 `;
@@ -43,7 +44,15 @@ function place() {
   style.textContent = STYLE;
   document.head.append(style);
   document.body.append(made);
+  document.addEventListener("keydown", closeOnEscape);
   return made;
+}
+
+// The newest notice, unless something else has the keys: a dialog, a menu, a field that is written into.
+function closeOnEscape(event) {
+  const at = document.activeElement;
+  const free = at === document.body || at?.matches?.("canvas") || at?.closest?.("#parallel-dit-notices");
+  if (event.key === "Escape" && !event.defaultPrevented && free) place().lastElementChild?.remove();
 }
 
 export const hideNotice = (kind) => document.querySelector(`.parallel-dit-notice.${kind}`)?.remove();

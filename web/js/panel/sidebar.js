@@ -8,6 +8,7 @@ import { word } from "./words.js";
 
 const EVENT = "parallel_dit.status";
 const ACTIONS = ["start", "park", "unload", "restart"];
+const ID = "parallel-dit";
 
 let shown = null; // what is open: {root, content, told, status}
 
@@ -33,8 +34,9 @@ function draw(status) {
 
 async function act(action, wishes = {}) {
   tell("");
+  const pressed = shown.root.contains(document.activeElement) ? document.activeElement : null;
   const buttons = [...shown.root.querySelectorAll("button")];
-  buttons.forEach((button) => (button.disabled = true));
+  buttons.forEach((button) => (button.disabled = true)); // which takes the focus away, too
   try {
     draw(await ask(action, wishes));
   } catch (error) {
@@ -42,7 +44,22 @@ async function act(action, wishes = {}) {
     if (shown?.status) draw(shown.status);
   } finally {
     buttons.forEach((button) => (button.disabled = false));
+    if (pressed && document.activeElement === document.body) focusAgain(pressed);
   }
+}
+
+// Where the pressed button stands now; beside it where it cannot be pressed any more, or on the bar where it has gone.
+function focusAgain(pressed) {
+  const key = pressed.getAttribute("data-key");
+  const now = key ? shown?.content.querySelector(`[data-key="${CSS.escape(key)}"]`) : pressed;
+  const beside = now?.disabled ? now.parentElement.querySelector("button:not(:disabled)") : now;
+  (beside ?? shown?.root.querySelector("button"))?.focus();
+}
+
+function closeOnEscape(event) {
+  if (event.key !== "Escape") return;
+  event.stopPropagation();
+  app.extensionManager.sidebarTab.toggleSidebarTab(ID);
 }
 
 async function copyDiagnostics() {
@@ -72,7 +89,7 @@ function open(root) {
   const copy = h("button", { type: "button", "data-action": "copy", onclick: copyDiagnostics }, word("copy"));
   const told = h("div", { "aria-live": "polite" });
   const content = h("div");
-  const panel = h("section", { class: "pdit", "aria-label": word("tab") }, h("div", { class: "pdit-bar" }, buttons, copy), told, content);
+  const panel = h("section", { class: "pdit", "aria-label": word("tab"), onkeydown: closeOnEscape }, h("div", { class: "pdit-bar" }, buttons, copy), told, content);
   root.replaceChildren(panel);
   shown = { root: panel, content, told, status: null };
   api.addEventListener(EVENT, onStatus);
@@ -93,7 +110,7 @@ app.registerExtension({
   name: "ParallelDiT.Panel",
   setup() {
     app.extensionManager.registerSidebarTab({
-      id: "parallel-dit",
+      id: ID,
       icon: "pi pi-microchip",
       title: "Parallel DiT",
       tooltip: word("tab"),
