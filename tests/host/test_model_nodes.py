@@ -7,9 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+
+from parallel_runtime.networks.diffusers.sdxl import SDXL
+from tests.tiny_model import write_original
+from tests.tiny_sdxl import recognised_config as tiny_sdxl
 
 from .comfyui_families import FAMILIES
 from .test_comfyui_families import write  # noqa: F401 - a fixture
+from .test_controlnet import UNET_FILE, controlled
 from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
@@ -97,6 +103,41 @@ def test_a_node_gives_the_latent_that_it_gives_with_comfyuis_own_loader(host, wr
         run = host.run(with_node(graph_of(family, workflow.on(devices)), kind, inputs))
         assert run.error is None, run.error["exception_message"]
         assert (host.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, devices
+
+
+_TIMES = {"q": 1.3, "k": 0.8, "v": 1.2, "out": 0.9}
+OF_A_UNET: dict[str, dict[str, Any]] = {
+    "UNetSelfAttentionMultiply": _TIMES,
+    "UNetCrossAttentionMultiply": _TIMES,
+    "PatchModelAddDownscale": {
+        "block_number": 3, "downscale_factor": 2.0, "start_percent": 0.0, "end_percent": 0.6,
+        "downscale_after_skip": True, "downscale_method": "bicubic", "upscale_method": "bicubic",
+    },
+}  # fmt: skip
+"""FreeU acts at widths that a tiny one has not: its functions are compared in tests/comfyui_networks/patches.py."""
+
+
+@pytest.mark.slow
+def test_nodes_for_u_nets_act_one_after_the_other_on_one_of_several_levels(host):
+    path = write_original(SDXL, host.base / "models" / "diffusion_models" / UNET_FILE, tiny_sdxl())
+    workflow = Workflow(model=UNET_FILE, cfg=3.0, steps=3, latent=(0, 1, 16, 24))
+
+    def latent(each: Workflow, kinds: list[str]) -> torch.Tensor:
+        graph = controlled(each, [])
+        for number, kind in enumerate(kinds):
+            graph[f"before {number}"] = graph.pop("model")
+            graph["model"] = node(kind, model=link(f"before {number}"), **OF_A_UNET[kind])
+        return host.latent(host.run(graph), SAVE)
+
+    last = latent(workflow, [])
+    for number in range(1, len(OF_A_UNET) + 1):
+        kinds = list(OF_A_UNET)[:number]
+        wanted = latent(workflow, kinds)
+        scale = wanted.abs().max()
+        assert (wanted - last).abs().max() > 100 * TOLERANCE * scale, kinds[-1]
+        last = wanted
+    assert (latent(workflow.on("cpu:2"), list(OF_A_UNET)) - last).abs().max() < TOLERANCE * scale
+    path.unlink()
 
 
 NOTHING: dict[str, tuple[str, dict[str, Any]]] = {

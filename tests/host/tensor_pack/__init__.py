@@ -20,6 +20,8 @@ from comfy.ldm.qwen_image.controlnet import QwenImageControlNetModel
 from comfy_api.latest import ComfyExtension, io
 from comfy_extras.nodes_model_patch import SigLIPMultiFeatProjModel
 
+from .tiny_clip import TinyClip
+
 
 def _random(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
@@ -417,6 +419,7 @@ class TensorPack(ComfyExtension):
             MeanVae,
             RandomImage,
             ClipVisionOutput,
+            TinyClip,
             ModelPatch,
         ]
 
