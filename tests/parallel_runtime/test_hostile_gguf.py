@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from parallel_runtime.errors import CheckpointError
+from parallel_runtime.errors import CheckpointError, UnsupportedModelError
 from parallel_runtime.loading.gguf_header import check_gguf_header
+from parallel_runtime.loading.host_file import HostFile
 
 from .test_hostile_files import bounded  # noqa: F401 - a fixture: every test here is one of time and of memory as well
 
@@ -113,6 +117,20 @@ def test_a_file_of_nothing_and_none_at_all_are_refused(tmp_path):
         check_gguf_header(write(tmp_path, b""), SIZES)
     with pytest.raises(CheckpointError, match="cannot be read"):
         check_gguf_header(tmp_path / "none.gguf", SIZES)
+
+
+def test_a_weight_of_another_size_than_the_networks_is_refused_before_a_rank_runs_it():
+    network, config = torch.nn.Linear(4, 3), SimpleNamespace(process_unet_state_dict=dict)
+    stamp: Any = None
+
+    def file(weight: torch.Tensor, pack: Any) -> HostFile:
+        return HostFile(Path("m.gguf"), stamp, config, {"weight": weight}, 0, None, {}, pack=pack)
+
+    assert file(torch.zeros(12, 1), object()).missing(network) == ["bias"]
+    with pytest.raises(
+        UnsupportedModelError, match=r"cannot read m.gguf: .*weight is \[2, 4\], and \[3, 4\] is wanted"
+    ):
+        file(torch.zeros(2, 4), object()).missing(network)
 
 
 def changed(content: bytes, draw: random.Random) -> bytes:
