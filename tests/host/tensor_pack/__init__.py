@@ -312,7 +312,7 @@ class StyleNetwork(io.ComfyNode):
             node_id="TestStyleNetwork",
             category="test",
             inputs=[io.Int.Input("width", default=64)],
-            outputs=[io.ModelPatch.Output()],
+            outputs=[io.Custom("MODEL_PATCH").Output()],
         )
 
     @classmethod
@@ -321,7 +321,8 @@ class StyleNetwork(io.ComfyNode):
         for number, parameter in enumerate(model.parameters()):
             parameter.data = 0.3 * _random(number, *parameter.shape)
         devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()
-        patcher = comfy.model_patcher.CoreModelPatcher(model, *devices)
+        kinds = comfy.model_patcher
+        patcher = getattr(kinds, "CoreModelPatcher", kinds.ModelPatcher)(model, *devices)  # 0.8.0 has the plain one
         _LIVING.append(patcher)
         return io.NodeOutput(patcher)
 
@@ -414,7 +415,7 @@ class TensorPack(ComfyExtension):
             PackedLatent,
             RandomMask,
             ControlNetOfClass,
-            *([StyleNetwork] if hasattr(io, "ModelPatch") else []),  # which ComfyUI 0.8.0 does not have
+            StyleNetwork,
             Weights,
             MeanVae,
             RandomImage,
