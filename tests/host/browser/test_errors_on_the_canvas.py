@@ -58,6 +58,8 @@ SEEN = """() => {
   const marked = app.rootGraph.nodes.filter((node) => node.has_errors).map((node) => node.title);
   return { error: seen("error"), warning: seen("warning"), foreseen: window.foreseen, marked };
 }"""
+_KNOWN = """async () => {
+  await (await import("/extensions/parallel-dit/js/refused_nodes.js")).refusedNodes(); }"""
 _FORESEEN = """() => { window.foreseen = "";
   window.watching ??= new MutationObserver(() => {
     window.foreseen = document.querySelector(".parallel-dit-notice.warning")?.innerText || window.foreseen;
@@ -68,6 +70,7 @@ _FORESEEN = """() => { window.foreseen = "";
 def queue(canvas, fault: Fault) -> dict:
     fault.prompt[fault.at]["_meta"] = {"title": TITLE}
     canvas.run("(prompt) => app.loadApiJson(prompt, 'fault')", fault.prompt)
+    canvas.run(_KNOWN)  # else a prompt that fails at once may do so before the page has the words
     canvas.run(_FORESEEN)
     canvas.run("() => app.queuePrompt(0, 1)")
     canvas.page.wait_for_selector(".parallel-dit-notice.error")

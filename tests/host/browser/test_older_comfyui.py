@@ -63,4 +63,4 @@ def test_one_click_a_run_the_panel_and_an_error(host, canvas, tmp_path):
     canvas.picture(tmp_path / "older_error.png")
     set_setting(canvas, "Comfy.Locale", "zh")
     assert "无法理解 devices" in queue_fault(canvas, FAULTS["wrong devices"])["error"]
-    assert "它读取其中的注意力图" in queue_fault(canvas, FAULTS["a node that is refused"])["warning"]
+    assert "它读取其中的注意力图" in queue_fault(canvas, FAULTS["a node that is refused"])["foreseen"]
