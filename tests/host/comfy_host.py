@@ -95,6 +95,8 @@ class ComfyHost:
             "PYTHONPATH": host.python_path,
             "OMP_NUM_THREADS": "1",
             "PARALLEL_DIT_LOGS": str(base / "pools"),
+            "MALLOC_ARENA_MAX": "2",  # what models of the last test took goes back to the machine
+            "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
         }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from .find_host import Host, NoHost, find_host
 from .workflow import MODEL
 
 _HOST = pytest.StashKey[Host]()
+_RUNNING = pytest.StashKey[Any]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -41,9 +43,19 @@ def host(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) 
     comfy = ComfyHost(pytestconfig.stash[_HOST], tmp_path_factory.mktemp("comfyui") / "base")
     try:
         write_models(comfy)
+        pytestconfig.stash[_RUNNING] = comfy
         yield comfy
     finally:
         comfy.stop()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def left_light(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave the ComfyUI of the session without models: three of them, and their pools, share a machine of tests."""
+    yield
+    comfy = request.config.stash.get(_RUNNING, None)
+    if comfy is not None and comfy.process.poll() is None:
+        comfy.post("/free", {"unload_models": True, "free_memory": True})
 
 
 @pytest.fixture(scope="module")

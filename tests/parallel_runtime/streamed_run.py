@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 
 from parallel_runtime.config import ParallelConfig
@@ -49,7 +50,9 @@ class PoolRank:
         self.ranks = world_size
 
     def run(self, request: Any, tensors: dict[str, torch.Tensor] | None = None) -> Any:
-        """Both phases; every rank offers the same here."""
+        """Both phases; every rank offers the same here. All ranks are through with the last one, as in a pool."""
+        if dist.is_initialized():
+            dist.barrier()
         meta = {name: tensor.to("meta") for name, tensor in (tensors or {}).items()}
         prepared = self.engine.prepare(request, meta, Quiet())
         with torch.no_grad():
