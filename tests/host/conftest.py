@@ -55,6 +55,7 @@ def left_light(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     comfy = request.config.stash.get(_RUNNING, None)
     if comfy is not None and comfy.process.poll() is None:
+        comfy.post("/parallel_dit/unload")  # also those whose MODEL ComfyUI has let go
         comfy.post("/free", {"unload_models": True, "free_memory": True})
 
 
