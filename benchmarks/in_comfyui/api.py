@@ -82,6 +82,10 @@ class Api:
         """What *Unload Models* and *Free model and node cache* do."""
         self._post("/free", {"unload_models": True, "free_memory": True})
 
+    def unload_pools(self) -> None:
+        """Let the pools' models go, also those that no MODEL stands for any more."""
+        self._post("/parallel_dit/unload", {})
+
     def system_stats(self) -> Any:
         """What ComfyUI says of itself and its machine."""
         return self._get("/system_stats")

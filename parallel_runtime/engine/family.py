@@ -13,7 +13,7 @@ from ..networks.diffusers.call import TAKE_COMFYUIS
 from ..networks.diffusers.spec import ModelSpec
 from ..planning.describe import describe_request
 from ..requests.conditioning import Conditioning, hollow
-from ..requests.facts import RequestFacts
+from ..requests.facts import RequestFacts, Seen
 
 
 class Family(Protocol):
@@ -24,21 +24,18 @@ class Family(Protocol):
         """Key of the family, for the client."""
         ...
 
-    def check(self, conditioning: Conditioning, x: torch.Tensor) -> tuple[int, ...]:
-        """Refuse what the network cannot take, from shapes alone.
+    def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
+        """Refuse what the network cannot take, from shapes alone; return these.
 
         Args:
             x: that it will see, (B, C, ...), on the meta device.
-
-        Returns:
-            The shape of the text, (B, T, D).
 
         Raises:
             RequestError: with what does not fit.
         """
         ...
 
-    def describe(self, x_shape: tuple[int, ...], text: tuple[int, ...], *, batch: int, steps: int = 0) -> RequestFacts:
+    def describe(self, seen: Seen, *, batch: int, steps: int = 0) -> RequestFacts:
         """A request's facts; see `describe_request` for the arguments."""
         ...
 
@@ -59,18 +56,18 @@ class DiffusersFamily:
         """Registry name."""
         return self.spec.name
 
-    def check(self, conditioning: Conditioning, x: torch.Tensor) -> tuple[int, ...]:
+    def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
         """See `Family`."""
         check_arguments(conditioning, self.spec, self.config, x.shape[0])
         shapes = conditioning.hollow()
         timestep = torch.zeros(x.shape[0])
         arguments = self.spec.adapter.to_transformer(hollow(x), timestep, shapes.context, self.config, **shapes.extras)
         self.spec.check_widths(arguments, self.config)
-        return tuple(conditioning.context.shape)
+        return Seen(tuple(conditioning.context.shape), (tuple(x.shape),))
 
-    def describe(self, x_shape: tuple[int, ...], text: tuple[int, ...], *, batch: int, steps: int = 0) -> RequestFacts:
+    def describe(self, seen: Seen, *, batch: int, steps: int = 0) -> RequestFacts:
         """See `Family`."""
-        return describe_request(self.spec, x_shape, text, batch=batch, steps=steps)
+        return describe_request(self.spec, seen.latents[0], seen.text, batch=batch, steps=steps)
 
 
 def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping[str, Any], batch: int) -> None:

@@ -122,9 +122,9 @@ class PreparedForward(Prepared):
             ParallelError: with cause and fix.
         """
         x = meta["x"]
-        text = check_conditioning(state, request.conditioning, resident, x, meta)
+        seen = check_conditioning(state, request.conditioning, resident, x, meta)
         together = state.conditionings.peek(request.conditioning, meta).together
-        facts = resident.family.describe(tuple(x.shape), text, batch=1 if together else x.shape[0])
+        facts = resident.family.describe(seen, batch=1 if together else x.shape[0])
         placed = state.place(resident, facts)
         if placed.place is not None:
             if placed.plan.pipe > 1:

@@ -52,13 +52,13 @@ class PreparedSample(Prepared):
         x = meta["x"]
         denoising = Denoising(request, resident.dtype, state.unlike)
         denoising.check(meta, state.device)
-        texts = [
-            check_conditioning(state, branch, resident, seen, meta)
-            for branch, seen in zip(request.branches, denoising.model_inputs(x, meta), strict=True)
+        branches = [
+            check_conditioning(state, branch, resident, given, meta)
+            for branch, given in zip(request.branches, denoising.model_inputs(x, meta), strict=True)
         ]
         steps, batch = meta["sigmas"].shape[0] - 1, x.shape[0] * len(request.branches)
-        longest = max(texts, key=lambda shape: shape[1])
-        facts = resident.family.describe(tuple(x.shape), longest, batch=batch, steps=steps)
+        longest = max(branches, key=lambda seen: seen.text[1])
+        facts = resident.family.describe(longest, batch=batch, steps=steps)
         placed = state.place(resident, facts)
         place, plan = placed.place, placed.plan
         check_steps(plan, steps)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..pipefusion.runner import Part, lay_out
+from ..requests.facts import Seen
 from ..requests.requests import ConditioningRef
 from .family import DiffusersFamily
 from .plan_meshes import Place
@@ -20,14 +21,11 @@ def check_conditioning(
     resident: Resident,
     x: torch.Tensor,
     meta: Mapping[str, torch.Tensor],
-) -> tuple[int, ...]:
-    """Refuse what the model cannot take.
+) -> Seen:
+    """Refuse what the model cannot take; return the shapes of the rest.
 
     Args:
         x: that the model will see, (B, C, ...), on the meta device as `meta` is.
-
-    Returns:
-        The shape of the text, (B, T, D).
 
     Raises:
         RequestError: with what does not fit.

@@ -147,7 +147,7 @@ class Residency:
             return [*new.smaller(), *ways_out]
 
         self.store.free_memory_for(new.title, new.costs, smaller, lambda done, total: control.check_cancel())
-        held = Held(self.store, key, new.title, self.store.allocate(new.hold, keep=None), new.costs)
+        held = Held(self.store, key, new.title, self.store.allocate(new.hold, keep=None), new.costs, fresh=True)
         self.store.add(held)
         return held
 

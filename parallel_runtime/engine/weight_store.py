@@ -41,6 +41,7 @@ class Held:
         used: when, on the store's clock.
         runs_need: bytes that its last run was estimated to need beside the weights.
         unloaded: a request has unloaded it, and nothing of its runs is left. The same on all ranks.
+        fresh: just made, with part of its memory, and what it costs was made free before: not to be asked for again.
     """
 
     store: WeightStore
@@ -52,6 +53,7 @@ class Held:
     used: int = 0
     runs_need: int = 0
     unloaded: bool = True
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         self._patched = PatchedWeights(self.weights, self.store.device)
@@ -92,8 +94,10 @@ class Held:
             return
         self.used = self.store.tick()
         if not self.weights.here:
-            self.store.free_memory_for(self.title, self.costs, on_bytes=on_bytes)
+            if not self.fresh:
+                self.store.free_memory_for(self.title, self.costs, on_bytes=on_bytes)
             self.store.allocate(lambda: self._bring(on_bytes), keep=self)
+            self.fresh = False
         self.store.free_beside(self, self.runs_need, on_bytes)
 
     def _bring(self, on_bytes: OnBytes) -> None:
@@ -131,6 +135,9 @@ class Held:
     def give_back(self) -> int:
         """Return the weights' memory to the system; the modules stay. Returns the bytes that it was."""
         if not self.weights.here:
+            if self.fresh:  # the load that made them failed before it filled them
+                self.fresh = False
+                self.weights.give_back()
             return 0
         self.weights.give_back()
         self._patched.forget()

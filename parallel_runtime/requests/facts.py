@@ -63,6 +63,19 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """Shapes of what a network is given.
+
+    Args:
+        text: (B, T, D).
+        latents: (B, C, ...), one; where a video has sound, that is the second.
+    """
+
+    text: tuple[int, ...]
+    latents: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class RequestFacts:
     """What one request computes.
 

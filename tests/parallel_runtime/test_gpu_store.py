@@ -80,6 +80,19 @@ def test_gpu_memory_goes_back_to_the_system_when_a_model_is_unloaded(files):
         rank.run(Release(str(files[0])))
 
 
+def test_a_gpu_that_has_room_for_a_model_once_takes_it(files):
+    rank = GpuRank()
+    torch.cuda.empty_cache()
+    size = files[0].stat().st_size
+    rest = rank.free() - (512 << 20) - size * 3 // 2  # with the reserve of a load
+    ballast = torch.empty(rest, dtype=torch.uint8, device=rank.device)
+    rank.load(files[0])
+    assert rank.engine.residency.held()
+    rank.run(Release(str(files[0])))
+    del ballast
+    torch.cuda.empty_cache()
+
+
 def test_gpu_recordings_outlive_weights_that_left_for_another_model(files, monkeypatch, tmp_path):
     monkeypatch.setenv("PARALLEL_DIT_POOL", str(tmp_path))
     rank = GpuRank()

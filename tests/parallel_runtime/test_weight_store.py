@@ -25,6 +25,7 @@ from parallel_runtime.loading import reading
 from parallel_runtime.loading.arena import PlainArena, lay_out
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
+from parallel_runtime.loading.held_weights import ArenaWeights
 from parallel_runtime.loading.host_copies import HostCopies
 from parallel_runtime.loading.weights import build_transformer, check_weights, hold_weights, load_transformer
 from parallel_runtime.requests.control import Cancelled
@@ -195,6 +196,42 @@ def test_models_in_turn_give_what_each_gives_alone(room, files, expected, monkey
             assert len(rank.here()) == room
             assert path.stem in rank.here()
     assert modules == [rank.engine.residency.get(str(path)).transformer for path in files]
+
+
+@pytest.mark.parametrize("weights", ["whole", "host"])
+def test_a_model_needs_its_memory_once(weights, files, expected, monkeypatch):
+    """Its region has memory from the start, which is not free when its weights come."""
+    taken: list[int] = []
+
+    def make(size: int, device: torch.device) -> PlainArena:
+        taken.append(size)
+        return PlainArena(size, device)
+
+    rank = Rank()
+    rank.engine.residency = Residency(CPU, 0, arena=make)
+    room = files[0].stat().st_size * 3 // 2
+    monkeypatch.setattr(memory, "free_bytes", lambda device: room - sum(taken))
+    rank.load(files[0], weights=weights)
+    assert sum(taken) > room // 3
+    assert torch.equal(rank.forward(files[0]), expected[0])
+
+
+def test_a_load_that_fails_before_its_weights_are_read_leaves_no_memory_taken(files, monkeypatch):
+    made: list[PlainArena] = []
+
+    def make(size: int, device: torch.device) -> PlainArena:
+        made.append(PlainArena(size, device))
+        return made[-1]
+
+    def fail(self: Any, on_bytes: Any) -> None:
+        raise CheckpointError("It cannot be read.", "Choose another.")
+
+    rank = Rank()
+    rank.engine.residency = Residency(CPU, 0, arena=make)
+    monkeypatch.setattr(ArenaWeights, "fill", fail)
+    with pytest.raises(CheckpointError):
+        rank.load(files[0])
+    assert made[0].memory.untyped_storage().nbytes() == 0
 
 
 def test_models_that_are_all_here_are_not_read_again(files, monkeypatch):

@@ -9,7 +9,8 @@ import torch
 
 from ...errors import RequestError
 from ...requests.conditioning import Conditioning
-from ...requests.facts import RequestFacts
+from ...requests.facts import RequestFacts, Seen
+from .blocks import LATENT_SHAPES
 
 
 @dataclass(frozen=True)
@@ -28,30 +29,33 @@ class HostFamily:
     patch: tuple[int, ...]
     rows_together: bool
 
-    def check(self, conditioning: Conditioning, x: torch.Tensor) -> tuple[int, ...]:
+    def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
         """The network checks its arguments itself, as in ComfyUI: what is seen here is the batch alone.
 
         Raises:
             RequestError: a text of another batch.
         """
         context = conditioning.arguments.get("context")
+        shapes = conditioning.arguments.get(LATENT_SHAPES)
+        latents = (tuple(x.shape),) if shapes is None else tuple(tuple(shape) for shape in shapes)
         if not isinstance(context, torch.Tensor) or context.ndim < 2:
-            return (x.shape[0], 0, 0)
+            return Seen((x.shape[0], 0, 0), latents)
         if context.shape[0] not in (1, x.shape[0]):
             raise RequestError(
                 f"The conditioning holds {context.shape[0]} items, but the latent batch holds {x.shape[0]}.",
                 "Use one prompt, or as many as latents.",
             )
-        return (context.shape[0], context.shape[1], context.shape[-1])
+        return Seen((context.shape[0], context.shape[1], context.shape[-1]), latents)
 
-    def describe(self, x_shape: tuple[int, ...], text: tuple[int, ...], *, batch: int, steps: int = 0) -> RequestFacts:
-        """A request's facts. Of a latent that is several (video and audio) the sum of its numbers is what is known."""
-        sizes = x_shape[2:]
-        patch = (1,) * max(0, len(sizes) - len(self.patch)) + self.patch[-len(sizes) :] if sizes else ()
-        tokens = math.prod(-(-size // by) for size, by in zip(sizes, patch, strict=True))
+    def describe(self, seen: Seen, *, batch: int, steps: int = 0) -> RequestFacts:
+        """A request's facts. A latent beside the video is sound, which has at least a token for each moment."""
+        first, *others = (shape[2:] for shape in seen.latents)
+        patch = (1,) * max(0, len(first) - len(self.patch)) + self.patch[-len(first) :] if first else ()
+        tokens = math.prod(-(-size // by) for size, by in zip(first, patch, strict=True))
+        tokens += sum(sizes[0] for sizes in others if sizes)
         batch = 1 if self.rows_together else batch
-        request = RequestFacts(tokens, text[1], batch, 1, in_pool=steps > 0)
-        return request if not steps else RequestFacts(tokens, text[1], batch, 1, steps)
+        request = RequestFacts(tokens, seen.text[1], batch, 1, in_pool=steps > 0)
+        return request if not steps else RequestFacts(tokens, seen.text[1], batch, 1, steps)
 
 
 def patch_of(network: torch.nn.Module, dims: int) -> tuple[int, ...]:
