@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("parallel_dit")
+
+_USED: WeakValueDictionary[str, RemoteTransformer] = WeakValueDictionary()
+"""Of those that stand for the same weights (the loader ran again, and ComfyUI still has what it made before) the one
+that was used last, by the model's key: they are its own to let go, and ComfyUI counts them once."""
 
 
 def _connect(config: ParallelConfig) -> PoolClient:
@@ -92,8 +97,12 @@ class RemoteTransformer:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes that one rank holds now; 0 while nothing is loaded. The pool is asked, not remembered."""
-        return self._pool.held_bytes(self.model) if self._pool is not None else 0
+        """Bytes that one rank holds now for this; 0 while nothing is loaded. The pool is asked, not remembered."""
+        return self._pool.held_bytes(self.model) if self._pool is not None and self._owns else 0
+
+    @property
+    def _owns(self) -> bool:
+        return _USED.get(self.model.key, self) is self
 
     def shares(self, device: torch.device, current_index: int) -> bool:
         """Whether a rank of the pool computes on ComfyUI's `device`, and so competes for its memory.
@@ -242,12 +251,12 @@ class RemoteTransformer:
             self.notices.ran(pool.ran, pool.details, x.shape, steps, how)
 
     def release(self) -> int:
-        """Free the weights in the pool; returns the bytes freed per rank.
+        """Free the weights in the pool, where no other uses them; returns the bytes freed per rank.
 
         Raises:
             PoolError: the pool died meanwhile, and its memory with it.
         """
-        return self._pool.release(self.model) if self._pool is not None else 0
+        return self._pool.release(self.model) if self._pool is not None and self._owns else 0
 
     @contextmanager
     def capture(self, channels: int) -> Iterator[list[TransformerCall]]:
@@ -275,6 +284,7 @@ class RemoteTransformer:
     def _use_pool(self) -> PoolClient:
         # Asked for at each request: the pool for these devices may have been replaced by then.
         self._pool = self._connect(self.model.config)
+        _USED[self.model.key] = self
         return self._pool
 
     def _checked(self, call: TransformerCall) -> Mapping[str, Any]:

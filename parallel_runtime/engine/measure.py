@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from ..attention.choice import resolve_kernel
 from ..attention.kernels import KERNELS
+from ..pinned_memory import register, unregister
 from ..requests.facts import NVLINK, LinkFacts, MachineFacts
 
 _WARM_SECONDS = 0.25
@@ -82,13 +83,13 @@ def measure_host(device: torch.device, world_size: int) -> float:
         10^9 bytes per second of the slowest rank; 0 where one has no such memory.
     """
     host, target = torch.ones(_COPIED, dtype=torch.uint8), torch.empty(_COPIED, dtype=torch.uint8, device=device)
-    pinned = device.type != "cuda" or int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0)) == 0
+    pinned = device.type != "cuda" or register(host)
     try:
         _gather([0.0], world_size)  # they begin together
         seconds = _timed(lambda: target.copy_(host, non_blocking=True), _COPIES, device)
     finally:
         if pinned and device.type == "cuda":
-            torch.cuda.cudart().cudaHostUnregister(host.data_ptr())
+            unregister(host.data_ptr())
     own = host.nbytes / seconds / 1e9 if pinned else 0.0
     return min(rate for (rate,) in _gather([own], world_size))
 

@@ -103,6 +103,7 @@ class HeldNetwork(PatchableNetwork):
         self.here = False
         self._network = None
         self._bypasses = []
+        self.split.leave()
         gc.collect()  # a cut block holds the forward that it stands for, in a circle
 
 

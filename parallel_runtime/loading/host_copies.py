@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from ..pinned_memory import register, unregister
 from ..streaming.large_pages import in_large_pages
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class HostCopy:
     def pin(self) -> None:
         """Let GPUs copy from it at the full speed of their link; takes seconds, once. Without, copies are slower."""
         if not self._pinned and torch.cuda.is_available():
-            self._pinned = int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0)) == 0
+            self._pinned = register(self.memory)
 
     def publish(self) -> None:
         """It is filled: other ranks may read it."""
@@ -58,7 +59,7 @@ class HostCopy:
         if self._map is None:
             return
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
+            unregister(self.memory.data_ptr())
         if self._owned is not None:
             self._owned.with_suffix(".copy").unlink(missing_ok=True)
             self._owned.unlink(missing_ok=True)

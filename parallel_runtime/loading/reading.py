@@ -21,6 +21,7 @@ import torch
 
 from ..errors import CheckpointError
 from ..networks.diffusers.spec import TensorInfo, WeightRule
+from ..pinned_memory import register, unregister
 from .checkpoint import TensorPlace
 
 THREADS = 8
@@ -229,10 +230,9 @@ def _buffers(device: torch.device) -> Iterator[_Buffers]:
 @contextlib.contextmanager
 def pinned(memory: torch.Tensor) -> Iterator[None]:
     """Pin memory of the host while it lasts. Not by PyTorch's allocator, which would keep it for ever."""
-    runtime = torch.cuda.cudart()
-    registered = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+    registered = register(memory)
     try:
         yield
     finally:
         if registered:
-            runtime.cudaHostUnregister(memory.data_ptr())
+            unregister(memory.data_ptr())

@@ -9,12 +9,14 @@ from __future__ import annotations
 import mmap
 import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
 from ..errors import PoolError
+from ..pinned_memory import register, unregister
 
 _T = TypeVar("_T")
 
@@ -63,7 +65,9 @@ class Board:
         if self._counter is None:
             words = torch.frombuffer(self._map, dtype=torch.int64, count=_WORDS)
             page = torch.frombuffer(self._map, dtype=torch.uint8)
-            torch.cuda.cudart().cudaHostRegister(page.data_ptr(), page.nbytes, 0)
+            if register(page):
+                # Before the page is unmapped, whose address another may get; its rank has waited for its forwards.
+                weakref.finalize(self, unregister, page.data_ptr()).atexit = False
             self._finished = words[FINISHED : FINISHED + 1]
             self._counter = torch.full((1,), self[LAUNCHED] - 1, dtype=torch.int64, device=device)
         assert self._finished is not None

@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from ..errors import OutOfMemoryError
+from ..pinned_memory import register, unregister
 from .large_pages import in_large_pages
 from .peer_driver import OpenedAllocation, SharedAllocation
 
@@ -88,14 +89,14 @@ class HostShare:
     def pin(self) -> None:
         """See OwnShare."""
         if not self._pinned and torch.cuda.is_available():
-            self._pinned = int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0)) == 0
+            self._pinned = register(self.memory)
 
     def close(self) -> None:
         """See OwnShare; the memory is free when every rank has closed it."""
         if self._map is None:
             return
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
+            unregister(self.memory.data_ptr())
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._map = None  # unmapped with the last tensor over it
         os.close(self._descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -215,6 +216,22 @@ def test_it_knows_what_the_pool_holds():
     pool.held = 0  # it died, or another model took the place
     assert (remote.size_bytes, remote.resident_bytes) == (100, 0)
     assert pool.requests == ["load", "release", "forward"]
+
+
+def test_weights_that_two_stand_for_are_let_go_by_the_one_that_was_used_last():
+    older, pool = make_remote()
+    newer = RemoteTransformer(older.model, connect=lambda config: pool)
+    older.load(never)
+    assert older.resident_bytes == newer.resident_bytes + 100 == 100
+    newer.load(never)
+    assert (older.resident_bytes, newer.resident_bytes) == (0, 100)
+    assert older.release() == 0
+    assert "release" not in pool.requests
+    older.forward(make_call(torch.ones(1, 4, 2, 2)), never)
+    assert newer.release() == 0
+    del older
+    gc.collect()
+    assert newer.release() == 100
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from parallel_runtime.errors import SegmentError
+from parallel_runtime.pinned_memory import PORTABLE, register, unregister
 
 from .bell import BELL_BYTES, Bell
 from .protocol import TensorSpec
@@ -34,7 +35,6 @@ _SMALL = 1 << 20
 tensor of that size: a profile found ComfyUI's process busy with making such tensors (docs/performance.md); why is not
 known."""
 _PATH = re.compile(r"/proc/\d+/fd/\d+")
-_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
 
 
 class Segment:
@@ -111,7 +111,7 @@ class Segment:
     def close(self) -> None:
         """Let go of it. Views of it stay valid as long as somebody holds them."""
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self.request.data_ptr() - _BELLS)
+            unregister(self.request.data_ptr() - _BELLS)
             self._pinned = False
         self.asked.close()
         self.answered.close()
@@ -185,4 +185,4 @@ def _register(memory: torch.Tensor) -> bool:
     """Pin the memory where this process computes on a GPU; copies also work where that fails, only slower."""
     if not torch.cuda.is_initialized():
         return False
-    return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE)) == 0
+    return register(memory, PORTABLE)

@@ -163,6 +163,14 @@ class TokenSplit:
         self.tokens.forget()
         self._read = []
 
+    def leave(self) -> None:
+        """The network goes, and whatever of its modules is known here."""
+        self.forget()
+        self.modulation = HostModulation()
+        self.attention = self.run_block = None
+        self.gathered = ()
+        self.joined.clear()
+
     @contextmanager
     def running(
         self,

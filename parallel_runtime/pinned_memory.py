@@ -1,0 +1,39 @@
+"""Memory of the host that a GPU copies from and to at the speed of its link: registered with CUDA, and let go again."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+PORTABLE = 1
+"""cudaHostRegisterPortable: pinned for every device of the process."""
+
+
+def register(memory: torch.Tensor, flags: int = 0) -> bool:
+    """Pin memory that PyTorch's allocator did not give out; copies also work where that fails, only slower.
+
+    Who registers lets go (`unregister`) before the memory is unmapped: its addresses are taken for others, for which
+    this would fail.
+
+    Args:
+        memory: whole, contiguous.
+
+    Returns:
+        Whether it is pinned.
+    """
+    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, flags)) == 0:
+        return True
+    # CUDA's runtime tells of a call that failed at the next launch, whatever that is: it is this one.
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda")
+    return False
+
+
+def unregister(address: int) -> None:
+    """Let go of memory that was registered.
+
+    Args:
+        address: of its first byte.
+    """
+    torch.cuda.cudart().cudaHostUnregister(address)
