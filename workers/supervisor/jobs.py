@@ -24,6 +24,8 @@ ALIKE_SECONDS = 5.0
 """So long after a rank failed in a run the others may fail alike: ranks compute in step, but a busy machine does not
 run them so. Less costs a pool that could have lived; more is waited for in vain where one rank failed alone."""
 
+_HEARD_SECONDS = 0.001
+
 
 class Jobs:
     """Hands one job after the other to the ranks, brings their answers together, and answers the client.
@@ -105,7 +107,10 @@ class Jobs:
                 await self._advance(self.active)
 
     async def _next(self) -> None:
-        await asyncio.sleep(0)  # the end of a rank that came with the job is heard first: it is for another pool then
+        # The end of a rank that came before the job is heard first, with all that it said before: the job is for
+        # another pool then.
+        while self._open and self._members.hung_up:
+            await asyncio.sleep(_HEARD_SECONDS)
         if not self._open or self.active is not None or not self._waiting:
             return
         frame = self._waiting.popleft()

@@ -124,6 +124,11 @@ class Members:
             self._log.write(f"the store could not be reached for {guest.host}: {error}")
             guest.endpoint.socket.close()
 
+    @property
+    def hung_up(self) -> bool:
+        """A rank of the pool has ended, of which `on_loss` may not be told yet."""
+        return any(guest.endpoint.hung_up for rank, guest in self._ranks.items() if rank < self.size)
+
     async def tell(self, message: Message) -> None:
         """Send a message to every rank of the pool."""
         for rank, guest in list(self._ranks.items()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 
 from .frames import PREFIX, WITHOUT_PAYLOAD, Frame, decode_header, decode_prefix, encode_header, encode_prefix
@@ -23,6 +24,13 @@ class Endpoint:
     def sending(self) -> bool:
         """Something is on its way out: the other side has not read all of it."""
         return self._sending.locked()
+
+    @property
+    def hung_up(self) -> bool:
+        """The other side has closed its end, though what it said before may not be read yet."""
+        watch = select.poll()
+        watch.register(self.socket, select.POLLRDHUP)
+        return bool(watch.poll(0))
 
     async def receive(self) -> Frame | None:
         """The next frame, or None at the end of the connection.
