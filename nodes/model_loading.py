@@ -13,6 +13,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 
 from .config_meaning import explain_limits, find_config
+from .kept_models import drop_others, keep
 from .network_choice import AUTO, COMFYUI, NETWORKS, choose_network
 from .node_text import (
     canvas_language,
@@ -190,4 +191,7 @@ def load_model(
         wanted = weights + comfy.model_management.minimum_inference_memory()
         comfy.model_management.free_memory(wanted, model.load_device)
 
-    return model, remote.load(interrupted, make_room if model.shares_device else None), chosen.why
+    loaded = remote.load(interrupted, make_room if model.shares_device else None)
+    keep(model)
+    drop_others(model)
+    return model, loaded, chosen.why

@@ -16,6 +16,7 @@ from parallel_runtime.errors import ParallelError, RequestError
 from parallel_runtime.patching.patch_data import check_patches
 
 from .comfyui_code import comfyui_code
+from .kept_models import keep
 from .real_weights import load_here, refuse, with_patches_of
 from .transportable import listed, weight_obstacles
 from .weight_patches import is_bypass
@@ -164,6 +165,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def load(self, device_to=None, lowvram_model_memory=0, force_patch_weights=False, full_load=False) -> None:
         """Move what is not the transformer (model sampling tables); the pool loads at the first call."""
+        keep(self)
         self._move_others(device_to)
         # While a prompt is prepared, some models call their network (preprocess_text_embeds), or look at its weights.
         self.model.parallel_shapes.take(self.patches)

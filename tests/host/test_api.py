@@ -59,6 +59,25 @@ def test_status_tells_what_ran_and_models_are_parked_unloaded_and_come_back(host
 
 
 @pytest.mark.slow
+def test_unload_also_empties_the_pool_of_models_that_comfyui_has_dropped(host):
+    """ComfyUI drops a MODEL that the workflow of now does not use; the pool keeps its weights."""
+    assert host.run(WORKFLOW.prompt()).error is None
+    other = replace(WORKFLOW.on("native"), seed=404)
+    for seed in (404, 405):
+        assert host.run(replace(other, seed=seed).prompt()).error is None
+    run = host.run(replace(WORKFLOW, seed=406).prompt())
+    assert run.error is None
+    assert host.run(replace(other, seed=407).prompt()).error is None
+    assert states(host)["plan.safetensors"] == "resident"
+    host.post("/free", {"unload_models": True, "free_memory": True})
+    deadline = time.monotonic() + 60
+    while (found := states(host)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert found == {}
+    assert "model" in run.executed  # it had been dropped
+
+
+@pytest.mark.slow
 def test_a_restart_gives_other_processes_and_the_next_prompt_works(host):
     assert host.run(replace(WORKFLOW, seed=404).prompt()).error is None
     before = {rank["pid"] for rank in cpu_pool(host.get("/parallel_dit/status"))["ranks"]}
