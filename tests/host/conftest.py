@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,6 +58,8 @@ def left_light(request: pytest.FixtureRequest) -> Iterator[None]:
     if comfy is not None and comfy.process.poll() is None:
         comfy.post("/parallel_dit/unload")  # also those whose MODEL ComfyUI has let go
         comfy.post("/free", {"unload_models": True, "free_memory": True})
+        # A prompt that came before ComfyUI's thread has woken up would go first, and lose its cached nodes afterwards.
+        time.sleep(1)
 
 
 @pytest.fixture(scope="module")
