@@ -28,7 +28,7 @@ from ..pipefusion.stage import Stage
 from ..planning.describe import describe_model, parameter_shapes
 from ..requests.facts import ModelFacts
 from ..requests.requests import Load
-from ..streaming.shared_blocks import Dealer
+from ..streaming.dealer import Dealer
 from .family import DiffusersFamily
 from .plan_meshes import Place
 from .structure import Structure

@@ -23,7 +23,7 @@ from ..networks.comfyui.host_network import HostNetwork
 from ..requests.facts import ModelFacts
 from ..requests.requests import ComfyuiCode, Load
 from ..streaming.block_stream import SLOTS, BlockStream
-from ..streaming.shared_blocks import Dealer
+from ..streaming.dealer import Dealer
 from .opened import NewWeights
 from .plan_meshes import Place
 from .structure import HostStructure

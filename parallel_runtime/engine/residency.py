@@ -18,12 +18,14 @@ from ..pipefusion.stage import Stage
 from ..planning.cut import most_parameters
 from ..requests.control import Control
 from ..requests.requests import Load
-from ..streaming.shared_blocks import Dealer, Streaming
+from ..streaming.dealer import Dealer
+from ..streaming.shared_blocks import Streaming
+from .held import Held
 from .opened import NewWeights, Opened
 from .opened_host import OpenedHost
 from .plan_meshes import Place
 from .resident import Resident, owned_blocks
-from .weight_store import Held, WeightStore
+from .weight_store import WeightStore
 
 MOST = 8
 """Models with their configurations that are kept, with what was compiled of them, whether their weights are there or

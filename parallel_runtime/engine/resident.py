@@ -19,9 +19,9 @@ from ..pipefusion.stage import Stage
 from ..planning.cut import assign_blocks
 from ..requests.facts import ModelFacts
 from .family import Family
+from .held import Held
 from .plan_meshes import Place
 from .structure import HostStructure, Structure
-from .weight_store import Held
 
 
 @dataclass

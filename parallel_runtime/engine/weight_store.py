@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
+import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,146 +13,15 @@ import torch
 
 from .. import memory
 from ..acceleration.workspaces import clear_workspaces
-from ..loading.held_weights import ArenaWeights, HeldWeights
+from ..errors import OutOfMemoryError
 from ..loading.host_copies import HostCopies
 from ..loading.reading import OnBytes
-from ..patching.patch_data import WeightPatches
-from ..patching.patch_shares import PatchShares
-from ..patching.patched_weights import PatchedWeights
-from .structure import HostStructure, Structure
+from .held import Held, ignore
 
 _T = TypeVar("_T")
 
-
-def _ignore(done: int, total: int) -> None:
-    """For who does not want to know how far it is."""
-
-
-@dataclass(eq=False)
-class Held:
-    """One model's weights on this rank, and the modules that have them.
-
-    Args:
-        key: what they were read from (files with size and time, dtype, blocks).
-        title: for messages, such as "FLUX.1 in float32".
-        costs: bytes that they take from the device; 0 for a memory-mapped file.
-        structures: by the options that they are wrapped by.
-        used: when, on the store's clock.
-        runs_need: bytes that its last run was estimated to need beside the weights.
-        unloaded: a request has unloaded it, and nothing of its runs is left. The same on all ranks.
-        fresh: just made, with part of its memory, and what it costs was made free before: not to be asked for again.
-    """
-
-    store: WeightStore
-    key: Hashable
-    title: str
-    weights: HeldWeights
-    costs: int
-    structures: dict[tuple[Hashable, ...], Structure | HostStructure] = field(default_factory=dict)
-    used: int = 0
-    runs_need: int = 0
-    unloaded: bool = True
-    fresh: bool = False
-
-    def __post_init__(self) -> None:
-        self._patched = PatchedWeights(self.weights, self.store.device)
-
-    @property
-    def patched(self) -> PatchedWeights:
-        """The patches that they have."""
-        return self._patched
-
-    def activate(
-        self, on_bytes: OnBytes, patches: WeightPatches | None = None, shares: PatchShares | None = None
-    ) -> None:
-        """Have the weights on the device, and memory for its runs; costs nothing for the model that was used last.
-
-        Args:
-            patches: that they are to have; None for any.
-            shares: see `PatchedWeights.change`.
-
-        Raises:
-            OutOfMemoryError: less is free than they need, though all others were let go.
-            NotLoadedError, CheckpointError: the files were replaced, or cannot be read.
-            RequestError: a patch that does not fit the network.
-            Whatever `on_bytes` raises.
-        """
-        self._bring_here(on_bytes)
-        if patches is not None:
-            try:
-                self._patched.change(patches, on_bytes, shares)
-                self.weights.settle(patches.names)
-            finally:
-                if self.weights.moved:
-                    self.forget_recordings()
-                    self.weights.moved = False
-
-    def _bring_here(self, on_bytes: OnBytes) -> None:
-        self.unloaded = False
-        if self.weights.here and self.store.is_last(self):
-            return
-        self.used = self.store.tick()
-        if not self.weights.here:
-            if not self.fresh:
-                self.store.free_memory_for(self.title, self.costs, on_bytes=on_bytes)
-            self.store.allocate(lambda: self._bring(on_bytes), keep=self)
-            self.fresh = False
-        self.store.free_beside(self, self.runs_need, on_bytes)
-
-    def _bring(self, on_bytes: OnBytes) -> None:
-        copy = self.store.copies.find(self.key, self.weights.size)
-        if copy is None or not isinstance(self.weights, ArenaWeights):
-            self.weights.fill(on_bytes)
-        else:
-            copy.pin()
-            self.weights.restore(copy.memory, on_bytes)
-
-    def prepare_run(self, needs: int, on_bytes: OnBytes = _ignore) -> None:
-        """Let others go where a run of this model may need more than is free beside them.
-
-        Args:
-            needs: bytes, estimated; remembered for when the model comes back after others.
-        """
-        self.runs_need = needs
-        if not memory.is_free(needs, self.store.device):
-            self._patched.make_room()
-        self.store.free_beside(self, needs, on_bytes)
-
-    def park(self, on_bytes: OnBytes) -> None:
-        """Let the device's memory go for another model: they stay on the host where that has memory, for all ranks."""
-        if isinstance(self.weights, ArenaWeights) and self.weights.here:
-            # No memory to undo patches: they are read from the file when they come back.
-            with (
-                contextlib.suppress(torch.OutOfMemoryError),
-                self.store.copies.make(self.key, self.weights.size) as copy,
-            ):
-                if copy is not None:
-                    self._patched.restore()  # what comes back is as in the file, and is patched again
-                    self.weights.save(copy.memory, on_bytes)
-        self.give_back()
-
-    def give_back(self) -> int:
-        """Return the weights' memory to the system; the modules stay. Returns the bytes that it was."""
-        if not self.weights.here:
-            if self.fresh:  # the load that made them failed before it filled them
-                self.fresh = False
-                self.weights.give_back()
-            return 0
-        self.weights.give_back()
-        self._patched.forget()
-        if not self.weights.keeps_addresses:
-            self.forget_recordings()
-        return self.weights.size
-
-    @property
-    def shared_on_device(self) -> bool:
-        """Other ranks read some of them out of this device's memory."""
-        return self.weights.shared is not None and self.weights.shared.on_device
-
-    def forget_recordings(self) -> None:
-        """Let go of the recordings of all its modules."""
-        for structure in self.structures.values():
-            structure.transformer.forget_recordings()
+ROOM_SECONDS = 20.0
+"""That a rank waits for the host's memory of a model that it has let go: until the others have let it go, too."""
 
 
 class WeightStore:
@@ -194,6 +62,8 @@ class WeightStore:
         for held in self._held.values():
             if held.key != key and held.shared_on_device and held.weights.here:
                 held.give_back()
+            if held.weights.shared is not None:
+                held.weights.shared.close_gone()
 
     def add(self, held: Held) -> None:
         """Keep them."""
@@ -206,7 +76,7 @@ class WeightStore:
         self._held.pop(held.key, None)
 
     def free_memory_for(
-        self, title: str, wanted: int, smaller: Callable[[], list[str]] = list, on_bytes: OnBytes = _ignore
+        self, title: str, wanted: int, smaller: Callable[[], list[str]] = list, on_bytes: OnBytes = ignore
     ) -> None:
         """Park others, the least recently used first, until `wanted` bytes are free.
 
@@ -249,17 +119,38 @@ class WeightStore:
     def allocate(self, run: Callable[[], _T], keep: Held | None) -> _T:
         """Run what allocates weights; once more, when all that can go has gone, where the device runs out of memory.
 
-        What counts as free may lie in recordings, or in pieces.
+        What counts as free may lie in recordings, or in pieces. Where the host runs out of it, other models that
+        stream from there go first.
+
+        Raises:
+            torch.OutOfMemoryError, OutOfMemoryError: it does not help.
         """
         try:
             return run()
         except torch.OutOfMemoryError:
             for held in self._others(keep):
-                held.park(_ignore)
+                held.park(ignore)
             for held in self._held.values():
                 held.forget_recordings()
             self.clean()
-            return run()
+        except OutOfMemoryError:
+            if not self._make_room_on_host(keep):
+                raise
+        return run()
+
+    def _make_room_on_host(self, keep: Held | None) -> bool:
+        """Let other models' shares of the host's memory go, the least recently used first, until there is room for
+        these. Each rank by itself: all of them miss the same memory, at about the same time."""
+        wanted = keep.weights.shared if keep is not None else None
+        if wanted is None:
+            return False
+        # Also what this rank has let go already: the memory is free when the others have, too.
+        others = sorted((held for held in self._held.values() if held is not keep), key=lambda held: held.used)
+        for held in others:
+            if held.weights.shared is not None and not held.shared_on_device:
+                held.give_back()
+                _wait(held.weights.shared.is_nowhere, wanted.has_room)
+        return wanted.has_room()
 
     def give_back(self, held: Held, park: bool = False) -> int:
         """Unload one model: weights, and what runs have left behind; what is compiled stays. Every rank calls it.
@@ -272,7 +163,7 @@ class WeightStore:
         """
         freed = held.weights.size if held.weights.here else 0
         if park:
-            held.park(_ignore)
+            held.park(ignore)
         else:
             held.give_back()
             self.copies.drop(held.key)
@@ -298,3 +189,10 @@ class WeightStore:
             # They may lie in the memory of recordings, and recordings of any model use them: not before all are gone.
             clear_workspaces()
         torch.cuda.empty_cache()
+
+
+def _wait(*there: Callable[[], bool]) -> None:
+    """Until one of them holds, or for ROOM_SECONDS."""
+    deadline = time.monotonic() + ROOM_SECONDS
+    while not any(each() for each in there) and time.monotonic() < deadline:
+        time.sleep(0.01)

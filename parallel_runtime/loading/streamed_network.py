@@ -11,7 +11,7 @@ from torch import nn
 from ..networks.comfyui.blocks import Network
 from ..patching.patch_data import UNPATCHED
 from ..streaming.block_stream import SLOTS, BlockStream
-from ..streaming.shared_blocks import Dealer
+from ..streaming.dealer import Dealer
 from ..streaming.streamed_calls import stream_forwards
 from .arena import lay_out
 from .held_network import HeldNetwork, load_network

@@ -12,7 +12,8 @@ from ..networks.diffusers.spec import WeightRule
 from ..patching.patch_data import UNPATCHED
 from ..streaming.block_stream import SLOTS, BlockStream
 from ..streaming.deal import ALIGNMENT
-from ..streaming.shared_blocks import Dealer, SharedBlocks
+from ..streaming.dealer import Dealer
+from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, Layout, lay_out, make_arena, place_tensor
 from .checkpoint import Checkpoint
 from .held_weights import MakeArena, WeightsOfModule

@@ -22,7 +22,8 @@ _T = TypeVar("_T")
 
 STATE, LAUNCHED, FINISHED, OPEN, MADE = range(5)
 """Which weights are in the share, 0 for none; forwards that were launched, and those that are through, which the GPU
-counts; whether shares of others are open; how often the share's memory was made."""
+counts; whether shares of others are open; how often the share's memory
+was made or let go."""
 _WORDS = 8
 _WAIT_SECONDS = 120.0
 """A rank that reads its file again has that long; one that has died ends the pool sooner."""

@@ -16,6 +16,8 @@ from .peer_driver import OpenedAllocation, SharedAllocation
 
 _LEFT_FREE = 20
 """Shares leave this part of the host's memory."""
+_STAT_BLOCK = 512
+"""Bytes, as stat counts what a file has."""
 
 
 class OwnShare(Protocol):
@@ -65,14 +67,11 @@ class HostShare:
         size: bytes.
         descriptor: of another rank's memory; None makes it.
 
-    Raises:
-        OutOfMemoryError: the host would have too little left.
     """
 
     def __init__(self, size: int, descriptor: int | None = None):
         size = max(size, 1)
         if descriptor is None:
-            _require_on_host(size)
             descriptor = os.memfd_create("parallel-dit-share", os.MFD_CLOEXEC)
             os.truncate(descriptor, size)
         self._descriptor = descriptor
@@ -155,12 +154,26 @@ def open_share(address: str, device: torch.device) -> OtherShare:
     return HostShare(size, os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
 
 
-def _require_on_host(size: int) -> None:
+def unfilled_bytes(address: str) -> int:
+    """Of a share of the host's memory, what has no memory behind it yet; 0 where it is gone."""
+    _, process, descriptor, size = address.split(":")
+    try:
+        there = os.stat(f"/proc/{process}/fd/{descriptor}").st_blocks * _STAT_BLOCK
+    except OSError:
+        return 0
+    return max(0, int(size) - there)
+
+
+def room_on_host() -> int:
+    """Bytes of the host's memory that shares may have."""
     host = psutil.virtual_memory()
-    left = host.available - size
-    if left < host.total // _LEFT_FREE:
-        raise OutOfMemoryError(
-            f"A share of the weights takes {size / 2**30:.1f} GiB of the host's memory, of which "
-            f"{host.available / 2**30:.1f} GiB are free.",
-            "Close other programs, or choose dealt as weights in Parallel Config.",
-        )
+    return int(host.available - host.total // _LEFT_FREE)
+
+
+def too_little_on_host(wanted: int) -> OutOfMemoryError:
+    """What is said of shares of so many bytes, of all ranks, which the host has no room for."""
+    return OutOfMemoryError(
+        f"A share of the weights takes {wanted / 2**30:.1f} GiB of the host's memory, of which "
+        f"{psutil.virtual_memory().available / 2**30:.1f} GiB are free.",
+        "Close other programs, or choose dealt as weights in Parallel Config.",
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,16 @@ import torch
 from ..errors import ConfigurationError
 from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
 from .deal import Deal
-from .peer_driver import reach_one_another
-from .share_memory import DeviceShare, HostShare, OtherShare, OwnShare, open_share
+from .share_memory import (
+    DeviceShare,
+    HostShare,
+    OtherShare,
+    OwnShare,
+    open_share,
+    room_on_host,
+    too_little_on_host,
+    unfilled_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -51,42 +59,6 @@ class Streaming:
         return self.mode == "dealt" and device.type == "cuda"
 
 
-@dataclass(frozen=True)
-class Dealer:
-    """Deals out the blocks of one model.
-
-    Args:
-        key: of the weights; the same on all ranks, and on none for other weights.
-        resident: how many blocks stay whole on every rank.
-    """
-
-    streaming: Streaming
-    key: Hashable
-    device: torch.device
-    resident: int = 0
-
-    def check(self) -> None:
-        """Refuse what this machine cannot do, on all ranks alike.
-
-        Raises:
-            ConfigurationError: GPUs that cannot read each other's memory.
-        """
-        if self.on_device and self.streaming.ranks > 1 and not reach_one_another(self.device):
-            raise ConfigurationError(
-                "These GPUs cannot read each other's memory, so that weights cannot be dealt out to them.",
-                "Set weights to host.",
-            )
-
-    @property
-    def on_device(self) -> bool:
-        """See Streaming."""
-        return self.streaming.on_device(self.device)
-
-    def deal(self, sizes: Sequence[int]) -> SharedBlocks:
-        """What the ranks keep of blocks that have so many bytes; nothing is there yet."""
-        return SharedBlocks(self.streaming, Deal(tuple(sizes), self.streaming.ranks), self.key, self.device)
-
-
 class SharedBlocks:
     """See the module; for the arguments `Dealer`."""
 
@@ -99,7 +71,7 @@ class SharedBlocks:
         self._starts = [deal.starts(rank) for rank in range(deal.ranks)]
         self._own: OwnShare | None = None
         self._boards: dict[int, Board] = {}
-        self._others: dict[int, tuple[int, OtherShare]] = {}
+        self._others: dict[int, tuple[int, OtherShare | None]] = {}  # no share: its rank has let it go
 
     @property
     def size(self) -> int:
@@ -119,6 +91,8 @@ class SharedBlocks:
         """
         if self._own is not None:
             return
+        if not self.has_room():
+            raise too_little_on_host(self._wanted_of_host())
         self._own = DeviceShare(self.size, self.device) if self.on_device else HostShare(self.size)
         self.board[STATE] = 0
         if self.streaming.folder is not None:
@@ -127,6 +101,23 @@ class SharedBlocks:
             unfinished.write_text(f"{os.getpid()} {self.board.descriptor} {self._own.address}")
             unfinished.rename(path)
         self.board[MADE] += 1
+
+    def has_room(self) -> bool:
+        """Whether the host has memory for the shares that are still to be filled."""
+        # In this order: what another rank fills meanwhile does not count twice.
+        return self.on_device or room_on_host() >= self._wanted_of_host()
+
+    def is_nowhere(self) -> bool:
+        """Whether no rank has a share any more."""
+        return self._own is None and not any(self._path(rank).exists() for rank in self._other_ranks())
+
+    def _wanted_of_host(self) -> int:
+        """Bytes that this rank and the others have yet to fill: all of them begin at about the same time."""
+        wanted = self.size
+        for rank in self._other_ranks():
+            path = self._path(rank)
+            wanted += unfilled_bytes(path.read_text().split()[2]) if path.exists() else self.deal.share(rank)
+        return wanted
 
     def own_piece(self, block: int) -> tuple[int, int, torch.Tensor]:
         """(start, stop) of this rank's bytes in a block, and the memory that they lie in."""
@@ -208,9 +199,20 @@ class SharedBlocks:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for _, share in self._others.values():
-            share.close()
+            if share is not None:
+                share.close()
         self._others.clear()
         self.board[OPEN] = 0
+
+    def close_gone(self) -> None:
+        """Close what other ranks have let go of the host's memory, which is free when nobody has it open."""
+        for rank, (made, share) in list(self._others.items()):
+            if share is None or self.on_device or self._boards[rank][MADE] == made:
+                continue
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            share.close()
+            self._others[rank] = (made, None)  # another one will be elsewhere
 
     def give_back(self) -> None:
         """Let the share go, and those of the others. Of shares on devices every rank does so in the same request.
@@ -226,6 +228,7 @@ class SharedBlocks:
             self._wait_until_closed()
         self._own.close()
         self._own = None
+        self.board[MADE] += 1  # others see that it is gone
         if self.streaming.folder is not None:
             self._path(self.streaming.rank).unlink(missing_ok=True)
 
@@ -259,7 +262,7 @@ class SharedBlocks:
         known = self._others.get(rank)
         if known is not None and known[0] == made:
             return False
-        if known is not None:
+        if known is not None and known[1] is not None:
             known[1].close()
         share = open_share(self._path(rank).read_text().split()[2], self.device)
         self.board[OPEN] = 1

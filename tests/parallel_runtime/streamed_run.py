@@ -33,7 +33,7 @@ from parallel_runtime.requests.requests import (
     Step,
     tensor_name,
 )
-from parallel_runtime.streaming import shared_blocks
+from parallel_runtime.streaming import dealer, shared_blocks
 from parallel_runtime.streaming.share_memory import HostShare
 from parallel_runtime.streaming.shared_blocks import Streaming
 from tests.parallel_runtime.staged_run import Quiet
@@ -208,7 +208,7 @@ def _leave(pool: PoolRank, files: tuple[str, str], expected: dict[str, torch.Ten
     with (
         patch.object(Streaming, "on_device", lambda self, device: self.mode == "dealt"),
         patch.object(shared_blocks, "DeviceShare", lambda size, device: HostShare(size)),
-        patch.object(shared_blocks, "reach_one_another", lambda device: True),
+        patch.object(dealer, "reach_one_another", lambda device: True),
         staying(2),
     ):
         pool.load("beside", files[0], weights="host")

@@ -12,7 +12,8 @@ from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.streamed_weights import StreamedWeights
 from parallel_runtime.loading.weights import build_transformer, check_weights
-from parallel_runtime.streaming.shared_blocks import Dealer, Streaming
+from parallel_runtime.streaming.dealer import Dealer
+from parallel_runtime.streaming.shared_blocks import Streaming
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_original

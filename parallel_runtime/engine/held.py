@@ -1,0 +1,179 @@
+"""One model's weights on a rank, and the modules that have them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+
+from .. import memory
+from ..loading.held_weights import ArenaWeights, HeldWeights
+from ..loading.host_copies import HostCopies
+from ..loading.reading import OnBytes
+from ..patching.patch_data import WeightPatches
+from ..patching.patch_shares import PatchShares
+from ..patching.patched_weights import PatchedWeights
+from .structure import HostStructure, Structure
+
+_T = TypeVar("_T")
+
+
+def ignore(done: int, total: int) -> None:
+    """For who does not want to know how far it is."""
+
+
+class Store(Protocol):
+    """What they ask of the store that has them: see `WeightStore`."""
+
+    copies: HostCopies
+    device: torch.device
+
+    def tick(self) -> int:
+        """See there."""
+        ...
+
+    def is_last(self, held: Held) -> bool:
+        """See there."""
+        ...
+
+    def free_memory_for(self, title: str, wanted: int, *, on_bytes: OnBytes) -> None:
+        """See there."""
+        ...
+
+    def free_beside(self, keep: Held, wanted: int, on_bytes: OnBytes) -> None:
+        """See there."""
+        ...
+
+    def allocate(self, run: Callable[[], _T], keep: Held | None) -> _T:
+        """See there."""
+        ...
+
+
+@dataclass(eq=False)
+class Held:
+    """One model's weights on this rank, and the modules that have them.
+
+    Args:
+        key: what they were read from (files with size and time, dtype, blocks).
+        title: for messages, such as "FLUX.1 in float32".
+        costs: bytes that they take from the device; 0 for a memory-mapped file.
+        structures: by the options that they are wrapped by.
+        used: when, on the store's clock.
+        runs_need: bytes that its last run was estimated to need beside the weights.
+        unloaded: a request has unloaded it, and nothing of its runs is left. The same on all ranks.
+        fresh: just made, with part of its memory, and what it costs was made free before: not to be asked for again.
+    """
+
+    store: Store
+    key: Hashable
+    title: str
+    weights: HeldWeights
+    costs: int
+    structures: dict[tuple[Hashable, ...], Structure | HostStructure] = field(default_factory=dict)
+    used: int = 0
+    runs_need: int = 0
+    unloaded: bool = True
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        self._patched = PatchedWeights(self.weights, self.store.device)
+
+    @property
+    def patched(self) -> PatchedWeights:
+        """The patches that they have."""
+        return self._patched
+
+    def activate(
+        self, on_bytes: OnBytes, patches: WeightPatches | None = None, shares: PatchShares | None = None
+    ) -> None:
+        """Have the weights on the device, and memory for its runs; costs nothing for the model that was used last.
+
+        Args:
+            patches: that they are to have; None for any.
+            shares: see `PatchedWeights.change`.
+
+        Raises:
+            OutOfMemoryError: less is free than they need, though all others were let go.
+            NotLoadedError, CheckpointError: the files were replaced, or cannot be read.
+            RequestError: a patch that does not fit the network.
+            Whatever `on_bytes` raises.
+        """
+        self._bring_here(on_bytes)
+        if patches is not None:
+            try:
+                self._patched.change(patches, on_bytes, shares)
+                self.weights.settle(patches.names)
+            finally:
+                if self.weights.moved:
+                    self.forget_recordings()
+                    self.weights.moved = False
+
+    def _bring_here(self, on_bytes: OnBytes) -> None:
+        self.unloaded = False
+        if self.weights.here and self.store.is_last(self):
+            return
+        self.used = self.store.tick()
+        if not self.weights.here:
+            if not self.fresh:
+                self.store.free_memory_for(self.title, self.costs, on_bytes=on_bytes)
+            self.store.allocate(lambda: self._bring(on_bytes), keep=self)
+            self.fresh = False
+        self.store.free_beside(self, self.runs_need, on_bytes)
+
+    def _bring(self, on_bytes: OnBytes) -> None:
+        copy = self.store.copies.find(self.key, self.weights.size)
+        if copy is None or not isinstance(self.weights, ArenaWeights):
+            self.weights.fill(on_bytes)
+        else:
+            copy.pin()
+            self.weights.restore(copy.memory, on_bytes)
+
+    def prepare_run(self, needs: int, on_bytes: OnBytes = ignore) -> None:
+        """Let others go where a run of this model may need more than is free beside them.
+
+        Args:
+            needs: bytes, estimated; remembered for when the model comes back after others.
+        """
+        self.runs_need = needs
+        if not memory.is_free(needs, self.store.device):
+            self._patched.make_room()
+        self.store.free_beside(self, needs, on_bytes)
+
+    def park(self, on_bytes: OnBytes) -> None:
+        """Let the device's memory go for another model: they stay on the host where that has memory, for all ranks."""
+        if isinstance(self.weights, ArenaWeights) and self.weights.here:
+            # No memory to undo patches: they are read from the file when they come back.
+            with (
+                contextlib.suppress(torch.OutOfMemoryError),
+                self.store.copies.make(self.key, self.weights.size) as copy,
+            ):
+                if copy is not None:
+                    self._patched.restore()  # what comes back is as in the file, and is patched again
+                    self.weights.save(copy.memory, on_bytes)
+        self.give_back()
+
+    def give_back(self) -> int:
+        """Return the weights' memory to the system; the modules stay. Returns the bytes that it was."""
+        if not self.weights.here:
+            if self.fresh:  # the load that made them failed before it filled them
+                self.fresh = False
+                self.weights.give_back()
+            return 0
+        self.weights.give_back()
+        self._patched.forget()
+        if not self.weights.keeps_addresses:
+            self.forget_recordings()
+        return self.weights.size
+
+    @property
+    def shared_on_device(self) -> bool:
+        """Other ranks read some of them out of this device's memory."""
+        return self.weights.shared is not None and self.weights.shared.on_device
+
+    def forget_recordings(self) -> None:
+        """Let go of the recordings of all its modules."""
+        for structure in self.structures.values():
+            structure.transformer.forget_recordings()

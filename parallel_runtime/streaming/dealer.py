@@ -1,0 +1,49 @@
+"""Deals out the blocks of one model over the ranks, by the kind of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import ConfigurationError
+from .deal import Deal
+from .peer_driver import reach_one_another
+from .shared_blocks import SharedBlocks, Streaming
+
+
+@dataclass(frozen=True)
+class Dealer:
+    """Deals out the blocks of one model.
+
+    Args:
+        key: of the weights; the same on all ranks, and on none for other weights.
+        resident: how many blocks stay whole on every rank.
+    """
+
+    streaming: Streaming
+    key: Hashable
+    device: torch.device
+    resident: int = 0
+
+    def check(self) -> None:
+        """Refuse what this machine cannot do, on all ranks alike.
+
+        Raises:
+            ConfigurationError: GPUs that cannot read each other's memory.
+        """
+        if self.on_device and self.streaming.ranks > 1 and not reach_one_another(self.device):
+            raise ConfigurationError(
+                "These GPUs cannot read each other's memory, so that weights cannot be dealt out to them.",
+                "Set weights to host.",
+            )
+
+    @property
+    def on_device(self) -> bool:
+        """See Streaming."""
+        return self.streaming.on_device(self.device)
+
+    def deal(self, sizes: Sequence[int]) -> SharedBlocks:
+        """What the ranks keep of blocks that have so many bytes; nothing is there yet."""
+        return SharedBlocks(self.streaming, Deal(tuple(sizes), self.streaming.ranks), self.key, self.device)
