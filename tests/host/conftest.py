@@ -57,8 +57,10 @@ def left_light(request: pytest.FixtureRequest) -> Iterator[None]:
     comfy = request.config.stash.get(_RUNNING, None)
     if comfy is not None and comfy.process.poll() is None:
         comfy.post("/parallel_dit/unload")  # also those whose MODEL ComfyUI has let go
+        # ComfyUI's thread must not be busy with an earlier one, or it hears of this after the next prompt, whose nodes
+        # would not be cached then; nor may that prompt come before it has woken up.
+        time.sleep(1)
         comfy.post("/free", {"unload_models": True, "free_memory": True})
-        # A prompt that came before ComfyUI's thread has woken up would go first, and lose its cached nodes afterwards.
         time.sleep(1)
 
 

@@ -69,7 +69,7 @@ def test_unload_also_empties_the_pool_of_models_that_comfyui_has_dropped(host):
     assert run.error is None
     assert host.run(replace(other, seed=407).prompt()).error is None
     assert states(host)["plan.safetensors"] == "resident"
-    host.post("/free", {"unload_models": True, "free_memory": True})
+    host.post("/free", {"unload_models": True})
     deadline = time.monotonic() + 60
     while (found := states(host)) and time.monotonic() < deadline:
         time.sleep(0.2)
