@@ -232,9 +232,14 @@ class _Step:
         plan, request = self.plan, self.request
         tokens = (request.tokens + request.text_tokens) / plan.sequence
         alive = fitted.LIVE_ACTIVATIONS.value + (fitted.EXCHANGE_BUFFERS.value if plan.sequence > 1 else 0)
-        activations = alive * self.activation(tokens) + (fitted.CONTEXT_BYTES.value if self.machine.on_gpu else 0)
+        activations = alive * self.activation(tokens) + (self.context_bytes if self.machine.on_gpu else 0)
         weights, kept = max((self._held(*owned) for owned in self.assignment), key=sum)
         return weights, int(activations), kept
+
+    @property
+    def context_bytes(self) -> float:
+        """That no tensor is in: once, as what is free is less by the rank's own context, and a whole GPU is not."""
+        return (fitted.CONTEXT_TO_COME if self.machine.is_crowded else fitted.CONTEXT_BYTES).value
 
     def _held(self, start: int, stop: int) -> tuple[int, int]:
         """Bytes of weights, and of keys and values, on a rank whose stage has these blocks."""

@@ -63,6 +63,8 @@ EXCHANGE_BUFFERS = Constant(8, "activations a token", "pipefusion_step.json", "p
 """That are alive besides, where the tokens are split."""
 CONTEXT_BYTES = Constant(1.5 * GIB, "bytes", "pipefusion_step.json", "peaks of memory")
 """CUDA's own, NCCL's buffers, workspaces of cuBLAS and cuDNN."""
+CONTEXT_TO_COME = Constant(0.5 * GIB, "bytes", "", "estimated: what a load leaves free")
+"""Of that, what is not taken yet when ranks are asked what is free: they have CUDA's own."""
 FEED_FORWARD = Constant(2 / 3, "of a block's weights", "", "counted: 8 of 12 times width²")
 """In a block that attends and feeds forward from one input."""
 MERGE_PASSES = Constant(12, "activations a token and pass of the ring", "", "counted, in float32")

@@ -27,7 +27,12 @@ MIB = 1 << 20
 
 @pytest.fixture
 def pool(tmp_path, monkeypatch) -> ThreadedPool:
-    for name in ("CONTEXT_BYTES", "LIVE_ACTIVATIONS", "EXCHANGE_BUFFERS"):  # more than so small a network
+    for name in (
+        "CONTEXT_BYTES",
+        "CONTEXT_TO_COME",
+        "LIVE_ACTIVATIONS",
+        "EXCHANGE_BUFFERS",
+    ):  # more than so small a network
         monkeypatch.setattr(cost_constants, name, replace(getattr(cost_constants, name), value=0))
     monkeypatch.setattr("parallel_runtime.engine.prepared_survey._STEP", 1)
     monkeypatch.setattr("parallel_runtime.planning.weights_choice._RESERVE", 0)

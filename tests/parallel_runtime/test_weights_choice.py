@@ -150,6 +150,23 @@ def test_the_loader_says_which_memory_it_reckons_with():
         assert "only" not in explain(AUTO, 2, FLUX_DEV, TYPICAL, replace(LARGE, free_bytes=int(free * GIB)))
 
 
+def test_a_ranks_own_context_counts_once():
+    """What is free is less by it, and a whole GPU is not."""
+    free = 100 * GIB
+    alone, crowded = (replace(LARGE, memory_bytes=memory, free_bytes=free) for memory in (free, LARGE.memory_bytes))
+    assert (alone.is_crowded, crowded.is_crowded) == (False, True)
+    assert alone.usable_bytes == crowded.usable_bytes
+    costs = [choose(AUTO, 2, FLUX_DEV, TYPICAL, machine).cost for machine in (alone, crowded)]
+    assert costs[0].bytes - costs[1].bytes == GIB
+    needs = costs[1].bytes
+    assert needs - costs[1].weight_bytes > GIB // 2  # a reserve is left
+    for room, fits in ((needs, True), (needs - 1, False)):
+        machine = replace(LARGE, free_bytes=room)
+        assert (
+            "may not fit" in explain(ParallelConfig(weights="whole", pipe=1), 2, FLUX_DEV, TYPICAL, machine)
+        ) != fits
+
+
 def test_what_does_not_fit_is_said_with_two_ways_out():
     whole = ParallelConfig(weights="whole", pipe=1)
     ways = ways_out(whole, 2, FLUX_DEV, SMALL, WEIGHTS)
