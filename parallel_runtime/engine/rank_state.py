@@ -23,6 +23,7 @@ from ..patching.patch_data import WeightPatches
 from ..patching.patch_shares import PatchShares, worth_sharing
 from ..patching.patch_store import PatchStore
 from ..pipefusion.stage import Stage
+from ..planning.cost_constants import CONTEXT_BYTES
 from ..planning.explanation import details_of, what_runs
 from ..planning.plan import resolve_plan
 from ..requests.conditioning import ConditioningStore
@@ -173,6 +174,7 @@ class RankState:
         beside = memory.peak_beside(self.device, self._allocated)
         if not beside or placed.place is None:
             return placed.details
+        beside += int(CONTEXT_BYTES.value)  # which the prediction has, and PyTorch does not know
         # Replayed recordings take nothing anew: what the first run took counts.
         self._beside[placed.size] = beside = max(beside, self._beside.get(placed.size, 0))
         return msgspec.structs.replace(placed.details, used_bytes=placed.resident.size + beside)

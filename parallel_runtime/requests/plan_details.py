@@ -21,7 +21,8 @@ class PlanDetails(msgspec.Struct, frozen=True):
         one_gpu_seconds: predicted for a step on one GPU; 0 likewise.
         memory_bytes: predicted for the GPU that needs the most; 0 likewise. Where the same was run, its activations
             count as they were measured.
-        used_bytes: what that was in the run, weights and what PyTorch had beside them; 0 where nothing was measured.
+        used_bytes: what that was in the run, weights and what PyTorch had beside them, and CUDA's own as it is reckoned
+            with; 0 where nothing was measured.
     """
 
     model: str
