@@ -171,7 +171,7 @@ class Opened:
                 dealer,
             )
 
-        costs = beside + (share if dealer.on_device else 0)
+        costs = beside + share
         return NewWeights(f"{self._title} ({dealer.streaming.mode})", costs, hold, list, skeleton)
 
     def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool, bool]:

@@ -123,7 +123,7 @@ class OpenedHost:
             [size * self.facts.bytes_per_parameter for size in self.facts.block_sizes]
         )
         coming = min(sum(sizes), self.file.size)
-        share = coming // dealer.streaming.ranks if dealer.on_device else 0
+        share = dealer.device_bytes(sizes) * coming // sum(sizes)
         costs = self.file.size - coming + SLOTS * max(sizes) + share
         title = f"{title} ({dealer.streaming.mode})"
         return NewWeights(title, costs, lambda: StreamedNetwork(*wanted, dealer=dealer), list)

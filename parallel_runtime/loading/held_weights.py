@@ -17,6 +17,7 @@ from ..errors import CheckpointError, NotLoadedError
 from ..networks.diffusers.spec import WeightRule
 from ..patching.patched_weights import Patchable
 from ..streaming.block_stream import BlockStream
+from ..streaming.mixed_blocks import MixedBlocks
 from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, lay_out, place_tensor
 from .checkpoint import Checkpoint
@@ -48,7 +49,7 @@ class HeldWeights(Patchable, Protocol):
         ...
 
     @property
-    def shared(self) -> SharedBlocks | None:
+    def shared(self) -> SharedBlocks | MixedBlocks | None:
         """What other ranks read of them; None where they read nothing."""
         ...
 
@@ -83,7 +84,7 @@ class WeightsOfModule(PatchableParameters):
     """What kinds of them have in common: tensors that modules share, by name."""
 
     stream: BlockStream | None = None
-    shared: SharedBlocks | None = None
+    shared: SharedBlocks | MixedBlocks | None = None
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ class StreamedNetwork(HeldNetwork):
         for owner, attribute, weight, view in views:
             put(owner, attribute, with_numbers(weight, view))
         kept = sum(each.nbytes for name, each in network.named_parameters() if name not in self._places)
-        self.size = kept + slots.nbytes + (shared.size if shared.on_device else 0)
+        self.size = kept + slots.nbytes + shared.device_bytes
         return network
 
     def _blocks(self, network: nn.Module) -> list[nn.Module]:

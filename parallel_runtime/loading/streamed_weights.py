@@ -13,6 +13,7 @@ from ..patching.patch_data import UNPATCHED
 from ..streaming.block_stream import SLOTS, BlockStream
 from ..streaming.deal import ALIGNMENT
 from ..streaming.dealer import Dealer
+from ..streaming.mixed_blocks import MixedBlocks
 from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, Layout, lay_out, make_arena, place_tensor
 from .checkpoint import Checkpoint
@@ -35,7 +36,7 @@ class StreamedWeights(WeightsOfModule):
     """
 
     stream: BlockStream
-    shared: SharedBlocks
+    shared: SharedBlocks | MixedBlocks
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class StreamedWeights(WeightsOfModule):
         self.keeps_addresses = False  # a share is made anew when the weights come back, and recordings copy from shares
         slots = [self._arena.memory[start : start + slot] for start in starts]
         self.stream.set_up(self.shared, slots)
-        self.size = starts[-1] + slot + (self.shared.size if self.shared.on_device else 0)
+        self.size = starts[-1] + slot + self.shared.device_bytes
         self._tensors = self._wrap(
             {name: self._place(name, rest, starts) for name in self._shapes},
         )
@@ -89,8 +90,9 @@ class StreamedWeights(WeightsOfModule):
             self.shared.take()
             stays = self._tensors.keys() - self._places.keys()
             self._read({name: self._tensors[name].data for name in stays}, on_bytes)
-            memory = self.shared.own_piece(0)[2]
-            read(self._share_pieces(), memory.device, on_bytes)
+            pieces = self._share_pieces()
+            for device in sorted({piece.target.device for piece in pieces}, key=str):
+                read([piece for piece in pieces if piece.target.device == device], device, on_bytes)
             self.settle(UNPATCHED.names)
         except BaseException:
             self.give_back()
@@ -154,12 +156,12 @@ class StreamedWeights(WeightsOfModule):
 
 
 def streamed_costs(module: nn.Module, dtype: torch.dtype, blocks: Sequence[str], dealer: Dealer) -> tuple[int, int]:
-    """(bytes that a rank needs beside its share, bytes of the share), about."""
-    ranks, blocks = dealer.streaming.ranks, BlockStream(dealer.resident).coming(blocks)
+    """(bytes that a rank needs beside its share, bytes of the share on its device), about."""
+    blocks = BlockStream(dealer.resident).coming(blocks)
     sizes = {name: tensor.numel() * dtype.itemsize for name, tensor in module.state_dict().items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     coming = [sum(_of_block(path, sizes, shapes).values()) for path in blocks]
-    return sum(sizes.values()) - sum(coming) + SLOTS * max(coming), -(-sum(coming) // ranks)
+    return sum(sizes.values()) - sum(coming) + SLOTS * max(coming), dealer.device_bytes(coming)
 
 
 def _of_block(path: str, sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:

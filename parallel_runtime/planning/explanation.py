@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..config import AXES, FASTER, ParallelConfig, ParallelPlan
-from ..requests.facts import GIB, MachineFacts, ModelFacts, RequestFacts
+from ..requests.facts import GIB, LinkFacts, MachineFacts, ModelFacts, RequestFacts
 from ..requests.plan_details import PlanDetails
 from .coming_blocks import Coming
 from .cost import Cost
@@ -148,23 +148,30 @@ def _why_pipe(choice: Choice, machine: MachineFacts) -> str:
 
 def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineFacts) -> str:
     """Where weights are that stream, why, and what that costs."""
-    dealt = coming.weights == "dealt"
-    holds, comes = choice.cost.weight_bytes / GIB, coming.coming_bytes(model) / GIB
+    copies = coming.copies(model, machine)
+    where = "in memory of the host" if "host" in copies else "dealt out over the GPUs"
+    where += " and dealt out over the GPUs" if len(copies) > 1 else ""
+    holds, whole = choice.cost.weight_bytes / GIB, choice.alone.weight_bytes / GIB
     stay = model.blocks - len(coming.sizes(model))
     staying = f"{stay} of {model.blocks} blocks whole, " if stay else ""
-    whole = choice.alone.weight_bytes / GIB
+    staying += f"its share of {len(coming.dealt_sizes(model))} more, " if len(copies) > 1 else ""
     short = machine.usable_bytes and choice.alone.bytes > machine.usable_bytes
     why = f", because the whole model does not fit a GPU's {machine.usable_bytes / GIB:.1f} GiB" if short else ""
-    text = (
-        f"Weights are {'dealt out over the GPUs' if dealt else 'in memory of the host'}{why}: each GPU holds "
-        f"{holds:.1f} of {whole:.1f} GiB, {staying}and copies {comes:.1f} GiB a step from "
-        f"{'the others' if dealt else 'there'}"
+    sources = {"dealt": "the others", "host": "the host" if len(copies) > 1 else "there"}
+    copied = " and ".join(
+        f"{size / GIB:.1f} GiB {'' if number else 'a step '}from {sources[kind]}{_over(link, size, machine)}"
+        for number, (kind, (size, link)) in enumerate(copies.items())
     )
-    if machine.on_gpu:
-        over = coming.link(machine)
-        takes = show_seconds(coming.seconds(model, machine))
-        text += f" ({takes} at {'the measured' if over.measured else 'about'} {over.peer:.0f} GB/s, beside the blocks)"
+    text = f"Weights are {where}{why}: each GPU holds {holds:.1f} of {whole:.1f} GiB, {staying}and copies {copied}"
     return f"{text}. The picture is the same."
+
+
+def _over(link: LinkFacts, size: int, machine: MachineFacts) -> str:
+    """How long so many bytes take over a link."""
+    if not machine.on_gpu:
+        return ""
+    rate = f"{'the measured' if link.measured else 'about'} {link.peer:.0f} GB/s"
+    return f" ({show_seconds(size / (link.peer * 1e9))} at {rate}, beside the blocks)"
 
 
 def _faster(

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from .deal import resident_blocks
+from .mixed_blocks import MixedBlocks
 from .shared_blocks import SharedBlocks
 
 _T = TypeVar("_T")
@@ -37,7 +38,7 @@ class BlockStream:
         stay = resident_blocks(self._resident, len(blocks))
         return [block for number, block in enumerate(blocks) if number not in stay]
 
-    def set_up(self, shared: SharedBlocks | None, slots: Sequence[torch.Tensor]) -> None:
+    def set_up(self, shared: SharedBlocks | MixedBlocks | None, slots: Sequence[torch.Tensor]) -> None:
         """Take blocks from there.
 
         Args:
@@ -53,13 +54,13 @@ class BlockStream:
             self._here = [torch.cuda.Event() for _ in slots]
 
     @property
-    def _shared(self) -> SharedBlocks:
+    def _shared(self) -> SharedBlocks | MixedBlocks:
         assert self._given is not None, "a stream of weights that are not here"
         return self._given
 
     @property
     def _count(self) -> int:
-        return len(self._shared.deal.sizes)
+        return len(self._shared.sizes)
 
     def meet(self) -> bool:
         """See `SharedBlocks.meet`."""
@@ -108,7 +109,7 @@ class BlockStream:
 
     def _bring(self, block: int) -> None:
         slot = block % len(self._slots)
-        target = self._slots[slot][: self._shared.deal.sizes[block]]
+        target = self._slots[slot][: self._shared.sizes[block]]
         if self._side is None:
             self._shared.fetch(block, target)
         else:

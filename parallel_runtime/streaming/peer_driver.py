@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 from typing import Any
 
@@ -62,12 +63,15 @@ def _call(name: str, *arguments: Any) -> None:
         raise PeerMemoryError(f"{name} failed with error {code} ({(text.value or b'unknown').decode()})")
 
 
-def reach_one_another(device: torch.device) -> bool:
-    """Whether a GPU can read the memory of all others that this process sees, as far as they are to."""
+def reach_one_another() -> bool:
+    """Whether all GPUs that this process sees can read each other's memory, as far as they are to: every rank of them
+    finds the same."""
     if os.environ.get("NCCL_P2P_DISABLE") == "1":
         return False
-    others = [index for index in range(torch.cuda.device_count()) if index != device.index]
-    return all(torch.cuda.can_device_access_peer(device, index) for index in others)
+    return all(
+        torch.cuda.can_device_access_peer(index, other)
+        for index, other in itertools.permutations(range(torch.cuda.device_count()), 2)
+    )
 
 
 class SharedAllocation:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,9 +74,19 @@ class SharedBlocks:
         self._others: dict[int, tuple[int, OtherShare | None]] = {}  # no share: its rank has let it go
 
     @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each block that comes and goes, in forward order."""
+        return self.deal.sizes
+
+    @property
     def size(self) -> int:
         """Bytes of this rank's share."""
         return self.deal.share(self.streaming.rank)
+
+    @property
+    def device_bytes(self) -> int:
+        """Of these, what lies on the device."""
+        return self.size if self.on_device else 0
 
     @property
     def on_device(self) -> bool:

@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, Load, tensor_name
-from tests.parallel_runtime.streamed_run import PoolRank, staying
-
-KINDS = ("whole", "dealt", "host")
+from parallel_runtime.streaming.mixed_blocks import MixedBlocks
+from tests.parallel_runtime.streamed_run import KINDS, PoolRank, staying
 
 
 def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list[str]) -> dict[str, Any]:
@@ -33,10 +32,11 @@ def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list
         dist.barrier()
         code = ComfyuiCode(comfyui, {"cpu": True}, "float32" if name == "plain" else "", False)
         outputs: dict[str, torch.Tensor] = {}
-        for weights in KINDS:
-            config = ParallelConfig(devices=f"cpu:{world_size}", weights=weights)
+        for weights in ("whole", *KINDS):
+            taken = "host" if weights == "mixed" else weights
+            config = ParallelConfig(devices=f"cpu:{world_size}", weights=taken)
             model = f"{name} {weights}"
-            with staying(2) if weights == "host" else nullcontext():
+            with staying(2, dealt=1 if weights == "mixed" else 0) if taken == "host" else nullcontext():
                 pool.run(Load(model, str(path), "float32", config.to_mapping(), world_size, comfyui=code))
             outputs[weights] = _forward(pool, model)
             outputs[f"{weights} patched"] = _forward(pool, model, patches)
@@ -45,7 +45,8 @@ def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list
                 for state in ("", " patched", " again"):
                     found[f"{model}{state}"] = torch.equal(outputs[weights + state], outputs["whole" + state])
                 shared = pool.weights(model).shared
-                found[f"{model} share"] = shared.size / sum(shared.deal.sizes)
+                assert isinstance(shared, MixedBlocks) == (weights == "mixed")
+                found[f"{model} share"] = shared.size / sum(shared.sizes)
         assert not outputs["whole"].isnan().any()
         assert not torch.equal(outputs["whole"], outputs["whole patched"])
     return found

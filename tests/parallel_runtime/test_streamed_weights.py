@@ -15,6 +15,7 @@ from parallel_runtime.loading.weights import build_transformer, check_weights
 from parallel_runtime.streaming.dealer import Dealer
 from parallel_runtime.streaming.shared_blocks import Streaming
 from tests.comfyui_checkout import HOW, find_comfyui
+from tests.parallel_runtime.streamed_run import KINDS
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_original
 
@@ -36,14 +37,14 @@ def files(tmp_path_factory) -> list[str]:
 def test_shares_give_what_whole_weights_give(ranks, files, tmp_path):
     arguments = {"path": files[0], "other": files[1], "folder": str(tmp_path)}
     for found in run_ranks(ranks, "tests.parallel_runtime.streamed_run:compare", arguments, timeout=280):
-        for weights in ("dealt", "host"):
+        for weights in KINDS:
             size, share, coming, largest = found.pop(f"{weights} bytes")
             # Two slots, the first block, and what is in no block: a CPU's share is not on it.
             assert 3 * largest < size < 5 * largest
             assert share <= coming / ranks + 512 * 7
             assert share > coming / ranks * 0.9
             assert not found.pop(f"{weights} here")
-        assert all(found.values()), found
+        assert all(found.values()), [name for name, right in found.items() if not right]
 
 
 class StayingArena(PlainArena):
@@ -94,7 +95,7 @@ def test_a_lora_is_in_the_shares(files, tmp_path):
     arguments = {"path": files[0], "comfyui": str(COMFYUI), "folder": str(tmp_path)}
     for found in run_ranks(3, "tests.parallel_runtime.streamed_run:compare_patched", arguments):
         assert found.pop("acts")
-        assert found == dict.fromkeys(("whole", "dealt", "host"), [True] * 3)
+        assert found == dict.fromkeys(("whole", *KINDS), [True] * 3)
 
 
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
@@ -103,6 +104,6 @@ def test_a_lora_is_in_the_shares(files, tmp_path):
 def test_a_comfyui_network_gives_the_same_in_every_format(formats, tmp_path):
     arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path), "formats": formats}
     for found in run_ranks(2, "tests.comfyui_networks.streamed:compare", arguments):
-        assert len(found) == 8 * len(formats)
+        assert len(found) == 4 * len(KINDS) * len(formats)
         for name, value in found.items():
             assert abs(value - 0.5) < 0.02 if name.endswith("share") else value is True, name
