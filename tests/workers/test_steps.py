@@ -388,6 +388,7 @@ class Ends:
     """What `Jobs` talks to: keeps what it is told."""
 
     size = 2  # ranks
+    hung_up = False
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -428,6 +429,23 @@ def test_the_supervisor_takes_answers_to_steps_that_it_has_not_handed_out_yet_an
         assert not jobs.waiting
 
     asyncio.run(work())
+
+
+def test_a_job_that_comes_after_a_rank_hung_up_is_given_to_nobody():
+    ranks, client = Ends(), Ends()
+    ranks.hung_up = True  # its last words are being read still
+    jobs = Jobs(ranks, client, None, lambda failed: pytest.fail(str(failed)))  # type: ignore[arg-type]
+
+    async def work() -> None:
+        await jobs.open()
+        adding = asyncio.create_task(jobs.add(Frame(Job(1, Step(1)), b"", None)))
+        await asyncio.sleep(0.05)
+        jobs.close()  # its end is known
+        await adding
+
+    asyncio.run(work())
+    assert not ranks.told
+    assert jobs.waiting == [1]
 
 
 def test_a_step_ends_without_harm_only_if_every_rank_refused_it():

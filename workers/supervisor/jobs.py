@@ -63,8 +63,12 @@ class Jobs:
         self._open = False
 
     async def add(self, frame: Frame) -> None:
-        """Take in a job of the client's."""
+        """Take in a job of the client's. Not from where a rank is listened to, whose end this may wait for."""
         self._waiting.append(frame)
+        # The end of a rank that came before the job is heard first, with all that it said before: the job is for
+        # another pool then.
+        while self._open and self._members.hung_up:
+            await asyncio.sleep(_HEARD_SECONDS)
         await self._next()
 
     def withdraw(self, kind: type[Request]) -> Frame | None:
@@ -107,10 +111,6 @@ class Jobs:
                 await self._advance(self.active)
 
     async def _next(self) -> None:
-        # The end of a rank that came before the job is heard first, with all that it said before: the job is for
-        # another pool then.
-        while self._open and self._members.hung_up:
-            await asyncio.sleep(_HEARD_SECONDS)
         if not self._open or self.active is not None or not self._waiting:
             return
         frame = self._waiting.popleft()
