@@ -125,8 +125,10 @@ class SharedBlocks:
         """Bytes that this rank and the others have yet to fill: all of them begin at about the same time."""
         wanted = self.size
         for rank in self._other_ranks():
-            path = self._path(rank)
-            wanted += unfilled_bytes(path.read_text().split()[2]) if path.exists() else self.deal.share(rank)
+            try:
+                wanted += unfilled_bytes(self._path(rank).read_text().split()[2])
+            except FileNotFoundError:  # not made yet, or let go
+                wanted += self.deal.share(rank)
         return wanted
 
     def own_piece(self, block: int) -> tuple[int, int, torch.Tensor]:
