@@ -28,12 +28,12 @@ class Model(Protocol):
         ...
 
 
-_KEPT: dict[str, Model] = {}
-"""By the name of the weights in the pool, the MODEL that was made for them last."""
+_KEPT: list[Model] = []
 
 
 def keep(model: Model) -> None:
-    """Keep a MODEL that is loaded, or about to be used.
+    """Keep a MODEL that is loaded, or about to be used. Drops none: ComfyUI may be in the middle of loading models, and
+    looks at all of them when that is done.
 
     Args:
         model: or a clone of it, whose patches are not kept.
@@ -41,12 +41,11 @@ def keep(model: Model) -> None:
     first: Any = model
     while first.parent is not None:
         first = first.parent
-    _KEPT[model.remote.model.key] = first
+    if not any(first is kept for kept in _KEPT):
+        _KEPT.append(first)
 
 
 def drop_others(model: Model) -> None:
-    """Drop those whose weights have gone, but this one. Not while ComfyUI unloads models: it has no other hold on them,
-    and looks at each when that is done."""
-    for key, kept in list(_KEPT.items()):
-        if kept is not model and not kept.remote.resident_bytes:
-            del _KEPT[key]
+    """Drop those but this one whose weights have gone, or are another's by now. Only while a loader runs: ComfyUI drops
+    its own between nodes, too."""
+    _KEPT[:] = [kept for kept in _KEPT if kept is model or kept.remote.resident_bytes]
