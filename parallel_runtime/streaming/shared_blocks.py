@@ -11,7 +11,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -257,14 +257,21 @@ class SharedBlocks:
 
     def _boards_there(self) -> list[tuple[int, Board]]:
         """Of the others that have a share: they may read from this one, which need not have read from theirs."""
-        there = [rank for rank in self._other_ranks() if rank in self._boards or self._path(rank).exists()]
-        return [(rank, self._board(rank)) for rank in there]
+        found = []
+        for rank in self._other_ranks():
+            with suppress(FileNotFoundError):  # it has made none, or lets it go at this moment and reads no more
+                found.append((rank, self._made_board(rank)))
+        return found
 
     def _board(self, rank: int) -> Board:
         if rank not in self._boards:
             path = self._path(rank)
             wait_for(path, lambda told: told.exists(), f"rank {rank} to have memory for its share")
-            process, descriptor, _ = path.read_text().split()
+        return self._made_board(rank)
+
+    def _made_board(self, rank: int) -> Board:
+        if rank not in self._boards:
+            process, descriptor, _ = self._path(rank).read_text().split()
             self._boards[rank] = Board(os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
         return self._boards[rank]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,9 @@ from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.streamed_weights import StreamedWeights
 from parallel_runtime.loading.weights import build_transformer, check_weights
+from parallel_runtime.streaming import shared_blocks
 from parallel_runtime.streaming.dealer import Dealer
+from parallel_runtime.streaming.share_memory import HostShare
 from parallel_runtime.streaming.shared_blocks import Streaming
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.streamed_run import KINDS
@@ -87,6 +90,26 @@ def test_recordings_do_not_outlive_another_ranks_share_either(files, tmp_path):
         assert len(forgotten) == times
     for weights in (stays, moves):
         weights.give_back()
+
+
+def test_a_share_on_a_gpu_may_go_while_another_rank_looks_for_it(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(Streaming, "on_device", lambda self, device: True)
+    monkeypatch.setattr(shared_blocks, "DeviceShare", lambda size, device: HostShare(size))
+    stays, goes = (streamed_weights(files[0], Streaming("dealt", rank, 2, tmp_path)) for rank in (0, 1))
+    for weights in (stays, goes):  # neither runs, so neither knows the other's board
+        weights.fill(lambda done, total: None)
+    exists = Path.exists
+
+    def goes_then(path: Path) -> bool:
+        there = exists(path)
+        monkeypatch.setattr(Path, "exists", exists)
+        goes.give_back()
+        return there
+
+    monkeypatch.setattr(Path, "exists", goes_then)
+    stays.give_back()
+    goes.give_back()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
