@@ -19,7 +19,7 @@ from workers.client.pool_registry import close_pools
 from .flux_checkpoint import write_random_flux
 from .flux_step import difference, run_pool
 from .in_comfyui.ballast import gpus_of
-from .in_comfyui.files import ENDING
+from .in_comfyui.families import ENDING
 
 _FITS = {0: ("whole", "dealt", "host"), 24: ("auto", "dealt", "host")}
 """GiB of a card -> kinds of weights that are tried; of others "auto" and "host"."""

@@ -39,7 +39,7 @@ from parallel_runtime.networks.comfyui.seam import enter
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 from parallel_runtime.switches import SWITCHES, VARIABLE
 
-from .in_comfyui.host_families import HOST_REAL, HostFamily, host_tiny
+from .in_comfyui.host_families import HOST_REAL, HostFamily, host_tiny, loaded_as_tensors
 from .kernel_times import kind_of, milliseconds, profile
 
 _SIGMA = 0.7
@@ -249,7 +249,7 @@ def finish() -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", choices=list(HOST_REAL))
+    parser.add_argument("models", nargs="+", choices=loaded_as_tensors())
     parser.add_argument("--comfyui", type=Path, required=True)
     parser.add_argument("--format", choices=["", "fp8", "scaled fp8", "int8"])
     parser.add_argument("--variants", default="native,")

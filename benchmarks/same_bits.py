@@ -30,7 +30,7 @@ from parallel_runtime.mesh.mesh import Mesh
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
 
 from .host_step_profile import Cut, finish, load, start
-from .in_comfyui.host_families import HOST_REAL, HostFamily
+from .in_comfyui.host_families import HostFamily, loaded_as_tensors
 
 _COMPILATIONS = ("as always", "as always, again", "by rule", "by rule, again")
 _LISTED = 6
@@ -273,7 +273,7 @@ def _tell_choices(kernels: dict[bool, dict[str, tuple[str, str]]], by_rule: bool
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", choices=list(HOST_REAL))
+    parser.add_argument("models", nargs="+", choices=loaded_as_tensors())
     parser.add_argument("--comfyui", type=Path, required=True)
     parser.add_argument("--format", choices=["", "fp8", "scaled fp8", "int8"])
     parser.add_argument("--calls", type=int, default=3)

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from benchmarks.in_comfyui.bench import Bench
 from benchmarks.in_comfyui.families import REAL, tiny
 from benchmarks.in_comfyui.files import FileStore, list_entries, write_file
+from benchmarks.in_comfyui.gguf_files import write_gguf
 from benchmarks.in_comfyui.graphs import (
     SAMPLER,
     Picture,
@@ -23,8 +24,10 @@ from benchmarks.in_comfyui.graphs import (
     plain,
     two_experts,
 )
-from benchmarks.in_comfyui.host_families import HOST_REAL
+from benchmarks.in_comfyui.host_families import HOST_REAL, file_name, loaded_as_tensors
+from benchmarks.in_comfyui.host_files import Part
 from benchmarks.in_comfyui.measures.speed import short_speed, speed
+from benchmarks.in_comfyui.random_q4_k import BLOCK, BLOCK_BYTES, q4_k
 from benchmarks.in_comfyui.report import tables
 from benchmarks.in_comfyui.runs import Run
 from benchmarks.in_comfyui.sets import SETS, plan
@@ -62,10 +65,29 @@ def test_the_disk_room_that_is_asked_for_holds_the_file_and_little_more(name):
 def test_files_for_comfyuis_own_networks_are_recognised_in_their_formats(tmp_path):
     arguments = {"comfyui": str(find_comfyui()), "folder": str(tmp_path)}
     (found,) = run_ranks(1, "tests.comfyui_networks.benchmark_files:look", arguments)
-    formats = {name: family.format for name, family in HOST_REAL.items()}
+    formats = {name: HOST_REAL[name].format for name in loaded_as_tensors()}
     assert found["quantised"] == {name: kind in ("scaled fp8", "int8") for name, kind in formats.items()}
     for name, gigabytes in found["gigabytes"].items():
         assert gigabytes < HOST_REAL[name].gigabytes < gigabytes + 0.5, name
+
+
+def test_a_gguf_file_has_the_shapes_and_the_spread_of_numbers_that_were_asked_for(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    generator = torch.Generator().manual_seed(1)
+    parts = [
+        Part("blocks.0.weight", (64, 2 * BLOCK_BYTES), torch.uint8, lambda _: q4_k(generator, (64, 2 * BLOCK), 0.05)),
+        Part("norm.weight", (5,), torch.float32, lambda _: torch.ones(5)),
+    ]
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "flux", parts, "cpu")
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    matrix = tensors["blocks.0.weight"]
+    assert matrix.tensor_type.name == "Q4_K"
+    assert tensors["norm.weight"].data.tolist() == [1] * 5
+    numbers = torch.from_numpy(gguf.quants.dequantize(matrix.data, matrix.tensor_type))
+    assert numbers.shape == (64, 2 * BLOCK)
+    assert abs(numbers.std() - 0.05) < 0.002
+    assert abs(numbers.mean()) < 0.001
 
 
 def test_files_that_nothing_needs_make_room_and_others_stay(tmp_path, monkeypatch):
@@ -97,6 +119,16 @@ def test_a_network_of_comfyuis_is_asked_for_and_several_latents_have_a_node():
     assert graph["model"]["inputs"]["network"] == "ComfyUI"
     assert graph["latent"]["class_type"] == "BenchmarkLatents"
     assert "network" not in plain(Way("0"), Picture(REAL["flux"], "flux", 1, 4))["model"]["inputs"]
+
+
+def test_a_gguf_file_is_loaded_by_the_pack_that_reads_it_and_a_missing_node_is_named():
+    picture = Picture(HOST_REAL["own-flux-gguf"], "own-flux-gguf", 1, 4)
+    assert file_name("own-flux-gguf-b") == "own-flux-gguf-b.gguf"
+    assert plain(Way("0"), picture)["model"]["inputs"]["model_name"] == "own-flux-gguf.gguf"
+    native = plain(Way(), picture)
+    assert native["model"] == {"class_type": "UnetLoaderGGUF", "inputs": {"unet_name": "own-flux-gguf.gguf"}}
+    with pytest.raises(ValueError, match="UnetLoaderGGUF"):
+        fill({"model": native["model"]}, {}, "on")
 
 
 @pytest.mark.parametrize("way", [Way(), Way("0"), Way("0,1", "ParallelSampler")], ids=lambda way: way.title)

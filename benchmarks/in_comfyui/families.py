@@ -16,6 +16,7 @@ from parallel_runtime.networks.diffusers.sdxl import SDXL
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from parallel_runtime.networks.diffusers.wan import WAN
 
+ENDING = ".safetensors"
 TWIN = "-b"
 """Ends the name of a second file of a family, with other weights: two experts, base and refiner."""
 

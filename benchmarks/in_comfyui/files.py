@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from .families import REAL, Family, family_of, tiny
-from .host_families import HOST_REAL, HostFamily, host_tiny
+from .families import ENDING, REAL, Family, family_of, tiny
+from .gguf_files import write_gguf
+from .host_families import HOST_REAL, HostFamily, file_name, host_tiny
 from .host_files import Part, header_of, list_parts
 
-ENDING = ".safetensors"
 _WRITERS = 8
 _CODES = {
     torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3",
@@ -100,7 +100,11 @@ def write_file(path: Path, family: Family, seed: int, device: str, comfyui: Path
     """
     if isinstance(family, HostFamily):
         assert comfyui is not None
-        write_parts(path, list_parts(family, comfyui, seed), device, header_of(family))
+        parts = list_parts(family, comfyui, seed)
+        if family.gguf:
+            write_gguf(path, "flux", parts, device)
+        else:
+            write_parts(path, parts, device, header_of(family))
     else:
         write_tensors(path, list_entries(family), family.dtype, seed, device)
 
@@ -197,21 +201,24 @@ class FileStore:
 
     def clear(self) -> None:
         """Delete all files."""
-        for path in self._folder.glob(f"*{ENDING}"):
+        for path in self._all():
             path.unlink()
 
     def _free_space(self, missing: Iterable[str], keep: set[str]) -> None:
         wanted = 2 + sum(family_of(file, self._families).gigabytes for file in missing)
-        for path in sorted(self._folder.glob(f"*{ENDING}")):
-            if self._free() < wanted and path.name.removesuffix(ENDING) not in keep:
+        for path in self._all():
+            if self._free() < wanted and path.stem not in keep:
                 path.unlink()
+
+    def _all(self) -> list[Path]:
+        return sorted(path for path in self._folder.iterdir() if path.suffix in (ENDING, ".gguf"))
 
     def _free(self) -> float:
         status = os.statvfs(self._folder)
         return status.f_bavail * status.f_frsize / 1e9
 
     def _path(self, file: str) -> Path:
-        return self._folder / f"{file}{ENDING}"
+        return self._folder / file_name(file)
 
 
 def main() -> None:
@@ -225,7 +232,7 @@ def main() -> None:
     families = all_tiny() if options.tiny else ALL
     device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
     for file in options.files:
-        path = options.folder / f"{file}{ENDING}"
+        path = options.folder / file_name(file)
         family = family_of(file, families)
         write_file(path, family, zlib.crc32(file.encode()), device, options.comfyui)
         if family.vae is not None:

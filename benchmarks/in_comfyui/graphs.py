@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .families import Family
-from .files import ENDING
-from .host_families import HostFamily
+from .families import ENDING, Family
+from .host_families import HostFamily, file_name
 
 Graph = dict[str, dict[str, Any]]
 
@@ -189,14 +188,16 @@ def dual_guider(way: Way, picture: Picture, second: str) -> Graph:
 def load(way: Way, file: str, name: str) -> Graph:
     """A loader, and its configuration where it has one."""
     if not way.devices:
-        return {name: node("UNETLoader", unet_name=file + ENDING, weight_dtype="default")}
+        if file_name(file) != file + ENDING:
+            return {name: node("UnetLoaderGGUF", unet_name=file_name(file))}
+        return {name: node("UNETLoader", unet_name=file_name(file), weight_dtype="default")}
     return {
         f"{name} config": node(
             "ParallelConfig", devices=way.devices, **({"weights": way.weights} if way.weights else {})
         ),
         name: node(
             "ParallelLoader",
-            model_name=file + ENDING,
+            model_name=file_name(file),
             parallel_config=link(f"{name} config"),
             **({"network": way.network} if way.network else {}),
         ),
@@ -209,10 +210,15 @@ def fill(graph: Graph, infos: Mapping[str, Mapping[str, Any]], compile: str) -> 
     Args:
         infos: node kind -> what /object_info says of it.
         compile: "on", "off", or "default", which is on where the choice is only between these two.
+
+    Raises:
+        ValueError: a kind is not there.
     """
     filled = {}
     for name, content in graph.items():
         kind, given = content["class_type"], content["inputs"]
+        if kind not in infos:
+            raise ValueError(f"this ComfyUI has no node {kind}")
         inputs = {**_defaults(infos[kind]), **given}
         if kind == "ParallelConfig":
             inputs["compile"] = _compile(infos[kind], compile)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .families import Family, Text
+from .families import ENDING, TWIN, Family, Text
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,8 @@ class HostFamily(Family):
     """As Family, but `config` is what ComfyUI's detection says of the file.
 
     Args:
-        format: of the products in blocks: "" as they are, "fp8" cast, "scaled fp8", "int8" (with rotation).
+        format: of the products in blocks: "" as they are, "fp8" cast, "scaled fp8", "int8" (with rotation), "Q4_K" in a
+            GGUF file.
         latents: shapes of several latents that are sampled together; () where a node of the family's makes the latent.
         described_size: of those, for tables.
         header: metadata of the file that detection reads.
@@ -24,6 +25,11 @@ class HostFamily(Family):
     latents: tuple[tuple[int, ...], ...] = ()
     described_size: str = ""
     header: Mapping[str, Any] | None = None
+
+    @property
+    def gguf(self) -> bool:
+        """Whether the file is a GGUF file, which ComfyUI reads with the pack ComfyUI-GGUF."""
+        return self.format == "Q4_K"
 
     @property
     def described(self) -> str:
@@ -88,6 +94,7 @@ HOST_REAL: dict[str, Family] = {
         _family("own-flux", "FLUX.1-dev", _flux(), _FLUX_TEXT, 23.9),
         _family("own-flux-fp8", "FLUX.1-dev", _flux(), _FLUX_TEXT, 12.1, format="scaled fp8"),
         _family("own-flux-int8", "FLUX.1-dev", _flux(), _FLUX_TEXT, 12.1, format="int8"),
+        _family("own-flux-gguf", "FLUX.1-dev", _flux(), _FLUX_TEXT, 7.3, format="Q4_K"),
         _family("own-z-image", "Z-Image Turbo", _Z_IMAGE, Text(128, 2560), 12.6),
         _family(
             "own-qwen", "Qwen-Image", {"image_model": "qwen_image", "in_channels": 64, "num_layers": 60},
@@ -109,6 +116,17 @@ HOST_REAL: dict[str, Family] = {
         ),
     )
 }  # fmt: skip
+
+
+def file_name(file: str) -> str:
+    """The name on disk of such a file."""
+    family = HOST_REAL.get(file.removesuffix(TWIN))
+    return file + (".gguf" if isinstance(family, HostFamily) and family.gguf else ENDING)
+
+
+def loaded_as_tensors() -> list[str]:
+    """Names of those whose files ComfyUI's own loader takes as tensors."""
+    return [name for name, family in HOST_REAL.items() if not (isinstance(family, HostFamily) and family.gguf)]
 
 
 def host_tiny() -> dict[str, Family]:

@@ -16,6 +16,7 @@ import torch
 from parallel_runtime.networks.comfyui.without_weights import WithoutWeights
 
 from .host_families import HostFamily
+from .random_q4_k import BLOCK, BLOCK_BYTES, q4_k
 
 _ROTATED = 256
 """Numbers that int8's rotation takes together."""
@@ -85,9 +86,11 @@ def _parts(family: HostFamily, key: str, shape: tuple[int, ...], seed: int) -> l
     deviation = 1 / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else 0.02
     of_block = len(shape) == 2 and key.endswith(".weight") and "blocks." in key
 
+    def seeded(device: str) -> torch.Generator:
+        return torch.Generator(device).manual_seed(zlib.crc32(f"{seed}/{key}".encode()))
+
     def noise(device: str) -> torch.Tensor:
-        generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}/{key}".encode()))
-        return torch.randn(shape, generator=generator, device=device)
+        return torch.randn(shape, generator=seeded(device), device=device)
 
     def plain(device: str) -> torch.Tensor:
         values = noise(device)
@@ -111,6 +114,11 @@ def _parts(family: HostFamily, key: str, shape: tuple[int, ...], seed: int) -> l
             Part(key, shape, torch.int8, lambda device: (noise(device) * _INT8_DEVIATION).round().clamp(-127, 127)),
             *_described(key, said, (shape[0], 1), deviation / _INT8_DEVIATION),
         ]
+    if family.gguf:
+        if of_block and shape[1] % BLOCK == 0:
+            size = shape[0], shape[1] // BLOCK * BLOCK_BYTES
+            return [Part(key, size, torch.uint8, lambda device: q4_k(seeded(device), shape, deviation))]
+        return [Part(key, shape, torch.float32, plain)]
     cast = family.format == "fp8" and len(shape) == 2 and math.prod(shape) >= _CAST_FROM
     return [Part(key, shape, torch.float8_e4m3fn if cast else family.dtype, plain)]
 

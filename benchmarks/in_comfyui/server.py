@@ -64,7 +64,11 @@ class Server:
         for folder in _FOLDERS:
             (base / folder).mkdir(parents=True, exist_ok=True)
         (base / "front" / "index.html").write_text("<!doctype html>")
-        for name, path in {"parallel-dit": PACK_ROOT, "benchmark-pack": Path(__file__).parent / "pack"}.items():
+        packs = {"parallel-dit": PACK_ROOT, "benchmark-pack": Path(__file__).parent / "pack"}
+        gguf = Path(os.environ.get("COMFYUI_GGUF_PATH") or comfyui / "custom_nodes" / "ComfyUI-GGUF").expanduser()
+        if gguf.is_dir():
+            packs["ComfyUI-GGUF"] = gguf.resolve()
+        for name, path in packs.items():
             if not (link := base / "custom_nodes" / name).is_symlink():
                 link.symlink_to(path)
 

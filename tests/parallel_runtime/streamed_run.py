@@ -43,12 +43,18 @@ CPU = torch.device("cpu")
 
 
 class PoolRank:
-    """An engine in a pool, without its supervisor: ranks run the same requests by themselves."""
+    """An engine in a pool, without its supervisor: ranks run the same requests by themselves.
 
-    def __init__(self, rank: int, world_size: int, folder: str):
-        self.engine = Engine(CPU, rank, world_size)
-        self.engine.residency = Residency(CPU, rank, arena=PlainArena, folder=Path(folder))
+    Args:
+        device: on a GPU, all ranks share this one.
+    """
+
+    def __init__(self, rank: int, world_size: int, folder: str, device: torch.device = CPU):
+        arena = PlainArena if device.type == "cpu" else None
+        self.engine = Engine(device, rank, world_size)
+        self.engine.residency = Residency(device, rank, arena=arena, folder=Path(folder))
         self.ranks = world_size
+        self.device = device
 
     def run(self, request: Any, tensors: dict[str, torch.Tensor] | None = None) -> Any:
         """Both phases; every rank offers the same here. All ranks are through with the last one, as in a pool."""
@@ -56,16 +62,21 @@ class PoolRank:
             dist.barrier()
         meta = {name: tensor.to("meta") for name, tensor in (tensors or {}).items()}
         prepared = self.engine.prepare(request, meta, Quiet())
+        here = {name: tensor.to(self.device, copy=True) for name, tensor in (tensors or {}).items()}
         with torch.no_grad():
-            return prepared.run({name: tensor.clone() for name, tensor in (tensors or {}).items()}, Quiet())
+            return prepared.run(here, Quiet())
 
     def load(self, name: str, path: str, **options: Any) -> Any:
         """Load a model under a name; with weights "mixed" two blocks are dealt, and those of the host come between."""
         if options.get("weights") == "mixed":
             with staying(1, dealt=2):
                 return self.load(name, path, **options | {"weights": "host"})
-        config = ParallelConfig(devices=f"cpu:{self.ranks}", **options)
-        return self.run(Load(name, path, "float32", config.to_mapping(), self.ranks))[0]
+        if self.device.type == "cpu":
+            config = ParallelConfig(devices=f"cpu:{self.ranks}", **options)
+            return self.run(Load(name, path, "float32", config.to_mapping(), self.ranks))[0]
+        config = ParallelConfig(devices=",".join(map(str, range(self.ranks))), compile="off", **options)
+        machine = replace(known_gpu("NVIDIA H200", 10 << 30, PCIE), measured=True)  # they would measure each other
+        return self.run(Load(name, path, "bfloat16", config.to_mapping(), self.ranks, machine))[0]
 
     def keep(self, comfyui: str, path: str) -> str:
         """Keep a LoRA for layers of a FLUX file; return the name of the set."""

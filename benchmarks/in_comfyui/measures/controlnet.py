@@ -6,7 +6,7 @@ import time
 
 from ..bench import COMPARED_SEED, Bench, Found, mean_step, per_step
 from ..control_files import REAL, TINY, Blocks, write_union
-from ..files import ENDING
+from ..families import ENDING
 from ..graphs import Way, controlled, plain
 
 _ROUNDS = 4

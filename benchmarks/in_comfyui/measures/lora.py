@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..bench import COMPARED_SEED, Bench, Found, per_step
-from ..files import ENDING
+from ..families import ENDING
 from ..graphs import Graph, Way, link, node, plain
 from ..lora_files import RANK, write_lora
 from .start import add

@@ -1,0 +1,49 @@
+"""What two ranks that share one GPU run of the tests of weights that come block by block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from parallel_runtime.requests.requests import Forward, Release
+from tests.parallel_runtime.streamed_run import KINDS, PoolRank, flux_tensors
+
+_CALLS = 4
+"""The second is recorded, the third tried, the fourth a replay."""
+
+
+def compare(rank: int, world_size: int, path: str, folder: str, device: str) -> dict[str, Any]:
+    """{what: whether it holds}: each kind of weights against whole ones, on a plan that gives each rank a picture."""
+    pool = PoolRank(rank, world_size, folder, torch.device(device))
+    expected: torch.Tensor | None = None
+    found: dict[str, Any] = {}
+    for weights in ("whole", *KINDS):
+        pool.load(weights, path, weights=weights, data=world_size)
+        outputs = [_forward(pool, weights) for _ in range(_CALLS)]
+        expected = outputs[0] if expected is None else expected
+        found[weights] = all(torch.equal(output, expected) for output in outputs)
+        found[f"{weights} recorded"] = _recordings(pool, weights)
+        if weights == "mixed":
+            shared = pool.weights(weights).shared
+            found["a part of it on the device"] = shared.on_device and shared.device_bytes < shared.size
+        pool.run(Release(weights))
+        found[f"{weights} gone"] = not pool.weights(weights).here
+        found[f"{weights} back"] = all(torch.equal(_forward(pool, weights), expected) for _ in range(_CALLS))
+    return found
+
+
+def _forward(pool: PoolRank, name: str) -> torch.Tensor:
+    reference, tensors = flux_tensors(rows=pool.ranks)
+    generator = torch.Generator().manual_seed(5)
+    tensors["x"] = torch.randn(tensors["x"].shape, generator=generator)
+    answer = pool.run(Forward(name, reference), tensors)[1]
+    return answer["output"].cpu() if "output" in answer else torch.zeros(0)  # one rank has the answer
+
+
+def _recordings(pool: PoolRank, name: str) -> int:
+    recorded: Any = pool.engine.residency.get(name).transformer._recorded  # type: ignore[union-attr]
+    if recorded is None:  # on a CPU
+        return 0
+    over = [each.kinds for each in recorded._over.values()] if hasattr(recorded, "_over") else [recorded._kinds]
+    return sum(kind.replay is not None for kinds in over for kind in kinds.values())
