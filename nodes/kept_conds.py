@@ -7,6 +7,7 @@ the GPU and casts to the model's type: 3 to 4 ms of a step of FLUX.1, by a profi
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,11 +100,12 @@ def keeping(model: Any, dtype: torch.dtype, shared: set[str]) -> Callable[..., d
 
     They stay as they are where a wrapper, which would see them before ComfyUI's own cast, is added to the model.
     """
-    original = model.extra_conds
+    original = type(model).extra_conds
+    called = weakref.ref(model)  # which has this function: it is to go with the last reference to it
 
     def extra_conds(**arguments: Any) -> dict[str, Any]:
-        conds = original(**arguments)
-        wrapped = _wrapped(getattr(model, "current_patcher", None))
+        conds = original(called(), **arguments)
+        wrapped = _wrapped(getattr(called(), "current_patcher", None))
         for name, cond in conds.items():
             if isinstance(cond, comfy.conds.CONDConstant):
                 shared.add(name)

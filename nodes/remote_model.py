@@ -8,6 +8,7 @@ latent format, conditioning, model sampling, wrappers of other nodes.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -171,7 +172,7 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     data = find_network(type(model.diffusion_model))
     LayersHere(data.run_outside if data is not None else (), source).put_into(model.diffusion_model)
     model.parallel_untouched = _redirect(model, remote, shared)
-    model.parallel_shapes = PatchedShapes(model, model.parallel_untouched)
+    model.parallel_shapes = PatchedShapes(model.parallel_untouched)
     return RemoteModelPatcher(
         model,
         load_device=comfy.model_management.get_torch_device(),
@@ -226,6 +227,8 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
     asks_sigmas = reads_sigmas(transformer)
     untouched: Untouched
     usual_method = reference_method(transformer)
+    # ComfyUI wants a model to go with the last reference to it, and collects garbage where one does not.
+    called: Callable[[], Any] = weakref.ref(model)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         call = read_call(signature, args, kwargs, shared)
@@ -233,7 +236,7 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
         if method != usual_method and "ref_latents" in call.conditioning:
             call = replace(call, conditioning={REFERENCE_METHOD: method, **call.conditioning})
         # The model sampling is asked for at each call: other nodes replace it.
-        if asks_sigmas and (table := tabulate(call.options, model.model_sampling.timestep)):
+        if asks_sigmas and (table := tabulate(call.options, called().model_sampling.timestep)):
             call = replace(call, conditioning={**call.conditioning, RUN_SIGMAS: Shared(table)})
         with stopping_with_prompt() as interrupted:
             if isinstance(call.x, torch.Tensor):

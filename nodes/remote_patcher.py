@@ -168,7 +168,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         keep(self)
         self._move_others(device_to)
         # While a prompt is prepared, some models call their network (preprocess_text_embeds), or look at its weights.
-        self.model.parallel_shapes.take(self.patches)
+        self.model.parallel_shapes.take(self.model, self.patches)
         self._ask()
         for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
             callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
@@ -209,7 +209,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
                 "Remove the node that adds it, or load the model with Load Diffusion Model.",
             )
         self.remote.check_options(self.model_options.get("transformer_options", {}))
-        self.model.parallel_shapes.take(self.patches)
+        self.model.parallel_shapes.take(self.model, self.patches)
         self.model.parallel_untouched.check()
         self.remote.notices.begin()
         self._ask()

@@ -30,20 +30,22 @@ def conds():
     return SimpleNamespace(theirs=theirs, cat=cat, ours=ours)
 
 
-def model_of(conds, wrappers=()):
+class Model:
     """A model whose conditionings are of every kind that is kept, and one that is not."""
 
-    def extra_conds(**arguments):
+    def __init__(self, conds, wrappers=()):
+        self.theirs = conds.theirs
+        options, wrappers = {"transformer_options": {}}, {"apply_model": list(wrappers)}
+        self.current_patcher = SimpleNamespace(model_options=options, wrappers=wrappers)
+
+    def extra_conds(self, **arguments):
         texts = arguments["texts"]
         return {
-            "c_crossattn": conds.theirs.CONDCrossAttn(texts),
-            "y": conds.theirs.CONDRegular(texts[:, 0] + 1),
-            "c_concat": conds.theirs.CONDNoiseShape(arguments["image"]),
-            "guidance": conds.theirs.CONDConstant(3.5),
+            "c_crossattn": self.theirs.CONDCrossAttn(texts),
+            "y": self.theirs.CONDRegular(texts[:, 0] + 1),
+            "c_concat": self.theirs.CONDNoiseShape(arguments["image"]),
+            "guidance": self.theirs.CONDConstant(3.5),
         }
-
-    patcher = SimpleNamespace(model_options={"transformer_options": {}}, wrappers={"apply_model": list(wrappers)})
-    return SimpleNamespace(extra_conds=extra_conds, current_patcher=patcher)
 
 
 def batch(model, lengths, seed, area=None):
@@ -65,7 +67,7 @@ def together(conds, prompts, size, area=None):
 @pytest.mark.parametrize("area", [None, (4, 4, 2, 2)], ids=["whole", "area"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_as_comfyui_s_own(conds, lengths, area, size):
-    model = model_of(conds)
+    model = Model(conds)
     theirs = batch(model.extra_conds, lengths, 1)
     ours = batch(conds.ours.keeping(model, torch.float32, set()), lengths, 1)
     wanted = together(conds, theirs, size, area)
@@ -77,7 +79,8 @@ def test_as_comfyui_s_own(conds, lengths, area, size):
 
 
 def test_what_a_wrapper_does_to_the_text_of_one_call_is_gone_in_the_next(conds):
-    prompts = batch(conds.ours.keeping(model_of(conds, wrappers=(print,)), torch.float32, set()), (5,), 1)
+    model = Model(conds, wrappers=(print,))
+    prompts = batch(conds.ours.keeping(model, torch.float32, set()), (5,), 1)
     first = together(conds, prompts, 1)["c_crossattn"]
     wanted = first.clone()
     first.mul_(2)
@@ -86,8 +89,7 @@ def test_what_a_wrapper_does_to_the_text_of_one_call_is_gone_in_the_next(conds):
 
 
 def test_a_lone_prompt_is_brought_to_the_device_once_and_copied_never(conds):
-    made = model_of(conds).extra_conds
-    model = SimpleNamespace(extra_conds=made, current_patcher=model_of(conds).current_patcher)
+    model = Model(conds)
     texts, image = torch.randn(1, 5, 6), torch.randn(1, 2, 8, 8)
     prompt = conds.ours.keeping(model, torch.bfloat16, set())(texts=texts, image=image, device=torch.device("meta"))
     assert {name: str(cond.cond.device) for name, cond in prompt.items() if name != "guidance"} == {
@@ -99,7 +101,7 @@ def test_a_lone_prompt_is_brought_to_the_device_once_and_copied_never(conds):
 
 
 def test_memory_is_kept_and_not_taken_from_who_holds_it(conds):
-    model = model_of(conds)
+    model = Model(conds)
     prompts = batch(conds.ours.keeping(model, torch.float32, set()), (5, 5), 2)
     first = together(conds, prompts, 1)["c_crossattn"]
     place, copy = first.data_ptr(), first.clone()
@@ -112,7 +114,7 @@ def test_memory_is_kept_and_not_taken_from_who_holds_it(conds):
 
 
 def test_text_is_cast_once_but_not_before_a_wrapper(conds):
-    model = model_of(conds)
+    model = Model(conds)
     assert (
         batch(conds.ours.keeping(model, torch.bfloat16, set()), (5,), 3)[0]["c_crossattn"].cond.dtype == torch.bfloat16
     )
@@ -124,7 +126,7 @@ def test_text_is_cast_once_but_not_before_a_wrapper(conds):
             batch(conds.ours.keeping(model, torch.bfloat16, set()), (5,), 3)[0]["c_crossattn"].cond.dtype
             == torch.float32
         )
-    wrapped = model_of(conds, wrappers=(print,))
+    wrapped = Model(conds, wrappers=(print,))
     assert (
         batch(conds.ours.keeping(wrapped, torch.bfloat16, set()), (5,), 3)[0]["c_crossattn"].cond.dtype == torch.float32
     )
