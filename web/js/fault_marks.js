@@ -3,6 +3,8 @@ import { app } from "../../../scripts/app.js";
 
 const BESIDE = 110;
 const NARROWEST = 120;
+// Of a node's frames. Frontends of 2026's first half take has_errors away from all nodes a moment later.
+const FRAME = "parallel-dit-fault";
 
 const pen = document.createElement("canvas").getContext("2d");
 
@@ -38,6 +40,7 @@ export function markFault(nodes, text) {
     const badge = new LGraphBadge({ text: short(text, node), fgColor: "#fff", bgColor: "#a02020" });
     marked.push({ node, badge, had: node.has_errors });
     node.has_errors = true;
+    if (node.strokeStyles) node.strokeStyles[FRAME] = () => ({ padding: 12, lineWidth: 10, color: LiteGraph.NODE_ERROR_COLOUR });
     node.badges.push(badge);
   }
   app.canvas.setDirty(true, true);
@@ -46,6 +49,7 @@ export function markFault(nodes, text) {
 export function clearFaults() {
   for (const { node, badge, had } of marked) {
     node.has_errors = had;
+    delete node.strokeStyles?.[FRAME];
     const index = node.badges.indexOf(badge);
     if (index >= 0) node.badges.splice(index, 1);
   }

@@ -57,7 +57,8 @@ class Canvas:
             """async (workflow) => {
               await app.loadGraphData(workflow);
               await new Promise(requestAnimationFrame);
-              app.extensionManager.workflow.activeWorkflow.changeTracker.captureCanvasState();
+              const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
+              (tracker.captureCanvasState ?? tracker.checkState).call(tracker);  // as older frontends call it
             }""",
             workflow,
         )

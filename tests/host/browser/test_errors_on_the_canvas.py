@@ -55,7 +55,8 @@ FAULTS = {
 
 SEEN = """() => {
   const seen = (kind) => document.querySelector(`.parallel-dit-notice.${kind}`)?.innerText ?? "";
-  const marked = app.rootGraph.nodes.filter((node) => node.has_errors).map((node) => node.title);
+  const framed = (node) => node.has_errors || node.strokeStyles?.["parallel-dit-fault"];
+  const marked = app.rootGraph.nodes.filter(framed).map((node) => node.title);
   return { error: seen("error"), warning: seen("warning"), foreseen: window.foreseen, marked };
 }"""
 _KNOWN = """async () => {

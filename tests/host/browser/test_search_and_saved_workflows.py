@@ -61,7 +61,7 @@ def test_workflows_of_the_whole_history_load(canvas, host):
     for name, workflow in workflows.items():
         canvas.load(workflow)
         prompt = canvas.prompt()
-        ours = [key for key, node in prompt.items() if node["class_type"].startswith("Parallel")]
+        ours = [key for key, node in prompt.items() if str(node["class_type"]).startswith("Parallel")]
         assert ours, name
         found = [
             each
