@@ -25,7 +25,7 @@ import torch
 
 from .families import ENDING, REAL, Family, family_of, tiny
 from .gguf_files import write_gguf
-from .host_families import HOST_REAL, HostFamily, file_name, host_tiny
+from .host_families import GGUF, HOST_REAL, HostFamily, file_name, host_tiny
 from .host_files import Part, header_of, list_parts
 
 _WRITERS = 8
@@ -211,7 +211,7 @@ class FileStore:
                 path.unlink()
 
     def _all(self) -> list[Path]:
-        return sorted(path for path in self._folder.iterdir() if path.suffix in (ENDING, ".gguf"))
+        return sorted(path for path in self._folder.iterdir() if path.suffix in (ENDING, GGUF))
 
     def _free(self) -> float:
         status = os.statvfs(self._folder)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .families import ENDING, Family
-from .host_families import HostFamily, file_name
+from .host_families import GGUF, HostFamily, file_name
 
 Graph = dict[str, dict[str, Any]]
 
@@ -188,7 +188,7 @@ def dual_guider(way: Way, picture: Picture, second: str) -> Graph:
 def load(way: Way, file: str, name: str) -> Graph:
     """A loader, and its configuration where it has one."""
     if not way.devices:
-        if file_name(file) != file + ENDING:
+        if file_name(file).endswith(GGUF):
             return {name: node("UnetLoaderGGUF", unet_name=file_name(file))}
         return {name: node("UNETLoader", unet_name=file_name(file), weight_dtype="default")}
     return {

@@ -8,6 +8,8 @@ from typing import Any
 
 from .families import ENDING, TWIN, Family, Text
 
+GGUF = ".gguf"
+
 
 @dataclass(frozen=True)
 class HostFamily(Family):
@@ -121,7 +123,7 @@ HOST_REAL: dict[str, Family] = {
 def file_name(file: str) -> str:
     """The name on disk of such a file."""
     family = HOST_REAL.get(file.removesuffix(TWIN))
-    return file + (".gguf" if isinstance(family, HostFamily) and family.gguf else ENDING)
+    return file + (GGUF if isinstance(family, HostFamily) and family.gguf else ENDING)
 
 
 def loaded_as_tensors() -> list[str]:

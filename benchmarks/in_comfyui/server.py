@@ -14,6 +14,7 @@ from typing import Any
 
 import websocket
 
+from tests.host.find_host import find_gguf_pack
 from workers.processes import end_tree
 
 from .api import Api
@@ -65,9 +66,8 @@ class Server:
             (base / folder).mkdir(parents=True, exist_ok=True)
         (base / "front" / "index.html").write_text("<!doctype html>")
         packs = {"parallel-dit": PACK_ROOT, "benchmark-pack": Path(__file__).parent / "pack"}
-        gguf = Path(os.environ.get("COMFYUI_GGUF_PATH") or comfyui / "custom_nodes" / "ComfyUI-GGUF").expanduser()
-        if gguf.is_dir():
-            packs["ComfyUI-GGUF"] = gguf.resolve()
+        if gguf := find_gguf_pack(comfyui):
+            packs["ComfyUI-GGUF"] = gguf
         for name, path in packs.items():
             if not (link := base / "custom_nodes" / name).is_symlink():
                 link.symlink_to(path)

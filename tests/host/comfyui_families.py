@@ -199,5 +199,5 @@ LARGE_FAMILIES: dict[str, ComfyFamily] = {
     "stable-audio": ComfyFamily([[1, 64, 45]], (9, 768), values={"seconds_total": 30}, negative={"seconds_start": 4}),
     "zero123": ComfyFamily([[1, 4, 9, 7]], (1, 772), values={"concat_latent_image": [1, 4, 9, 7]}),
 }
-"""Z-Image is not among them: its class is Lumina 2's, its smallest file takes a tenth of these tests' time, and
+"""Z-Image is not among them: its class is Lumina 2's, its smallest file takes two and a half minutes, and
 test_executed_templates.py has its example."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.comfyui_checkout import HOW, find_comfyui
+from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 
 COMFYUI = find_comfyui()
 if COMFYUI is None:
@@ -20,14 +18,8 @@ pytestmark = pytest.mark.host
 @pytest.fixture(scope="module")
 def conds():
     """ComfyUI's conditioning classes, and ours."""
-    sys.path.append(str(COMFYUI))
-    try:
-        import_module("comfy.cli_args").args.cpu = True
-        theirs, cat = import_module("comfy.conds"), import_module("comfy.samplers").cond_cat
-        ours = import_module("nodes.kept_conds")
-    finally:
-        sys.path.remove(str(COMFYUI))
-    return SimpleNamespace(theirs=theirs, cat=cat, ours=ours)
+    theirs, samplers, ours = import_with_comfyui("comfy.conds", "comfy.samplers", "nodes.kept_conds")
+    return SimpleNamespace(theirs=theirs, cat=samplers.cond_cat, ours=ours)
 
 
 class Model:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from parallel_runtime.errors import PoolError
-from tests.comfyui_checkout import HOW, find_comfyui
+from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 
 COMFYUI = find_comfyui()
 if COMFYUI is None:
@@ -41,13 +39,8 @@ class Remote:
 @pytest.fixture(scope="module")
 def comfy():
     """ComfyUI's memory management, and our patcher."""
-    sys.path.append(str(COMFYUI))
-    try:
-        import_module("comfy.cli_args").args.cpu = True
-        management = import_module("comfy.model_management")
-        return SimpleNamespace(management=management, patcher=import_module("nodes.remote_patcher").RemoteModelPatcher)
-    finally:
-        sys.path.remove(str(COMFYUI))
+    management, ours = import_with_comfyui("comfy.model_management", "nodes.remote_patcher")
+    return SimpleNamespace(management=management, patcher=ours.RemoteModelPatcher)
 
 
 @pytest.fixture

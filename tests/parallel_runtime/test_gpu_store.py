@@ -11,6 +11,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, tensor_name
+from tests.parallel_runtime.gpu_streamed_run import count_recordings
 from tests.parallel_runtime.staged_run import Quiet
 from tests.tiny_flux import tiny_config, write_original
 
@@ -50,12 +51,6 @@ class GpuRank:
         torch.cuda.synchronize(self.device)
         return torch.cuda.mem_get_info(self.device)[0]
 
-    def kinds(self, path: Path) -> int:
-        """Recordings of a model."""
-        recorded = self.engine.residency.get(str(path)).transformer._recorded
-        over = [each.kinds for each in recorded._over.values()] if hasattr(recorded, "_over") else [recorded._kinds]
-        return sum(kind.replay is not None for kinds in over for kind in kinds.values())
-
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> list[Path]:
@@ -70,7 +65,7 @@ def test_gpu_memory_goes_back_to_the_system_when_a_model_is_unloaded(files):
         size = rank.engine.residency.get(str(files[0])).size
         expected = [rank.forward(files[0]) for _ in range(4)]
         assert all(torch.equal(each, expected[0]) for each in expected)
-        assert rank.kinds(files[0]) == 1
+        assert count_recordings(rank.engine, str(files[0])) == 1
         before = rank.free()
         assert rank.run(Release(str(files[0])))[0].bytes_freed == size
         assert rank.free() - before >= size
@@ -109,7 +104,7 @@ def test_gpu_recordings_outlive_weights_that_left_for_another_model(files, monke
             assert set(rank.engine.residency.held()) <= {str(path)}
             assert rank.free() >= before
             assert torch.equal(rank.forward(path), prediction)
-            assert [rank.kinds(each) for each in files] == [1, 1]
+            assert [count_recordings(rank.engine, str(each)) for each in files] == [1, 1]
     assert list(tmp_path.glob("*.copy"))
     for path in files:
         rank.run(Release(str(path)))

@@ -8,8 +8,6 @@ from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_original
 
 CONFIG = tiny_config(num_layers=2, num_single_layers=3, num_attention_heads=2)
-
-
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 

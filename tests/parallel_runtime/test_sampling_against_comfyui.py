@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from types import MethodType, SimpleNamespace
 
@@ -13,7 +12,7 @@ from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import find_prediction
 from parallel_runtime.sampling.samplers import SUPPORTED, find_sampler
-from tests.comfyui_checkout import HOW, find_comfyui
+from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 from tests.parallel_runtime.sample_latent import mask_noise
 
 COMFYUI = find_comfyui()
@@ -45,13 +44,7 @@ SCHEDULES = {
 @pytest.fixture(scope="module")
 def comfy():
     """ComfyUI's modules, imported from a checkout without starting a server."""
-    # At the end, and only for the import: its root has a nodes.py that must not stand in for ours.
-    sys.path.append(str(COMFYUI))
-    try:
-        import_module("comfy.cli_args").args.cpu = True
-        samplers, base = import_module("comfy.samplers"), import_module("comfy.model_base")
-    finally:
-        sys.path.remove(str(COMFYUI))
+    samplers, base = import_with_comfyui("comfy.samplers", "comfy.model_base")
     return SimpleNamespace(samplers=samplers, model_base=base)
 
 

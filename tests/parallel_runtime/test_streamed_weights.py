@@ -98,17 +98,16 @@ def test_a_share_on_a_gpu_may_go_while_another_rank_looks_for_it(files, tmp_path
     stays, goes = (streamed_weights(files[0], Streaming("dealt", rank, 2, tmp_path)) for rank in (0, 1))
     for weights in (stays, goes):  # neither runs, so neither knows the other's board
         weights.fill(lambda done, total: None)
-    exists = Path.exists
+    read_text = Path.read_text
 
-    def goes_then(path: Path) -> bool:
-        there = exists(path)
-        monkeypatch.setattr(Path, "exists", exists)
+    def read_when_gone(path: Path) -> str:
+        monkeypatch.setattr(Path, "read_text", read_text)
         goes.give_back()
-        return there
+        return path.read_text()
 
-    monkeypatch.setattr(Path, "exists", goes_then)
+    monkeypatch.setattr(Path, "read_text", read_when_gone)
     stays.give_back()
-    goes.give_back()
+    assert Path.read_text is read_text, "it looked for the other's share"
     assert not list(tmp_path.iterdir())
 
 

@@ -3,7 +3,8 @@ import { app } from "../../../scripts/app.js";
 
 const BESIDE = 110;
 const NARROWEST = 120;
-// Of a node's frames. Frontends of 2026's first half take has_errors away from all nodes a moment later.
+// Of a node's frames on the canvas. has_errors is for Nodes 2.0 and the minimap: the frontend of ComfyUI 0.18 takes it
+// away from all nodes a moment later.
 const FRAME = "parallel-dit-fault";
 
 const pen = document.createElement("canvas").getContext("2d");
