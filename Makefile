@@ -12,8 +12,10 @@ export PYTHONPATH := $(CURDIR)/tests/host/cpu_shim
 # More at a time than two cores compute: a third of the time tests wait for processes that start, sleep or are found dead.
 # Tests of GPUs: `python -m pytest -q -m gpu tests`.
 RUN_TESTS = $(BIN)/python -m pytest -q
+# Real processes, servers and browsers on a busy machine: who ran out of time, and for nothing else, is tried once more.
+RERUN = --reruns 1 --only-rerun Timeout
 
-.PHONY: demo test test-slow lint venv clean host
+.PHONY: demo test test-slow test-long lint venv clean host
 
 demo: venv
 	$(BIN)/python -m benchmarks.demo
@@ -21,9 +23,12 @@ demo: venv
 test: host
 	$(RUN_TESTS) --dist worksteal -n $(JOBS) -m "not slow and not gpu" $(PYTEST)
 
-# Real processes, servers and browsers on a busy machine: who ran out of time, and for nothing else, is tried once more.
 test-slow: host
-	$(RUN_TESTS) --dist loadfile --no-loadscope-reorder -n $(SLOW_JOBS) -m "slow and not gpu" --reruns 1 --only-rerun Timeout $(PYTEST)
+	$(RUN_TESTS) --dist loadfile --no-loadscope-reorder -n $(SLOW_JOBS) -m "slow and not long and not gpu" $(RERUN) $(PYTEST)
+
+# Before a release: the rest of tables whose first rows CI has.
+test-long: host
+	$(RUN_TESTS) --dist loadfile --no-loadscope-reorder -n $(SLOW_JOBS) -m "long and not gpu" $(RERUN) $(PYTEST)
 
 host: venv
 	$(BIN)/python -m tests.host.requirements

@@ -40,5 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     for item in items:
         if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("long") is not None:
+            item.add_marker("slow")
     mark_slow_cases(items, whole=not any("[" in asked for asked in config.args))
     items[:] = longest_first(items)

@@ -39,7 +39,7 @@ def rows() -> dict[tuple[str, int], dict[str, Any]]:
     return {(row["rival"], row["ranks"]): row for row in measure(*cases)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rival", "ranks"),
     [
@@ -58,7 +58,7 @@ def test_a_rival_gives_the_latent_of_ours_on_one_rank(rows, rival, ranks):
     assert row["ms_per_step"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_pipeline_comes_near_to_the_latent_of_one_rank_and_says_that_it_differs(rows):
     row = rows["ours-pipefusion", 2]
     assert row.get("reason") is None
@@ -68,7 +68,7 @@ def test_a_pipeline_comes_near_to_the_latent_of_one_rank_and_says_that_it_differ
     assert " ~ | ours on 1 |" in line
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_are_in_the_order_of_the_table_though_references_ran_first(rows):
     assert list(rows)[:5] == [
         ("ours", 2),
@@ -79,7 +79,7 @@ def test_rows_are_in_the_order_of_the_table_though_references_ran_first(rows):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_unknown_rival_is_a_line_with_its_reason(rows):
     assert rows["nobody", 2]["reason"].startswith("unknown; the rivals are ours,")
     lines = table(list(rows.values())).splitlines()
@@ -87,7 +87,7 @@ def test_an_unknown_rival_is_a_line_with_its_reason(rows):
     assert any(line.startswith("1. nobody: unknown") for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rival_that_fails_and_one_that_hangs_are_lines_and_leave_no_process(tmp_path):
     hanging, failing = measure(tiny("ours", 2, limit=0.3), tiny("comfyui", 1, str(tmp_path)), places=3)
     assert hanging["reason"] == "took longer than 0.3 s"

@@ -180,6 +180,7 @@ LARGE_FAMILIES: dict[str, ComfyFamily] = {
         per_step="rows of a batch",
     ),
     "lumina-2": ComfyFamily([[2, 16, 9, 7]], _TEXT, values=_ALL, negative=_KEPT),
+    "z-image": ComfyFamily([[2, 16, 9, 7]], _TEXT),
     "qwen-image": ComfyFamily(
         [[1, 16, 1, 6, 10]],
         (9, 3584),
@@ -199,5 +200,4 @@ LARGE_FAMILIES: dict[str, ComfyFamily] = {
     "stable-audio": ComfyFamily([[1, 64, 45]], (9, 768), values={"seconds_total": 30}, negative={"seconds_start": 4}),
     "zero123": ComfyFamily([[1, 4, 9, 7]], (1, 772), values={"concat_latent_image": [1, 4, 9, 7]}),
 }
-"""Z-Image is not among them: its class is Lumina 2's, its smallest file takes two and a half minutes, and
-test_executed_templates.py has its example."""
+"""Those of most use are in test_executed_templates.py, too."""

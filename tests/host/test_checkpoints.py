@@ -55,7 +55,11 @@ def small_file(host, folder: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "prefix"), [("stable-audio-3", "model.model."), ("zero123", "model.diffusion_model.")]
+    ("name", "prefix"),
+    [
+        ("stable-audio-3", "model.model."),
+        pytest.param("zero123", "model.diffusion_model.", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.slow
 def test_weights_beside_the_network_are_read(host, checkpoint, name, prefix):

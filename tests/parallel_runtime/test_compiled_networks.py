@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -42,16 +41,10 @@ SEVERAL = {"sd3.5 medium", "boogu", "ltx-2"}
 """Networks whose blocks exchange more than once."""
 REWRITTEN = ["flux", "chroma", "krea 2", "qwen-image", "z-image"]
 """Networks with the blocks that our rewrites are written for."""
-ALIKE = {
-    *("chroma radiance", "hunyuan image", "hunyuan video", "hunyuan video 1.5", "hunyuan video further inputs"),
-    *("hunyuan3d 2", "z-image omni", "z-image pixels", "qwen-image layered", "mage-flow"),
-    *("cosmos-predict 2", "ltx-2 further inputs", "ltx-video further inputs", "minimax h3 further inputs", "pid"),
-    *("scail", "scail 2", "wan animate", "wan camera", "wan first and last frame", "wan further inputs"),
-    *("wan patched", "wan s2v", "wan ti2v", "wandancer", "sd3.5 large"),
-}
-"""Networks whose cut blocks consist of the same classes as another's, which is tested."""
-WHOLE_TABLE = bool(os.environ.get("ALL_NETWORKS"))
-PARTS = 6 if WHOLE_TABLE else 3
+MOST_USED = {"ace-step 1.5", "anima", "flux2", "minimax h3", "wan t2v"}
+"""Networks of more official templates than the others; LTX-2 is among those above."""
+PARTS = 6
+"""Of the whole table, which takes a quarter of an hour."""
 
 
 def compare(ranks: int, names: list[str], backend: str) -> list[dict[str, Any]]:
@@ -89,21 +82,27 @@ def test_a_forward_that_repeats_is_recorded_and_follows_its_values():
         assert found["read"] == 1  # how the uneven shares of the double blocks lie; those of the single ones are even
 
 
-@with_comfyui
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_every_class_computes_compiled_what_it_does(part):
-    """One network for each set of block classes that the next test has not; with ALL_NETWORKS=1 in the environment all
-    of the table: `ALL_NETWORKS=1 python -m pytest tests/parallel_runtime/test_compiled_networks.py -k every_class`.
-    """
-    assert {*ALIKE, *REWRITTEN, *NOT_COMPILED, *SEVERAL} <= set(TINY)
-    names = sorted(TINY if WHOLE_TABLE else set(TINY) - ALIKE - set(REWRITTEN))[part::PARTS]
+def compare_classes(names: list[str]) -> None:
+    """Assert it of networks that no rewrite is written for, and that each was compiled but for those that cannot be."""
     for found in compare(2, names, "rewritten"):
         assert {name for name, refused in found["refused"].items() if refused} == set(NOT_COMPILED) & set(names)
         assert all(found["graphs"][name] for name in set(names) - set(NOT_COMPILED))
         for name in SEVERAL & set(names):  # not on one rank alone
             assert len(set(found["attended"][name].values())) == 1
             assert min(found["attended"][name].values()) > 0
+
+
+@with_comfyui
+@pytest.mark.slow
+def test_classes_compute_compiled_what_they_do():
+    compare_classes(sorted({*NOT_COMPILED, *SEVERAL, *MOST_USED}))
+
+
+@with_comfyui
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_class_computes_compiled_what_it_does(part):
+    compare_classes(sorted(set(TINY) - {*NOT_COMPILED, *SEVERAL, *MOST_USED, *REWRITTEN})[part::PARTS])
 
 
 @with_comfyui
@@ -123,7 +122,7 @@ def test_what_the_compiler_makes_of_blocks_computes_what_they_do():
 
 @with_comfyui
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "quantised"), [(2, False), (1, True)])
+@pytest.mark.parametrize(("ranks", "quantised"), [pytest.param(2, False, marks=pytest.mark.long), (1, True)])
 def test_another_process_makes_the_graphs_and_the_rank_finds_them(tmp_path, monkeypatch, ranks, quantised):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
     arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path), "quantised": quantised}

@@ -24,7 +24,7 @@ from tests.parallel_runtime.model_forward import relative_error
 from tests.ranks import run_ranks
 
 PLANS = [{"ulysses": 2}, {"ulysses": 3}, {"ulysses": 4}, {"ring": 2, "ulysses": 2}]
-COMPILED = ["SD3.5 medium", "HunyuanDiT 1.2"]
+COMPILED = ["SD3.5 medium", pytest.param("HunyuanDiT 1.2", marks=pytest.mark.long)]
 """A second attention in a block; long skips. FLUX.1 and Wan are in test_parallel_forward.py, test_wan_forward.py."""
 IN_STAGES = ["PixArt-α", "HunyuanDiT 1.2"]
 

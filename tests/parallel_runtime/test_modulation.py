@@ -102,7 +102,7 @@ def run_compiled(rank: int, world_size: int, plans: list[dict[str, int]]) -> dic
     return results
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_blocks_share_their_graphs_and_a_mesh_of_one_rank_needs_one_more_per_kind_of_block():
     plans: list[dict[str, int]] = [{"ulysses": 2}, {}, {"ulysses": 2}]
     results = run_ranks(2, f"{__name__}:run_compiled", {"plans": plans})
