@@ -139,8 +139,11 @@ class Run:
 
     def samples_with(self, path: Path, loaders: set[Path]) -> bool:
         """Whether a sampler runs a MODEL of these loaders, its own or a guider's."""
-        upstream = self.reached([path], lambda node, name: self._carries(node, name, "MODEL", "GUIDER"))
-        return bool(upstream & loaders)
+        return bool(self.before_model(path) & loaders)
+
+    def before_model(self, path: Path) -> set[Path]:
+        """What is before a sampler's MODEL, its own or a guider's."""
+        return self.reached([path], lambda node, name: self._carries(node, name, "MODEL", "GUIDER"))
 
     def model_nodes(self, loaders: set[Path]) -> set[Path]:
         """Nodes that take a MODEL of these loaders, and the samplers and conditionings that go into them."""

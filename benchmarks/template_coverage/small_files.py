@@ -63,10 +63,11 @@ FILES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     (r"ltx-2", "ltx-2", _spec(96, _vae(128, 32, 8, 3))),
     (r"ltx-video", "ltx-video", _spec(48, _vae(128, 32, 8, 3), attention_mask={"ones": [1, 9]})),
     (r"wan.*scail_?2", "wan-scail-2", _WAN),
-    (r"wan.*animate_?2", "", {}),
+    (r"wan.*animate_?2", "wan-animate-2", _WAN),
     (r"wan.*animate", "wan-animate", _WAN),
     (r"wan.*scail", "wan-scail", _WAN),
-    (r"wan.*s2v", "wan-s2v", _WAN),
+    (r"wan.*s2v", "wan-s2v", {**_WAN, "heard": [25, 1024]}),
+    (r"humo", "wan-humo", {**_WAN, "heard": [33, 1280]}),
     (r"wan.*dancer", "wan-dancer", _WAN),
     (r"wan2\.2_ti2v_5b", "wan-22-5b", _WAN_5B),
     (r"wan2\.2_fun_control_5b", "wan-22-5b-fun-control", _WAN_5B),
@@ -108,6 +109,9 @@ FILES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     (r"hunyuan_3d_v2\.1", "hunyuan-3d-21", _spec(1024, _vae(64), seen={"last_hidden_state": [7, 1024]})),
     (r"hunyuan3d-dit-v2", "hunyuan-3d-2", _spec(48, _vae(64), seen={"last_hidden_state": [7, 48]})),
     (r"sd_xl_(base|turbo)", "sdxl", _spec(2048, _vae(4), pooled=1280, length=77, seen=_CLIP_G)),
+    (r"sd_xl_refiner", "sdxl-refiner", _spec(1280, _vae(4), pooled=1280, length=77)),
+    (r"^svd", "svd", _spec(1024, _vae(4))),
+    (r"lotus", "lotus", _spec(1024, _vae(4))),
 )
 """Pattern of a file's name -> key and surroundings; the first that fits. Without a key there is no small file."""
 

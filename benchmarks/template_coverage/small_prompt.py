@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from .judgement import Run
@@ -169,12 +170,39 @@ class SmallPrompt:
         if f"StandIn{kind}" not in self._infos:
             raise CannotStandIn(f"{self._prompt[to.node].kind} gives {kind}")
         name = self._name(to)
-        files = [self._file_of(self._run.file(path)) for path in sorted(self.loaders)]
-        if kind == "MODEL_PATCH" and "patch" not in files[0].spec:
-            raise CannotStandIn(f"{self._prompt[to.node].kind} gives a patch of {files[0].key}")
-        spec = {**files[0].spec, "seed": f"{self._title} {name}", "latent": [1, 8, 13, 16]}
+        file = self._file_of(self._run.file(self._serves(to.node)))
+        if kind == "MODEL_PATCH" and "patch" not in file.spec:
+            raise CannotStandIn(f"{self._prompt[to.node].kind} gives a patch of {file.key}")
+        spec = {**file.spec, "seed": f"{self._title} {name}", "latent": [1, 8, 13, 16]}
         self._made[name] = _node(f"StandIn{kind}", spec=json.dumps(spec))
         return [name, 0]
+
+    def _serves(self, source: Path) -> Path:
+        """The loader of the MODEL for which a node gives something: its own, or that of the nearest sampler behind it.
+
+        Behind a decoder comes the sampler whose latent it takes.
+        """
+        if source in self.loaders:
+            return source
+        seen, near = {source}, [source]
+        for path in near:
+            links = self._run.links(self._prompt[path])
+            latents = [to.node for name, to in links.items() if self._prompt[path].types[name] == "LATENT"]
+            for each in (path, *latents) if path != source else ():
+                if self._prompt[each].kind in SAMPLERS and (found := self._run.before_model(each) & self.loaders):
+                    return min(found)
+            takers = sorted(self._takers.get(path, set()) - seen)
+            seen.update(takers)
+            near += takers
+        return min(self.loaders)
+
+    @cached_property
+    def _takers(self) -> dict[Path, set[Path]]:
+        takers: dict[Path, set[Path]] = {}
+        for path in self._run.live:
+            for to in self._run.links(self._prompt[path]).values():
+                takers.setdefault(to.node, set()).add(path)
+        return takers
 
     def _name(self, to: Output) -> str:
         return f"{'.'.join(map(str, to.node))} output {to.slot}"
@@ -186,7 +214,10 @@ class SmallPrompt:
         name = name.rpartition(".")[2].lower()
         if name in ("start_at_step", "end_at_step", "step"):
             steps = widget_values(node, self._infos[node.kind]).get("steps") or 20
-            return min(value, _STEPS, math.ceil(value * _STEPS / steps)) if value < 1000 else value
+            if not 0 < value < steps:
+                return value if value >= 1000 else min(value, _STEPS)
+            # What goes on after another sampler has a step at least.
+            return min(value, _STEPS - 1, math.ceil(value * _STEPS / steps))
         rules: tuple[tuple[tuple[str, ...], float], ...] = (
             (("steps",), _STEPS), (("batch_size", "amount", "layers"), 2), (("megapixels",), 0.01),
             (("length", "frames", "num_frames", "video_frames", "frames_number", "frame_count"), _LENGTH),

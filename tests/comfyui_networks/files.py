@@ -87,6 +87,7 @@ FILES: dict[str, File] = {
     "wan-22-fun-control": File(wan("t2v", 52)),
     "wan-22-5b-fun-control": File(wan("t2v", 148, 48)),
     "wan-22-5b-fun-inpaint": File(wan("t2v", 100, 48)),
+    "wan-animate-2": File(wan("animate2", 36), metadata={"model_type": "animate2"}),
     "wan-vace": File(wan("vace", 16, vace_in_dim=96, vace_layers=1)),
     "wan-camera": File(wan("camera", 32)),
     "wan-camera-22": File(wan("camera_2.2", 36)),
@@ -169,5 +170,10 @@ FILES: dict[str, File] = {
         **U_NET, "adm_in_channels": None, "num_res_blocks": [1], "transformer_depth": [1],
         "transformer_depth_output": [1, 1], "channel_mult": [1], "transformer_depth_middle": 1,
         "use_linear_in_transformer": False, "context_dim": 768,
+    }),
+    "lotus": File({
+        **U_NET, "num_classes": "sequential", "adm_in_channels": 4, "num_res_blocks": [1], "transformer_depth": [1],
+        "transformer_depth_output": [1, 0], "channel_mult": [1], "transformer_depth_middle": 1,
+        "use_linear_in_transformer": True, "context_dim": 1024,
     }),
 }  # fmt: skip

@@ -48,6 +48,19 @@ LARGE_FILES: dict[str, File] = {
     "stable-audio": audio(
         "learned", ("seconds_start", "seconds_total"), global_cond_dim=1536, embed_dim=768, io_channels=64, depth=2
     ),
+    "sdxl-refiner": File({
+        **U_NET, "model_channels": 384, "num_classes": "sequential", "adm_in_channels": 2560, "num_res_blocks": [4, 4],
+        "transformer_depth": [0, 0, 4, 4, 4, 4, 0, 0], "transformer_depth_output": [0] * 10, "channel_mult": [1, 1],
+        "transformer_depth_middle": -2, "use_linear_in_transformer": True, "context_dim": 1280,
+    }),
+    "svd": File({
+        **U_NET, "in_channels": 8, "num_classes": "sequential", "adm_in_channels": 768, "num_res_blocks": [4, 4],
+        "transformer_depth": [1, 1, 1, 1, 1, 1, 0, 0], "transformer_depth_output": [0] * 10, "channel_mult": [1, 1],
+        "transformer_depth_middle": -2, "use_linear_in_transformer": True, "context_dim": 1024,
+        "extra_ff_mix_layer": True, "use_spatial_context": True, "merge_strategy": "learned_with_images",
+        "merge_factor": 0.0, "video_kernel_size": [3, 1, 1], "use_temporal_resblock": True,
+        "use_temporal_attention": True, "disable_temporal_crossattention": False,
+    }),
     "zero123": File(
         {
             **U_NET, "in_channels": 8, "adm_in_channels": None, "num_res_blocks": [1], "transformer_depth": [1],

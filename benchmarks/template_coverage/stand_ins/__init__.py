@@ -227,6 +227,11 @@ def _sound(seed: Any) -> dict[str, Any]:
     return {"waveform": 0.1 * _random(seed, 1, 2, 44100 * 2), "sample_rate": 44100}
 
 
+def _heard(layers: int, width: int) -> dict[str, Any]:
+    """What an encoder of sounds gives of two seconds at 16 kHz, 50 tokens a second."""
+    return {"encoded_audio_all_layers": list(_random("heard", layers, 1, 100, width)), "audio_samples": 32000}
+
+
 def _pictures(seed: Any, count: int = 1) -> torch.Tensor:
     return torch.sigmoid(torch.nn.functional.interpolate(_random(seed, count, 3, 8, 12), scale_factor=8)).movedim(1, -1)
 
@@ -243,6 +248,7 @@ _MAKE = {
     "MASK": lambda spec: _random(spec["seed"], 1, 64, 96).sigmoid().round(decimals=1),
     "VIDEO": lambda spec: _video(_pictures(spec["seed"], 9)),
     "AUDIO": lambda spec: _sound(spec["seed"]),
+    "AUDIO_ENCODER_OUTPUT": lambda spec: _heard(*spec["heard"]),
     "STRING": lambda spec: f"text {spec['seed']}",
     "INT": lambda spec: 64,
     "FLOAT": lambda spec: 1.0,
