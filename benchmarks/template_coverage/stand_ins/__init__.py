@@ -30,6 +30,12 @@ def _random(seed: Any, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(str(seed).encode())))
 
 
+def _seeing(seed: Any, seen: torch.Tensor, *shape: int) -> torch.Tensor:
+    """Random values that follow what is seen, by steps as small as its own: it may be made of a sampler's latent."""
+    parts = _random(seed, 3, *shape) / 3**0.5
+    return parts[0] + seen.float().mean() * parts[1] + seen.float().std() * parts[2]
+
+
 def _values(values: dict[str, Any], seed: Any) -> dict[str, Any]:
     """A list is the shape of a random tensor, {"kept": length} a mask, {"list": shapes} several, else itself."""
     made: dict[str, Any] = {}
@@ -172,7 +178,7 @@ class ClipVision:
     def encode_image(self, image: torch.Tensor, *_: Any, **__: Any) -> Any:
         output = comfy.clip_vision.Output()
         for name, shape in self.spec["seen"].items():
-            output[name] = _random((name, float(image.sum())), image.shape[0], *shape)
+            output[name] = _seeing(name, image, image.shape[0], *shape)
         output["mm_projected"] = None
         return output
 
@@ -193,8 +199,8 @@ class Control(comfy.controlnet.ControlBase):
         self, x_noisy: torch.Tensor, t: Any, cond: Any, batched_number: int, transformer_options: Any
     ) -> dict[str, list[torch.Tensor]]:
         tokens = -(-x_noisy.shape[-2] // 2) * -(-x_noisy.shape[-1] // 2)
-        seen = float(self.cond_hint_original.sum())
-        residual = self.strength * 0.1 * _random(("control", seen), 1, tokens, self.spec["control"])
+        seen = _seeing("control", self.cond_hint_original, 1, tokens, self.spec["control"])
+        residual = self.strength * 0.1 * seen
         rows = residual.repeat(x_noisy.shape[0], 1, 1)
         return {"input": [rows], "output": [rows]}
 
@@ -206,7 +212,7 @@ class Style:
         self.spec = spec
 
     def get_cond(self, seen: Any) -> torch.Tensor:
-        return _random(("style", float(seen.last_hidden_state.sum())), 1, 5, self.spec["width"])
+        return _seeing("style", seen.last_hidden_state, 1, 5, self.spec["width"])
 
 
 def _block_patch(spec: dict[str, Any]) -> Any:
