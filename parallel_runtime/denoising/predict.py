@@ -46,11 +46,11 @@ class Predictor:
         self.transformer.set_mesh(self.mesh)
         if self.transformer.rows_together or any(call.conditioning.together for call in calls):
             return [self._forward(call) for call in calls]
-        total = sum(call.batch for call in calls)
+        total, at_once = sum(call.batch for call in calls), _rows_at_once(calls)
         outputs = [self._forward(call) for call in own_calls(calls, self.mesh)]
         # A rank whose share is empty computes nothing, but joins the gather: every rank must.
         local = torch.cat(outputs) if outputs else self._no_rows(calls[0])
-        gathered = gather_batch(local, total, self.mesh)
+        gathered = gather_batch(local, total, self.mesh, at_once)
         return list(gathered.split([call.batch for call in calls]))
 
     def _forward(self, call: Call) -> torch.Tensor:
@@ -63,7 +63,7 @@ class Predictor:
 
 def own_calls(calls: Sequence[Call], mesh: Layout) -> list[Call]:
     """This rank's share of the items of all calls, merged where it can be; nothing where there are too few items."""
-    start, stop = share_of_batch(sum(call.batch for call in calls), mesh)
+    start, stop = share_of_batch(sum(call.batch for call in calls), mesh, _rows_at_once(calls))
     own, first = [], 0
     for call in merge(calls):
         low, high = max(start - first, 0), min(stop - first, call.batch)
@@ -71,6 +71,11 @@ def own_calls(calls: Sequence[Call], mesh: Layout) -> list[Call]:
             own.append(select(call, low, high))
         first += call.batch
     return own
+
+
+def _rows_at_once(calls: Sequence[Call]) -> int:
+    """Of all calls: those of one latent have videos of as many frames."""
+    return calls[0].conditioning.rows_at_once(calls[0].batch)
 
 
 def merge(calls: Sequence[Call]) -> list[Call]:

@@ -87,7 +87,7 @@ class RepeatedForward(Prepared):
             return dict.fromkeys(names, Rows((0, 0)))
         batch = tensors["x"].shape[0]
         together = conditioning.together or run.transformer.rows_together
-        own = (0, batch) if together else share_of_batch(batch, run.mesh)
+        own = (0, batch) if together else share_of_batch(batch, run.mesh, conditioning.rows_at_once(batch))
         form = restore(self.residuals, [residual_name(place) for place in range(len(names))])
         lengths = {name: tensors[name].shape[1] for name in names if tensors[name].ndim > 1}
         tokens = run.transformer.residual_rows(form, lengths) if own[0] < own[1] else {}
@@ -123,8 +123,9 @@ class PreparedForward(Prepared):
         """
         x = meta["x"]
         seen = check_conditioning(state, request.conditioning, resident, x, meta)
-        together = state.conditionings.peek(request.conditioning, meta).together
-        facts = resident.family.describe(seen, batch=1 if together else x.shape[0])
+        given = state.conditionings.peek(request.conditioning, meta)
+        shared = 1 if given.together else x.shape[0] // given.rows_at_once(x.shape[0])
+        facts = resident.family.describe(seen, batch=shared)
         placed = state.place(resident, facts)
         if placed.place is not None:
             if placed.plan.pipe > 1:

@@ -56,7 +56,9 @@ class PreparedSample(Prepared):
             check_conditioning(state, branch, resident, given, meta)
             for branch, given in zip(request.branches, denoising.model_inputs(x, meta), strict=True)
         ]
-        steps, batch = meta["sigmas"].shape[0] - 1, x.shape[0] * len(request.branches)
+        first = state.conditionings.peek(request.branches[0], meta)
+        steps = meta["sigmas"].shape[0] - 1
+        batch = x.shape[0] // first.rows_at_once(x.shape[0]) * len(request.branches)
         longest = max(branches, key=lambda seen: seen.text[1])
         facts = resident.family.describe(longest, batch=batch, steps=steps)
         placed = state.place(resident, facts)

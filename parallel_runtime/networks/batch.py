@@ -14,20 +14,28 @@ from ..mesh.mesh import Layout, Mesh
 from .shares import gather_shares, split_sizes
 
 
-def share_of_batch(batch: int, mesh: Layout) -> tuple[int, int]:
-    """Return this rank's rows (start, stop) out of `batch`; start == stop where there are fewer rows than ways."""
-    bounds = (0, *accumulate(split_sizes(batch, mesh.plan.batch)))
-    return bounds[mesh.batch_index], bounds[mesh.batch_index + 1]
+def share_of_batch(batch: int, mesh: Layout, together: int = 1) -> tuple[int, int]:
+    """Return this rank's rows (start, stop) out of `batch`; start == stop where there are fewer rows than ways.
+
+    Args:
+        together: neighbouring rows that stay on one rank; `batch` is a multiple of it.
+    """
+    bounds = (0, *accumulate(split_sizes(batch // together, mesh.plan.batch)))
+    return together * bounds[mesh.batch_index], together * bounds[mesh.batch_index + 1]
 
 
-def gather_batch(rows: torch.Tensor, batch: int, mesh: Mesh) -> torch.Tensor:
+def gather_batch(rows: torch.Tensor, batch: int, mesh: Mesh, together: int = 1) -> torch.Tensor:
     """Return all rows on every rank. Collective over `mesh.batch`, which every rank of it must join.
 
     Args:
         rows: this rank's share on dim 0, (0, ...) where it has none; the other dims and the dtype are the same on
             all ranks.
         batch: rows of the whole call.
+        together: see `share_of_batch`.
     """
     if mesh.batch is None:
         return rows
-    return gather_shares(rows, 0, batch, mesh.batch, mesh.plan.batch)
+    if together == 1:
+        return gather_shares(rows, 0, batch, mesh.batch, mesh.plan.batch)
+    groups = rows.reshape(rows.shape[0] // together, together, *rows.shape[1:])
+    return gather_shares(groups, 0, batch // together, mesh.batch, mesh.plan.batch).flatten(0, 1)

@@ -15,6 +15,8 @@ from .trees import map_tensors, restore
 
 CONTROL = "control"
 """ComfyUI's argument for what ControlNets add."""
+FRAMES = "num_video_frames"
+"""ComfyUI's argument for how many neighbouring rows of the batch are the frames of one video, where they are rows."""
 OPTIONS, BRANCHES = "transformer_options", "cond_or_uncond"
 """ComfyUI's argument for everything else, and its entry that says which CFG branch each part of the batch is."""
 
@@ -67,6 +69,11 @@ class Conditioning:
         """A patch looks at several rows of the batch: every rank has to compute all of them."""
         carried = self.arguments.get(OPTIONS, {}).get(CARRIED) or {}
         return bool(carried.get(TOGETHER))
+
+    def rows_at_once(self, batch: int) -> int:
+        """Neighbouring rows of a batch that one rank has to compute: a video's frames, which attend to one another."""
+        frames = self.arguments.get(FRAMES)
+        return frames if isinstance(frames, int) and 0 < frames <= batch and batch % frames == 0 else 1
 
     def hollow(self) -> Conditioning:
         """The same without data: shapes and plain values."""

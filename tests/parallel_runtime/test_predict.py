@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parallel_runtime.denoising.predict import Call, Predictor, merge, select
-from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.denoising.predict import Call, Predictor, merge, own_calls, select
+from parallel_runtime.mesh.mesh import Layout, single_rank_mesh
 from parallel_runtime.networks.diffusers.pixart import PIXART
+from parallel_runtime.config import ParallelPlan
 from parallel_runtime.requests.conditioning import Conditioning
 from tests.tiny_pixart import make_call, tiny_config
 
@@ -82,3 +83,14 @@ def test_rows_that_cannot_be_told_apart_are_neither_joined_nor_cut():
     outputs = Predictor(network, single_rank_mesh())(calls)
     assert seen == [2, 2]
     assert [output.shape for output in outputs] == [(2, 4), (2, 4)]
+
+
+@pytest.mark.parametrize(("ranks", "wanted"), [(2, [4, 4]), (3, [4, 4, 0])])
+def test_the_frames_of_a_video_stay_on_one_rank(ranks, wanted):
+    """Stable Video Diffusion's frames are rows of the batch that attend to one another."""
+    arguments = {"context": torch.ones(4, 1, 1), "num_video_frames": 4}
+    calls = [Call(torch.zeros(4, 2), torch.zeros(4), Conditioning(arguments)) for _ in range(2)]
+    plan = ParallelPlan(data=ranks)
+    layouts = [Layout(plan, rank, {"data": rank, "cfg": 0}) for rank in range(ranks)]
+    found = [own_calls(calls, each) for each in layouts]
+    assert [sum(call.batch for call in own) for own in found] == wanted

@@ -78,6 +78,10 @@ def gather_everything(rank: int, world_size: int) -> dict[str, Any]:
         start, stop = share_of_batch(batch, mesh)
         if not torch.equal(gather_batch(whole[start:stop], batch, mesh), whole):
             wrong.append(f"batch {batch}")
+        frames = whole.repeat_interleave(4, 0)
+        start, stop = share_of_batch(4 * batch, mesh, together=4)
+        if start % 4 or stop % 4 or not torch.equal(gather_batch(frames[start:stop], 4 * batch, mesh, 4), frames):
+            wrong.append(f"{batch} videos of 4 frames")
     return {"wrong": wrong}
 
 
