@@ -84,6 +84,49 @@ def test_what_nothing_stands_in_for_is_named():
         _small(_graph("LoaderOfTomorrow", "THING")).make(None, "auto", "/there")
 
 
+def test_a_stand_in_has_the_shapes_of_the_model_that_it_serves():
+    """Of two MODELs after one another each text encoder serves the sampler behind it, and a decoder the one before."""
+    graph = Graph()
+    latent = graph.add("EmptySD3LatentImage", "LATENT", widgets=[1024, 512, 1])
+    for file in ("sd_xl_base_1.0.safetensors", "flux1-dev.safetensors"):
+        clip = graph.add("CLIPLoader", "CLIP")
+        text = graph.add("CLIPTextEncode", "CONDITIONING", widgets=[file], clip=("CLIP", clip))
+        latent = graph.add(
+            "KSampler", "LATENT", widgets=[7, "randomize", 20, 3.5, "euler", "simple", 1.0],
+            model=("MODEL", load(graph, file)), positive=("CONDITIONING", text), negative=("CONDITIONING", text),
+            latent_image=("LATENT", latent),
+        )  # fmt: skip
+        vae = graph.add("VAELoader", "VAE")
+        image = graph.add("VAEDecode", "IMAGE", samples=("LATENT", latent), vae=("VAE", vae))
+        latent = graph.add("VAEEncode", "LATENT", pixels=("IMAGE", image), vae=("VAE", vae))
+    graph.add("SaveImage", images=("IMAGE", image))
+    files = small_files(["sd_xl_base_1.0.safetensors", "flux1-dev.safetensors"])
+    infos = {**INFOS, "VAEDecode": _info(samples="LATENT", vae="VAE"), "VAEEncode": _info(pixels="IMAGE", vae="VAE")}
+    made = SmallPrompt("two", read_prompt(graph.workflow()), files.__getitem__, infos).make(None, "auto", "/there")
+    specs = {kind: [json.loads(each["inputs"]["spec"]) for each in made.values() if each["class_type"] == kind]
+             for kind in ("StandInCLIP", "StandInVAE")}  # fmt: skip
+    assert sorted(spec["width"] for spec in specs["StandInCLIP"]) == [48, 2048]
+    assert [spec["vae"]["channels"] for spec in specs["StandInVAE"]] == [4]
+
+
+@pytest.mark.parametrize(("start", "wanted"), [(20, 2), (10, 2), (0, 0), (25, 3)])
+def test_a_sampler_that_goes_on_after_another_has_a_step(start, wanted):
+    graph = Graph()
+    latent = graph.add("EmptySD3LatentImage", "LATENT", widgets=[1024, 512, 1])
+    text = graph.add("CLIPTextEncode", "CONDITIONING", widgets=["a"], clip=("CLIP", graph.add("CLIPLoader", "CLIP")))
+    sampled = graph.add(
+        "KSamplerAdvanced", "LATENT", widgets=[25, start], model=("MODEL", load(graph, "flux1-dev.safetensors")),
+        positive=("CONDITIONING", text), negative=("CONDITIONING", text), latent_image=("LATENT", latent),
+    )  # fmt: skip
+    graph.add("SaveLatent", samples=("LATENT", sampled))
+    links = {"model": "MODEL", "positive": "CONDITIONING", "negative": "CONDITIONING", "latent_image": "LATENT"}
+    infos = {**INFOS, "KSamplerAdvanced": _info(steps="INT", start_at_step="INT", **links)}
+    files = small_files(["flux1-dev.safetensors"])
+    made = SmallPrompt("late", read_prompt(graph.workflow()), files.__getitem__, infos).make(None, "auto", "/there")
+    (inputs,) = [each["inputs"] for each in made.values() if each["class_type"] == "KSamplerAdvanced"]
+    assert (inputs["steps"], inputs["start_at_step"]) == (3, wanted)
+
+
 def test_a_dynamic_choice_decides_which_widgets_follow():
     options = [
         {"key": "by sides", "inputs": {"required": {"width": ("INT", {}), "height": ("INT", {})}}},
@@ -103,7 +146,7 @@ def test_a_dynamic_choice_decides_which_widgets_follow():
 def test_files_of_one_family_have_weights_of_their_own():
     files = small_files(["wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors", "wan2.2_i2v_low_noise.safetensors"])
     assert [file.name for file in files.values()] == ["wan-22-i2v.safetensors", "wan-22-i2v-2.safetensors"]
-    for file in ("hidream_i1_full_fp8.safetensors", "wan_animate_2_int8_convrot.safetensors"):
+    for file in ("hidream_i1_full_fp8.safetensors", "seedvr2_3b_int8_convrot.safetensors"):
         assert small_files([file]) is None
     assert {key for _, key, _ in FILES if key} <= WRITTEN.keys() | LARGE_FILES.keys() | {"sdxl"}
 

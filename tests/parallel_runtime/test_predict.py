@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.predict import Call, Predictor, merge, own_calls, select
 from parallel_runtime.mesh.mesh import Layout, single_rank_mesh
 from parallel_runtime.networks.diffusers.pixart import PIXART
-from parallel_runtime.config import ParallelPlan
 from parallel_runtime.requests.conditioning import Conditioning
 from tests.tiny_pixart import make_call, tiny_config
 
