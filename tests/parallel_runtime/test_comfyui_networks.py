@@ -7,6 +7,7 @@ import pytest
 from parallel_runtime.networks.comfyui.networks import NETWORKS
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.comfyui_networks.catalogue import TINY
+from tests.comfyui_networks.frames import FRAMES
 from tests.ranks import run_ranks
 
 COMFYUI = find_comfyui()
@@ -59,3 +60,13 @@ def test_every_model_of_comfyui_is_known():
 def test_a_network_is_cut_or_said_why_not():
     for name, data in NETWORKS.items():
         assert bool(data.blocks) != bool(data.whole), name
+
+
+@pytest.mark.parametrize(("ranks", "plan"), [(2, {"cfg": 2}), (3, {"data": 3})])
+def test_a_video_whose_frames_are_rows_of_the_batch_is_computed_by_one_rank(ranks, plan):
+    arguments = {"comfyui": str(COMFYUI), "plan": plan}
+    found = run_ranks(ranks, "tests.comfyui_networks.frames:share_videos", arguments)
+    for case, videos in {"one video": 1, "two branches": 2, "both in a call": 2}.items():
+        assert max(each[case]["difference"] for each in found) < 1e-5, case
+        rows = [each[case]["rows"] for each in found]
+        assert rows == [FRAMES] * videos + [0] * (ranks - videos)
