@@ -198,6 +198,11 @@ LARGE_FAMILIES: dict[str, ComfyFamily] = {
     "ideogram-4": ComfyFamily([[1, 128, 5, 7]], (9, 53248), values=_ALL, negative=_KEPT),
     "chroma": ComfyFamily([[2, 16, 9, 7]], _TEXT),
     "stable-audio": ComfyFamily([[1, 64, 45]], (9, 768), values={"seconds_total": 30}, negative={"seconds_start": 4}),
+    "svd": ComfyFamily(
+        [[5, 4, 9, 7]],
+        (1, 1024),
+        values={"concat_latent_image": [1, 4, 9, 7], "motion_bucket_id": 127},
+    ),
     "zero123": ComfyFamily([[1, 4, 9, 7]], (1, 772), values={"concat_latent_image": [1, 4, 9, 7]}),
 }
 """Those of most use are in test_executed_templates.py, too."""
