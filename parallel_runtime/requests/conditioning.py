@@ -17,6 +17,8 @@ CONTROL = "control"
 """ComfyUI's argument for what ControlNets add."""
 FRAMES = "num_video_frames"
 """ComfyUI's argument for how many neighbouring rows of the batch are the frames of one video, where they are rows."""
+PARTS = {"trellis2_coord_counts": 1, "trellis2_proj_feats": 3}
+"""ComfyUI's arguments that no rank cuts and that have a part for each row of a branch -> their dims where they do."""
 OPTIONS, BRANCHES = "transformer_options", "cond_or_uncond"
 """ComfyUI's argument for everything else, and its entry that says which CFG branch each part of the batch is."""
 
@@ -60,8 +62,13 @@ class Conditioning:
         }
         options = arguments.get(OPTIONS, {})
         if branches := options.get(BRANCHES):
-            each = [branch for branch in branches for _ in range(batch // len(branches))][low:high]
-            arguments[OPTIONS] = {**options, BRANCHES: each if len(set(each)) > 1 else each[:1]}
+            part = batch // len(branches)
+            if part and low % part == 0 and high % part == 0:
+                left = branches[low // part : high // part]
+            else:
+                each = [branch for branch in branches for _ in range(part)][low:high]
+                left = each if len(set(each)) > 1 else each[:1]
+            arguments[OPTIONS] = {**options, BRANCHES: left}
         return Conditioning(arguments, self.shared)
 
     @property
@@ -71,9 +78,14 @@ class Conditioning:
         return bool(carried.get(TOGETHER))
 
     def rows_at_once(self, batch: int) -> int:
-        """Neighbouring rows of a batch that one rank has to compute: a video's frames, which attend to one another."""
-        frames = self.arguments.get(FRAMES)
-        return frames if isinstance(frames, int) and 0 < frames <= batch and batch % frames == 0 else 1
+        """Neighbouring rows of a batch that one rank has to compute: a video's frames, which attend to one another, or
+        what arguments that no rank cuts have parts for.
+        """
+        parts = [(self.arguments.get(name), dims) for name, dims in PARTS.items()]
+        counts = [part.shape[0] for part, dims in parts if isinstance(part, torch.Tensor) and part.ndim == dims]
+        if isinstance(frames := self.arguments.get(FRAMES), int):
+            counts.append(frames)
+        return max((count for count in counts if 0 < count <= batch and batch % count == 0), default=1)
 
     def hollow(self) -> Conditioning:
         """The same without data: shapes and plain values."""

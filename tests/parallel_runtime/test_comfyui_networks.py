@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from parallel_runtime.networks.comfyui.networks import NETWORKS
 from tests.comfyui_checkout import HOW, find_comfyui
+from tests.comfyui_networks.batch_alone import BATCH
 from tests.comfyui_networks.catalogue import TINY
-from tests.comfyui_networks.frames import FRAMES
 from tests.ranks import run_ranks
 
 COMFYUI = find_comfyui()
@@ -62,11 +64,21 @@ def test_a_network_is_cut_or_said_why_not():
         assert bool(data.blocks) != bool(data.whole), name
 
 
+@pytest.mark.slow_but_for("2-plan0")
 @pytest.mark.parametrize(("ranks", "plan"), [(2, {"cfg": 2}), (3, {"data": 3})])
-def test_a_video_whose_frames_are_rows_of_the_batch_is_computed_by_one_rank(ranks, plan):
-    arguments = {"comfyui": str(COMFYUI), "plan": plan}
-    found = run_ranks(ranks, "tests.comfyui_networks.frames:share_videos", arguments)
-    for case, videos in {"one video": 1, "two branches": 2, "both in a call": 2}.items():
-        assert max(each[case]["difference"] for each in found) < 1e-5, case
-        rows = [each[case]["rows"] for each in found]
-        assert rows == [FRAMES] * videos + [0] * (ranks - videos)
+def test_ranks_share_out_the_batch_where_tokens_cannot_be(ranks, plan):
+    found = run_ranks(ranks, "tests.comfyui_networks.batch_alone:compare", {"comfyui": str(COMFYUI), "plan": plan})
+    wrong = {
+        (name, case): each[case]["difference"]
+        for own in found
+        for name, each in own.items()
+        for case in set(each) - {"at once"}
+        if not each[case]["difference"] < 1e-5
+    }
+    assert not wrong
+    for name, each in found[0].items():
+        for case, branches in {"one branch": 1, "two branches": 2, "both in a call": 2}.items():
+            rows = [own[name][case]["rows"] for own in found]
+            assert sum(rows) == BATCH * branches, name
+            assert all(count % each["at once"] == 0 for count in rows), name
+            assert rows[0] <= math.ceil(BATCH * branches / ranks / each["at once"]) * each["at once"], name
