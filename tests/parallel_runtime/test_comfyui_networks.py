@@ -82,3 +82,10 @@ def test_ranks_share_out_the_batch_where_tokens_cannot_be(ranks, plan):
             assert sum(rows) == BATCH * branches, name
             assert all(count % each["at once"] == 0 for count in rows), name
             assert rows[0] <= math.ceil(BATCH * branches / ranks / each["at once"]) * each["at once"], name
+
+
+@pytest.mark.long
+def test_rows_of_a_batch_are_computed_alike_wherever_it_is_cut():
+    (found,) = run_ranks(1, "tests.comfyui_networks.batch_alone:cut_batches", {"comfyui": str(COMFYUI)})
+    assert len(found["differences"]) > 150
+    assert not {case: difference for case, difference in found["differences"].items() if not difference < 1e-5}
