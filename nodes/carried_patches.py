@@ -20,6 +20,11 @@ from parallel_runtime.requests.patches import CARRIED, OBJECTS, PATCHES, REPLACE
 
 _BEYOND = 1 << 20
 """Index of a block that no network has."""
+_NUMBERS = itertools.count(1)
+_NETWORKS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""Of all MODELs: they share ranks, which know objects and networks by their numbers."""
+_RUNNING: weakref.WeakKeyDictionary[CarriedPatches, int] = weakref.WeakKeyDictionary()
+"""Numbers at which the runs that go on have begun."""
 
 
 class NotCarried(Exception):
@@ -30,13 +35,21 @@ class CarriedPatches:
     """Turns the functions of one MODEL's options into patches, and remembers the numbers of objects."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
         self._kept: dict[int, tuple[Any, int]] = {}
-        self._networks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def begin(self) -> None:
         """A run begins: what patches remember of the last one counts no more."""
         self._kept.clear()
+        _RUNNING[self] = next(_NUMBERS)
+
+    def end(self) -> None:
+        """The run is over."""
+        _RUNNING.pop(self, None)
+
+    @property
+    def since(self) -> int:
+        """Objects with smaller numbers belong to runs that are over. Several MODELs run at once in one guider."""
+        return min(_RUNNING.values(), default=0)
 
     def carry(self, options: Mapping[str, Any], x: torch.Tensor) -> dict[str, Any]:
         """The entry of `transformer_options` for a call; empty where there are no functions.
@@ -78,14 +91,14 @@ class CarriedPatches:
     def kept_number(self, value: Any) -> int:
         """Of an object that remembers, for the run."""
         if id(value) not in self._kept:
-            self._kept[id(value)] = value, next(self._numbers)
+            self._kept[id(value)] = value, next(_NUMBERS)
         return self._kept[id(value)][1]
 
     def network_number(self, module: Any) -> int:
         """Of a network beside the model, for as long as it lives."""
-        if module not in self._networks:
-            self._networks[module] = next(self._numbers)
-        return self._networks[module]
+        if module not in _NETWORKS:
+            _NETWORKS[module] = next(_NUMBERS)
+        return _NETWORKS[module]
 
 
 class _Making:
@@ -102,7 +115,7 @@ class _Making:
         """A function or object as a patch; None where it does nothing at this sigma."""
         if id(value) in self._met:
             known = self._met[id(value)][1]
-            return None if known is None else Patch(known.code, known.number, known.kept)
+            return None if known is None else Patch(known.code, known.number, known.kept, known.since)
         code = _code_of(value)
         rule = rule_of(code)
         if rule is None:
@@ -112,8 +125,8 @@ class _Making:
             self._met[id(value)] = value, None
             return None
         number = len(self._met)
-        kept = self._owner.kept_number(value) if rule.remembers else 0
-        self._met[id(value)] = value, Patch(code, number, kept)
+        kept, since = (self._owner.kept_number(value), self._owner.since) if rule.remembers else (0, 0)
+        self._met[id(value)] = value, Patch(code, number, kept, since)
         if rule.encodes:
             _encode(value, self._x)
             found = _values_of(value)
@@ -127,7 +140,7 @@ class _Making:
                     return None
             values[name] = given if isinstance(given, Patch) else self._value(given)
         self.together |= rule.together or any(_has_rows(each) for each in values.values())
-        return Patch(code, number, kept, values)
+        return Patch(code, number, kept, since, values)
 
     def _within(self, largest: float, least: float) -> bool:
         sigmas = self._options.get("sigmas")

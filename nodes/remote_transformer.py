@@ -242,6 +242,7 @@ class RemoteTransformer:
 
     def finish_run(self) -> None:
         """A sampling run is over: sampler and loader show the plan that ran, the latter in place of what it foresaw."""
+        self.functions.end()
         if summary := self.notices.finish():
             self.notices.waits.tell(f"{summary} {self.why}".strip())
             self._show_on_loader(f"Last run: {summary} {self.why}".strip())

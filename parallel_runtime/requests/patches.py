@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 CARRIED, PATCHES, REPLACED, OBJECTS, TOGETHER = "carried", "patches", "replaced", "objects", "together"
@@ -31,18 +31,20 @@ class Patch:
         code: "module:qualified name", one of those that the ranks know (networks/comfyui/patch_rules.py).
         number: the same number in one call is the same object; `values` stand with the first of them.
         kept: of an object that remembers from step to step, its number in the life of ComfyUI's process; else 0.
+        since: objects with smaller numbers belong to runs that are over.
         values: closure variables or attributes by name: numbers, tensors, `Attached`, other patches.
     """
 
     code: str
     number: int
     kept: int = 0
+    since: int = 0
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 def map_patch(patch: Patch, function: Callable[[Any], Any]) -> Patch:
     """The patch with each of its values replaced."""
-    return Patch(patch.code, patch.number, patch.kept, {name: function(each) for name, each in patch.values.items()})
+    return replace(patch, values={name: function(each) for name, each in patch.values.items()})
 
 
 def attached_in(value: Any) -> list[Attached]:

@@ -40,7 +40,8 @@ def flatten(value: Any, tensors: list[torch.Tensor], depth: int = 0) -> Any:
     if isinstance(value, (set, frozenset)) and all(isinstance(item, (str, int)) for item in value):
         return {"set": sorted(value)}
     if isinstance(value, Patch):
-        return {"patch": [value.code, value.number, value.kept, flatten(dict(value.values), tensors, depth + 1)]}
+        values = flatten(dict(value.values), tensors, depth + 1)
+        return {"patch": [value.code, value.number, value.kept, value.since, values]}
     if isinstance(value, Attached):
         return {"attached": value.number}
     if _is_object(value):
@@ -79,9 +80,9 @@ def restore(tree: Any, tensors: Sequence[Any]) -> Any:
             return {key: restore(item, tensors) for key, item in inner}
         if kind == "set" and isinstance(inner, list):
             return frozenset(inner)
-        if kind == "patch" and isinstance(inner, list) and len(inner) == 4:
-            code, number, kept, values = inner
-            return Patch(str(code), int(number), int(kept), restore(values, tensors))
+        if kind == "patch" and isinstance(inner, list) and len(inner) == 5:
+            code, number, kept, since, values = inner
+            return Patch(str(code), int(number), int(kept), int(since), restore(values, tensors))
         if kind == "attached" and isinstance(inner, int):
             return Attached(inner)
         if kind == "object" and isinstance(inner, list) and len(inner) == 3:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -75,7 +76,7 @@ def with_node(graph: Prompt, kind: str, inputs: dict[str, Any]) -> Prompt:
     graph["unpatched"] = graph.pop("model")
     graph["model"] = node(kind, model=link("unpatched"), **inputs)
     if "model_patch" in inputs:
-        graph |= {"network": node("TestStyleNetwork", width=512), "seen": node("TestClipVisionOutput")}
+        graph |= {"network": node("TestStyleNetwork", width=512, seed=0), "seen": node("TestClipVisionOutput")}
     return graph
 
 
@@ -103,6 +104,37 @@ def test_a_node_gives_the_latent_that_it_gives_with_comfyuis_own_loader(host, wr
         run = host.run(with_node(graph_of(family, workflow.on(devices)), kind, inputs))
         assert run.error is None, run.error["exception_message"]
         assert (host.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, devices
+
+
+def renamed(graph: Prompt) -> Prompt:
+    """The graph, of which no node is one of another graph."""
+    other = json.loads(json.dumps(graph))
+    for each in other.values():
+        for name, value in each["inputs"].items():
+            if isinstance(value, list):
+                each["inputs"][name] = [f"other {value[0]}", value[1]]
+    return {f"other {name}": each for name, each in other.items()}
+
+
+@pytest.mark.slow
+def test_networks_beside_two_models_of_one_file_are_told_apart(host):
+    host.needs_small_flux()
+    _, kind, inputs = WORKS["USOStyleReference, whose network is brought to the ranks"]
+
+    def graph(workflow: Workflow, seed: int) -> Prompt:
+        made = with_node(workflow.prompt(), kind, inputs)
+        made["network"]["inputs"]["seed"] = seed
+        return made
+
+    workflow = Workflow(network="ComfyUI", cfg=1.0, steps=2)
+    first, second = (host.latent(host.run(graph(workflow, seed)), SAVE) for seed in (0, 1))
+    scale = first.abs().max()
+    assert (first - second).abs().max() > 100 * TOLERANCE * scale
+    other = graph(workflow.on("cpu:2"), 1)
+    other["config"]["inputs"]["attention"] = "sdpa"  # loaders that are alike are one to ComfyUI
+    run = host.run(graph(workflow.on("cpu:2"), 0) | renamed(other))
+    for place, wanted in ((SAVE, first), (f"other {SAVE}", second)):
+        assert (host.latent(run, place) - wanted).abs().max() < TOLERANCE * scale, place
 
 
 _TIMES = {"q": 1.3, "k": 0.8, "v": 1.2, "out": 0.9}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from nodes import carried_patches
 from nodes.carried_patches import CarriedPatches, NotCarried
 from parallel_runtime.errors import RequestError
+from parallel_runtime.networks.comfyui import live_patches
 from parallel_runtime.networks.comfyui.live_patches import LivePatches
 from parallel_runtime.networks.comfyui.module_tree import build_module
-from parallel_runtime.networks.comfyui.patch_rules import PATCH_RULES, name_of, rule_of
-from parallel_runtime.requests.patches import CARRIED, PATCHES, Attached, Patch
+from parallel_runtime.networks.comfyui.patch_rules import PATCH_RULES, PatchRule, name_of, rule_of
+from parallel_runtime.requests.patches import CARRIED, OBJECTS, PATCHES, Attached, Patch
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.host.older_host import skip_as_older
 from tests.ranks import run_ranks
@@ -85,8 +89,50 @@ def test_objects_that_remember_have_one_number_for_a_run():
     assert carried.kept_number(value) > first
 
 
+def test_objects_of_all_models_have_numbers_of_their_own_and_a_run_is_over_when_it_ends(monkeypatch):
+    monkeypatch.setattr(carried_patches, "_RUNNING", weakref.WeakKeyDictionary())
+    one, other = CarriedPatches(), CarriedPatches()
+    one.begin()
+    first = one.kept_number(SimpleNamespace())
+    other.begin()  # beside it, as in a guider of two MODELs
+    second = other.kept_number(SimpleNamespace())
+    assert first != second
+    assert other.since == one.since < first
+    one.end()
+    assert first < other.since < second
+    other.end()
+    one.begin()
+    assert one.since > second
+
+
+def test_a_rank_lets_go_of_what_a_run_remembered_when_the_next_one_remembers(monkeypatch):
+    class Remembers:
+        freed = 0
+
+        def free(self) -> None:
+            Remembers.freed += 1
+
+    monkeypatch.setattr(live_patches, "rule_of", lambda code: PatchRule("Node", remembers=True))
+    monkeypatch.setattr(live_patches, "_build", lambda *args: Remembers())
+    live = LivePatches(torch.device("cpu"))
+
+    def made(kept: int, since: int) -> Any:
+        return live.put_in({CARRIED: {OBJECTS: {"it": Patch("a:B", 0, kept, since)}}})["it"]
+
+    first, second = made(kept=3, since=2), made(kept=5, since=2)
+    assert made(kept=3, since=2) is first is not second
+    assert Remembers.freed == 0
+    assert made(kept=8, since=4) is not second
+    assert Remembers.freed == 1
+    assert made(kept=5, since=4) is second
+    live.forget()
+    assert Remembers.freed == 3
+
+
 def test_a_network_keeps_its_number_as_long_as_it_lives():
     carried = CarriedPatches()
     network = torch.nn.Linear(2, 2)
-    assert carried.network_number(network) == carried.network_number(network)
+    number = carried.network_number(network)
+    assert number == carried.network_number(network) == CarriedPatches().network_number(network)
+    assert CarriedPatches().network_number(torch.nn.Linear(2, 2)) != carried.network_number(network)
     assert Attached(3, network) == Attached(3)

@@ -21,7 +21,8 @@ _BETWEEN = {"post_input", "double_block", "single_block", "noise_refiner"}
 """Patches that no network calls inside of a block; the others may be."""
 _BLOCKS = "dit"
 """Replaced are whole blocks, from outside of them."""
-_REMEMBERED = 8
+_ENDS = "free"
+"""Method of an object that remembers by which ComfyUI has it let go of that behind a run."""
 _SIGMAS = "sigmas"
 FOR_FUNCTIONS = (*_FUNCTIONS, _SIGMAS)
 """Options that calls with functions have and others have not."""
@@ -60,7 +61,14 @@ class LivePatches:
 
     def forget(self) -> None:
         """Let go of what patches remember."""
-        self._kept.clear()
+        self._end(math.inf)
+
+    def _end(self, since: float) -> None:
+        """Let go of objects with numbers below this."""
+        for number in [each for each in self._kept if each < since]:
+            live = self._kept.pop(number)
+            if method := getattr(live, _ENDS, None):
+                method()
 
     def _make(self, patch: Patch, made: dict[int, Any]) -> Any:
         if patch.number in made:
@@ -77,9 +85,9 @@ class LivePatches:
             values |= dict(zip(rule.between, (math.inf, -math.inf), strict=True))
         made[patch.number] = live = _build(patch.code, rule, values)
         if patch.kept:
+            # What another run has left may be gigabytes, and would be taken for this one's.
+            self._end(patch.since)
             self._kept[patch.kept] = live
-            for number in sorted(self._kept)[:-_REMEMBERED]:
-                del self._kept[number]
         return live
 
     def _value(self, value: Any, made: dict[int, Any]) -> Any:

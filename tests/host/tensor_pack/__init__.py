@@ -311,15 +311,15 @@ class StyleNetwork(io.ComfyNode):
         return io.Schema(
             node_id="TestStyleNetwork",
             category="test",
-            inputs=[io.Int.Input("width", default=64)],
+            inputs=[io.Int.Input("width", default=64), io.Int.Input("seed", default=0)],
             outputs=[io.Custom("MODEL_PATCH").Output()],
         )
 
     @classmethod
-    def execute(cls, width: int) -> io.NodeOutput:
+    def execute(cls, width: int, seed: int) -> io.NodeOutput:
         model = SigLIPMultiFeatProjModel(9, 4, 24, width, operations=comfy.ops.manual_cast)
         for number, parameter in enumerate(model.parameters()):
-            parameter.data = 0.3 * _random(number, *parameter.shape)
+            parameter.data = 0.3 * _random(number + 100 * seed, *parameter.shape)
         devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()
         kinds = comfy.model_patcher
         patcher = getattr(kinds, "CoreModelPatcher", kinds.ModelPatcher)(model, *devices)  # 0.8.0 has the plain one
