@@ -111,7 +111,7 @@ def write_executed() -> str:
     return f"""## Executed templates
 
 {len(found["executed"])} templates that convert, run from loader to sampler in a real ComfyUI on two ranks of a CPU, in
-float32, against the same graph with Load Diffusion Model: {found["drawn"]}; `python -m
+float32, against the same graph with Load Diffusion Model: {found["drawn"]}. `python -m
 benchmarks.template_coverage --only NAME` runs one again. Files are the smallest that ComfyUI recognises, with random
 weights (of the largest, they stay in float8, and products are computed in float32); encoders, decoders and pictures
 stand in with random values of the family's shapes; sizes, lengths and steps are cut; all else is the template's. The
@@ -121,7 +121,7 @@ difference is the largest of any number of a sampler's latent, as a share of the
 |---|---|---|---|
 {rows}
 
-Drawn as well, and not run, as nothing stands in for what they need, or this test's machine has too little memory:
+Tried as well, and not run, as nothing stands in for what they need, or ComfyUI's own graph fails, small or as it is:
 
 | Template | Why |
 |---|---|
