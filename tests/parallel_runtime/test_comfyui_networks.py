@@ -64,7 +64,7 @@ def test_a_network_is_cut_or_said_why_not():
         assert bool(data.blocks) != bool(data.whole), name
 
 
-@pytest.mark.slow_but_for("2-plan0")
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "plan"), [(2, {"cfg": 2}), (3, {"data": 3})])
 def test_ranks_share_out_the_batch_where_tokens_cannot_be(ranks, plan):
     found = run_ranks(ranks, "tests.comfyui_networks.batch_alone:compare", {"comfyui": str(COMFYUI), "plan": plan})
