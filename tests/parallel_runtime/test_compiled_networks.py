@@ -116,8 +116,9 @@ def test_blocks_that_are_rewritten_compute_what_they_do():
 
 @with_comfyui
 @pytest.mark.slow
-def test_what_the_compiler_makes_of_blocks_computes_what_they_do():
-    compare(2, ["flux", "z-image"], "inductor")
+@pytest.mark.parametrize("name", ["z-image", pytest.param("flux", marks=pytest.mark.long)])
+def test_what_the_compiler_makes_of_blocks_computes_what_they_do(name):
+    compare(2, [name], "inductor")
 
 
 @with_comfyui

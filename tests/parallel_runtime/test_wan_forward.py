@@ -52,7 +52,7 @@ def run_compiled(rank: int, world_size: int) -> dict[str, Any]:
     return results
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_blocks_have_no_graph_breaks_and_new_sizes_soon_need_no_new_graph():
     results = run_ranks(2, f"{__name__}:run_compiled")
     transformer = build_transformer(num_layers=2)
