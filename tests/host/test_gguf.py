@@ -58,7 +58,7 @@ def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
     assert (ours - wanted).abs().max() < TOLERANCE * wanted.abs().max()
 
 
-@pytest.mark.slow_but_for("Q4_0")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TYPES)
 def test_a_gguf_file_gives_what_the_packs_own_loader_gives(host, files, name):
     workflow = replace(BASE, model=f"{name}.gguf")

@@ -89,7 +89,7 @@ def every_mesh(ranks: int, seed: int) -> list[dict[str, Any]]:
     return cases
 
 
-@pytest.mark.slow_but_for("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", CASES)
 def test_stages_equal_the_emulated_schedule(world_size, monkeypatch):
     compare(world_size, CASES[world_size], monkeypatch)
