@@ -35,7 +35,5 @@ def gather_batch(rows: torch.Tensor, batch: int, mesh: Mesh, together: int = 1) 
     """
     if mesh.batch is None:
         return rows
-    if together == 1:
-        return gather_shares(rows, 0, batch, mesh.batch, mesh.plan.batch)
     groups = rows.reshape(rows.shape[0] // together, together, *rows.shape[1:])
     return gather_shares(groups, 0, batch // together, mesh.batch, mesh.plan.batch).flatten(0, 1)

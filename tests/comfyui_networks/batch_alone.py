@@ -1,8 +1,7 @@
-"""The batch shared out: of networks whose tokens cannot be, whose rows may need one another, and of all others."""
+"""Networks whose tokens are not shared out: the batch alone is, and rows that need one another stay on one rank."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import torch
 
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.denoising.predict import Call, Predictor, own_calls
-from parallel_runtime.mesh.mesh import Layout, build_mesh, single_rank_mesh
+from parallel_runtime.denoising.predict import Call, Predictor
+from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.networks import find_network
 from parallel_runtime.requests.conditioning import Conditioning
-from parallel_runtime.requests.trees import map_tensors
 
 BATCH = 5
 """Rows of a branch: no number of ranks here divides them."""
@@ -253,54 +251,3 @@ def compare(rank: int, world_size: int, comfyui: str, plan: dict[str, int]) -> d
             difference = max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
             found[name][case] = {"difference": difference, "rows": own.rows}
     return found
-
-
-def cut_batches(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
-    """{"differences": {"network, call": of a batch cut for two and three ranks, from the whole one}}.
-
-    Args:
-        rank, world_size: one rank plays all of them: nothing is sent.
-    """
-    use_comfyui(comfyui, {"cpu": True})
-    from tests.comfyui_networks.catalogue import TINY
-    from tests.comfyui_networks.tiny import noise
-
-    torch.set_grad_enabled(False)
-
-    def three(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.ndim < 2 or tensor.shape[0] != 1:
-            return tensor
-        rows = tensor.repeat(3, *[1] * (tensor.ndim - 1))
-        if tensor.is_floating_point():
-            for row in (1, 2):
-                rows[row] += 0.1 * noise(*tensor.shape[1:], seed=row).to(tensor.dtype)
-        return rows
-
-    differences: dict[str, float] = {}
-    for name, make in TINY.items():
-        network, calls = (made := make()).network, made.calls
-        known = find_network(type(network))
-        assert known is not None
-        for each, arguments in calls.items():
-            x, timestep = arguments["x"], arguments["timestep"]
-            if known.rows_together or not isinstance(x, torch.Tensor):
-                continue
-            given = {key: value for key, value in arguments.items() if key not in ("x", "timestep")}
-            if x.shape[0] == 1:
-                x, given = three(x), map_tensors(given, three)
-                timestep = timestep.repeat(3) if timestep.ndim == 1 else three(timestep)
-            whole = Call(x, timestep, Conditioning({"transformer_options": {}, **given}))
-            try:
-                expected = _run(network, whole)
-            except RuntimeError:  # it takes such inputs for one row alone
-                continue
-            for ranks in (2, 3):
-                layouts = [Layout(ParallelPlan(data=ranks), place, {"data": place, "cfg": 0}) for place in range(ranks)]
-                found = torch.cat([_run(network, own) for layout in layouts for own in own_calls([whole], layout)])
-                differences[f"{name}, {each}, {ranks}"] = float((found - expected).abs().max() / expected.abs().max())
-    return {"differences": differences}
-
-
-def _run(network: torch.nn.Module, one: Call) -> torch.Tensor:
-    arguments = copy.deepcopy(dict(one.conditioning.arguments))  # some networks write into them
-    return network(one.x.clone(), one.timestep.clone(), **arguments)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from types import SimpleNamespace
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 
+from nodes import carried_patches
+from nodes.carried_patches import CarriedPatches
 from nodes.remote_transformer import RemoteTransformer
 from nodes.run_notices import IN_TURN, USE_PARALLEL_SAMPLER, RunNotices, explain_stages
 from nodes.transformer_call import TransformerCall
@@ -189,6 +192,17 @@ def test_what_the_ranks_refuse_for_the_other_network_is_run_there():
     remote = RemoteTransformer(remote.model, connect=lambda config: pool, comfyui=lambda: own)
     assert remote.forward(make_call(torch.ones(1, 4, 2, 2)), never).max() == 2
     assert remote.why == "Runs ComfyUI's own network: diffusers' Wan takes no such thing."
+
+
+def test_what_a_run_remembers_belongs_to_a_run_that_is_over_when_it_ends(monkeypatch):
+    monkeypatch.setattr(carried_patches, "_RUNNING", WeakKeyDictionary())
+    remote, _ = make_remote()
+    remote.functions.begin()
+    number = remote.functions.kept_number(SimpleNamespace())
+    remote.finish_run()
+    other = CarriedPatches()
+    other.begin()
+    assert other.since > number
 
 
 def test_capture_records_calls_and_sends_nothing():

@@ -86,6 +86,6 @@ def test_ranks_share_out_the_batch_where_tokens_cannot_be(ranks, plan):
 
 @pytest.mark.long
 def test_rows_of_a_batch_are_computed_alike_wherever_it_is_cut():
-    (found,) = run_ranks(1, "tests.comfyui_networks.batch_alone:cut_batches", {"comfyui": str(COMFYUI)})
+    (found,) = run_ranks(1, "tests.comfyui_networks.cut_batches:compare", {"comfyui": str(COMFYUI)})
     assert len(found["differences"]) > 150
     assert not {case: difference for case, difference in found["differences"].items() if not difference < 1e-5}
