@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -14,18 +18,23 @@ from benchmarks.in_comfyui.families import REAL, tiny
 from benchmarks.in_comfyui.files import FileStore, list_entries, write_file
 from benchmarks.in_comfyui.gguf_files import write_gguf
 from benchmarks.in_comfyui.graphs import (
+    BY_DEFAULT,
     SAMPLER,
     Picture,
     Way,
     controlled,
+    custom,
     decoded,
     dual_guider,
     fill,
     plain,
     two_experts,
+    with_loras,
 )
 from benchmarks.in_comfyui.host_families import HOST_REAL, file_name, loaded_as_tensors
 from benchmarks.in_comfyui.host_files import Part
+from benchmarks.in_comfyui.journey_verdict import BEST, NATIVE, faults
+from benchmarks.in_comfyui.measures.journey import EMPTY, FULL, TURNS
 from benchmarks.in_comfyui.measures.speed import short_speed, speed
 from benchmarks.in_comfyui.random_q4_k import BLOCK, BLOCK_BYTES, q4_k
 from benchmarks.in_comfyui.report import tables
@@ -33,6 +42,7 @@ from benchmarks.in_comfyui.runs import Run
 from benchmarks.in_comfyui.sets import SETS, plan
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from tests.comfyui_checkout import HOW, find_comfyui
+from tests.host.find_host import PACK_ROOT, find_host
 from tests.ranks import run_ranks
 
 SMALL = ("flux", "klein", "sd35", "wan1")
@@ -136,10 +146,88 @@ def test_graphs_link_only_to_nodes_that_are_there(way):
     picture = Picture(REAL["klein"], "klein", 1, 4)
     one = plain(way, picture)
     two = two_experts(way, picture, "klein-b"), dual_guider(way, picture, "klein-b")
-    for graph in (one, decoded(one, picture), controlled(one, picture, "union.safetensors"), *two):
+    other = custom(way, picture), with_loras(custom(way, picture), [("a", 0.5), ("b", 1.0)])
+    for graph in (one, decoded(one, picture), controlled(one, picture, "union.safetensors"), *two, *other):
         links = [value for node in graph.values() for value in node["inputs"].values() if isinstance(value, list)]
         assert links
         assert {node for node, _ in links} <= set(graph)
+
+
+def test_an_artist_with_the_defaults_has_no_configuration_and_a_lora_goes_between_loader_and_sampler():
+    graph = custom(Way(BY_DEFAULT), Picture(REAL["flux"], "flux", 1, 4, batch=2))
+    assert {"ParallelLoader", "ParallelConfig"} & {each["class_type"] for each in graph.values()} == {"ParallelLoader"}
+    assert graph["model"]["inputs"] == {"model_name": "flux.safetensors"}
+    assert graph["latent"]["inputs"]["batch_size"] == 2
+    changed = with_loras(graph, [("a", 0.5), ("b", 1.0)])
+    assert changed["lora 0"]["inputs"]["model"] == ["model", 0]
+    assert changed["guider"]["inputs"]["model"] == changed["sigmas"]["inputs"]["model"] == ["lora 1", 0]
+    config = plain(Way("0", compile="on"), Picture(REAL["flux"], "flux", 1, 4))
+    infos = {each["class_type"]: {"input": {}} for each in config.values()}
+    assert fill(config, infos, "default")["model config"]["inputs"]["compile"] == "on"
+
+
+def _journeys(**changes):
+    """Results of four journeys without a fault, but for one row: `name`, its `place`, and what is `other` there."""
+    results = []
+    for name, ms, seconds in ((EMPTY, 124.0, 2.5), (FULL, 123.0, 2.4), (NATIVE, 178.0, 3.6), (BEST, 122.0, 2.4)):
+        rows = [
+            {"what": turn.what, "shape": turn.shape, "error": "", "first step s": 0.2}
+            | ({"prompt s": 1.0} if turn.cancelled else {"prompt s": seconds, "ms": ms})
+            for turn in TURNS
+        ]
+        rows[0] |= {"first step s": 11.0, "prompt s": 14.0}
+        if name == changes.get("name"):
+            rows[changes["place"]] |= changes["other"]
+        results.append({"name": name, "kind": "journey", "error": "", "rows": rows})
+    return results
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "other", "said"),
+    [
+        (EMPTY, 0, {"first step s": 19.9}, ""),
+        (EMPTY, 0, {"first step s": 20.1}, "first step came after 20.1 s, not 20"),
+        (FULL, 0, {"first step s": 12.1}, "first step came after 12.1 s, not 12"),
+        (FULL, 0, {"prompt s": 30.0, "ms": 170.0}, ""),
+        (FULL, 3, {"prompt s": 3.7}, "prompt 4 (1024²): 3.7 s, Load Diffusion Model 3.6"),
+        (EMPTY, 4, {"ms": 170.0}, ""),
+        (EMPTY, 5, {"ms": 126.0}, "prompt 6 (2048²): 126.0 ms a step, the best 122.0"),
+        (NATIVE, 5, {"ms": 100.0}, ""),
+        (BEST, 5, {"ms": 110.0}, "ms a step, the best 110.0"),
+        (FULL, 22, {"error": "hung"}, "prompt 23 (cancelled) failed: hung"),
+        (NATIVE, 7, {"error": "out of memory"}, "prompt 8 (768²) failed: out of memory"),
+    ],
+)
+def test_a_journey_falls_short_where_it_is_slow_or_fails_and_nowhere_else(name, place, other, said):
+    found = faults(_journeys(name=name, place=place, other=other), speeds=True)
+    assert bool(found) == bool(said)
+    assert all(said in each for each in found[:1])
+    slow_only = "failed" not in said
+    assert bool(faults(_journeys(name=name, place=place, other=other), speeds=False)) == (bool(said) and not slow_only)
+
+
+def test_a_journey_that_was_not_played_or_ended_early_falls_short():
+    results = _journeys()
+    assert faults(results, speeds=True) == []
+    results[1] |= {"rows": [], "error": "ComfyUI ended"}
+    assert faults(results, speeds=True) == [f"{FULL}: ComfyUI ended", f"{FULL} was not played"]
+    assert "| 25 SamplerCustomAdvanced | 0.2 | 2.5 | 124.0 |" in tables({}, results)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_comfyui() is None, reason=HOW)
+def test_a_journey_of_tiny_models_in_a_real_comfyui(tmp_path):
+    """Every prompt of both loaders succeeds, or the command fails; the server is a real one, on CPUs."""
+    command = [sys.executable, "-m", "benchmarks.in_comfyui", "--set", "journey", "--cpu", "--out", str(tmp_path)]
+    path = os.pathsep.join([find_host().python_path, os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, "--comfyui", str(find_comfyui())],
+        cwd=PACK_ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    results = json.loads((tmp_path / "results-journey.json").read_text())["results"]
+    assert [len(result["rows"]) for result in results[:3]] == [len(TURNS)] * 3
+    assert all("ms" in row or row["what"] == "cancelled" for result in results for row in result["rows"])
 
 
 def test_a_machine_with_one_gpu_leaves_out_what_takes_two_and_families_can_be_chosen():

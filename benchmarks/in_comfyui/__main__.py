@@ -4,6 +4,7 @@
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set families         # FLUX.2 klein, SD3.5, SDXL, Wan 1.3B
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set host_networks --only own-flux  # ComfyUI's own networks
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set controlnet       # FLUX.1 with a Union ControlNet
+    python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set journey          # what defaults give; fails if too little
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set all --out FOLDER # everything: most of an hour
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set quick --cpu      # tiny models: does the command work?
 
@@ -34,6 +35,7 @@ from workers.doctor.driver import list_gpus
 
 from .bench import Bench, Measure
 from .files import ALL, FileStore, all_tiny
+from .journey_verdict import faults
 from .process_tree import dump_stacks
 from .report import describe_machine, tables, write
 from .runs import TimeLimit
@@ -73,13 +75,14 @@ class Session:
         self._machine: dict[str, Any] = {}
         self._began = time.monotonic()
 
-    def run(self) -> str:
-        """Measure everything; return the tables."""
+    def run(self) -> tuple[str, list[str]]:
+        """Measure everything; return the tables, and what a journey fell short of."""
         self._prepare()
         for number, measure in enumerate(self._plan):
             later = [file for following in self._plan[number:] for file in following.files]
             self._add(measure, self._measure(measure, later))
-        return tables(self._machine, self._results)
+        short = faults(self._results, not self._options.cpu) if self._options.set == "journey" else []
+        return tables(self._machine, self._results), short
 
     def _prepare(self) -> None:
         """Start the server while the first files are written."""
@@ -206,13 +209,15 @@ def main() -> None:
     folder = options.base.resolve() if options.base else Path(tempfile.mkdtemp(prefix="in-comfyui-"))
     session = Session(options, folder, measures)
     try:
-        text = session.run()
+        text, short = session.run()
     finally:
         session.server.stop()
         session.keep_logs()
         if not options.base:
             shutil.rmtree(folder, ignore_errors=True)
     print(f"\n{text}")
+    if short:
+        sys.exit("\n".join(["The journey fell short:", *short]))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from .host_families import GGUF, HostFamily, file_name
 Graph = dict[str, dict[str, Any]]
 
 SAMPLER, SECOND, MARK, SAVE = "sampler", "second", "mark", "save"
+BY_DEFAULT = "by default"
+"""Devices of a Parallel Loader that no Parallel Config is connected to."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +22,18 @@ class Way:
     """A loader and a sampler node.
 
     Args:
-        devices: of Parallel Config; "" is ComfyUI's own loader.
+        devices: of Parallel Config, or BY_DEFAULT; "" is ComfyUI's own loader.
         sampler: node of the sampler.
         network: whose code Parallel Loader takes; "" leaves it to it.
         weights: of Parallel Config; "" leaves them to it.
+        compile: of Parallel Config; "" is what the command line says.
     """
 
     devices: str = ""
     sampler: str = "KSampler"
     network: str = ""
     weights: str = ""
+    compile: str = ""
 
     @property
     def title(self) -> str:
@@ -55,6 +59,7 @@ class Picture:
     file: str
     seed: int
     steps: int
+    batch: int = 1
 
 
 def link(node: str, output: int = 0) -> list[Any]:
@@ -81,6 +86,47 @@ def plain(way: Way, picture: Picture) -> Graph:
         **load(way, picture.file, "model"),
         SAMPLER: node(way.sampler, **sampling, latent_image=link("latent"), denoise=1.0),
     }
+
+
+def custom(way: Way, picture: Picture) -> Graph:
+    """One model, and SamplerCustomAdvanced with the nodes that official templates put before it."""
+    return {
+        **_surroundings(picture, SAMPLER),
+        **load(way, picture.file, "model"),
+        "noise": node("RandomNoise", noise_seed=picture.seed),
+        "guider": node("BasicGuider", model=link("model"), conditioning=link("positive")),
+        **_sampled(picture),
+    }
+
+
+def _sampled(picture: Picture) -> Graph:
+    return {
+        "method": node("KSamplerSelect", sampler_name="euler"),
+        "sigmas": node(
+            "BasicScheduler", model=link("model"), scheduler=picture.family.scheduler, steps=picture.steps, denoise=1.0
+        ),
+        SAMPLER: node(
+            "SamplerCustomAdvanced",
+            noise=link("noise"),
+            guider=link("guider"),
+            sampler=link("method"),
+            sigmas=link("sigmas"),
+            latent_image=link("latent"),
+        ),
+    }
+
+
+def with_loras(graph: Graph, loras: Sequence[tuple[str, float]]) -> Graph:
+    """The graph with LoRA between its loader and whatever takes its model: files and strengths."""
+    last, changed = "model", dict(graph)
+    for number, (name, strength) in enumerate(loras):
+        inputs = {"lora_name": name, "strength_model": strength}
+        changed[f"lora {number}"] = node("LoraLoaderModelOnly", model=link(last), **inputs)
+        last = f"lora {number}"
+    for name, content in graph.items():
+        if content["inputs"].get("model") == link("model"):
+            changed[name] = {**content, "inputs": {**content["inputs"], "model": link(last)}}
+    return changed
 
 
 def decoded(graph: Graph, picture: Picture) -> Graph:
@@ -170,18 +216,7 @@ def dual_guider(way: Way, picture: Picture, second: str) -> Graph:
             negative=link("negative"),
             cfg=4.0,
         ),
-        "method": node("KSamplerSelect", sampler_name="euler"),
-        "sigmas": node(
-            "BasicScheduler", model=link("model"), scheduler=picture.family.scheduler, steps=picture.steps, denoise=1.0
-        ),
-        SAMPLER: node(
-            "SamplerCustomAdvanced",
-            noise=link("noise"),
-            guider=link("guider"),
-            sampler=link("method"),
-            sigmas=link("sigmas"),
-            latent_image=link("latent"),
-        ),
+        **_sampled(picture),
     }
 
 
@@ -191,16 +226,13 @@ def load(way: Way, file: str, name: str) -> Graph:
         if file_name(file).endswith(GGUF):
             return {name: node("UnetLoaderGGUF", unet_name=file_name(file))}
         return {name: node("UNETLoader", unet_name=file_name(file), weight_dtype="default")}
+    loader = {"model_name": file_name(file), **({"network": way.network} if way.network else {})}
+    if way.devices == BY_DEFAULT:
+        return {name: node("ParallelLoader", **loader)}
+    wishes = {key: value for key, value in (("weights", way.weights), ("compile", way.compile)) if value}
     return {
-        f"{name} config": node(
-            "ParallelConfig", devices=way.devices, **({"weights": way.weights} if way.weights else {})
-        ),
-        name: node(
-            "ParallelLoader",
-            model_name=file_name(file),
-            parallel_config=link(f"{name} config"),
-            **({"network": way.network} if way.network else {}),
-        ),
+        f"{name} config": node("ParallelConfig", devices=way.devices, **wishes),
+        name: node("ParallelLoader", **loader, parallel_config=link(f"{name} config")),
     }
 
 
@@ -220,7 +252,7 @@ def fill(graph: Graph, infos: Mapping[str, Mapping[str, Any]], compile: str) -> 
         if kind not in infos:
             raise ValueError(f"this ComfyUI has no node {kind}")
         inputs = {**_defaults(infos[kind]), **given}
-        if kind == "ParallelConfig":
+        if kind == "ParallelConfig" and "compile" not in given:
             inputs["compile"] = _compile(infos[kind], compile)
         filled[name] = {"class_type": kind, "inputs": inputs}
     return filled
@@ -258,7 +290,12 @@ def _method(family: Family) -> dict[str, Any]:
 def _surroundings(picture: Picture, last: str) -> Graph:
     family = picture.family
     width, height = family.size
-    size = {"width": width, "height": height, "batch_size": 1, **({"length": family.frames} if family.frames else {})}
+    size = {
+        "width": width,
+        "height": height,
+        "batch_size": picture.batch,
+        **({"length": family.frames} if family.frames else {}),
+    }
     text = {
         "length": family.text.length,
         "width": family.text.width,

@@ -10,6 +10,8 @@ from typing import Any
 
 from workers.doctor.driver import list_gpus
 
+from .journey_verdict import table as journey_table
+
 Result = Mapping[str, Any]
 _DASH = "–"
 
@@ -52,6 +54,7 @@ def tables(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
     parts += [_memories([result for result in results if result.get("kind") == "memory"])]
     parts += [_starts([result for result in results if result.get("kind") == "start"])]
     parts += [_faults([result for result in results if result.get("kind") == "fault"])]
+    parts += [_table("A journey with the defaults", *journey_table(results))]
     parts += [_failures(results)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

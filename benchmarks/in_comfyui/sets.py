@@ -10,6 +10,9 @@ from .bench import Bench, Found, Measure
 from .families import TWIN
 from .graphs import Way
 from .host_families import HOST_REAL, HostFamily
+from .journey_verdict import BEST
+from .journey_verdict import NATIVE as NATIVE_JOURNEY
+from .measures import journey
 from .measures.controlnet import controlnet
 from .measures.faults import cancel, fault, kill_rank, stop_rank
 from .measures.limit import limited
@@ -21,15 +24,24 @@ from .measures.switch import experts, turns, two_in_a_step
 
 SETS = (
     "quick", "families", "memory", "start", "switch", "experts", "video", "lora", "controlnet", "faults",
-    "host_networks", "memory_limit",
+    "host_networks", "memory_limit", "journey",
 )  # fmt: skip
-SECONDS = {"quick": 350.0, "lora": 700.0, "controlnet": 560.0, "host_networks": 1500.0, "memory_limit": 1500.0}
+SECONDS = {
+    "quick": 350.0,
+    "lora": 700.0,
+    "controlnet": 560.0,
+    "host_networks": 1500.0,
+    "memory_limit": 1500.0,
+    "journey": 560.0,
+}
 """Of a whole set, by default `USUAL`."""
 SETTLING, SETTLING_HOST = 20.0, 75.0
 """Seconds after the first prompt of a model in which graphs may be made beside the next ones; of ComfyUI's own
 networks, whose compiler has ComfyUI load the file."""
 OF_COMFYUI = ("host_networks", "controlnet")
 """Sets that run ComfyUI's own networks."""
+ALONE = ("host_networks", "memory_limit", "journey")
+"""Sets that "all" leaves out."""
 USUAL = 470.0
 NATIVE = Way()
 SMALL = ("klein", "sd35", "sdxl", "wan1")
@@ -43,7 +55,7 @@ def plan(name: str, one: str, many: str, families: tuple[str, ...] = ()) -> list
         one, many: devices, see Bench; the same where there is only one.
         families: those that the set is limited to; none is all of them.
     """
-    names = tuple(each for each in SETS if each not in ("host_networks", "memory_limit")) if name == "all" else (name,)
+    names = tuple(each for each in SETS if each not in ALONE) if name == "all" else (name,)
     measures = [measure for part in names for measure in _MAKERS[part](one, many)]
     there = {measure.name: measure for measure in measures if one != many or measure.devices == 1}
     return [
@@ -197,6 +209,18 @@ def _limited(
     return Measure(f"{name} {limit} {kind}", files, bound, run, way.gpus)
 
 
+def _journey(one: str, many: str) -> Iterator[Measure]:
+    """In this order: each but the second one goes on in the server of the one before."""
+    parts: tuple[tuple[str, Callable[[Bench, Found], None]], ...] = (
+        (journey.EMPTY, partial(journey.fresh, emptied=True)),
+        (NATIVE_JOURNEY, journey.native),
+        (journey.FULL, partial(journey.fresh, emptied=False)),
+        (BEST, journey.best),
+    )
+    for name, run in parts:
+        yield Measure(name, journey.FILES, 260, run)
+
+
 _MAKERS = {
     "quick": _quick,
     "families": _families,
@@ -210,4 +234,5 @@ _MAKERS = {
     "faults": _faults,
     "host_networks": _host_networks,
     "memory_limit": _memory_limit,
+    "journey": _journey,
 }

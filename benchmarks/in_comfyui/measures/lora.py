@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..bench import COMPARED_SEED, Bench, Found, per_step
 from ..families import ENDING
-from ..graphs import Graph, Way, link, node, plain
+from ..graphs import Way, plain, with_loras
 from ..lora_files import RANK, write_lora
 from .start import add
 
@@ -43,23 +43,11 @@ def lora(bench: Bench, found: Found, file: str, way: Way) -> None:
     for what, loras in TURNS:
         compared = what in ("the same", "taken away again")
         picture = replace(bench.picture(file, seed=COMPARED_SEED if compared else None), steps=_STEPS)
-        run = bench.run(_with(plain(way, picture), file, loras))
+        run = bench.run(
+            with_loras(plain(way, picture), [(f"{file} {name}{ENDING}", strength) for name, strength in loras])
+        )
         add(found, what, run)
         row = found["rows"][-1]
         row |= {"beyond a step ms": round(1000 * run.first_step - per_step(run), 1), "step ms": per_step(run)}
         if compared:
             row["distance"] = bench.distance(f"{file} {what}", way, run)
-
-
-def _with(graph: Graph, file: str, loras: Sequence[Lora]) -> Graph:
-    """The graph with LoRA after its loader."""
-    last = "model"
-    changed = dict(graph)
-    for number, (name, strength) in enumerate(loras):
-        inputs = {"lora_name": f"{file} {name}{ENDING}", "strength_model": strength}
-        changed[f"lora {number}"] = node("LoraLoaderModelOnly", model=link(last), **inputs)
-        last = f"lora {number}"
-    if last != "model":
-        sampler = changed["sampler"]
-        changed["sampler"] = {**sampler, "inputs": {**sampler["inputs"], "model": link(last)}}
-    return changed

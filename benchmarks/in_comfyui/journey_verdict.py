@@ -1,0 +1,86 @@
+"""What a journey proves: its table, and what it falls short of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .measures.journey import EMPTY, FULL
+
+Result = Mapping[str, Any]
+NATIVE, BEST = "Load Diffusion Model", "compile on"
+FIRST_STEP = {EMPTY: 20.0, FULL: 12.0}
+"""Seconds from the queue to the first step of a server's first prompt."""
+SLOWER = 1.03
+"""Steps from the second prompt of a shape on, over the best steps that this machine made of that shape."""
+
+
+def journeys(results: Sequence[Result]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of those measurements that are journeys, by name."""
+    return {result["name"]: list(result.get("rows", ())) for result in results if result.get("kind") == "journey"}
+
+
+def best_steps(results: Sequence[Result]) -> dict[str, float]:
+    """Shape -> the least milliseconds a step that any prompt by Parallel Loader took, by default or compiled first."""
+    found: dict[str, float] = {}
+    for name, rows in journeys(results).items():
+        for row in rows:
+            if name != NATIVE and "ms" in row:
+                found[row["shape"]] = min(row["ms"], found.get(row["shape"], row["ms"]))
+    return found
+
+
+def faults(results: Sequence[Result], speeds: bool) -> list[str]:
+    """What was promised and did not come, one sentence each; none where all is well.
+
+    Args:
+        speeds: times are judged too, which on a CPU with tiny models say nothing.
+    """
+    said = [f"{result['name']}: {result['error']}" for result in results if result.get("error")]
+    told = journeys(results)
+    said += [
+        f"{name}, prompt {number} ({row['what']}) failed: {row['error']}"
+        for name, rows in told.items()
+        for number, row in enumerate(rows, 1)
+        if row["error"]
+    ]
+    said += [f"{name} was not played" for name in (EMPTY, FULL, NATIVE, BEST) if not told.get(name)]
+    if speeds:
+        best, native = best_steps(results), told.get(NATIVE, [])
+        for name, limit in FIRST_STEP.items():
+            said += [f"{name}, {fault}" for fault in _slow(told.get(name, []), native, best, limit)]
+    return said
+
+
+def _slow(
+    rows: Sequence[dict[str, Any]], native: Sequence[dict[str, Any]], best: Mapping[str, float], limit: float
+) -> list[str]:
+    said = []
+    if rows and rows[0].get("first step s", 0) > limit:
+        said.append(f"first prompt: its first step came after {rows[0]['first step s']} s, not {limit:g}")
+    seen: set[str] = set()
+    for number, row in enumerate(rows, 1):
+        theirs = native[number - 1].get("prompt s") if number <= len(native) else None
+        title = f"prompt {number} ({row['what']})"
+        if "ms" not in row:
+            continue
+        if number > 1 and theirs is not None and row["prompt s"] > theirs:
+            said.append(f"{title}: {row['prompt s']} s, Load Diffusion Model {theirs}")
+        if row["shape"] in seen and row["ms"] > SLOWER * best[row["shape"]]:
+            said.append(f"{title}: {row['ms']} ms a step, the best {best[row['shape']]}")
+        seen.add(row["shape"])
+    return said
+
+
+def table(results: Sequence[Result]) -> tuple[list[str], list[list[Any]]]:
+    """Heads and rows: seconds to the first step and in all, and milliseconds a step, by each way."""
+    told, best = journeys(results), best_steps(results)
+    ways = [name for name in (EMPTY, FULL, NATIVE) if name in told]
+    heads = ["prompt", *(f"{name}: {part}" for name in ways for part in ("first step, s", "all, s", "ms")), "best ms"]
+    longest = max((told[name] for name in ways), key=len, default=[])
+    rows = []
+    for place, row in enumerate(longest):
+        cells = [told[name][place] if place < len(told[name]) else {} for name in ways]
+        values = [cell.get(key) for cell in cells for key in ("first step s", "prompt s", "ms")]
+        rows.append([f"{place + 1} {row['what']}", *values, best.get(row["shape"])])
+    return heads, rows
