@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from parallel_runtime.config import ATTENTION_BACKENDS, AXES, COMPILE_MODES, FASTER, SHOWN_AXES, WEIGHTS, ParallelConfig
+from parallel_runtime.config import (
+    ALWAYS_COMPILE,
+    ATTENTION_BACKENDS,
+    AXES,
+    COMPILE_MODES,
+    FASTER,
+    SHOWN_AXES,
+    WEIGHTS,
+    ParallelConfig,
+)
 from parallel_runtime.errors import ConfigurationError
 
 from .node_text import show_text
@@ -93,7 +102,7 @@ class ParallelConfigNode(io.ComfyNode):
                     default="auto",
                     optional=True,
                     tooltip="Compiles the model's blocks with torch.compile, which makes every step faster. Auto: on "
-                    "GPUs, beside the first picture, which does not wait for it. On: before the first step.",
+                    "GPUs, before the first step, once per machine.",
                 ),
                 io.Int.Input(
                     "hosts",
@@ -163,9 +172,9 @@ class ParallelConfigNode(io.ComfyNode):
         stages: str | int = AUTO,
         patches: str | int = AUTO,
     ) -> bool | str:
-        """Take numbers as numbers, and the true and false of graphs from before `compile` had three choices, too."""
+        """Take numbers as numbers, and what `compile` was in earlier graphs, true, false and on, too."""
         given = {"cfg": cfg, "data": data, "ulysses": ulysses, "ring": ring, "stages": stages, "patches": patches}
-        if not isinstance(compile, bool):
+        if not isinstance(compile, bool) and compile != ALWAYS_COMPILE:
             given["compile"] = compile
         wrong = (
             f"{name} is {value!r}; choose one of {', '.join(_CHOICES[name])}."

@@ -18,7 +18,9 @@ SHOWN_AXES = {"pipe": "stages"}
 FASTER = "faster, slightly different"
 """How artists allow `auto` to change pixels."""
 ATTENTION_BACKENDS = ("auto", "sdpa", "cudnn", "flash", "efficient", "math", "flash3", "sage")
-COMPILE_MODES = ("auto", "on", "off")
+COMPILE_MODES = ("auto", "off")
+ALWAYS_COMPILE = "on"
+"""What graphs of earlier versions hold beside COMPILE_MODES, and tests on CPUs ask for."""
 WEIGHTS = ("auto", "whole", "dealt", "host")
 STREAMED = ("dealt", "host")
 """Of WEIGHTS, those of which a GPU has a block when it runs."""
@@ -44,9 +46,8 @@ class ParallelConfig:
         patches: parts that PipeFusion cuts the latent into; None takes as many as there are stages.
         warmup_steps: exact steps at the start of PipeFusion, which then works with the K and V of the step before.
         attention: one of ATTENTION_BACKENDS.
-        compile: one of COMPILE_MODES; regional torch.compile of the repeated blocks. `auto` compiles on GPUs, beside
-            the pictures and not before them, and does not compile on a CPU. Graphs and prompts of earlier
-            versions hold a bool, which is taken for on and off.
+        compile: one of COMPILE_MODES, or ALWAYS_COMPILE; regional torch.compile of the repeated blocks. `auto` compiles
+            on GPUs and not on a CPU. Graphs and prompts of earlier versions hold a bool, taken for on and off.
         weights: one of WEIGHTS. Every GPU has all of them; each keeps its share of every block, and gets the others'
             just before the block runs; or blocks come from memory of the host, of which each rank fills its share.
         resident: blocks that stay whole on each GPU where weights stream; `choose_weights` finds it, whatever it is.
@@ -121,7 +122,7 @@ class ParallelConfig:
             raise ConfigurationError(f"May change pixels is {self.may_change_pixels!r}.", "Use true or false.")
         if isinstance(self.compile, bool):
             object.__setattr__(self, "compile", "on" if self.compile else "off")
-        if self.compile not in COMPILE_MODES:
+        if self.compile not in (*COMPILE_MODES, ALWAYS_COMPILE):
             raise ConfigurationError(f"Compile is {self.compile!r}.", f"Choose one of {', '.join(COMPILE_MODES)}.")
         if self.weights not in WEIGHTS:
             raise ConfigurationError(f"Weights is {_shown(self.weights)}.", f"Choose one of {', '.join(WEIGHTS)}.")
@@ -149,8 +150,8 @@ class ParallelConfig:
         return self.pipe == 1 or (self.pipe is None and not self.may_change_pixels)
 
     def compiles(self, on_gpu: bool) -> bool:
-        """Whether the model's blocks are compiled, at once or in time."""
-        return self.compile == "on" or (self.compile == "auto" and on_gpu)
+        """Whether the model's blocks are compiled."""
+        return self.compile == ALWAYS_COMPILE or (self.compile == "auto" and on_gpu)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ParallelConfig:

@@ -1,8 +1,8 @@
 """Regional torch.compile: a transformer's repeated blocks, one graph for all of a kind, and what it is told.
 
-A graph must not depend on what was compiled before it, or by coincidence on sizes that are equal: another process
-compiles it ahead (compile_ahead.py), and ours finds it on disk only if both ask for the same. So the number of
-tokens is left open from the start, and PyTorch is kept from finding open sizes by itself.
+A graph must not depend on what was compiled before it, or by coincidence on sizes that are equal: the next process
+finds it on disk only if it asks for the same. So the numbers of rows and tokens are left open from the start, and
+PyTorch is kept from finding open sizes by itself.
 
 Private parts of torch are imported where blocks are compiled, and nowhere else; one that this torch lacks costs what
 it is for, and a line in the log.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +21,11 @@ from torch import nn
 
 from ..attention.varying import leave_open
 from ..switches import is_on
+from .own_graphs import LIMIT, room, with_own_code
 
 log = logging.getLogger(__name__)
 
 _Setting = Callable[[], contextlib.AbstractContextManager[Any]]
-
-_RECOMPILES = 64
-"""Graphs per kind of block: batches, meshes and uneven shares each may need one. PyTorch's 8 is soon used up, and with
-fullgraph the ninth is an error."""
 
 
 class CompiledBlocks:
@@ -41,12 +39,21 @@ class CompiledBlocks:
         self._blocks = blocks
         self._options = rewriting(together)
         self._settings = Settings(self._options)
+        self._own: dict[Any, Callable[..., Any]] = {}
+        compiled: dict[Any, Callable[..., Any]] = {}
         self._calls: list[Any] = []
         for block in blocks:
-            block.compile(fullgraph=True, options=self._options or None)
-            call: Any = block._compiled_call_impl
-            self._calls.append(None if call is None else _with_open_sizes(call))  # None: torch.compile is switched off
+            function: Any = type(block).forward
+            if function not in compiled:
+                self._own[function] = with_own_code(function)
+                compiled[function] = torch.compile(self._own[function], fullgraph=True, options=self._options or None)
+            self._calls.append(partial(_with_open_sizes, compiled[function], block))
         self.use(True)
+
+    @property
+    def room(self) -> int:
+        """How many graphs each kind of block may still get; see `room`."""
+        return room(self._own.values())
 
     def use(self, compiled: bool) -> None:
         """Run what is compiled, or the blocks as they are, from the next forward on."""
@@ -123,7 +130,7 @@ def _graph_limits() -> contextlib.AbstractContextManager[Any]:
 
     dynamo = torch._dynamo.config
     limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # torch 2.6
-    return dynamo.patch({limit: _RECOMPILES, "automatic_dynamic_shapes": False})
+    return dynamo.patch({limit: LIMIT, "automatic_dynamic_shapes": False})
 
 
 def _unequal_sizes() -> contextlib.AbstractContextManager[Any]:
@@ -147,22 +154,20 @@ def _rows_at_once() -> contextlib.AbstractContextManager[Any]:
     return V.set_choices_handler(RowsAtOnce())
 
 
-def _with_open_sizes(call: Any) -> Callable[..., Any]:
-    """Leave the number of tokens open in every tensor that a block gets."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        for argument in (*args, *kwargs.values()):
-            _leave_tokens_open(argument)
-        return call(*args, **kwargs)
-
-    return called
+def _with_open_sizes(call: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call with the numbers of rows and tokens left open in every tensor that a block gets."""
+    for argument in (*args, *kwargs.values()):
+        _leave_sizes_open(argument)
+    return call(block, *args, **kwargs)
 
 
-def _leave_tokens_open(argument: Any) -> None:
+def _leave_sizes_open(argument: Any) -> None:
     """(batch, tokens, ...), and (tokens, head dim) of a rotary embedding; of a modulation the batch."""
     if isinstance(argument, torch.Tensor):
         if argument.dim() > 1:
-            leave_open(argument, 1 if argument.dim() > 2 else 0)
+            leave_open(argument, 0)
+        if argument.dim() > 2:
+            leave_open(argument, 1)
     elif isinstance(argument, list | tuple):
         for part in argument:
-            _leave_tokens_open(part)
+            _leave_sizes_open(part)

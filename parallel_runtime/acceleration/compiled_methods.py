@@ -16,6 +16,7 @@ import torch
 from ..attention.varying import leave_open
 from .compiled_blocks import Settings, rewriting
 from .host_watch import unwatched
+from .own_graphs import room, with_own_code
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +30,9 @@ class CompiledMethods:
     """Compiles forwards where they are called.
 
     Args:
-        plain: weights are tensors as they are: rewrites apply, and the numbers of tokens are left open, so that a
-            second size needs no new graph. Quantised weights are tensors with tensors in them, which torch.compile
-            does not combine with open sizes.
+        plain: weights are tensors as they are: rewrites apply, and the numbers of rows and tokens are left open, so
+            that another size needs no new graph, and another batch none but for the step from one row to several.
+            Quantised weights are tensors with tensors in them, which torch.compile does not combine with open sizes.
         backend: of torch.compile.
     """
 
@@ -42,9 +43,15 @@ class CompiledMethods:
         if backend != "inductor":
             self._options = {}
         self._settings = Settings(self._options)
+        self._own: dict[Any, Callable[..., Any]] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self.refused: dict[Any, str] = {}
         """Forwards that run as they are, and why."""
+
+    @property
+    def room(self) -> int:
+        """How many graphs each forward may still get; see `room`."""
+        return room(self._own.values())
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         """What must hold around every call, as any may be the first of its kind."""
@@ -69,13 +76,16 @@ class CompiledMethods:
         if function is None or function in self.refused:
             return forward(*args, **kwargs)
         if function not in self._compiled:
+            self._own[function] = with_own_code(function)
             self._compiled[function] = torch.compile(
-                function, fullgraph=True, dynamic=None, backend=self._backend, options=self._options or None
+                self._own[function], fullgraph=True, dynamic=None, backend=self._backend, options=self._options or None
             )
         given = [_alone(each) for each in args], {name: _alone(each) for name, each in kwargs.items()}
         if self._plain:
             for value, dim in varying(*given):
                 _leave_open(value, dim)
+            for value in (*given[0], *given[1].values()):
+                _leave_open(value, 0)  # rows of the batch
         try:
             with unwatched():
                 return self._compiled[function](forward.__self__, *given[0], **given[1])  # type: ignore[attr-defined]

@@ -2,24 +2,77 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import logging
+import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 log = logging.getLogger(__name__)
 
+_MODULES = ("sympy", "torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor.compile_fx")
+"""In the order in which they import each other, so that each is a part of the whole."""
 
-def watch(begin: Callable[..., None], end: Callable[..., None]) -> None:
+
+def imports() -> list[Callable[[], object]]:
+    """What compiling imports and reads before it begins, part by part; seconds in all."""
+    return [*(partial(importlib.import_module, name) for name in _MODULES), _read_sources]
+
+
+def _read_sources() -> None:
+    """The key of every graph on disk has a digest of PyTorch's sources, which is made once a process."""
+    from torch._inductor.codecache import torch_key
+
+    torch_key()
+
+
+def watch(begin: Callable[[], None], end: Callable[[], None]) -> None:
     """Have `begin` called before each graph that this process compiles, and `end` after it."""
     try:
         import torch._dynamo.callback
 
+        graph = _Graph(begin, end)
         handler = torch._dynamo.callback.callback_handler
-        handler.register_start_callback(begin)
-        handler.register_end_callback(end)
+        handler.register_start_callback(graph.begins)
+        handler.register_end_callback(graph.ends)
     except (ImportError, AttributeError) as error:
         log.warning(
             "A graph that compiles for over a minute looks like a stall, as this torch does not tell: %s", error
         )
+
+
+class _Graph:
+    """The graph that is being compiled. Meanwhile no cycles are looked for: tracing makes objects by the million, all
+    of them alive, and each search among them takes a good part of a second."""
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]):
+        self._begin, self._end = begin, end
+        self._collects = False
+        self._since = 0.0
+        self._made = 0
+
+    def begins(self, *_: object) -> None:
+        """Before a graph."""
+        self._since, self._made = time.perf_counter(), _graphs_made()
+        self._collects = gc.isenabled()
+        gc.disable()
+        self._begin()
+
+    def ends(self, *_: object) -> None:
+        """After it."""
+        self._end()
+        if self._collects:
+            gc.enable()
+        how = "Compiled" if _graphs_made() > self._made else "Took from disk"
+        log.info("%s a graph, in %.1f s.", how, time.perf_counter() - self._since)
+
+
+def _graphs_made() -> int:
+    """That were not found on disk, since the process began."""
+    from torch._dynamo.utils import counters
+
+    return sum(counters["inductor"][f"fxgraph_cache_{outcome}"] for outcome in ("miss", "bypass"))
 
 
 def allow_in_graph(kinds: Iterable[type]) -> None:
@@ -28,11 +81,3 @@ def allow_in_graph(kinds: Iterable[type]) -> None:
 
     for kind in kinds:
         torch._dynamo.allow_in_graph(kind)
-
-
-def join_nobody(rank: int, world_size: int) -> None:
-    """Join a process group whose collectives send nothing, for a process that only compiles."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())

@@ -174,16 +174,15 @@ class Opened:
         costs = beside + share
         return NewWeights(f"{self._title} ({dealer.streaming.mode})", costs, hold, list, skeleton)
 
-    def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool, bool]:
-        """Two configurations with equal options share a structure: (attention, compile, ahead)."""
-        compiles = config.compiles(device.type == "cuda")
-        return config.attention, compiles, compiles and config.compile == "auto"
+    def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool]:
+        """Two configurations with equal options share a structure: (attention, compile)."""
+        return config.attention, config.compiles(device.type == "cuda")
 
     def structure(
         self,
         weights: HeldWeights,
         new: NewWeights | None,
-        options: tuple[str, bool, bool],
+        options: tuple[str, bool],
         place: Place | None,
         owned: tuple[int, int] | None,
         pulse: Pulse,
@@ -201,7 +200,7 @@ class Opened:
         give_weights(module, self.checkpoint, weights)
         if relay is None or place is None:
             return Structure.wrap(module, spec, *options, stream=weights.stream)
-        stage = Stage(module, spec, relay, single_rank_mesh(), *options[:2])
+        stage = Stage(module, spec, relay, single_rank_mesh(), *options)
         stage.check_ring(place.layout)
         return Structure(spec, *options, stage)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ..acceleration.compiler_messages import HostToCompile
 from ..acceleration.pulse import Pulse
 from ..config import ParallelConfig
 from ..errors import UnsupportedModelError
@@ -15,7 +14,6 @@ from ..loading.held_network import HeldNetwork
 from ..loading.held_weights import HeldWeights, MakeArena
 from ..loading.host_file import HostFile, open_host_file
 from ..loading.streamed_network import StreamedNetwork
-from ..networks.comfyui.compile_host import HostCompiler
 from ..networks.comfyui.description import Described, describe_network
 from ..networks.comfyui.host_code import use_comfyui
 from ..networks.comfyui.host_family import HostFamily
@@ -27,9 +25,6 @@ from ..streaming.dealer import Dealer
 from .opened import NewWeights
 from .plan_meshes import Place
 from .structure import HostStructure
-
-HOST_COMPILER = f"{__package__}.host_compiler_process"
-"""What the compiler beside a rank runs; by name, as only that process imports it."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +127,7 @@ class OpenedHost:
         self,
         weights: HeldWeights,
         new: NewWeights | None,
-        options: tuple[str, bool, bool],
+        options: tuple[str, bool],
         place: Place | None,
         owned: tuple[int, int] | None,
         pulse: Pulse,
@@ -141,29 +136,8 @@ class OpenedHost:
         assert isinstance(weights, HeldNetwork)
         weights.mark(pulse)
         latent = self.file.config.latent_format
-        attention, compiles, ahead = options
-        compiler = self._compiler(weights) if ahead else None
-        network = HostNetwork(weights, self.described, latent, attention, self.dtype, compiles, compiler)
-        return HostStructure(network)
+        return HostStructure(HostNetwork(weights, self.described, latent, options[0], self.dtype, options[1]))
 
-    def _compiler(self, weights: HeldNetwork) -> HostCompiler:
-        about = HostToCompile(
-            path=str(self.file.path),
-            weights=self.code.weights,
-            fast_float8=self.fast_float8,
-            folder=self.code.folder,
-            options=dict(self.code.options),
-            network="",
-            device=str(weights.device),
-            rank=0,
-            world_size=1,
-        )
-        largest = max(self.facts.block_sizes) * self.facts.bytes_per_parameter
-        return HostCompiler(HOST_COMPILER, about, lambda: weights.network, self.file.size, largest)
-
-    def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool, bool]:
-        """Two configurations with equal options share a structure: (attention, compile, ahead)."""
-        # Graphs over GGUF weights are untried, and the compiler beside a rank does not read such files.
-        can = self.described.data is not None and self.file.pack is None
-        compiles = can and config.compiles(device.type == "cuda")
-        return config.attention, compiles, compiles and config.compile == "auto"
+    def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool]:
+        """Two configurations with equal options share a structure: (attention, compile)."""
+        return config.attention, self.described.data is not None and config.compiles(device.type == "cuda")

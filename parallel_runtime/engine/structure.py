@@ -14,9 +14,6 @@ from ..networks.parallel_transformer import ParallelTransformer, parallelize
 from ..pipefusion.stage import Stage
 from ..streaming.block_stream import BlockStream
 
-COMPILER = f"{__package__}.compiler_process"
-"""What the compiler beside a rank runs; by name, as only that process imports it."""
-
 
 @dataclass
 class Structure:
@@ -24,14 +21,12 @@ class Structure:
 
     Args:
         attention, compile: as for `parallelize`.
-        ahead: whether another process compiles, while the blocks run as they are. Stages compile at once.
         transformer: wrapped for the last request.
     """
 
     spec: ModelSpec
     attention: str
     compile: bool
-    ahead: bool
     transformer: ParallelTransformer | Stage
 
     @classmethod
@@ -41,7 +36,6 @@ class Structure:
         spec: ModelSpec,
         attention: str,
         compile: bool,
-        ahead: bool,
         stream: BlockStream | None = None,
     ) -> Structure:
         """Wrap a transformer that has all its blocks.
@@ -49,7 +43,7 @@ class Structure:
         Args:
             stream: see `parallelize`; then it has no stages.
         """
-        return cls(spec, attention, compile, ahead, _wrap(module, spec, attention, compile, ahead, stream))
+        return cls(spec, attention, compile, _wrap(module, spec, attention, compile, stream))
 
     @property
     def parameters(self) -> int:
@@ -62,7 +56,7 @@ class Structure:
         A stage is undone for that. What is wrapped so already stays as it is.
         """
         if isinstance(self.transformer, Stage):
-            self.transformer = _wrap(self.transformer.unwrap(), self.spec, self.attention, self.compile, self.ahead)
+            self.transformer = _wrap(self.transformer.unwrap(), self.spec, self.attention, self.compile)
         return self.transformer
 
     def wrap_stage(self, owned: tuple[int, int], mesh: Mesh) -> Stage:
@@ -109,7 +103,6 @@ def _wrap(
     spec: ModelSpec,
     attention: str,
     compile: bool,
-    ahead: bool,
     stream: BlockStream | None = None,
 ) -> ParallelTransformer:
     return parallelize(
@@ -118,7 +111,6 @@ def _wrap(
         single_rank_mesh(),
         attention=attention,
         compile=compile,
-        ahead=COMPILER if ahead else "",
         stream=stream,
         # Shares of these layers would be read before their blocks are there.
         modulate=stream is None,

@@ -17,36 +17,36 @@ import torch.distributed as dist
 
 NONE = 0
 """The number of a rank that has nothing, or lost it."""
-RECORDED, COMPILED = "recorded", "compiled"
-"""What there are histories of: CUDA graphs of forwards, and the kinds of call whose blocks run compiled."""
+_RECORDED = "recorded"
+"""What there are histories of: CUDA graphs of forwards."""
 
 
-def offer_history(ranks: Sequence[int], number: int, what: str = RECORDED) -> dict[str, int]:
+def offer_history(ranks: Sequence[int], number: int) -> dict[str, int]:
     """What a rank of the group offers; the least of both tell the least and the largest number. Nothing of one rank."""
-    name = _name(ranks, what)
+    name = _name(ranks)
     return {name: number, f"-{name}": -number} if len(ranks) > 1 else {}
 
 
 def offer_nothing(ranks: Sequence[int]) -> dict[str, int]:
     """What a rank offers that has no history of any kind."""
-    return offer_history(ranks, NONE) | offer_history(ranks, NONE, COMPILED)
+    return offer_history(ranks, NONE)
 
 
-def agreed_history(ranks: Sequence[int], agreed: Mapping[str, int], what: str = RECORDED) -> int | None:
+def agreed_history(ranks: Sequence[int], agreed: Mapping[str, int]) -> int | None:
     """The number that all ranks of the group go on with: their own where it is the same, else a new one.
 
     Returns:
         None where nothing was offered.
     """
-    name = _name(ranks, what)
+    name = _name(ranks)
     if name not in agreed:
         return None
     least, largest = agreed[name], -agreed[f"-{name}"]
     return least if least == largest != NONE else largest + 1
 
 
-def _name(ranks: Sequence[int], what: str) -> str:
-    return f"{what} over {','.join(map(str, ranks))}"
+def _name(ranks: Sequence[int]) -> str:
+    return f"{_RECORDED} over {','.join(map(str, ranks))}"
 
 
 def offer_same(name: str, value: object) -> dict[str, int]:

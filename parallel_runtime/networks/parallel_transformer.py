@@ -18,7 +18,7 @@ from ..streaming.block_stream import BlockStream
 from ..streaming.streamed_calls import stream_calls
 from ..switches import is_on
 from .absent_blocks import stages_of
-from .block_compilation import BlockCompilation, compile_ahead, prepare_blocks
+from .block_compilation import BlockCompilation, compile_blocks
 from .borders import Borders
 from .diffusers.spec import ModelSpec
 from .marked_blocks import pulse_of
@@ -36,7 +36,6 @@ def parallelize(
     record: bool = True,
     share: bool = True,
     keys: StaleKeys | None = None,
-    ahead: str = "",
     stream: BlockStream | None = None,
     modulate: bool = True,
 ) -> ParallelTransformer:
@@ -51,8 +50,6 @@ def parallelize(
         record: on a GPU, forwards that repeat become CUDA graphs (recordings.py). Nothing to gain on a CPU.
         share: GPUs of one host that can write to each other's memory exchange heads in this way (peer_exchange.py).
         keys: of a stage of a pipeline, which runs with `ParallelTransformer.staged`.
-        ahead: with `compile`, the module that a process of its own runs to compile the blocks (compiler_link.py); they
-            run as they are until it has. Empty: the first forward compiles.
         stream: brings the weights of blocks when they run; None where they are there.
         modulate: ranks share out modulation layers, if the family has such.
 
@@ -68,10 +65,7 @@ def parallelize(
     # From here on the transformer is changed, and nothing refuses any more but Borders, which come first.
     shared = share and spec.splits_sequence and is_on("peers")
     borders = Borders(parts, mesh, parts.peer_sharing() if shared else None, keys)
-    compilation = None
-    if compile:
-        process = compile_ahead(parts, ahead, borders.split.peer_bytes) if ahead else None
-        compilation = BlockCompilation(prepare_blocks(parts), process)
+    compilation = compile_blocks(parts) if compile else None
     recorded = record and parts.device.type == "cuda" and is_on("recordings")
     if stream is not None:
         stream_calls(parts.blocks, stream)

@@ -1,7 +1,4 @@
-"""What calls of a network that repeat have left on a rank: recordings, and blocks that were compiled ahead.
-
-Both sources of networks have it: what is recorded or compiled over a group is agreed the same way.
-"""
+"""What calls of a network that repeat have left on a rank: recordings, and graphs of blocks."""
 
 from __future__ import annotations
 
@@ -9,9 +6,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..acceleration.compile_ahead import CompileAhead
 from ..acceleration.recordings import RecordedForward
-from ..mesh.agreement import COMPILED, NONE, agreed_history, offer_history
+from ..mesh.agreement import NONE, agreed_history, offer_history
 from ..mesh.mesh import Layout, Mesh
 from ..streaming.block_stream import BlockStream
 from .block_compilation import BlockCompilation
@@ -32,19 +28,7 @@ class RepeatedCalls:
     def record_or_call(self, *args: Any, **kwargs: Any) -> Any:
         """Call, in the way that is fastest by now. Collective over the sequence group."""
         with self.stream.reading() if self.stream is not None else contextlib.nullcontext():
-            return self._run_or_launch(args, kwargs)
-
-    def compile_or_call(self, *args: Any) -> Any:
-        """Call without recording, with blocks as they are fastest by now. Collective over the sequence group."""
-        with self.stream.reading() if self.stream is not None else contextlib.nullcontext():
-            if self._compilation is None:
-                return self.call_at_once(*args)
-            return self._compilation.run(self.mesh, args, {}, lambda: self.call_at_once(*args))
-
-    def _run_or_launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._compilation is None:
             return self._launch(args, kwargs)
-        return self._compilation.run(self.mesh, args, kwargs, lambda: self._launch(args, kwargs))
 
     def _launch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._recorded is None:
@@ -62,19 +46,15 @@ class RepeatedCalls:
         if self._compilation is not None:
             self._compilation.before_compiling = tell
 
-    @property
-    def _ahead(self) -> CompileAhead | None:
-        return self._compilation.ahead if self._compilation is not None else None
-
     def offers(self, layout: Layout) -> dict[str, int]:
-        """What this rank has recorded over the layout's sequence group, for `go_on`."""
+        """What this rank has recorded over the layout's sequence group, and tells of its graphs, for `go_on`."""
         ranks = layout.sequence_ranks
         recorded = self._recorded.history(ranks) if self._recorded is not None else NONE
-        compiled = self._ahead.history(ranks) if self._ahead is not None else NONE
-        return offer_history(ranks, recorded) | offer_history(ranks, compiled, COMPILED)
+        graphs = self._compilation.offers() if self._compilation is not None else {}
+        return offer_history(ranks, recorded) | graphs
 
     def go_on(self, agreed: Mapping[str, int]) -> None:
-        """Use recordings over the mesh at hand only where all ranks have them; before a request's first forward.
+        """Use recordings over the mesh at hand, and graphs, as all ranks can; before a request's first forward.
 
         Args:
             agreed: of all ranks' `offers`.
@@ -82,9 +62,8 @@ class RepeatedCalls:
         history = agreed_history(self.mesh.sequence_ranks, agreed)
         if self._recorded is not None and history is not None:
             self._recorded.go_on(self.mesh.sequence_ranks, history)
-        compiled = agreed_history(self.mesh.sequence_ranks, agreed, COMPILED)
-        if self._ahead is not None and compiled is not None:
-            self._ahead.go_on(self.mesh.sequence_ranks, compiled)
+        if self._compilation is not None:
+            self._compilation.go_on(agreed)
 
     def leave(self, mesh: Mesh) -> None:
         """Let go of what was recorded over a mesh whose groups will be gone."""
@@ -97,15 +76,11 @@ class RepeatedCalls:
             self._recorded.lose()
 
     def forget_calls(self) -> None:
-        """Let go of recordings, and of what is being compiled. What is compiled stays."""
+        """Let go of recordings. What is compiled stays."""
         if self._recorded is not None:
             self._recorded.clear()
-        if self._ahead is not None:
-            self._ahead.give_up()
 
     def leave_calls_of_several(self) -> None:
         """Let go of what calls over several ranks have left, whose groups will be gone."""
         if self._recorded is not None:
             self._recorded.leave_world()
-        if self._ahead is not None:
-            self._ahead.leave_world()

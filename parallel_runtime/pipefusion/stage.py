@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..acceleration.recordings import RecordedForward
-from ..mesh.agreement import NONE, agreed_history, offer_history, offer_nothing
+from ..mesh.agreement import NONE, agreed_history, offer_history
 from ..mesh.mesh import Layout, Mesh, single_rank_mesh
 from ..networks.absent_blocks import (
     Relay,
@@ -144,10 +144,11 @@ class Stage:
         """See `ParallelTransformer.offers`."""
         ranks = layout.sequence_ranks
         recorded = self._recorded.history(ranks) if self._recorded is not None else NONE
-        return offer_nothing(ranks) | offer_history(ranks, recorded)
+        return self.transformer.offers(layout) | offer_history(ranks, recorded)
 
     def go_on(self, agreed: Mapping[str, int]) -> None:
         """See `ParallelTransformer.go_on`; keys and values go with the recordings that use them."""
+        self.transformer.go_on(agreed)
         ranks = self.mesh.sequence_ranks
         history = agreed_history(ranks, agreed)
         if self._recorded is not None and history is not None and not self._recorded.go_on(ranks, history):

@@ -1,4 +1,4 @@
-"""`compile` in Parallel Config has three choices; graphs and prompts of earlier versions hold true or false."""
+"""`compile` in Parallel Config has two choices; graphs and prompts of earlier versions hold true, false, or on."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def test_auto_is_the_default_and_compiles_on_gpus_only():
 
 
 def test_another_word_is_refused_with_the_choices():
-    with pytest.raises(ConfigurationError, match="Choose one of auto, on, off"):
+    with pytest.raises(ConfigurationError, match="Choose one of auto, off"):
         ParallelConfig(compile="fast")

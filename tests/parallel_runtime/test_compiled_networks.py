@@ -121,21 +121,6 @@ def test_what_the_compiler_makes_of_blocks_computes_what_they_do(name):
     compare(2, [name], "inductor")
 
 
-@with_comfyui
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "quantised"), [pytest.param(2, False, marks=pytest.mark.long), (1, True)])
-def test_another_process_makes_the_graphs_and_the_rank_finds_them(tmp_path, monkeypatch, ranks, quantised):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
-    arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path), "quantised": quantised}
-    for found in run_ranks(ranks, "tests.comfyui_networks.compiled_ahead:run_until_swapped", arguments):
-        assert found["first"].equal(found["plain"])
-        scale = found["plain"].abs().max()
-        assert (found["swapped"] - found["plain"]).abs().max() < (1e-2 if quantised else 1e-5) * scale
-        assert found["refused"] == 0
-        assert found["made"] == 0
-        assert found["found"] > 0
-
-
 def test_exchanges_that_need_nothing_of_each_other_keep_their_order_in_a_graph(monkeypatch):
     class Two(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import threading
-import time
 
 import torch
 
@@ -26,15 +24,9 @@ def main(comfyui: str, path: str) -> None:
         sets = pickle.load(file)  # it imports, too
     before = set(sys.modules)
     imports = IdleImports(torch.device("cpu"))
-    imports.work()
     imports.after(KeepPatches(ComfyuiCode(comfyui)))
-    time.sleep(0.2)
-    assert "comfy.lora" not in sys.modules  # there is a job
-    imports.rest()
-    for thread in threading.enumerate():
-        if thread.name == "idle-imports":
-            thread.join()
-    imports.work()
+    while imports:
+        imports.next()
     idle = set(sys.modules)
     for given in sets:
         computing = comfyui_patches.Computing(torch.device("cpu"), given, patched_weights.UNPATCHED.hooks)

@@ -1,14 +1,13 @@
-"""What a rank imports between jobs: nothing while it has one, everything that a LoRA needs; in nobody's way."""
+"""What a rank imports between jobs, by its own thread: nothing before it waits, everything that later jobs need."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,10 @@ import torch
 
 from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, KeepPatches, Load
 from tests.comfyui_checkout import HOW, find_comfyui
-from tests.patience import wait_until
 from tests.tiny_lora import KINDS, peft, write_lora
 from workers.rank import idle_imports
 from workers.rank.idle_imports import IdleImports
+from workers.rank.inbox import Inbox
 
 CODE = ComfyuiCode("/comfyui")
 LOAD = Load("m", "p", "float32", {}, 1, patching=CODE)
@@ -29,16 +28,15 @@ PARTS = ("one", "two", "three")
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package whose modules import each other, as ComfyUI's; its name."""
+    """A package of modules, each of which a rank imports by itself; its name."""
     name = f"imported_{tmp_path.name}"
     folder = tmp_path / name
     folder.mkdir()
     (folder / "__init__.py").write_text("")
-    for part, nextone in zip(PARTS, (*PARTS[1:], None), strict=True):
-        (folder / f"{part}.py").write_text(f"from . import {nextone}\n" if nextone else "")
+    for part in PARTS:
+        (folder / f"{part}.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(idle_imports, "MODULES", (f"{name}.one",))
-    monkeypatch.setattr(idle_imports, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(idle_imports, "MODULES", tuple(f"{name}.{part}" for part in PARTS))
     monkeypatch.setattr(idle_imports, "use_comfyui", lambda *_: None)
     yield name
     for each in [module for module in sys.modules if module.startswith(name)]:
@@ -49,54 +47,71 @@ def here(package: str) -> list[str]:
     return [part for part in PARTS if f"{package}.{part}" in sys.modules]
 
 
-def join() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "idle-imports":
-            thread.join(60)
-            assert not thread.is_alive()
-
-
-def test_a_rank_imports_after_its_first_picture_when_it_is_idle_and_not_before(package):
+def test_what_patches_need_comes_after_the_first_picture_and_once(package):
     imports = IdleImports(torch.device("cpu"))
-    imports.work()
     imports.after(LOAD)
-    imports.rest()
-    assert not any(thread.name == "idle-imports" for thread in threading.enumerate())  # the first step is to come
-    imports.work()
+    assert not imports  # the first step is to come
     imports.after(FORWARD)
-    time.sleep(0.1)
     assert here(package) == []
-    imports.rest()
-    join()
+    while imports:
+        imports.next()
     assert here(package) == list(PARTS)
-    assert not any(isinstance(each, idle_imports._Pauses) for each in sys.meta_path)
     imports.after(FORWARD)
-    assert not any(thread.name == "idle-imports" for thread in threading.enumerate())  # once
+    assert not imports
 
 
-def test_it_stops_between_two_modules_when_a_job_comes_and_a_job_that_needs_them_does_not_wait(package):
+def test_a_rank_imports_by_its_own_thread_while_it_waits_and_a_job_waits_for_one_part_at_most(package, monkeypatch):
     imports = IdleImports(torch.device("cpu"))
-    first = Path(importlib.import_module(package).__path__[0], "one.py")
-    first.write_text(f"import sys\nsys.modules[{package!r}].begins()\n{first.read_text()}")
-    sys.modules[package].begins = imports.work  # a job comes while this module is imported
-    imports.rest()
     imports.after(KeepPatches(CODE))
-    assert wait_until(lambda: here(package))
-    time.sleep(0.3)  # in which it could go on
+    inbox = Inbox(connection=None, look=lambda number: None)
+    frames: queue.SimpleQueue = inbox._frames
+    seen = []
+    job = object()
+
+    def step() -> None:
+        seen.append((threading.current_thread(), here(package)))
+        if len(here(package)) == 1:
+            frames.put(job)  # it comes while a part is imported
+
+    own = imports.next
+    monkeypatch.setattr(imports, "next", lambda: (own(), step()))
+    assert inbox.next(imports) is job
+    assert {thread for thread, _ in seen} == {threading.current_thread()}
     assert here(package) == ["one"]
-    importlib.import_module(f"{package}.one")  # half imported by the other thread, which this one waits for
-    assert here(package) == list(PARTS)
-    join()
+    frames.put(job)
+    assert inbox.next(imports) is job
+    assert here(package) == ["one"]  # a job that is there goes first
+
+
+def test_a_rank_on_a_gpu_begins_with_the_compiler_and_one_on_a_cpu_does_not(monkeypatch):
+    monkeypatch.setattr(idle_imports.compiler, "imports", lambda: [lambda: None] * 3)
+    assert len(IdleImports(torch.device("cuda"))) == 3
+    assert len(IdleImports(torch.device("cpu"))) == 0
 
 
 def test_a_comfyui_that_cannot_be_imported_costs_a_line_in_the_log(package, monkeypatch, caplog):
-    monkeypatch.setattr(idle_imports, "MODULES", (f"{package}.absent",))
+    monkeypatch.setattr(idle_imports, "MODULES", (f"{package}.absent", f"{package}.one"))
     caplog.set_level("INFO")
     imports = IdleImports(torch.device("cpu"))
-    imports.rest()
     imports.after(KeepPatches(CODE))
-    join()
+    while imports:
+        imports.next()
     assert f"ModuleNotFoundError: No module named '{package}.absent'" in caplog.text
+
+
+@pytest.mark.slow
+def test_compiling_after_these_imports_imports_the_compilers_modules_no_more():
+    code = (
+        "import sys, torch\n"
+        "from parallel_runtime.acceleration.compiler import imports\n"
+        "for part in imports(): part()\n"
+        "before = len(sys.modules)\n"
+        "import torch._inductor.codegen.triton, torch._dynamo.eval_frame, torch._inductor.select_algorithm\n"
+        "assert len(sys.modules) == before, sorted(sys.modules)[-5:]\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

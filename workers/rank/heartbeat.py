@@ -69,11 +69,11 @@ class Heartbeat:
             return
         self._watches_compiler = True
 
-        def begin(*_: object) -> None:
+        def begin() -> None:
             self.got_on()
             self._compiling_since = time.monotonic()
 
-        def end(*_: object) -> None:
+        def end() -> None:
             self.got_on()
             self._compiling_since = None
 

@@ -14,6 +14,7 @@ from ..wire.bell import listen
 from ..wire.connection import Connection, ConnectionClosed, FrameError
 from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Cancel, Job, Run
+from .idle_imports import QUIET_SECONDS, IdleImports
 
 LISTEN_SECONDS = 0.02
 """So long after a step a rank looks for the next one itself. ComfyUI's own part of a step takes 5 ms."""
@@ -54,14 +55,27 @@ class Inbox:
             log.info("the supervisor is gone (%s)", error)
             os._exit(0)
 
-    def next(self) -> Frame:
+    def next(self, imports: IdleImports) -> Frame:
         """What comes next. A step that follows another one at once is heard by the client's bell, before the supervisor
-        hands it out."""
+        hands it out.
+
+        Args:
+            imports: what this thread does while nothing comes.
+        """
         frame = None
         if self._answered is not None:
             pause = partial(self._patience.pause, 0)
             frame = listen(self._frames, self._look, pause, self._answered, self._answered + LISTEN_SECONDS)
-        return frame or self._frames.get()
+        if frame is not None:
+            return frame
+        quiet = QUIET_SECONDS if self._taken else 0.0
+        while imports:
+            try:
+                return self._frames.get(timeout=quiet)
+            except queue.Empty:
+                imports.next()
+                quiet = 0.0
+        return self._frames.get()
 
     def take(self, job: Job) -> bool:
         """Whether a job is new, and to be run: the supervisor tells of one that the bell told of before as well."""

@@ -71,9 +71,7 @@ class Rank:
     def work(self) -> None:
         """Main loop."""
         while True:
-            self.imports.rest()
-            frame = self.inbox.next()
-            self.imports.work()
+            frame = self.inbox.next(self.imports)
             message = frame.message
             if isinstance(message, Abandon):
                 self.engine.forget_calls()

@@ -12,7 +12,7 @@ from torch import nn
 from ...acceleration.compiled_methods import CompiledMethods, Varying
 from .attention import HostAttention
 from .quantised_layers import QuantisedLayer, quantised_layers
-from .token_split import RunBlock, TokenSplit
+from .token_split import TokenSplit
 
 
 class CompiledCut:
@@ -28,13 +28,16 @@ class CompiledCut:
         self._attention = attention
         self._in_use = False
         self._quantised: weakref.WeakKeyDictionary[nn.Module, list[QuantisedLayer]] = weakref.WeakKeyDictionary()
-        self.plain: RunBlock | None = None
-        """Runs them as they are; None: they are called."""
         self.methods = CompiledMethods(is_plain(network), backend)
 
     def use(self, compiled: bool) -> None:
         """See `Compiled`."""
         self._in_use = compiled
+
+    @property
+    def room(self) -> int:
+        """See `Compiled`."""
+        return self.methods.room
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         """See `Compiled`."""
@@ -53,7 +56,7 @@ class CompiledCut:
     ) -> Any:
         """What stands in `TokenSplit.run_block`."""
         if not self._in_use:
-            return forward(*args, **kwargs) if self.plain is None else self.plain(forward, args, kwargs, varying)
+            return forward(*args, **kwargs)
         for layer in self._quantised_in(forward):
             layer.look_inside()
         attended = self._attention.calls

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 
-from ...acceleration.compile_ahead import CompileAhead
 from ...acceleration.peer_sharing import PeerSharing
 from ...acceleration.pulse import Pulse
 from ...acceleration.recordings import RecordedForward
@@ -20,13 +19,12 @@ from ...requests.conditioning import CONTROL
 from ...requests.patches import CARRIED
 from ...streaming.block_stream import BlockStream
 from ...switches import is_on
-from ..block_compilation import BlockCompilation, Compiled
+from ..block_compilation import BlockCompilation
 from ..network_parts import measurements
 from ..repeated_calls import RepeatedCalls
 from .attention import HostAttention, Suited
 from .attention_operator import attending
 from .blocks import LATENT_SHAPES
-from .compile_host import HostCompiler
 from .description import Described
 from .live_patches import LivePatches, act_between_blocks
 from .residual_rows import ResidualRows, kind_of
@@ -62,8 +60,7 @@ class HostNetwork(RepeatedCalls):
         latent: ComfyUI's format of the latents.
         attention: one of config.ATTENTION_BACKENDS.
         dtype: that it computes in.
-        compile: the blocks that the data names are compiled.
-        compiler: they run as they are until it has made their graphs; None where the first forward compiles.
+        compile: the blocks that the data names are compiled when they first run.
     """
 
     def __init__(
@@ -74,7 +71,6 @@ class HostNetwork(RepeatedCalls):
         attention: str,
         dtype: torch.dtype,
         compile: bool = False,
-        compiler: HostCompiler | None = None,
     ):
         self.mesh = single_rank_mesh()
         self._held = held
@@ -92,12 +88,8 @@ class HostNetwork(RepeatedCalls):
         # Weights that come block by block are not there before their block.
         self._modulates = is_on("modulation") and held.stream is None
         self._peers = self._share_memory(dtype) if is_on("peers") else None
-        self._run_block: RunBlock | None = _noting(compiler) if compile and compiler is not None else None
-        self._compilation = None
-        if compile and described.data is not None:
-            self._compilation = BlockCompilation(
-                self._compiled, CompileAhead(compiler) if compiler is not None else None
-            )
+        self._run_block: RunBlock | None = None
+        self._compilation = self._compile_blocks() if compile and described.data is not None else None
         self._recorded = None
         if on_gpu and is_on("recordings"):
             self._recorded = RecordedForward(
@@ -114,13 +106,12 @@ class HostNetwork(RepeatedCalls):
             return None
         return PeerSharing(facts.heads, head_dim, dtype, self._held.device, self.attention)
 
-    def _compiled(self) -> Compiled:
+    def _compile_blocks(self) -> BlockCompilation:
         from .compiled_cut import CompiledCut  # imports much of torch that nothing else needs
 
         compiled = CompiledCut(self._held.network, self._held.split, self._attend)
-        plain, self._run_block = self._run_block, compiled.run
-        compiled.plain = plain
-        return compiled
+        self._run_block = compiled.run
+        return BlockCompilation(compiled)
 
     @property
     def rows_together(self) -> bool:
@@ -182,9 +173,7 @@ class HostNetwork(RepeatedCalls):
         """
         # What functions of nodes do in a call (remember, look at values) is in no recording.
         patched = _patched(conditioning)
-        run = self.record_or_call
-        if patched:
-            run = self.compile_or_call if _between_blocks(conditioning) else self._at_once
+        run = self._at_once if patched else self.record_or_call
         self._held.split.noted = None
         output: torch.Tensor = run(x, timestep, dict(conditioning))
         if CONTROL in conditioning:
@@ -263,16 +252,6 @@ def _patched(conditioning: Mapping[str, Any]) -> bool:
 
 def _between_blocks(conditioning: Mapping[str, Any]) -> bool:
     return act_between_blocks(conditioning["transformer_options"][CARRIED])
-
-
-def _noting(compiler: HostCompiler) -> RunBlock:
-    """Runs blocks as they are, with a compiler that looks on."""
-
-    def run(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], varying: Any) -> Any:
-        compiler.note(forward, args, kwargs)
-        return forward(*args, **kwargs)
-
-    return run
 
 
 def _other_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -32,9 +32,9 @@ app.registerExtension({
       category: [CATEGORY, "Default", "DefaultCompile"],
       sortOrder: 1,
       name: "Compile, of loaders without a Parallel Config",
-      tooltip: "auto: on GPUs, beside the first picture, which does not wait for it.",
+      tooltip: "auto: on GPUs, before the first step, once per machine.",
       type: "combo",
-      options: ["auto", "on", "off"],
+      options: ["auto", "off"],
       defaultValue: "auto",
     },
     {
