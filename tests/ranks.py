@@ -23,15 +23,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_ranks(
-    world_size: int, target: str, args: dict[str, Any] | None = None, timeout: float = 800
+    world_size: int, target: str, args: dict[str, Any] | None = None, timeout: float = 800, forked: bool = True
 ) -> list[dict[str, Any]]:
     """Run `function(rank, world_size, **args)` on every rank of an initialised gloo group.
 
     Args:
-        world_size: processes to start, each a fork of one that has imported torch and diffusers and done nothing else.
+        world_size: processes to start, each a fork of one that has imported torch and diffusers and done nothing
+            else, or not (`forked`).
         target: "module:function", importable from the repository root.
         args: keyword arguments, JSON data.
         timeout: seconds for everything; then all ranks are ended and the test fails.
+        forked: False: each is a process that starts from nothing, as ranks on a GPU must be. To import diffusers asks
+            CUDA for its devices, and CUDA does not outlive a fork.
 
     Returns:
         What each rank's function returned, by rank: a dict whose values are tensors or JSON data.
@@ -41,7 +44,7 @@ def run_ranks(
         (folder / "args.json").write_text(json.dumps(args or {}))
         launcher = _launcher()
         assert launcher.stdin is not None
-        launcher.stdin.write(f"{json.dumps([name, target, world_size])}\n")
+        launcher.stdin.write(f"{json.dumps([name, target, world_size, forked])}\n")
         launcher.stdin.flush()
         try:
             _wait(launcher, folder, world_size, time.monotonic() + timeout)
@@ -112,9 +115,10 @@ def _main(folder: Path, target: str, rank: int, world_size: int) -> None:
     dist.destroy_process_group()
 
 
-def _launch(folder: Path, target: str, world_size: int) -> None:
-    """Fork the ranks, and note how each ended."""
-    ranks = {_fork(folder, target, rank, world_size): rank for rank in range(world_size)}
+def _launch(folder: Path, target: str, world_size: int, forked: bool) -> None:
+    """Start the ranks, and note how each ended."""
+    start = _fork if forked else _start
+    ranks = {start(folder, target, rank, world_size): rank for rank in range(world_size)}
     while ranks:
         pid, status = os.wait()
         rank = ranks.pop(pid)
@@ -141,7 +145,15 @@ def _fork(folder: Path, target: str, rank: int, world_size: int) -> int:
         os._exit(code)  # nothing of the launcher's is for this process to end
 
 
-if __name__ == "__main__":
+def _start(folder: Path, target: str, rank: int, world_size: int) -> int:
+    command = [sys.executable, __file__, str(folder), target, str(rank), str(world_size)]
+    with (folder / f"{rank}.log").open("wb") as log:
+        return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log).pid
+
+
+if __name__ == "__main__" and len(sys.argv) > 1:
+    _main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+elif __name__ == "__main__":
     import diffusers
     import torch.distributed  # noqa: F401
 
@@ -150,4 +162,4 @@ if __name__ == "__main__":
     diffusers.FluxTransformer2DModel  # noqa: B018 - which is imported when it is looked up, and most models with it
     for line in sys.stdin:
         asked = json.loads(line)
-        _launch(Path(asked[0]), asked[1], asked[2])
+        _launch(Path(asked[0]), *asked[1:])

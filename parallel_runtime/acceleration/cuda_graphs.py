@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,7 +71,7 @@ class CudaGraphs:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), listening(self._pulse, capture.between_blocks):
+        with torch.cuda.stream(self._stream), listening(self._pulse, capture.between_blocks), _nothing_collected():
             capture.begin()
             try:
                 output = call(static)
@@ -138,6 +139,22 @@ class Capture:
         if self._passed == _FIRST_MARKS:
             self.end()
             self.begin()
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Inside, Python's collector does not run.
+
+    What it finds may be another model's engine or graphs, whose end gives memory back to the driver. That is not
+    allowed while a stream records: the recording would fail by no fault of its forward.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 @contextlib.contextmanager

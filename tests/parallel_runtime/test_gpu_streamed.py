@@ -15,7 +15,8 @@ DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", m
 def test_ranks_of_one_gpu_get_blocks_from_each_other_and_from_the_host(device, tmp_path):
     path = write_original(tmp_path / "model.safetensors", CONFIG, seed=1)
     arguments = {"path": str(path), "folder": str(tmp_path), "device": device}
-    for found in run_ranks(2, "tests.parallel_runtime.gpu_streamed_run:compare", arguments, timeout=300):
+    target = "tests.parallel_runtime.gpu_streamed_run:compare"
+    for found in run_ranks(2, target, arguments, timeout=300, forked=device == "cpu"):
         recordings = {name: found.pop(name) for name in list(found) if name.endswith("recorded")}
         assert set(recordings.values()) == {int(device != "cpu")}
         assert found.pop("a part of it on the device") == (device != "cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -357,6 +358,38 @@ def test_a_recording_after_all_others_are_gone_takes_a_pool_that_is_alive(monkey
     recorded.lose()
     record(3)
     assert [count for count in cuda.graphs_in.values() if count] == [1]
+
+
+def test_no_garbage_of_others_is_collected_while_a_forward_is_recorded(monkeypatch):
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    recording: list[bool] = []
+    collected: list[bool] = []
+    begin, end = cuda.CUDAGraph.capture_begin, cuda.CUDAGraph.capture_end
+    monkeypatch.setattr(
+        cuda.CUDAGraph, "capture_begin", lambda *args, **how: (begin(*args, **how), recording.append(True))
+    )
+    monkeypatch.setattr(cuda.CUDAGraph, "capture_end", lambda *args: (recording.clear(), end(*args)))
+
+    class Engine:
+        def __init__(self) -> None:
+            self.itself = self  # only the collector finds it
+
+        def __del__(self) -> None:
+            collected.append(bool(recording))
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        Engine()
+        assert [[] for _ in range(20_000)]  # the collector runs, if it may
+        return 2 * x
+
+    recorded = RecordedForward(forward)
+    assert gc.isenabled()
+    for _ in range(WARM_RUNS + 1):
+        recorded(ONE, (torch.ones(3),), {})
+    assert len(collected) >= WARM_RUNS
+    assert not any(collected)
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("knows", [False, True])
