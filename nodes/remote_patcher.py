@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import comfy.model_management
 import comfy.model_patcher
 import torch
 from comfy.patcher_extension import CallbacksMP
 
 from parallel_runtime.errors import ParallelError, RequestError
 from parallel_runtime.patching.patch_data import check_patches
+from parallel_runtime.requests.control import Cancelled
 
 from .comfyui_code import comfyui_code
 from .kept_models import keep
@@ -27,13 +29,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("parallel_dit")
 
 _META = torch.device("meta")
+_ANYTHING_BUT_ALL = 1 << 50
+"""Bytes. ComfyUI asks a model for less when it is short of memory, for 1e30 when it unloads everything; it does not say
+which, and calls `partially_unload` where it asks for less than `loaded_size`, `detach` where not."""
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     """ModelPatcher whose weights are the pool's.
 
     To ComfyUI's memory management the weights cost what the pool holds on ComfyUI's own GPU: `model_size` is what
-    has to be free there before a load, `loaded_size` what a release would give back.
+    has to be free there before a load. Short of memory there, it has them parked on the host; it has them dropped when
+    it unloads everything.
     """
 
     injections: dict[str, Any]
@@ -54,8 +60,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return self.remote.size_bytes if self.shares_device and not self.remote.resident_bytes else 0
 
     def loaded_size(self) -> int:
-        """Bytes that the pool holds per rank, wherever it is: only unloading everything asks for more than that."""
-        return self.remote.resident_bytes
+        """More than ComfyUI can miss: so it asks its own models first, and `detach` is for unloading everything."""
+        return _ANYTHING_BUT_ALL
 
     def get_free_memory(self, device) -> int:
         """What ComfyUI asks before every call, to see whether it must cut the batch: it never must, and asking the
@@ -180,19 +186,26 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         if unpatch_weights:
             self._move_others(device_to)
 
+    def partially_load(self, device_to, extra_memory=0, force_patch_weights=False):
+        """Called before each run. Little free memory is no reason to unload what is about to run: the ranks make room
+        for themselves."""
+        return super().partially_load(device_to, max(extra_memory, 0), force_patch_weights)
+
     def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
         """Give memory back under pressure: all of it or, where the pool is on other GPUs, none.
 
         Returns:
-            Bytes freed. For a pool elsewhere the wished-for number, so that ComfyUI turns to other models.
+            What was asked for: ComfyUI would detach a model that frees less, and reads what is free for itself.
         """
-        return self._release() if self.shares_device else memory_to_free
+        if self.shares_device and self.remote.resident_bytes:
+            self._release(park=True)
+        return memory_to_free
 
     def detach(self, unpatch_all=True):
         """Let go of the model; when ComfyUI unloads everything (Free, Unload), also of the weights in the pool."""
         model = super().detach(unpatch_all)
         if unpatch_all:
-            self._release()
+            self._release(park=False)
         return model
 
     def pre_run(self) -> None:
@@ -229,13 +242,14 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         super().cleanup()
         self.remote.finish_run()
 
-    def _release(self) -> int:
-        held = self.remote.resident_bytes
+    def _release(self, park: bool) -> None:
         try:
-            return self.remote.release()  # also where the weights are elsewhere: runs leave memory behind, too
+            # Not only what is here: runs leave memory behind, too, and parked weights lie on the host.
+            self.remote.release(park, comfy.model_management.processing_interrupted)
         except ParallelError as error:
             log.info("Parallel DiT: nothing to unload. %s", error)
-            return held
+        except Cancelled:  # nothing above catches it where ComfyUI unloads between prompts
+            log.info("Parallel DiT: interrupted before the pool was free, so %s stays.", self.remote.model.path)
 
     def _move_others(self, device: torch.device | None) -> None:
         if device is None:

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import OtherNetworkError, ParallelError
+from parallel_runtime.errors import OtherNetworkError, ParallelError, PoolError
 from parallel_runtime.patching.patch_data import UNPATCHED
 
 from .carried_patches import CarriedPatches
@@ -44,6 +44,11 @@ def _show_nothing(text: str) -> None:
 
 def _nothing() -> None:
     """For calls that leave nothing to do."""
+
+
+def _never() -> bool:
+    """For callers that never cancel."""
+    return False
 
 
 def check_finite(x: torch.Tensor, what: str = "latent") -> None:
@@ -188,7 +193,10 @@ class RemoteTransformer:
         except ParallelError as error:
             raise obstacle from error
         self._comfyui = None
-        self.release()
+        try:
+            self.release()
+        except PoolError as error:
+            log.info("Parallel DiT: %s", error)
         self.model = other
         self.why = f"Runs ComfyUI's own network: {obstacle.cause}"
         log.info("Parallel DiT: %s", self.why)
@@ -251,13 +259,17 @@ class RemoteTransformer:
         if pool.ran is not None:
             self.notices.ran(pool.ran, pool.details, x.shape, steps, how)
 
-    def release(self) -> int:
+    def release(self, park: bool = False, should_cancel: Callable[[], bool] = _never) -> int:
         """Free the weights in the pool, where no other uses them; returns the bytes freed per rank.
+
+        Args:
+            park: see PoolClient.release.
 
         Raises:
             PoolError: the pool died meanwhile, and its memory with it.
+            Cancelled: the artist did not want to wait for the pool.
         """
-        return self._pool.release(self.model) if self._pool is not None and self._owns else 0
+        return self._pool.release(self.model, park, should_cancel) if self._pool is not None and self._owns else 0
 
     @contextmanager
     def capture(self, channels: int) -> Iterator[list[TransformerCall]]:

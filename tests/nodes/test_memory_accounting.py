@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from nodes import kept_models
 from parallel_runtime.errors import PoolError
+from parallel_runtime.requests.control import Cancelled
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 
 COMFYUI = find_comfyui()
@@ -16,73 +20,162 @@ if COMFYUI is None:
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
 GPU = torch.device("cuda", 0)
+GIB = 1 << 30
 
 
 class Remote:
     """As much of a RemoteTransformer as is asked."""
 
     def __init__(self, shared: bool):
-        self.size_bytes, self.resident_bytes, self.released, self.shared, self.dead = 700, 0, 0, shared, False
+        self.size_bytes, self.resident_bytes, self.shared, self.dead = 700, 0, shared, False
+        self.parked, self.dropped, self.asked = 0, 0, 0
 
     def shares(self, device: torch.device, current_index: int) -> bool:
         assert (device, current_index) == (GPU, 0)
         return self.shared
 
-    def release(self) -> int:
-        self.released += 1
-        held, self.resident_bytes = self.resident_bytes, 0
+    def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:
         if self.dead:
             raise PoolError("It died.", "Queue again.")
+        if should_cancel():
+            raise Cancelled
+        self.parked += park
+        self.dropped += not park
+        held, self.resident_bytes = self.resident_bytes, 0
         return held
+
+
+class Own(torch.nn.Module):
+    """A network of ComfyUI's own, of so many bytes."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(size, dtype=torch.uint8), requires_grad=False)
+        self.device = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def comfy():
     """ComfyUI's memory management, and our patcher."""
-    management, ours = import_with_comfyui("comfy.model_management", "nodes.remote_patcher")
-    return SimpleNamespace(management=management, patcher=ours.RemoteModelPatcher)
+    management, patching, extension, ours = import_with_comfyui(
+        "comfy.model_management", "comfy.model_patcher", "comfy.patcher_extension", "nodes.remote_patcher"
+    )
+    return SimpleNamespace(
+        management=management,
+        own=patching.ModelPatcher,
+        on_load=extension.CallbacksMP.ON_LOAD,
+        patcher=ours.RemoteModelPatcher,
+    )
 
 
 @pytest.fixture
-def made(comfy, monkeypatch):
-    """Makes a patcher, on a GPU that the pool computes on, or not."""
+def gpu(comfy, monkeypatch):
+    """ComfyUI's memory management on a GPU of which `gpu.free` bytes are free, and nothing loaded yet."""
+    gpu = SimpleNamespace(free=4 * GIB)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    management = comfy.management
+    monkeypatch.setattr(management, "get_free_memory", lambda device=None, torch_free_too=False: (
+        (gpu.free, 0) if torch_free_too else gpu.free
+    ))  # fmt: skip
+    monkeypatch.setattr(management, "vram_state", management.VRAMState.NORMAL_VRAM)
+    monkeypatch.setattr(management, "get_all_torch_devices", lambda exclude_current=False: [GPU], raising=False)
+    monkeypatch.setattr(management, "get_torch_device", lambda: GPU)
+    monkeypatch.setattr(management, "current_loaded_models", [])
+    monkeypatch.setattr(kept_models, "_KEPT", [])
+    return gpu
+
+
+@pytest.fixture
+def made(comfy, gpu):
+    """Makes a patcher, on a GPU that the pool computes on, or not."""
 
     def make(shared: bool):
         model = torch.nn.Module()
         model.parallel_remote = Remote(shared)
-        return comfy.patcher(model, load_device=GPU, offload_device=torch.device("cpu")), model.parallel_remote
+        model.parallel_shapes = SimpleNamespace(take=lambda model, patches: None)
+        model.parallel_patches = SimpleNamespace(read=lambda patcher: None)
+        patcher = comfy.patcher(model, load_device=GPU, offload_device=torch.device("cpu"))
+        patcher.parallel_loads = 0
+
+        def count(*_):
+            patcher.parallel_loads += 1
+
+        patcher.add_callback(comfy.on_load, count)
+        return patcher, model.parallel_remote
 
     return make
 
 
-def test_what_is_needed_and_held_follows_the_pool(comfy, made):
+def test_what_is_needed_follows_the_pool(comfy, made):
     patcher, remote = made(shared=True)
-    loaded = comfy.management.LoadedModel(patcher)
-    assert (patcher.model_size(), loaded.model_loaded_memory()) == (700, 0)
-    remote.resident_bytes = 650
-    assert (patcher.model_size(), loaded.model_loaded_memory()) == (0, 650)
-    remote.resident_bytes = 0  # the pool died, or another model took the place: the pool is asked, not remembered
-    assert (patcher.model_size(), loaded.model_loaded_memory()) == (700, 0)
-    remote.resident_bytes = 650
-    assert patcher.partially_unload(torch.device("cpu"), 10) == 650
-    assert (remote.released, patcher.model_size()) == (1, 700)
-
-
-def test_a_pool_on_other_gpus_is_asked_for_nothing_but_when_all_is_unloaded(made):
-    patcher, remote = made(shared=False)
+    assert patcher.model_size() == 700
     remote.resident_bytes = 650
     assert patcher.model_size() == 0
-    assert patcher.partially_unload(torch.device("cpu"), 10) == 10
-    assert (remote.released, remote.resident_bytes) == (0, 650)
-    patcher.detach(unpatch_all=False)
-    assert remote.released == 0
-    patcher.detach()
-    assert (remote.released, remote.resident_bytes) == (1, 0)
+    remote.resident_bytes = 0  # the pool died, or another model took the place: the pool is asked, not remembered
+    assert patcher.model_size() == 700
 
 
-def test_an_unload_of_a_pool_that_died_is_no_error(made):
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_run_begins_with_the_model_in_place_however_little_is_free(comfy, gpu, made, shared):
+    patcher, remote = made(shared)
+    comfy.management.load_models_gpu([patcher])
+    for free in (4 * GIB, GIB, GIB // 100, 0):
+        remote.resident_bytes, gpu.free = 650, free
+        before = patcher.parallel_loads
+        comfy.management.load_models_gpu([patcher], memory_required=2 * GIB)
+        assert (remote.resident_bytes, remote.parked, remote.dropped) == (650, 0, 0), free
+        assert patcher.parallel_loads == before + 1, free  # it asks the pool for the patches of this run
+
+
+@pytest.mark.parametrize("missing", [100, 651, 200 * GIB])
+def test_memory_that_another_model_misses_is_made_by_parking_and_never_on_other_gpus(comfy, gpu, made, missing):
+    shared, here = made(shared=True)
+    other, there = made(shared=False)
+    comfy.management.load_models_gpu([shared, other])
+    here.resident_bytes = there.resident_bytes = 650
+    gpu.free = 0
+    comfy.management.free_memory(missing, GPU)
+    assert (here.parked, here.dropped, here.resident_bytes) == (1, 0, 0)
+    comfy.management.free_memory(missing, GPU)  # it is not there to be parked again, nor forgotten where it lies
+    assert (here.parked, here.dropped) == (1, 0)
+    assert (there.parked, there.dropped, there.resident_bytes) == (0, 0, 650)
+    assert shared.model_size() == 700  # what its next run needs
+
+
+def test_comfyuis_own_models_go_before_a_pool(comfy, gpu, made):
+    shared, here = made(shared=True)
+    own = comfy.own(Own(1000), load_device=GPU, offload_device=torch.device("cpu"))
+    detached = []
+    own.detach = lambda unpatch_all=True: (detached.append(unpatch_all), setattr(gpu, "free", 1000))
+    comfy.management.load_models_gpu([shared])
+    loaded = comfy.management.LoadedModel(own)
+    loaded.real_model, loaded.model_finalizer = (lambda: own.model), weakref.finalize(own.model, lambda: None)
+    comfy.management.current_loaded_models.append(loaded)
+    here.resident_bytes, gpu.free = 650, 0
+    comfy.management.free_memory(900, GPU)
+    assert (detached, here.parked, here.dropped) == ([True], 0, 0)
+
+
+def test_what_unloads_everything_drops_models_wherever_they_are(comfy, made):
+    shared, here = made(shared=True)
+    other, there = made(shared=False)
+    comfy.management.load_models_gpu([shared, other])
+    here.resident_bytes = there.resident_bytes = 650
+    other.detach(unpatch_all=False)
+    assert there.dropped == 0
+    comfy.management.unload_all_models()
+    assert (here.parked, here.dropped, here.resident_bytes) == (0, 1, 0)
+    assert (there.parked, there.dropped, there.resident_bytes) == (0, 1, 0)
+
+
+def test_an_unload_of_a_pool_that_died_or_that_is_not_waited_for_is_no_error(comfy, made, monkeypatch):
     patcher, remote = made(shared=True)
     remote.resident_bytes, remote.dead = 650, True
-    assert patcher.partially_unload(torch.device("cpu"), 10) == 650
-    assert patcher.loaded_size() == 0
+    assert patcher.partially_unload(torch.device("cpu"), 10) == 10
+    remote.dead = False
+    monkeypatch.setattr(comfy.management, "interrupt_processing", True)
+    patcher.detach()  # between prompts, where nothing catches an interrupt
+    assert remote.dropped == 0
+    monkeypatch.undo()
+    patcher.detach()
+    assert remote.dropped == 1

@@ -16,7 +16,7 @@ from nodes.remote_transformer import RemoteTransformer
 from nodes.run_notices import IN_TURN, USE_PARALLEL_SAMPLER, RunNotices, explain_stages
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import OtherNetworkError, RequestError, UnsupportedModelError
+from parallel_runtime.errors import OtherNetworkError, PoolError, RequestError, UnsupportedModelError
 from parallel_runtime.requests.requests import ComfyuiCode
 from workers.client.client import LoopRequest, ModelRequest, never
 from workers.client.waiting import Wait
@@ -32,6 +32,7 @@ class DoublingPool:
         self.now = 0.0
         self.ran = None  # the plan, as the ranks say it
         self.held = 0
+        self.dies = False
         self.details = None
         self.waits_for = Wait()
         self.loads = ()  # what a load waits for, each time that the caller is asked whether to cancel
@@ -68,8 +69,10 @@ class DoublingPool:
             on_compile()
         self.compiles = ()
 
-    def release(self, model):
+    def release(self, model, park=False, should_cancel=never):
         self.requests.append("release")
+        if self.dies:
+            raise PoolError("Rank 1 (process 5) ended while the pool was idle.", "")
         freed, self.held = self.held, 0
         return freed
 
@@ -190,6 +193,7 @@ def test_what_the_ranks_refuse_for_the_other_network_is_run_there():
     with pytest.raises(OtherNetworkError, match="no such thing"):
         remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
     remote = RemoteTransformer(remote.model, connect=lambda config: pool, comfyui=lambda: own)
+    pool.dies = True  # while it lets the weights go: they are gone, too
     assert remote.forward(make_call(torch.ones(1, 4, 2, 2)), never).max() == 2
     assert remote.why == "Runs ComfyUI's own network: diffusers' Wan takes no such thing."
 

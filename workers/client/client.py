@@ -215,15 +215,20 @@ class PoolClient:
 
     def expect_patches(self, comfyui: ComfyuiCode) -> None:
         """Have the ranks of a running pool ready for weight patches; returns at once."""
-        self._patches.expect(comfyui, lambda: self._keeper.running is not None, self._turns)
+        self._patches.expect(comfyui, lambda: (pool := self._keeper.running) is not None and pool.settled, self._turns)
 
-    def release(self, model: ModelRequest, park: bool = False) -> int:
+    def release(self, model: ModelRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:
         """Free the model's memory in the pool, if it runs and holds it; return the bytes freed per rank.
 
         Args:
             park: keep the weights on the host, where that has memory.
+
+        Raises:
+            PoolError: the pool died meanwhile.
+            Cancelled: the artist did not want to wait.
         """
-        with self._turns:
+        with self._turns.take(should_cancel):
+            self._keeper.settle(should_cancel)
             if self._keeper.running is None or not self._models.knows(model.key):
                 return 0
             if not park:
@@ -261,6 +266,12 @@ class PoolClient:
         """End the pool."""
         with self._turns:
             self._keeper.close()
+            self._forget()
+
+    def retire(self) -> None:
+        """End the pool for good: its devices are another's from now on."""
+        with self._turns:
+            self._keeper.retire()
             self._forget()
 
     def restart(self, should_cancel: ShouldCancel = never) -> RunningPool:
@@ -331,6 +342,7 @@ class PoolClient:
         return reply
 
     def _forget(self) -> None:
+        """No rank holds anything: what was to be dropped is not told to those that come, either."""
         self._models.clear()
-        self._calls.forget()
-        self._patches.clear()
+        self._calls = Calls(self._submit)
+        self._patches = PatchCache(self._submit)

@@ -43,7 +43,8 @@ class PatchCache:
         """Let the ranks import ComfyUI's code, which takes seconds, before patches come; beside what the caller does.
 
         Args:
-            runs: whether there is a pool; none is started for that.
+            runs: whether there is a pool that has nothing else to do; none is started or waited for, as whoever comes
+                next waits for the turn.
             turn: held while it is talked to.
         """
 
@@ -90,6 +91,9 @@ class PatchCache:
             return
         assert patches.comfyui is not None
         self._make_room([each.name for each in patches.sets], new)
+        while len(self._to_drop) > _MOST_TENSORS:  # names, too, are more than one message holds
+            yield KeepPatches(patches.comfyui, dropped=tuple(self._to_drop[:_MOST_TENSORS])), {}
+            del self._to_drop[:_MOST_TENSORS]
         dropped, self._to_drop = tuple(self._to_drop), []
         for names in self._pieces(new):
             tensors = {name: as_bytes(factor) for each in new for name, factor in each.factors.items() if name in names}
