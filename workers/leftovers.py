@@ -17,6 +17,8 @@ from pathlib import Path
 
 from parallel_runtime.errors import PoolError
 
+_ROOM_BYTES = 64 << 10
+"""What a start writes there, at least: the ranks' meeting place, and what torchrun notes."""
 _PREFIX = "parallel-dit-run-"
 """Not that of older versions, whose folders have no lock: whether one of theirs lives cannot be told."""
 
@@ -50,22 +52,39 @@ def make_folder() -> PrivateFolder:
     Raises:
         PoolError: nothing can be written there.
     """
-    while True:
-        try:
+    try:
+        while True:
             path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        except OSError as error:
-            where = f" in {tempfile.tempdir}" if tempfile.tempdir else ""
-            raise PoolError(
-                f"No folder for temporary files could be made{where}: {error.strerror or error}.",
-                "Make room there, or set $TMPDIR to a folder that can be written.",
-            ) from error
-        with contextlib.suppress(FileNotFoundError):  # another process took it for a leftover before it was locked
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            with contextlib.suppress(OSError):  # a file system without locks: nobody removes it but its owner
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if path.exists():
-                return PrivateFolder(path, descriptor)
-            os.close(descriptor)
+            with contextlib.suppress(FileNotFoundError):  # another process took it for a leftover before it was locked
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                with contextlib.suppress(OSError):  # a file system without locks: nobody removes it but its owner
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if path.exists():
+                    folder = PrivateFolder(path, descriptor)
+                    _try_room(folder)
+                    return folder
+                os.close(descriptor)
+    except OSError as error:
+        where = f" in {tempfile.tempdir}" if tempfile.tempdir else ""
+        raise PoolError(
+            f"No folder for temporary files could be made{where}: {error.strerror or error}.",
+            "Make room there, or set $TMPDIR to a folder that can be written.",
+        ) from error
+
+
+def _try_room(folder: PrivateFolder) -> None:
+    """A folder can be made where no file can: found here, with its cause, and not by some process of the pool.
+
+    Raises:
+        OSError: no file can be written there.
+    """
+    probe = folder.path / "room"
+    try:
+        probe.write_bytes(bytes(_ROOM_BYTES))
+        probe.unlink()
+    except OSError:
+        folder.remove()
+        raise
 
 
 @contextlib.contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
+from io import TextIOWrapper
 from logging import LogRecord
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -17,6 +19,18 @@ _KEPT_POOLS = 20
 _TAIL_BYTES = 64 << 10
 
 
+def _open_own(path: str, flags: int) -> int:
+    """For this user alone to write, whatever the umask: what others had written would be read as the pool's."""
+    return os.open(path, flags, 0o644)
+
+
+class _OwnFile(RotatingFileHandler):
+    """Its files are made by `_open_own`."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_open_own)  # type: ignore[return-value]
+
+
 class PoolLog:
     """Writes lines with a time stamp, and remembers the last ones for error reports."""
 
@@ -24,10 +38,8 @@ class PoolLog:
         self.path = path
         # Neither a full disk nor a folder that cannot be made may end the pool: the last lines are kept in memory.
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        self._handler = RotatingFileHandler(
-            path, maxBytes=_ROTATE_BYTES, backupCount=_ROTATED, encoding="utf-8", delay=True
-        )
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._handler = _OwnFile(path, maxBytes=_ROTATE_BYTES, backupCount=_ROTATED, encoding="utf-8", delay=True)
         self._handler.handleError = lambda record: None  # type: ignore[method-assign]
         self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
 
@@ -47,8 +59,8 @@ def begin_log(path: Path) -> IO[bytes] | None:
     """Make a pool's log before anything of the pool runs, for what its supervisor says where it cannot start; prune the
     logs of earlier pools. None where no file can be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        log = path.open("ab")
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        log = open(path, "ab", opener=_open_own)  # noqa: SIM115 - its caller closes it
     except OSError:
         return None
     _prune(path.parent)

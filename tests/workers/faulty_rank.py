@@ -7,6 +7,7 @@ so that a rank that fails leaves the others waiting in it, as a real transformer
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -41,6 +42,8 @@ def fail(fault: str, control: Control) -> None:
         raise RequestError("A planted refusal.", "Do as it says.")
     if fault == "oom":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
+    if fault == "unmapped":
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     if fault == "exit":
         os._exit(3)
     if fault == "kill":

@@ -50,6 +50,18 @@ def test_an_error_in_prepare_on_one_rank_costs_the_job_only(faulty_pool, rank):
     assert pool.client.status().pids == before
 
 
+def test_a_rank_that_can_map_no_more_memory_is_told_of_and_replaced(faulty_pool):
+    pool = faulty_pool()
+    before = pool.client.pool.pid
+    with pytest.raises(PoolError, match=r"Rank 1 of the worker pool failed with OSError: .*Cannot allocate memory"):
+        pool.sample("unmapped 1 -1")
+    assert wait_until(lambda: pool.client.status() is None)
+    pool.check_works()
+    assert pool.client.pool.pid != before
+    pool.check_gone()
+    pool.remember()
+
+
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
@@ -194,6 +206,45 @@ def test_a_request_that_comes_before_anybody_knows_that_the_pool_is_lost_goes_to
     threading.Timer(0.3, supervisor.resume).start()
     pool.check_works()
     assert pool.client.pool.pid != supervisor.pid
+    pool.check_gone()
+    pool.remember()
+
+
+@pytest.mark.parametrize("job", ["sample", slow("forward"), slow("load")])
+def test_a_job_that_a_dying_rank_never_read_goes_to_a_fresh_pool(faulty_pool, job):
+    pool = faulty_pool()
+    run = {"load": lambda: pool.client.load(pool.model("fine too"))}.get(job, getattr(pool, job, None))
+    run()  # a call is a step from now on
+    time.sleep(1.2)  # so long after a job nobody hears a step by the bell
+    before = pool.client.pool.pid
+    rank = psutil.Process(pool.client.status().pids[1])
+    rank.suspend()  # it ends, and what it has not read yet is there
+    threading.Timer(0.5, rank.kill).start()
+    run()
+    assert pool.client.pool.pid != before
+    pool.check_gone()
+    pool.remember()
+
+
+@pytest.mark.slow
+def test_a_job_that_comes_within_milliseconds_of_an_idle_ranks_end_is_not_lost(faulty_pool):
+    pool = faulty_pool()
+    for milliseconds in (0, 1, 3, 8, 20):
+        os.kill(pool.client.status().pids[1], signal.SIGKILL)
+        time.sleep(milliseconds / 1000)
+        pool.check_works()
+        pool.client._keeper._deaths = 0  # no pause before the next
+    pool.remember()
+
+
+def test_a_step_that_a_rank_may_have_heard_by_the_bell_is_not_done_again(faulty_pool):
+    pool = faulty_pool()
+    pool.forward()
+    before = pool.client.pool.pid
+    with pytest.raises(PoolError, match=r"Rank 1 \(process \d+\) ended in the middle of a job"):
+        pool.forward((0, -2))  # it kills itself
+    pool.check_works()
+    assert pool.client.pool.pid != before
     pool.check_gone()
     pool.remember()
 

@@ -103,6 +103,21 @@ def test_after_a_failure_everything_is_sent_again():
     assert len(pool.factors) == 2
 
 
+def test_what_is_dropped_fits_into_messages_however_much_it_is():
+    pool = Pool()
+    cache = PatchCache(pool.submit)
+    many = patches(1.0, *torch.rand(3000, 2))
+    cache.send(many)
+    cache.clear()
+    pool.sent.clear()
+    one = patches(1.0, torch.rand(4))
+    cache.send(one)
+    dropped = [name for request, _ in pool.sent for name in request.dropped]
+    assert {*many.patches.factors, many.patches.name} == {*dropped}
+    assert max(len(request.dropped) for request, _ in pool.sent) <= 1024
+    assert contents(pool, one).name == one.patches.name
+
+
 def test_ranks_are_told_once_that_patches_will_come_and_only_where_there_are_any():
     pool, turn = Pool(), threading.RLock()
     cache = PatchCache(pool.submit)

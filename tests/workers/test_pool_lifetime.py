@@ -18,6 +18,7 @@ import pytest
 from parallel_runtime.errors import PoolError
 from tests.patience import SOON, wait_until
 from workers.client import keeper as keeping
+from workers.client import pool_registry
 from workers.client.client import Cancelled, PoolClient
 from workers.launch import PACK_ROOT, PoolSpec
 from workers.leftovers import remove_leftovers
@@ -94,6 +95,18 @@ def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(monkeypat
 
 
 @pytest.mark.slow
+def test_a_client_whose_devices_are_anothers_starts_no_pool_again():
+    registry = pool_registry._PoolRegistry()
+    first = registry.get(PoolSpec("cpu", (0, 1)))
+    assert registry.get(PoolSpec("cpu", (0,))) is first  # a part of it
+    other = registry.get(PoolSpec("cpu", (1, 2)))
+    assert registry.all() == [other]
+    for begin in (first.start, first.restart):
+        with pytest.raises(PoolError, match=r"^Another pool has taken devices of cpu:.*Queue the prompt again"):
+            begin()
+    assert first.pool is None
+
+
 def test_two_pools_at_once_do_not_meet(faulty_pool):
     one, other = faulty_pool(), faulty_pool()
     threads = [threading.Thread(target=pool.sample, kwargs={"steps": 20}) for pool in (one, other)]

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from parallel_runtime.errors import PoolError
+from parallel_runtime.requests.requests import ComfyuiCode
 from tests.patience import SOON
 from workers.client import running_pool as running
 from workers.client import silence
@@ -149,6 +150,33 @@ def test_a_cancel_returns_although_a_rank_hangs_and_the_next_prompt_pays_for_not
         pool.sample("hang 0 -1", should_cancel=cancel)
     assert time.monotonic() - asked[0] < SOON
     pool.check_works()  # it waits a moment for the abandoned job, then takes a fresh pool
+    pool.check_gone()
+    pool.remember()
+
+
+@pytest.mark.slow
+def test_free_park_and_a_lora_after_a_job_that_outlives_its_cancel_wait_for_a_while_and_hear_a_cancel(
+    faulty_pool, monkeypatch
+):
+    monkeypatch.setattr(running, "ABANDONED_SECONDS", 4.0)
+    pool = faulty_pool(1)
+    with pytest.raises(Cancelled):
+        pool.sample("hang 0 -1", should_cancel=lambda: True)
+    pool.client.expect_patches(ComfyuiCode("/comfyui"))
+    for thread in threading.enumerate():
+        if thread.name == "parallel-dit-patches":
+            thread.join(SOON)
+            assert not thread.is_alive()  # it has the pool for itself while it lives
+    for park in (False, True):
+        with pytest.raises(Cancelled):
+            pool.client.release(pool.model(), park, should_cancel=lambda: True)
+    with pytest.raises(Cancelled):
+        pool.client.load(pool.model(), should_cancel=lambda: True)
+    assert not pool.client.pool.settled
+    started = time.monotonic()
+    assert pool.client.release(pool.model()) == 0  # the pool ended, and all that it held
+    assert time.monotonic() - started < SOON
+    pool.check_works()
     pool.check_gone()
     pool.remember()
 

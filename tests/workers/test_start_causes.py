@@ -17,7 +17,7 @@ from workers import leftovers
 from workers.client import supervisor_process
 from workers.client.client import PoolClient
 from workers.launch import PoolSpec, state_directory
-from workers.pool_log import begin_log, last_line
+from workers.pool_log import PoolLog, begin_log, last_line
 from workers.settings import read_seconds
 
 
@@ -131,6 +131,31 @@ def test_no_room_for_temporary_files_is_a_typed_error(monkeypatch):
     monkeypatch.setattr(leftovers.tempfile, "mkdtemp", refuse)
     with pytest.raises(PoolError, match=r"could be made in .*: No space left on device\. Make room there"):
         PoolClient(PoolSpec("cpu", (0,))).start()
+
+
+def test_a_folder_that_can_be_made_and_not_filled_is_a_typed_error(failed_start, monkeypatch):
+    def refuse(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    assert re.search(r"could be made in .*: No space left on device\. Make room there", failed_start())
+
+
+def test_a_log_is_for_its_user_alone_to_write_whatever_the_umask(tmp_path):
+    path = tmp_path / "logs" / "pool-x.log"
+    before = os.umask(0)
+    try:
+        begun = begin_log(path)
+        assert begun is not None
+        begun.close()
+        log = PoolLog(path)
+        log.write("x" * 100)
+        log._handler.doRollover()
+        log.write("y" * 100)
+    finally:
+        os.umask(before)
+    made = [path, path.with_name("pool-x.log.1")]
+    assert [(each.stat().st_mode & 0o777, each.read_text()[-2]) for each in made] == [(0o644, "y"), (0o644, "x")]
 
 
 def test_a_user_without_a_home_is_a_typed_error(monkeypatch):

@@ -51,7 +51,8 @@ class Keeper:
         self._rank_module = rank_module
         self._on_change = on_change
         self._on_answer = on_answer
-        self._ended = False
+        self._end: PoolError | None = None
+        """Why no pool starts any more."""
         self._pauses = False
         self._grows = False
         self._deaths = 0  # in a row, without a job that succeeded in between
@@ -79,8 +80,8 @@ class Keeper:
 
     def start(self, should_cancel: ShouldCancel, needed: PoolSpec | None = None) -> RunningPool:
         """The running pool, started if need be, or grown; see `PoolClient.start`."""
-        if self._ended:
-            raise PoolError("ComfyUI is ending.", "Start it again.")
+        if self._end is not None:
+            raise self._end
         self.settle(should_cancel)
         if self.pool is not None and not self.pool.alive:
             self.pool.close()
@@ -115,9 +116,14 @@ class Keeper:
             self.pool.close()
             self.pool = None
 
+    def retire(self) -> None:
+        """End the pool for good: its devices are another's."""
+        self._end = PoolError(f"Another pool has taken devices of {self.spec}.", "Queue the prompt again.")
+        self.close()
+
     def end(self, seconds: float) -> None:
         """End the pool for good, in so many seconds."""
-        self._ended = True
+        self._end = PoolError("ComfyUI is ending.", "Start it again.")
         if self.pool is not None:
             self.pool.close(seconds)
 

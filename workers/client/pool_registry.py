@@ -33,7 +33,7 @@ class _PoolRegistry:
                     return client
             growing = next((client for client in self._clients if client.grows_to(spec)), None)
             for client in [c for c in self._clients if c is not growing and c.spec.overlaps(spec)]:
-                client.close()
+                client.retire()
                 self._clients.remove(client)
             if growing is not None:
                 growing.spec = spec
@@ -53,7 +53,7 @@ class _PoolRegistry:
     def close(self) -> None:
         with self._lock:
             for client in self._clients:
-                client.close()
+                client.retire()
             self._clients.clear()
 
 

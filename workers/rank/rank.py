@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import time
@@ -62,6 +63,7 @@ class Rank:
         self.inbox = Inbox(connection, self.client_memory.look)
         self.heartbeat = Heartbeat(connection, self.rank, blocks=lambda: engine.residency.pulse.count, output=output)
         self.imports = IdleImports(engine.device)
+        self.spent = False
 
     @property
     def world_size(self) -> int:
@@ -69,12 +71,14 @@ class Rank:
         return self.engine.world_size
 
     def work(self) -> None:
-        """Main loop."""
+        """Main loop. It ends where this process itself can do no more: all ranks have let go of the job by then."""
         while True:
             frame = self.inbox.next(self.imports)
             message = frame.message
             if isinstance(message, Abandon):
                 self.engine.forget_calls()
+                if self.spent:
+                    return
             if not isinstance(message, Job) or not self.inbox.take(message):
                 continue  # Run or Abandon of a job that failed here in PREPARE, or one that the bell told of before
             if isinstance(message.request, Step):
@@ -113,6 +117,7 @@ class Rank:
         except Cancelled:
             self._fail(job.number, Cancelled(), "", cancelled=True)
         except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, the pool lives
+            self.spent = is_spent(error)
             self._fail(job.number, error, traceback.format_exc())
         else:
             self.connection.send(Ready(job.number, self.rank, dict(prepared.offers)))
@@ -200,6 +205,15 @@ class Rank:
         if is_lost_peer(error):
             info = msgspec.structs.replace(info, consequence=True)
         self.connection.send(Failed(number, self.rank, info, cancelled, launched=launched))
+
+
+def is_spent(error: BaseException | None) -> bool:
+    """A process has no mappings, addresses or descriptors left: other jobs would fail in it, and not in a fresh one."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__
+    return False
 
 
 def is_lost_peer(error: Exception) -> bool:

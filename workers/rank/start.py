@@ -84,3 +84,4 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     threading.Thread(target=rank.heartbeat.beat, name="heartbeat", daemon=True).start()
     connection.send(Online(number, device_name(world.device)))
     rank.work()
+    os._exit(1)  # it can do no more: interpreter and libraries may want what there is none of

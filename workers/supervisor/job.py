@@ -18,6 +18,7 @@ class ActiveJob:
     """The job that the pool is busy with, and what each rank answered.
 
     Args:
+        by_bell: ranks may have heard of it from the client, before it was handed out.
         prompt: the answer goes out when rank 0 has it; the next job begins when all ranks are through.
 
     `preparing` ends when every rank said `Ready` or `Failed`; `running` when every rank said `Done`, or one `Failed`.
@@ -33,6 +34,9 @@ class ActiveJob:
     result: Frame | None = None
     cancelled: bool = False
     prompt: bool = False
+    by_bell: bool = False
+    unread: bool = False
+    """The rank whose end ends the pool had not read of it: to be done again, it does no harm."""
     answered: bool = False
     _used: int = 0
 
@@ -52,6 +56,11 @@ class ActiveJob:
             self._used = max(self._used, _used(message))
             if message.rank == 0:
                 self.result = frame
+
+    def note_unread(self, rank: int) -> None:
+        """A rank is the first that ends, and had not read all that was sent to it; nothing came of it since."""
+        heard_of = rank in self.ready or rank in self.done or rank in self.failed or self.by_bell
+        self.unread = not heard_of and all(failed.error.consequence for failed in self.failed.values())
 
     def _note(self, message: Done | Failed) -> None:
         if message.launched is not None:

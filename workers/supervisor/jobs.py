@@ -25,6 +25,8 @@ ALIKE_SECONDS = 5.0
 run them so. Less costs a pool that could have lived; more is waited for in vain where one rank failed alone."""
 
 _HEARD_SECONDS = 0.001
+_BELL_SECONDS = 1.0
+"""So long after a job a rank may hear of a step by the client's bell; it looks for much less (rank/inbox.py)."""
 
 
 class Jobs:
@@ -44,6 +46,7 @@ class Jobs:
         self._waiting: deque[Frame] = deque()
         self._open = False
         self._size_before = members.size  # the active job
+        self._rested = 0.0  # since when no job was active
         self._begun = 0  # the last job that was handed out
         self._early: list[Frame] = []
         """Answers to jobs that are not handed out yet: the ranks heard of a step by the client's bell."""
@@ -124,6 +127,7 @@ class Jobs:
             self._members.size,
             "running" if isinstance(request, Step) else "preparing",
             prompt=isinstance(request, Step),
+            by_bell=isinstance(request, Step) and time.monotonic() - self._rested < _BELL_SECONDS,
         )
         self.stall.start(self._members.size, time.monotonic())
         await self._members.hand_out(frame)
@@ -194,6 +198,7 @@ class Jobs:
 
     def _rest(self) -> None:
         self.active = None
+        self._rested = time.monotonic()
         self.stall.stop()
 
 

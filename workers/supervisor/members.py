@@ -29,6 +29,7 @@ class Members:
         on_frame: called with what a rank sent, and its number.
         on_loss: called with the sign that a lost connection is, with who was lost, in words, and whether only as a
             newcomer.
+        on_unread: called before, with a rank that ended and had not read all that was sent to it.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Members:
         log: PoolLog,
         on_frame: Callable[[int, Frame], Coroutine[Any, Any, None]],
         on_loss: Callable[[Blame, str, bool], None],
+        on_unread: Callable[[int], None],
     ):
         self.size = spec.world_size
         """Ranks that are the pool, those that jobs go to. Behind them come newcomers, who wait to be taken in."""
@@ -51,6 +53,7 @@ class Members:
         self._log = log
         self._on_frame = on_frame
         self._on_loss = on_loss
+        self._on_unread = on_unread
         self._ranks: dict[int, Guest] = {}
         self._hosts: list[str] = []
 
@@ -96,6 +99,8 @@ class Members:
         while (frame := await guest.endpoint.receive()) is not None:
             await self._on_frame(rank, frame)
         self._forget(rank)
+        if guest.endpoint.left_unread and rank < self.size:
+            self._on_unread(rank)
         where = f" on {guest.host}" if guest.host else ""
         self._on_loss(Blame.RANK_ENDED, f"Rank {rank} (process {guest.pid}{where}) ended", rank >= self.size)
 

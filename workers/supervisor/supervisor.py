@@ -60,7 +60,9 @@ class Supervisor:
         self.directory = directory
         self.log = log
         self.rank_module = rank_module
-        self.members = Members(spec, directory, rank_module, log, self._from_rank, self._member_lost)
+        self.members = Members(
+            spec, directory, rank_module, log, self._from_rank, self._member_lost, on_unread=self._rank_never_read
+        )
         self.jobs = Jobs(self.members, self.client, log, self._rank_failed)
         self.torchruns: list[Torchrun] = []
         self.growth = Growth(
@@ -221,9 +223,10 @@ class Supervisor:
                 self._die(self._loss(what, "with the stacks of all ranks "))
 
     def _loss(self, what: str, log_holds: str = "") -> ErrorInfo:
-        doing = {"starting": "while the pool started", "idle": "while the pool was idle"}.get(
-            self.state, "in the middle of a job"
-        )
+        idle = self.jobs.active is None or self.jobs.active.unread
+        doing = "while the pool was idle" if idle else "in the middle of a job"
+        if self.state == "starting":
+            doing = "while the pool started"
         return ErrorInfo("PoolError", f"{what} {doing}.", self._fresh(log_holds), traceback=self.log.tail())
 
     def _fresh(self, log_holds: str = "") -> str:
@@ -233,6 +236,10 @@ class Supervisor:
         blame = Blame.COLLECTIVE_BROKE if failed.error.consequence else Blame.RANK_FAILED
         fix = f"{failed.error.fix} {self._fresh()}".strip()
         self._suspect(blame, msgspec.structs.replace(failed.error, fix=fix))
+
+    def _rank_never_read(self, rank: int) -> None:
+        if self.jobs.active is not None and not self._verdict.of_rank:
+            self.jobs.active.note_unread(rank)
 
     def _member_lost(self, blame: Blame, what: str, newcomer: bool) -> None:
         if newcomer:
@@ -266,7 +273,7 @@ class Supervisor:
     async def _report_death(self, error: ErrorInfo) -> None:
         rank, active = error.rank or 0, self.jobs.active
         if active is not None:
-            await self.client.send(Failed(active.number, rank, error, pool_alive=False))
+            await self.client.send(Failed(active.number, rank, error, unbegun=active.unread, pool_alive=False))
         for number in self.jobs.waiting:
             await self.client.send(Failed(number, rank, error, unbegun=True, pool_alive=False))
         await self.client.send(self.status())

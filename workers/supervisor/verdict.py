@@ -34,6 +34,11 @@ class Verdict:
         return len(self._signs) == 1
 
     @property
+    def of_rank(self) -> bool:
+        """A rank has failed by itself, or ended: another that ends from now on does so in consequence."""
+        return any(blame in (Blame.HOST_LOST, Blame.RANK_FAILED, Blame.RANK_ENDED) for blame, _ in self._signs)
+
+    @property
     def cause(self) -> ErrorInfo:
         """The likeliest cause, of several alike the one that was noticed first."""
         return min(self._signs, key=lambda sign: sign[0])[1]

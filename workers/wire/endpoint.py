@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import select
 import socket
 
@@ -18,6 +17,8 @@ class Endpoint:
         sock.setblocking(False)
         self.socket = sock
         self.name = name
+        self.left_unread = False
+        """The other side ended, and had not read all that was sent to it: of a Unix socket, the kernel tells."""
         self._sending = asyncio.Lock()
 
     @property
@@ -44,7 +45,8 @@ class Endpoint:
             header = bytes(await self._read(header_bytes))
             message = decode_header(header, payload_bytes, flags)
             payload = memoryview(await self._read(payload_bytes)) if payload_bytes else None
-        except (OSError, EOFError):  # a pulled cable is an OSError of its own kind
+        except (OSError, EOFError) as error:  # a pulled cable is an OSError of its own kind
+            self._note(error)
             return None
         return Frame(message, header, payload)
 
@@ -72,8 +74,15 @@ class Endpoint:
         flags = WITHOUT_PAYLOAD if payload is None else 0
         prefix = encode_prefix(frame.header, payload.nbytes if payload is not None else 0, flags)
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
+        try:
             async with self._sending:
                 await loop.sock_sendall(self.socket, prefix + frame.header)
                 if payload is not None:
                     await loop.sock_sendall(self.socket, payload)
+        except OSError as error:
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        """The kernel tells it once, to whoever reads or sends first."""
+        if isinstance(error, ConnectionResetError) and self.socket.family == socket.AF_UNIX:
+            self.left_unread = True

@@ -46,8 +46,8 @@ _decoder = msgspec.msgpack.Decoder(Message)
 class FrameError(PoolError):
     """Bytes that are no frame of ours: another program, another version, or damage."""
 
-    def __init__(self, cause: str):
-        super().__init__(cause, "The connection was closed; the next prompt starts a fresh pool.")
+    def __init__(self, cause: str, fix: str = "The connection was closed; the next prompt starts a fresh pool."):
+        super().__init__(cause, fix)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,10 @@ def encode_header(message: Message) -> bytes:
     """
     header = _encoder.encode(message)
     if len(header) > MAX_HEADER:
-        raise FrameError(f"A message of {len(header)} bytes is longer than the {MAX_HEADER} that travel.")
+        raise FrameError(
+            f"A message of {len(header)} bytes is longer than the {MAX_HEADER} that travel.",
+            "It was not sent, and the pool goes on. Queue a smaller part of the workflow, and please report it.",
+        )
     return header
 
 
