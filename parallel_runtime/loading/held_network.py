@@ -15,6 +15,7 @@ from ..acceleration.pulse import Pulse
 from ..errors import NotLoadedError, UnsupportedModelError
 from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.blocks import Network
+from ..networks.comfyui.own_cache import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.token_split import TokenSplit
 from ..networks.marked_blocks import mark_blocks
@@ -48,6 +49,8 @@ class HeldNetwork(PatchableNetwork):
         self.size = file.size
         self.here = False
         self.split = TokenSplit(single_rank_mesh())
+        self.own_cache = OwnCache(data)
+        self._settled: object = None
         self._file = file
         self._data = data
         self._dtype = dtype
@@ -97,13 +100,17 @@ class HeldNetwork(PatchableNetwork):
         """It is here, and its blocks are cut."""
 
     def settle(self, patches: object) -> None:
-        """See `HeldWeights`: nobody else reads them."""
+        """See `HeldWeights`: nobody else reads them. What the network keeps was made with the patches of before."""
+        if patches != self._settled:
+            self.own_cache.clear(self.network)
+            self._settled = patches
 
     def give_back(self) -> None:
         """See `HeldWeights.give_back`."""
         self.here = False
         self._network = None
         self._bypasses = []
+        self._settled = None
         self.split.leave()
         gc.collect()  # a cut block holds the forward that it stands for, in a circle
 

@@ -20,6 +20,7 @@ from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
+from parallel_runtime.networks.comfyui.own_cache import OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
@@ -59,8 +60,9 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         split = TokenSplit(single_rank_mesh())
         prepare_network(made.network, described.data, split)
         held = SimpleNamespace(
-            network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None
-        )
+            network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
+            own_cache=OwnCache(described.data),
+        )  # fmt: skip
         plain = HostNetwork(held, described, None, "auto", torch.float32)
         chosen: Any = _rewritten(operators) if backend == "rewritten" else backend
         with mock.patch.object(
@@ -100,8 +102,9 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
     split = TokenSplit(single_rank_mesh())
     cut_blocks(made.network, described.data.blocks, split)
     held = SimpleNamespace(
-        network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None
-    )
+        network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
+        own_cache=OwnCache(described.data),
+    )  # fmt: skip
     network = HostNetwork(held, described, None, "auto", torch.float32)
     replays: list[Any] = []
 
@@ -149,8 +152,9 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     split = TokenSplit(single_rank_mesh())
     prepare_network(made.network, described.data, split)
     held = SimpleNamespace(
-        network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None
-    )
+        network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
+        own_cache=OwnCache(described.data),
+    )  # fmt: skip
     os.environ[VARIABLE] = "modulation"  # which calls with functions leave to the blocks
     plain = HostNetwork(held, described, None, "auto", torch.float32)
     eager = functools.partial(compiled_cut.CompiledCut, backend="eager")

@@ -19,6 +19,7 @@ from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
+from parallel_runtime.networks.comfyui.own_cache import OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 from tests.pretended_gpu import PretendedGpu, inside, module_to_gpu, to_gpu
@@ -52,7 +53,13 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
     assert described.data is not None
     device = torch.device("cuda" if real else "cpu")
     held: Any = SimpleNamespace(
-        network=module, split=TokenSplit(single_rank_mesh()), here=True, device=device, pulse=None, stream=None
+        network=module,
+        split=TokenSplit(single_rank_mesh()),
+        here=True,
+        device=device,
+        pulse=None,
+        stream=None,
+        own_cache=OwnCache(described.data),
     )
     prepare_network(module, described.data, held.split)
     network = HostNetwork(held, described, None, "auto", torch.float32)

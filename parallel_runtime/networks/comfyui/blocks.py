@@ -44,8 +44,9 @@ class Blocks:
         whole_with: arguments with which every rank computes the block whole (caches, lists of other tokens).
         patched: patches inside of the block that can be given all tokens: called with one dict of tensors
             (B, tokens, ...) and return one (Wan, for MultiTalk). With others, every rank computes the block whole.
-        kept: an argument that is (keys, values, how many), which stand before the tokens' on every rank; while there
-            are none, every rank computes the block whole, as it may keep some of it (HiDream O1).
+        kept: an argument that is (keys, values, how many), which stand before the tokens' on every rank; () where the
+            network will keep some of this call for the next, then None: every rank computes the block whole (HiDream
+            O1).
         modulations: argument -> submodules: linear layers that get SiLU of it, or of its first rows, and nothing else;
             alike for all tokens, and the same tensor for all blocks. A block may lack some of them.
         control: (key, stream, stream of another list) of a ControlNet's residuals: those under the key are added to a
@@ -110,6 +111,8 @@ class Network:
         sigmas_with: a submodule with which it asks for the sigmas of the run; None in files that do without.
         read_outside: its buffers that nodes of ComfyUI read.
         run_outside: parts of it that ControlNets run.
+        clears: its method that lets go of what it keeps on itself from call to call; "" where it keeps nothing.
+        by_object: arguments by whose `id` it finds that again.
     """
 
     title: str
@@ -125,3 +128,5 @@ class Network:
     sigmas_with: str = ""
     read_outside: tuple[str, ...] = ()
     run_outside: tuple[str, ...] = ()
+    clears: str = ""
+    by_object: tuple[str, ...] = ()

@@ -162,6 +162,7 @@ class CutBlock:
         inside = _INSIDE & set(patches)
         needs_all = any(call[name] is not None for name in blocks.whole_with) or bool(inside - set(blocks.patched))
         needs_all |= bool(blocks.kept) and not kept
+        split.keeps |= kept == ()
         if kept and not (isinstance(kept, tuple) and len(kept) == 3 and isinstance(kept[2], int)):
             raise self._unlike(f"takes {said(kept)} as {blocks.kept}")
         if needs_all or not streams.enough:  # of a handful of tokens every rank computes all

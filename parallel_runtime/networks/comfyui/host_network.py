@@ -27,6 +27,7 @@ from .attention_operator import attending
 from .blocks import LATENT_SHAPES
 from .description import Described
 from .live_patches import LivePatches, act_between_blocks
+from .own_cache import OwnCache
 from .residual_rows import ResidualRows, kind_of
 from .run_sigmas import RUN_SIGMAS, look_up
 from .seam import enter
@@ -46,6 +47,7 @@ class HeldSplit(Protocol):
     split: TokenSplit
     pulse: Pulse | None
     stream: BlockStream | None
+    own_cache: OwnCache
 
     @property
     def network(self) -> torch.nn.Module:
@@ -91,7 +93,9 @@ class HostNetwork(RepeatedCalls):
         self._run_block: RunBlock | None = None
         self._compilation = self._compile_blocks() if compile and described.data is not None else None
         self._recorded = None
-        if on_gpu and is_on("recordings"):
+        # A recording would read what the network kept where that was, whatever became of it.
+        keeps = described.data is not None and described.data.clears
+        if on_gpu and is_on("recordings") and not keeps:
             self._recorded = RecordedForward(
                 self.call_at_once,
                 made_outside=held.split.read,
@@ -192,9 +196,18 @@ class HostNetwork(RepeatedCalls):
 
     def call_at_once(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: dict[str, Any]) -> torch.Tensor:
         """What `predict` does, without recording."""
+        output = self._call(x, timestep, conditioning)
+        if self._held.split.keeps:
+            # Which ranks had kept it already follows from nothing that they agreed on. So one that had not has now, by
+            # itself, and runs what all of them run: the exchanges are the same whoever had what.
+            output = self._call(x, timestep, conditioning)
+        return output
+
+    def _call(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
         import comfy.utils
 
         arguments = dict(conditioning)
+        self._held.own_cache.same_objects(self._held.network, arguments)
         shapes = arguments.pop(LATENT_SHAPES, None)
         table = arguments.pop(RUN_SIGMAS, None)
         given = x if shapes is None else comfy.utils.unpack_latents(x, [tuple(shape) for shape in shapes])
@@ -244,6 +257,8 @@ class HostNetwork(RepeatedCalls):
         self.forget_calls()
         self._held.split.forget()
         self._patches.forget()
+        if self._held.here:
+            self._held.own_cache.clear(self._held.network)
 
 
 def _patched(conditioning: Mapping[str, Any]) -> bool:

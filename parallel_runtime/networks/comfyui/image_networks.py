@@ -134,7 +134,7 @@ IMAGE: Mapping[str, Network] = {
     "comfy.ldm.hidream.model:HiDreamImageTransformer2DModel": Network(
         "HiDream", _HIDREAM, heads="num_attention_heads"
     ),
-    # The first step with a prompt keeps what the prompt makes of it, causally: every rank computes it.
+    # The first call with a prompt keeps what the prompt makes of it, causally: a rank that has not computes it.
     "comfy.ldm.hidream_o1.model:HiDreamO1Transformer": Network(
         "HiDream O1",
         (
@@ -143,7 +143,8 @@ IMAGE: Mapping[str, Network] = {
                 alike=("attention_mask", "optimized_attention"),
             ),
         ),
-        heads="language_model.layers.0.self_attn.num_heads",
+        heads="language_model.layers.0.self_attn.num_heads", clears="clear_kv_cache",
+        by_object=("ref_pixel_values",),
     ),
     "comfy.ldm.omnigen.omnigen2:OmniGen2Transformer2DModel": Network(
         "OmniGen 2", (_omnigen("layers"), _omnigen("noise_refiner"), _omnigen("ref_image_refiner")),

@@ -93,6 +93,8 @@ class TokenSplit:
         """The running block attends in pieces of its queries, and ranks may have other pieces: keys are gathered."""
         self.kept = 0
         """Keys that stand before those of the running block's tokens, on every rank."""
+        self.keeps = False
+        """The network has computed in this forward, whole, what it keeps for the next ones."""
         self.gathered: tuple[torch.Tensor, ...] = ()
         """The keys and values that were gathered last, as they came and whole."""
         self.whole_queries = False
@@ -135,6 +137,7 @@ class TokenSplit:
         self.joined.clear()
         self._read = []
         self.noted = {}
+        self.keeps = False
 
     def end(self) -> None:
         """A forward has ended: let go of what blocks had in common."""
