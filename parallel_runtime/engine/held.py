@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from .. import memory
+from ..errors import CheckpointError, NotLoadedError
 from ..loading.held_weights import ArenaWeights, HeldWeights
 from ..loading.host_copies import HostCopies
 from ..loading.reading import OnBytes
@@ -145,9 +146,9 @@ class Held:
     def park(self, on_bytes: OnBytes) -> None:
         """Let the device's memory go for another model: they stay on the host where that has memory, for all ranks."""
         if isinstance(self.weights, ArenaWeights) and self.weights.here:
-            # No memory to undo patches: they are read from the file when they come back.
+            # Patches cannot be undone, for want of memory or of the file: it is read when they come back, or missed then.
             with (
-                contextlib.suppress(torch.OutOfMemoryError),
+                contextlib.suppress(torch.OutOfMemoryError, NotLoadedError, CheckpointError),
                 self.store.copies.make(self.key, self.weights.size) as copy,
             ):
                 if copy is not None:

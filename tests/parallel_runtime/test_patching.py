@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from parallel_runtime import memory
-from parallel_runtime.errors import NotLoadedError, OtherNetworkError
+from parallel_runtime.errors import CheckpointError, NotLoadedError, OtherNetworkError
 from parallel_runtime.loading import held_weights
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.held_weights import ArenaWeights
@@ -191,6 +194,43 @@ def test_a_model_that_was_away_comes_back_with_what_is_asked_of_it(folder, files
     rank.forward(files[0], sets[0])
     rank.run(Release(str(files[0])))
     assert torch.equal(rank.forward(files[0]), plain[0])
+
+
+def test_a_patched_model_is_parked_as_it_is_in_its_file(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40, total=1 << 40))
+    monkeypatch.setattr(held_weights, "has_room", lambda tensors, device: True)
+    rank = PatchingRank(folder=tmp_path)
+    leave_room_for(1, files[0], monkeypatch, rank)
+    rank.load(files[0])
+    plain, patches = rank.forward(files[0]), lora(files[0], 0.7)
+    rank.keep(patches)
+    rank.forward(files[0], patches)
+    rank.load(files[1])
+    monkeypatch.setattr(held_weights, "read", None)  # it comes from where it was parked
+    assert torch.equal(rank.forward(files[0]), plain)
+    assert_same(rank.forward(files[0], patches), predicted(merged(files[0], 0.7)))
+
+
+@pytest.mark.parametrize("change", ["deleted", "replaced"])
+def test_a_patched_model_whose_file_has_gone_makes_way_for_another(change, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40, total=1 << 40))
+    (tmp_path / "pool").mkdir()
+    path = Path(shutil.copy(files[0], tmp_path / "model.safetensors"))
+    rank = PatchingRank(folder=tmp_path / "pool")
+    leave_room_for(1, path, monkeypatch, rank)
+    rank.load(path)
+    patches = lora(path, 0.7)
+    rank.keep(patches)
+    rank.forward(path, patches)
+    path.unlink()
+    if change == "replaced":
+        shutil.copy(files[1], path)
+    rank.load(files[1])
+    assert torch.equal(rank.forward(files[1]), predicted(files[1]))
+    assert rank.here() == [files[1].stem]
+    with pytest.raises(NotLoadedError if change == "replaced" else CheckpointError, match=r"model\.safetensors"):
+        rank.forward(path, patches)
+    assert torch.equal(rank.forward(files[1]), predicted(files[1]))
 
 
 def test_a_change_that_was_cancelled_goes_on_from_there(files, monkeypatch):
