@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from ..mesh.agreement import agreed_dtype
 from ..mesh.mesh import Layout, Mesh
-from ..networks.batch import gather_batch, share_of_batch
+from ..networks.batch import gather_batch, share_of_batch, some_have_no_rows
 from ..networks.network import Network
 from ..requests.conditioning import Conditioning
 
@@ -38,7 +39,7 @@ class Predictor:
     mesh: Mesh
 
     def __call__(self, calls: Sequence[Call]) -> list[torch.Tensor]:
-        """Predictions, one per call, in the shape of the latent part of its x and in the model's dtype.
+        """Predictions, one per call, in the shape of the latent part of its x and in the type that the network gives.
 
         All items of all calls form one list, which is cut into contiguous shares along the batch axes: so the two
         CFG branches land on different ranks even where their texts differ in length.
@@ -48,17 +49,21 @@ class Predictor:
             return [self._forward(call) for call in calls]
         total, at_once = sum(call.batch for call in calls), _rows_at_once(calls)
         outputs = [self._forward(call) for call in own_calls(calls, self.mesh)]
+        local = torch.cat(outputs) if outputs else None
         # A rank whose share is empty computes nothing, but joins the gather: every rank must.
-        local = torch.cat(outputs) if outputs else self._no_rows(calls[0])
+        if some_have_no_rows(total, self.mesh, at_once):
+            dtype = agreed_dtype(None if local is None else local.dtype, self.mesh.batch, calls[0].x.device)
+            local = self._no_rows(calls[0], dtype) if local is None else local
+        assert local is not None
         gathered = gather_batch(local, total, self.mesh, at_once)
         return list(gathered.split([call.batch for call in calls]))
 
     def _forward(self, call: Call) -> torch.Tensor:
         return self.transformer.predict(call.x, call.timestep, call.conditioning.arguments)
 
-    def _no_rows(self, call: Call) -> torch.Tensor:
+    def _no_rows(self, call: Call, dtype: torch.dtype) -> torch.Tensor:
         shape = self.transformer.output_shape(tuple(call.x.shape))
-        return call.x.new_empty((0, *shape[1:]))
+        return call.x.new_empty((0, *shape[1:]), dtype=dtype)
 
 
 def own_calls(calls: Sequence[Call], mesh: Layout) -> list[Call]:

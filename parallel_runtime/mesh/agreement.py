@@ -19,6 +19,7 @@ NONE = 0
 """The number of a rank that has nothing, or lost it."""
 _RECORDED = "recorded"
 """What there are histories of: CUDA graphs of forwards."""
+_DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def offer_history(ranks: Sequence[int], number: int) -> dict[str, int]:
@@ -71,3 +72,14 @@ def all_agree(agreed: bool, group: dist.ProcessGroup | None, device: torch.devic
     vote = torch.tensor(int(agreed), device=device)
     dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=group)
     return bool(vote.item())
+
+
+def agreed_dtype(own: torch.dtype | None, group: dist.ProcessGroup | None, device: torch.device) -> torch.dtype:
+    """The type of what some ranks of a group have. Collective over it.
+
+    Args:
+        own: None on a rank that has nothing.
+    """
+    index = torch.tensor(-1 if own is None else _DTYPES.index(own), device=device)
+    dist.all_reduce(index, op=dist.ReduceOp.MAX, group=group)
+    return _DTYPES[int(index.item())]

@@ -24,6 +24,11 @@ def share_of_batch(batch: int, mesh: Layout, together: int = 1) -> tuple[int, in
     return together * bounds[mesh.batch_index], together * bounds[mesh.batch_index + 1]
 
 
+def some_have_no_rows(batch: int, mesh: Layout, together: int = 1) -> bool:
+    """Whether there are fewer rows than ways, for `share_of_batch`. The same on all ranks."""
+    return batch // together < mesh.plan.batch
+
+
 def gather_batch(rows: torch.Tensor, batch: int, mesh: Mesh, together: int = 1) -> torch.Tensor:
     """Return all rows on every rank. Collective over `mesh.batch`, which every rank of it must join.
 

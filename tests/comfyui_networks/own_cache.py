@@ -30,7 +30,7 @@ class _NoFile:
 
 
 def apart(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
-    """{what happened before: difference of the call over all ranks, from the network in one process, over its scale}."""
+    """{what happened before: difference of a call over all ranks from the network in one process, over its scale}."""
     use_comfyui(comfyui, {"cpu": True})
     from tests.comfyui_networks.catalogue import TINY
 

@@ -12,6 +12,7 @@ from parallel_runtime.denoising.predict import Call, Predictor, merge, own_calls
 from parallel_runtime.mesh.mesh import Layout, single_rank_mesh
 from parallel_runtime.networks.diffusers.pixart import PIXART
 from parallel_runtime.requests.conditioning import Conditioning
+from tests.ranks import run_ranks
 from tests.tiny_pixart import make_call, tiny_config
 
 ALPHA = tiny_config(use_additional_conditions=True)
@@ -94,3 +95,10 @@ def test_the_frames_of_a_video_stay_on_one_rank(ranks, wanted):
     layouts = [Layout(plan, rank, {"data": rank, "cfg": 0}) for rank in range(ranks)]
     found = [own_calls(calls, each) for each in layouts]
     assert [sum(call.batch for call in own) for own in found] == wanted
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_without_rows_gather_in_the_type_that_the_network_gives(ranks):
+    for found in run_ranks(ranks, "tests.parallel_runtime.predict_run:predict", timeout=60):
+        assert len(found) == 12
+        assert not [case for case, right in found.items() if not right]
