@@ -146,7 +146,7 @@ class Held:
     def park(self, on_bytes: OnBytes) -> None:
         """Let the device's memory go for another model: they stay on the host where that has memory, for all ranks."""
         if isinstance(self.weights, ArenaWeights) and self.weights.here:
-            # Patches cannot be undone, for want of memory or of the file: it is read when they come back, or missed then.
+            # Patches cannot be undone for want of memory or of the file: that is read, or missed, when they are back.
             with (
                 contextlib.suppress(torch.OutOfMemoryError, NotLoadedError, CheckpointError),
                 self.store.copies.make(self.key, self.weights.size) as copy,

@@ -20,7 +20,12 @@ KEY_SUFFIXES = {".query_norm.weight": ".query_norm.scale", ".key_norm.weight": "
 def _pooled(call: Call) -> torch.Tensor:
     """Zeros without a pooled text; wider ones are cut, as ComfyUI does."""
     width, y = call.config["pooled_projection_dim"], call.pooled_text()
-    return call.x.new_zeros(call.batch, width) if y is None else y[:, :width]
+    pooled = call.x.new_zeros(call.batch, width) if y is None else y[:, :width]
+    guidance = _guidance(call) if call.extras.get("guidance") is not None else None
+    if guidance is None:
+        return pooled
+    # NaN where a guidance is NaN or infinite, as in ComfyUI: its own embedding is taken for none (`prepare`).
+    return pooled + (0 * guidance).to(pooled)[:, None]
 
 
 def _guidance(call: Call) -> torch.Tensor | None:
