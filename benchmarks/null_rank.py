@@ -11,6 +11,7 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared, Results
 from parallel_runtime.requests.control import Control
 from parallel_runtime.requests.requests import Answer, Finished, Load, Loaded, Request, Step
+from parallel_runtime.said import Said
 from workers.rank.start import main
 
 
@@ -37,7 +38,7 @@ class NullEngine(Engine):
     def prepare(self, request: Request, meta: Mapping[str, torch.Tensor], control: Control) -> Prepared:
         """No validation, no model."""
         if isinstance(request, Load):
-            return Null(answer=Loaded("null", 0, 0, False, ""))
+            return Null(answer=Loaded("null", 0, 0, False, Said("")))
         return self.recall(Step(0))
 
     def recall(self, step: Step) -> Prepared:

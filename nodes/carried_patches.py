@@ -17,6 +17,7 @@ import torch
 from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.networks.comfyui.patch_rules import rule_of
 from parallel_runtime.requests.patches import CARRIED, OBJECTS, PATCHES, REPLACED, TOGETHER, Attached, Patch
+from parallel_runtime.said import Said, said
 
 _BEYOND = 1 << 20
 """Index of a block that no network has."""
@@ -28,7 +29,15 @@ _RUNNING: weakref.WeakKeyDictionary[CarriedPatches, int] = weakref.WeakKeyDictio
 
 
 class NotCarried(Exception):
-    """A function that no rank can make again; the text names it."""
+    """A function that no rank can make again.
+
+    Args:
+        maker: who made it, in words.
+    """
+
+    def __init__(self, maker: str):
+        super().__init__(maker)
+        self.maker = maker
 
 
 class CarriedPatches:
@@ -156,12 +165,16 @@ class _Making:
         return value
 
 
-def who_made(value: Any) -> str:
+def who_made(value: Any) -> Said:
     """A function or object in the words of an error: what it is called, and where it comes from."""
     function = value if hasattr(value, "__qualname__") else type(value)
     owner = str(function.__qualname__).split(".")[0]
     before, _, folder = str(function.__module__).replace("/", ".").rpartition("custom_nodes.")
-    return f"{owner} of {folder.split('.')[0]}" if before else owner
+    return (
+        said("{function} of {pack}", function=owner, pack=folder.split(".")[0])
+        if before
+        else said("{function}", function=owner)
+    )
 
 
 def _code_of(value: Any) -> str:

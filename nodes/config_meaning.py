@@ -7,6 +7,7 @@ from typing import Any
 
 from parallel_runtime.config import AXES, SHOWN_AXES
 from parallel_runtime.requests.plan_details import PlanDetails
+from parallel_runtime.said import Said, said, together
 
 
 def find_config(prompt: Mapping[str, Any] | None, loader: str | None) -> str | None:
@@ -20,20 +21,29 @@ def find_config(prompt: Mapping[str, Any] | None, loader: str | None) -> str | N
     return str(link[0]) if isinstance(link, (list, tuple)) and link else None
 
 
-def explain_limits(details: PlanDetails) -> str:
+def explain_limits(details: PlanDetails) -> Said:
     """How far each value can go with this model, and what these values come to for one picture of 1024 × 1024."""
-    sentences = []
+    sentences: list[Said] = []
     if details.splits_sequence:
-        sentences.append(f"With {details.model}, ulysses can be up to {details.heads}, its attention heads.")
+        sentences.append(
+            said(
+                "With {model}, ulysses can be up to {heads}, its attention heads.",
+                model=details.model,
+                heads=details.heads,
+            )
+        )
     else:
         sentences.append(
-            f"With {details.model}, only cfg and data can be above 1: ranks cannot share out the tokens of a picture."
+            said(
+                "With {model}, only cfg and data can be above 1: ranks cannot share out the tokens of a picture.",
+                model=details.model,
+            )
         )
     if details.splits_sequence and details.has_stages:
-        sentences.append(f"Stages can be up to {details.blocks}, its blocks.")
+        sentences.append(said("Stages can be up to {blocks}, its blocks.", blocks=details.blocks))
     elif details.splits_sequence:
-        sentences.append("It cannot be cut into stages.")
+        sentences.append(said("It cannot be cut into stages."))
     taken = [f"{SHOWN_AXES.get(axis, axis)} {details.degrees[axis]}" for axis in AXES if details.degrees[axis] > 1]
-    plan = " × ".join(taken) or "one rank"
-    sentences.append(f"One picture of 1024 × 1024 without CFG: {plan}.")
-    return " ".join(sentences)
+    plan = " × ".join(taken) or said("one rank")
+    sentences.append(said("One picture of 1024 × 1024 without CFG: {plan}.", plan=plan))
+    return together(sentences)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from parallel_runtime.errors import ConfigurationError, PoolError
 from parallel_runtime.requests.control import Cancelled
+from parallel_runtime.said import Said, said
 from workers.processes import end_tree
 
 PACK_ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +28,7 @@ class Verdict:
     """What the doctor said. `works`: nothing is broken; `text`: the report for people."""
 
     works: bool
-    text: str
+    text: Said
 
 
 def run_doctor(
@@ -35,7 +36,7 @@ def run_doctor(
     should_cancel: Callable[[], bool],
     command: Sequence[str] = COMMAND,
     limit_seconds: float = LIMIT_SECONDS,
-    on_part: Callable[[str], None] | None = None,
+    on_part: Callable[[Said], None] | None = None,
 ) -> Verdict:
     """Run the doctor for `devices` (as in ParallelConfig) and wait for it.
 
@@ -58,7 +59,7 @@ def _run(
     command: Sequence[str],
     limit_seconds: float,
     parts: Path | None,
-    on_part: Callable[[str], None],
+    on_part: Callable[[Said], None],
 ) -> Verdict:
     polls = int(limit_seconds / POLL_SECONDS)
     told = ""
@@ -78,14 +79,14 @@ def _run(
             except subprocess.TimeoutExpired:
                 if should_cancel():
                     raise Cancelled from None
-                if parts is not None and parts.exists() and (text := parts.read_text(encoding="utf-8")) != told:
-                    told = text
-                    on_part(text)
+                if parts is not None and parts.exists() and (part := parts.read_text(encoding="utf-8")) != told:
+                    told = part
+                    on_part(Said.from_data(json.loads(part)))
             else:
                 return _read(output, complaint, process.returncode)
         raise PoolError(
-            f"The doctor came to no end within {limit_seconds:.0f} seconds.",
-            f"Run python -m workers.doctor in {PACK_ROOT} and see where it waits.",
+            said("The doctor came to no end within {limit_seconds} seconds.", limit_seconds=f"{limit_seconds:.0f}"),
+            said("Run python -m workers.doctor in {pack_root} and see where it waits.", pack_root=PACK_ROOT),
         )
     finally:
         _end(process)
@@ -94,14 +95,14 @@ def _run(
 def _read(output: str, complaint: str, code: int) -> Verdict:
     try:
         report = json.loads(output)
-        return Verdict(report["works"], report["text"])
+        return Verdict(report["works"], Said.from_data(report["said"]))
     except (ValueError, KeyError, TypeError):
-        said = next((line for line in reversed(complaint.splitlines()) if line.strip()), "nothing").strip()
+        last = next((line for line in reversed(complaint.splitlines()) if line.strip()), "nothing").strip()
         if code == WRONG_ARGUMENTS:
-            raise ConfigurationError(said, "") from None
+            raise ConfigurationError(last, "") from None
         raise PoolError(
-            f"The doctor ended with code {code} and no report. It said: {said}",
-            f"Run python -m workers.doctor in {PACK_ROOT} to see more.",
+            said("The doctor ended with code {code} and no report. It said: {last}", code=code, last=last),
+            said("Run python -m workers.doctor in {pack_root} to see more.", pack_root=PACK_ROOT),
         ) from None
 
 

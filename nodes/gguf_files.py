@@ -10,6 +10,7 @@ from pathlib import Path
 
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.loading.gguf_pack import SUFFIX
+from parallel_runtime.said import said
 
 _PACKS_NODE = "UnetLoaderGGUF"
 
@@ -45,7 +46,10 @@ def find_gguf_pack(path: Path) -> str:
     classes = getattr(sys.modules.get("nodes"), "NODE_CLASS_MAPPINGS", {})
     if (node := classes.get(_PACKS_NODE)) is None:
         raise UnsupportedModelError(
-            f"{path} is a GGUF file, which ComfyUI reads with the pack ComfyUI-GGUF, and that is not installed.",
+            said(
+                "{path} is a GGUF file, which ComfyUI reads with the pack ComfyUI-GGUF, and that is not installed.",
+                path=path,
+            ),
             "Install ComfyUI-GGUF, or choose a safetensors file of this model.",
         )
     return str(Path(inspect.getfile(node)).parent)

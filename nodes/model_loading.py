@@ -11,6 +11,7 @@ from comfy_api.latest import io
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
+from parallel_runtime.said import Said, said, together
 
 from .config_meaning import explain_limits, find_config
 from .kept_models import drop_others, keep
@@ -94,7 +95,7 @@ def file_stamp(find: Callable[[], Path]) -> str:
 
 def load_on_node(
     path: Path, weight_dtype: str, network: str, parallel_config: Mapping[str, Any] | None, hidden: Any
-) -> tuple[RemoteModelPatcher, str]:
+) -> tuple[RemoteModelPatcher, Said]:
     """`load_model` for a node: stops with the prompt, shows the plan of each run on the node, and on the node that gave
     the configuration what its values mean for this model.
 
@@ -122,11 +123,12 @@ def load_on_node(
 
         model, loaded, why = load_model(path, weight_dtype, config, interrupted, show_plan, network)
         config_node = find_config(hidden.prompt, hidden.unique_id)
-        meaning.append(f"{preview(config)} {explain_limits(loaded.details)}" if loaded.details else preview(config))
+        meaning.append(together((preview(config), explain_limits(loaded.details) if loaded.details else "")))
         show_text(config_node, meaning[0])
     # Which batch and size will run is not known yet; after the run, the plan that ran is.
     stages = explain_stages(loaded.stages, config.keeps_pixels)
-    text = " ".join(filter(None, [f"One picture of 1024 × 1024: {loaded.explanation}", stages, why]))
+    picture = said("One picture of 1024 × 1024: {plan}", plan=loaded.explanation)
+    text = together((picture, stages, why))
     return model, text
 
 
@@ -137,7 +139,7 @@ def load_model(
     interrupted,
     show_plan: Callable[[str], None],
     network: str = AUTO,
-) -> tuple[RemoteModelPatcher, Loaded, str]:
+) -> tuple[RemoteModelPatcher, Loaded, Said]:
     """Read the header, load the weights in the pool, make the MODEL.
 
     Returns:
@@ -181,7 +183,7 @@ def load_model(
             move_bar=move_bar_of_running_node,
             language=canvas_language,
         ),
-        show_on_loader=lambda text: show_plan(f"{text} {chosen.why}".strip()),
+        show_on_loader=lambda text: show_plan(together((text, chosen.why))),
         comfyui=comfyui_request if chosen_for_us else None,
     )
     model = build_model(blueprint, types, remote)

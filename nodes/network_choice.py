@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallel_runtime.errors import UnsupportedModelError
+from parallel_runtime.said import NOTHING, Said, said, together
 
 from .carried_patches import who_made
 from .gguf_files import find_gguf_pack, is_gguf
@@ -29,7 +30,7 @@ class Chosen:
     """
 
     opened: Checkpoint | HostFile
-    why: str = ""
+    why: Said = NOTHING
 
 
 def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default") -> Chosen:
@@ -47,14 +48,15 @@ def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default"
     if is_gguf(path):
         return _choose_for_gguf(path, wanted, weight_dtype)
     if wanted == COMFYUI:
-        return _of_comfyui(_recognise(path), "Runs ComfyUI's own network, as asked.")
+        return _of_comfyui(_recognise(path), said("Runs ComfyUI's own network, as asked."))
     if weight_dtype.startswith("fp8"):
         if wanted == DIFFUSERS:
             raise UnsupportedModelError(
-                f"The diffusers network has no weights of the type {weight_dtype}.",
+                said("The diffusers network has no weights of the type {weight_dtype}.", weight_dtype=weight_dtype),
                 "Set network to auto, or weight_dtype to default.",
             )
-        return _of_comfyui(_recognise(path), f"Runs ComfyUI's own network, as weight_dtype is {weight_dtype}.")
+        why = said("Runs ComfyUI's own network, as weight_dtype is {weight_dtype}.", weight_dtype=weight_dtype)
+        return _of_comfyui(_recognise(path), why)
     try:
         return Chosen(open_checkpoint(path))
     except UnsupportedModelError as error:
@@ -64,25 +66,30 @@ def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default"
             file = _recognise(path)
         except UnsupportedModelError:
             # What it is instead, in words, helps more than that ComfyUI does not know it either.
-            raise UnsupportedModelError(f"{error.cause} ComfyUI does not recognise it either.", error.fix) from error
-        why = error.cause.replace(str(path), path.name)
-        return _of_comfyui(file, f"Runs ComfyUI's own network: {why}")
+            raise UnsupportedModelError(
+                said("{cause} ComfyUI does not recognise it either.", cause=error.cause), error.fix
+            ) from error
+        return _of_comfyui(file, said("Runs ComfyUI's own network."))
 
 
 def _choose_for_gguf(path: Path, wanted: str, weight_dtype: str) -> Chosen:
     from parallel_runtime.loading.host_file import open_host_file
 
     if wanted == DIFFUSERS or weight_dtype.startswith("fp8"):
-        setting = "the diffusers network" if wanted == DIFFUSERS else f"weight_dtype {weight_dtype}"
+        setting = said("the diffusers network") if wanted == DIFFUSERS else f"weight_dtype {weight_dtype}"
         raise UnsupportedModelError(
-            f"{path} is a GGUF file, whose weights stay as they are: {setting} does not take them.",
+            said(
+                "{path} is a GGUF file, whose weights stay as they are: {setting} does not take them.",
+                path=path,
+                setting=setting,
+            ),
             "Set network to auto and weight_dtype to default.",
         )
     file = open_host_file(path, find_gguf_pack(path))
-    return _of_comfyui(file, "Runs ComfyUI's own network, on the file's weights as they are, by ComfyUI-GGUF.")
+    return _of_comfyui(file, said("Runs ComfyUI's own network, on the file's weights as they are, by ComfyUI-GGUF."))
 
 
-def _of_comfyui(file: HostFile, why: str) -> Chosen:
+def _of_comfyui(file: HostFile, why: Said) -> Chosen:
     """A file for ComfyUI's network; refuses what ComfyUI cannot build, with its reason, and what is a node pack's own:
     no rank has its code."""
     network = file.build()
@@ -90,14 +97,21 @@ def _of_comfyui(file: HostFile, why: str) -> Chosen:
         if not type(made).__module__.startswith(_OF_COMFYUI):
             whose = who_made(type(made))
             raise UnsupportedModelError(
-                f"{file.path.name} is a model of a node pack's own, {whose}, which the pool does not have.",
+                said(
+                    "{name} is a model of a node pack's own, {whose}, which the pool does not have.",
+                    name=file.path.name,
+                    whose=whose,
+                ),
                 "Load it with Load Diffusion Model, or with that pack's loader.",
             )
     if missing := file.missing(network):
-        why += (
-            f" The file lacks {len(missing)} of the network's weights, first {missing[0]}: "
-            "what is in their place is by chance, as with ComfyUI's own loader."
+        lacks = said(
+            "The file lacks {count} of the network's weights, first {name}: what is in their place is by chance, as "
+            "with ComfyUI's own loader.",
+            count=len(missing),
+            name=missing[0],
         )
+        why = together((why, lacks))
     return Chosen(file, why)
 
 
@@ -106,7 +120,7 @@ def _recognise(path: Path) -> HostFile:
 
     if path.is_dir():
         raise UnsupportedModelError(
-            f"{path} is a diffusers folder, and ComfyUI's own network is loaded from a file.",
+            said("{path} is a diffusers folder, and ComfyUI's own network is loaded from a file.", path=path),
             "Set network to auto or diffusers, or choose a .safetensors file.",
         )
     return open_host_file(path)

@@ -15,8 +15,8 @@ from server import PromptServer
 from parallel_runtime.errors import ParallelError
 
 from .panel.settings import language_of, read_settings, settings_file
-from .sentences import translated
 from .shown_texts import ShownTexts
+from .spoken import in_language
 
 SHOWN = ShownTexts()
 
@@ -69,7 +69,7 @@ def canvas_language() -> str:
 
 def in_canvas_language(text: str) -> str:
     """The text with its sentences in that language, where locales/ has them."""
-    return translated(text, canvas_language())
+    return in_language(text, canvas_language())
 
 
 @contextlib.contextmanager

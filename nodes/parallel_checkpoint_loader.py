@@ -10,6 +10,7 @@ import folder_paths
 from comfy_api.latest import io
 
 from parallel_runtime.errors import CheckpointError
+from parallel_runtime.said import said
 
 from .model_loading import DEFAULT_DTYPE, file_stamp, load_on_node, model_inputs
 from .network_choice import AUTO
@@ -26,7 +27,7 @@ def find_checkpoint(name: str) -> Path:
     path = folder_paths.get_full_path("checkpoints", name)
     if path is None:
         raise CheckpointError(
-            f"The checkpoint {name} is not in ComfyUI's checkpoints folders.",
+            said("The checkpoint {name} is not in ComfyUI's checkpoints folders.", name=name),
             "Refresh the list of models (key R) and choose one of it.",
         )
     return Path(path)

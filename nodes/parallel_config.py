@@ -15,6 +15,7 @@ from parallel_runtime.config import (
     ParallelConfig,
 )
 from parallel_runtime.errors import ConfigurationError
+from parallel_runtime.said import Said, said
 
 from .node_text import show_text
 from .search_words import found_by
@@ -222,7 +223,7 @@ class ParallelConfigNode(io.ComfyNode):
         return io.NodeOutput(config.to_mapping(), ui=show_text(cls.hidden.unique_id, preview(config)))
 
 
-def preview(config: ParallelConfig) -> str:
+def preview(config: ParallelConfig) -> Said:
     """Return which devices the configuration takes, and what it leaves open; what is wrong is told, and not raised.
 
     What it does with a model is on Parallel Loader, and of a run on the sampler. They raise what is wrong, too.
@@ -230,20 +231,24 @@ def preview(config: ParallelConfig) -> str:
     # Imported here and not at the top: ComfyUI's start shall not pay for it.
     import torch
 
-    from workers.launch import resolve_devices
+    from workers.launch import count_devices, resolve_devices
 
     try:
         spec = resolve_devices(config, torch.cuda.device_count)
     except ConfigurationError as error:
-        return str(error)
-    kind = "GPU" if spec.device_type == "cuda" else "CPU rank"
-    text = f"{spec.world_size} {kind}{'s' if spec.world_size > 1 else ''}"
-    numbers = ", ".join(map(str, spec.devices)) if spec.device_type == "cuda" else ""
-    text += f" ({numbers})" if numbers and spec.hosts == 1 else ""
-    text += f" of {spec.hosts} hosts" if spec.hosts > 1 else ""
+        return error.said
+    devices = count_devices(spec.device_type, spec.world_size)
+    if spec.hosts > 1:
+        devices = said("{devices} of {hosts} hosts", devices=devices, hosts=spec.hosts)
+    elif spec.device_type == "cuda":
+        devices = said("{devices} ({numbers})", devices=devices, numbers=", ".join(map(str, spec.devices)))
     given = {SHOWN_AXES.get(axis, axis): getattr(config, axis) for axis in AXES}
     named = ", ".join(f"{axis} {degree}" for axis, degree in given.items() if degree is not None)
-    rest = "The rest of the split" if named else "The split"
-    return (
-        f"{text}{': ' + named if named else ''}. {rest} is chosen for the model and the picture; the loader shows it."
+    if not named:
+        template = "{devices}. The split is chosen for the model and the picture; the loader shows it."
+        return said(template, devices=devices)
+    return said(
+        "{devices}: {named}. The rest of the split is chosen for the model and the picture; the loader shows it.",
+        devices=devices,
+        named=named,
     )

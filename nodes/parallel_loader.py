@@ -9,6 +9,7 @@ import folder_paths
 from comfy_api.latest import io
 
 from parallel_runtime.errors import CheckpointError
+from parallel_runtime.said import said
 
 from .gguf_files import list_gguf_files
 from .model_list import find_folder, list_folders
@@ -38,7 +39,11 @@ def find_model(name: str) -> Path:
     path = find_folder(name, _folder_roots()) if folder else folder_paths.get_full_path("diffusion_models", name)
     if path is None:
         raise CheckpointError(
-            f"The model {name} is not in ComfyUI's {'diffusers' if folder else 'diffusion_models'} folders.",
+            said(
+                "The model {name} is not in ComfyUI's {value} folders.",
+                name=name,
+                value="diffusers" if folder else "diffusion_models",
+            ),
             "Refresh the list of models (key R) and choose one of it.",
         )
     return Path(path)

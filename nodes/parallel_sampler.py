@@ -12,6 +12,8 @@ import latent_preview
 from comfy.cli_args import LatentPreviewMethod, args
 from comfy_api.latest import io
 
+from parallel_runtime.said import Said, said, together
+
 from .node_text import errors_shown, show_text
 from .run_notices import IN_TURN
 from .search_words import found_by
@@ -19,12 +21,12 @@ from .transportable import listed
 
 log = logging.getLogger("parallel_dit")
 
-_IN_POOL = "Sampled in the pool."
+_IN_POOL = Said("Sampled in the pool.")
 _RATIOS = ("downscale_ratio_spacial", "downscale_ratio_temporal")
 _MAX_SEED = 0xFFFFFFFFFFFFFFFF
 
 
-def describe_run(obstacles: list[str], stages: int = 1) -> str:
+def describe_run(obstacles: list[Said], stages: int = 1) -> Said:
     """What the node says about a run.
 
     Args:
@@ -32,8 +34,9 @@ def describe_run(obstacles: list[str], stages: int = 1) -> str:
     """
     if not obstacles:
         return _IN_POOL
-    text = f"Sampled step by step, because the loop in the pool does not know {listed(obstacles)}."
-    return text if stages == 1 else f"{text} {IN_TURN}"
+    what = listed(obstacles)
+    text = said("Sampled step by step, because the loop in the pool does not know {what}.", what=what)
+    return text if stages == 1 else together((text, IN_TURN))
 
 
 class ParallelSampler(io.ComfyNode):
@@ -148,9 +151,7 @@ class ParallelSampler(io.ComfyNode):
             disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
             seed=seed,
         )
-        text = describe_run(sampler.obstacles, remote.stages)
-        if summary := remote.notices.summary():
-            text = f"{text} This run: {summary}"
+        text = together((describe_run(sampler.obstacles, remote.stages), remote.notices.summary()))
         log.info("Parallel Sampler: %s", text)
         return io.NodeOutput(_output(latent_image, samples), ui=show_text(cls.hidden.unique_id, text))
 

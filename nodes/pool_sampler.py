@@ -13,6 +13,7 @@ import torch
 from parallel_runtime.device_kind import device_kind
 from parallel_runtime.errors import OtherNetworkError
 from parallel_runtime.networks.comfyui.networks import find_network
+from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.samplers import SAMPLERS
 
 from .interrupt import stopping_with_prompt
@@ -45,15 +46,15 @@ def prediction_name(sampling: Any) -> str:
     return ""
 
 
-def sampling_obstacles(model: Any) -> list[str]:
+def sampling_obstacles(model: Any) -> list[Said]:
     """Name where a model's sampling differs from what the pool's samplers know.
 
     Args:
         model: ComfyUI's BaseModel.
     """
     sampling = model.model_sampling
-    found = [] if prediction_name(sampling) else [f"the model sampling {type(sampling).__name__}"]
-    for setting, text in {"noise_scale": "a noise scale", "sigma_data": "a scale of the data"}.items():
+    found = [] if prediction_name(sampling) else [said("the model sampling {name}", name=type(sampling).__name__)]
+    for setting, text in {"noise_scale": said("a noise scale"), "sigma_data": said("a scale of the data")}.items():
         if getattr(sampling, setting, 1.0) != 1.0:
             found.append(text)
     return found
@@ -74,7 +75,7 @@ class PoolSampler(comfy.samplers.Sampler):
         self.name = name
         self.remote = remote
         self.preview = preview
-        self.obstacles: list[str] = []
+        self.obstacles: list[Said] = []
         self._native = comfy.samplers.sampler_object(name)
 
     def sample(
@@ -106,20 +107,20 @@ class PoolSampler(comfy.samplers.Sampler):
             return self.sample(*native)
         return sampling.inverse_noise_scaling(SAMPLERS[self.name].end_sigma(sigmas), latent)
 
-    def _obstacles(self, model_wrap, model_options, denoise_mask) -> list[str]:
+    def _obstacles(self, model_wrap, model_options, denoise_mask) -> list[Said]:
         """Everything that can be told without an evaluation."""
         model = model_wrap.inner_model
-        found = [] if self.name in SAMPLERS else [f"the sampler {self.name}"]
+        found = [] if self.name in SAMPLERS else [said("the sampler {name}", name=self.name)]
         found += sampling_obstacles(model) + loop_obstacles(model_options) + condition_obstacles(model_wrap.conds)
         if self._native.extra_options:
-            found.append("sampler options")
+            found.append(said("sampler options"))
         if self._rows_together(model) and model_wrap.cfg != 1.0:
-            found.append("rows of a batch that depend on one another")
+            found.append(said("rows of a batch that depend on one another"))
         rule = type(model).scale_latent_inpaint
         if denoise_mask is not None and rule is not comfy.model_base.BaseModel.scale_latent_inpaint:
-            found.append(f"the noise mask of {type(model).__name__}")
+            found.append(said("the noise mask of {name}", name=type(model).__name__))
         if self._adds_noise and not self._same_noise(model_wrap.model_patcher.load_device):
-            found.append("noise of a device that the pool does not have")
+            found.append(said("noise of a device that the pool does not have"))
         return found
 
     def _rows_together(self, model) -> bool:

@@ -17,6 +17,7 @@ import torch
 from parallel_runtime.errors import RequestError
 from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import WeightPatches
+from parallel_runtime.said import said
 
 from .gguf_files import is_gguf
 
@@ -32,12 +33,12 @@ def load_here(path: str, dtype: torch.dtype | None) -> Any:
     """
     if Path(path).is_dir():
         raise RequestError(
-            f"{path} is a diffusers folder, whose weights ComfyUI does not read.",
+            said("{path} is a diffusers folder, whose weights ComfyUI does not read.", path=path),
             "Choose a .safetensors file in Parallel Loader.",
         )
     if is_gguf(Path(path)):
         raise RequestError(
-            f"{path} is a GGUF file, whose weights no node can take out of it.",
+            said("{path} is a GGUF file, whose weights no node can take out of it.", path=path),
             "Choose a .safetensors file in Parallel Loader.",
         )
     return comfy.sd.load_diffusion_model(path, model_options={} if dtype is None else {"dtype": dtype})
@@ -168,6 +169,6 @@ def refuse(what: str) -> RequestError:
         what: it wants to do, as the end of a sentence.
     """
     return RequestError(
-        f"The weights of this MODEL are in the pool of processes, where no node can {what}.",
+        said("The weights of this MODEL are in the pool of processes, where no node can {what}.", what=what),
         "Load the model with Load Diffusion Model for that.",
     )

@@ -30,6 +30,7 @@ from parallel_runtime.networks.comfyui.seam import seam_of
 from parallel_runtime.networks.diffusers.headers import original_header
 from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.requests.requests import INVOKABLE
+from parallel_runtime.said import said
 
 from .interrupt import stopping_with_prompt
 from .kept_conds import keeping
@@ -113,11 +114,15 @@ def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
     for tensor in state_dict.values():
         counts[tensor.dtype] += tensor.numel()
     check_host_header(checkpoint.path, (), metadata)
-    with comfyuis_reason(f"ComfyUI cannot tell what {checkpoint.path.name} is"):
+    with comfyuis_reason(said("ComfyUI cannot tell what {path} is", path=checkpoint.path.name)):
         config = comfy.model_detection.model_config_from_unet(state_dict, "", metadata=metadata) if state_dict else None
     if config is None:
         raise UnsupportedModelError(
-            f"ComfyUI does not recognise {checkpoint.path}, a {checkpoint.spec.title} transformer.",
+            said(
+                "ComfyUI does not recognise {path}, a {title} transformer.",
+                path=checkpoint.path,
+                title=checkpoint.spec.title,
+            ),
             "Update ComfyUI, or choose another file.",
         )
     # What else is in the file may say how the model is sampled (SDXL's v_pred).
@@ -146,7 +151,7 @@ def choose_types(blueprint: Blueprint, weight_dtype: str) -> Types:
     )
     if types.compute not in DTYPES.values():
         raise RequestError(
-            f"ComfyUI would compute this model in {types.compute}, which the pool does not have.",
+            said("ComfyUI would compute this model in {compute}, which the pool does not have.", compute=types.compute),
             "Set weight_dtype to bf16, fp16 or fp32.",
         )
     if not blueprint.own_network:  # diffusers' network computes in the type of its weights
@@ -191,7 +196,11 @@ def remote_of(model: Any) -> RemoteTransformer:
         return remote
     name = type(getattr(model, "model", model)).__name__
     raise RequestError(
-        f"Parallel Sampler takes a MODEL of Parallel Loader, and this one ({name}) comes from another loader.",
+        said(
+            "{node} takes a MODEL of Parallel Loader, and this one ({name}) comes from another loader.",
+            node="Parallel Sampler",
+            name=name,
+        ),
         "Load the model with Parallel Loader, or sample with KSampler.",
     )
 

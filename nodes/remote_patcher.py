@@ -16,6 +16,7 @@ from comfy.patcher_extension import CallbacksMP
 from parallel_runtime.errors import ParallelError, RequestError
 from parallel_runtime.patching.patch_data import check_patches
 from parallel_runtime.requests.control import Cancelled
+from parallel_runtime.said import said
 
 from .comfyui_code import comfyui_code
 from .kept_models import keep
@@ -214,17 +215,17 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         Raises:
             RequestError: a change of weights or modules that does not reach the pool.
         """
+        self.remote.notices.begin()
         others = [name for name, each in self.injections.items() if not is_bypass(each)]
         found = weight_obstacles(self.weight_wrapper_patches, self._other_objects(), others, self.wrappers)
         if found:
             raise RequestError(
-                f"The pool cannot carry {listed(found)}.",
+                said("The pool cannot carry {what}.", what=listed(found)),
                 "Remove the node that adds it, or load the model with Load Diffusion Model.",
             )
         self.remote.check_options(self.model_options.get("transformer_options", {}))
         self.model.parallel_shapes.take(self.model, self.patches)
         self.model.parallel_untouched.check()
-        self.remote.notices.begin()
         self._ask()
         self.remote.functions.begin()
         super().pre_run()
@@ -240,7 +241,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def cleanup(self) -> None:
         """Called after each sampling run."""
         super().cleanup()
-        self.remote.finish_run()
+        # ComfyUI calls this in a `finally`: where an error or a cancel ends the run, it is on its way now.
+        self.remote.finish_run(whole=sys.exc_info()[0] is None)
 
     def _release(self, park: bool) -> None:
         try:

@@ -14,6 +14,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import OtherNetworkError, ParallelError, PoolError
 from parallel_runtime.patching.patch_data import UNPATCHED
+from parallel_runtime.said import NOTHING, said, together
 
 from .carried_patches import CarriedPatches
 from .run_notices import RunNotices
@@ -84,7 +85,7 @@ class RemoteTransformer:
         comfyui: Callable[[], ModelRequest] | None = None,
     ):
         self.model = model
-        self.why = ""
+        self.why = NOTHING
         """Why another network runs it than was chosen at first, a sentence."""
         self._comfyui = comfyui
         self._show_on_loader = show_on_loader
@@ -198,7 +199,7 @@ class RemoteTransformer:
         except PoolError as error:
             log.info("Parallel DiT: %s", error)
         self.model = other
-        self.why = f"Runs ComfyUI's own network: {obstacle.cause}"
+        self.why = said("Runs ComfyUI's own network: {why}", why=obstacle.cause)
         log.info("Parallel DiT: %s", self.why)
 
     def invoke(self, method: str, arguments: Mapping[str, Any], should_cancel: Callable[[], bool]) -> torch.Tensor:
@@ -248,15 +249,23 @@ class RemoteTransformer:
 
         return ask
 
-    def finish_run(self) -> None:
-        """A sampling run is over: sampler and loader show the plan that ran, the latter in place of what it foresaw."""
+    def finish_run(self, whole: bool = True) -> None:
+        """A sampling run is over: sampler and loader show the plan that ran, the latter in place of what it foresaw.
+
+        Args:
+            whole: it came to its end, and no error or cancel ended it.
+        """
         self.functions.end()
-        if summary := self.notices.finish():
-            self.notices.waits.tell(f"{summary} {self.why}".strip())
-            self._show_on_loader(f"Last run: {summary} {self.why}".strip())
+        if summary := self.notices.finish(whole):
+            self.notices.waits.tell(together((summary, self.why)))
+            self._show_on_loader(together((said("Last run:"), summary, self.why)))
 
     def _note(self, pool: PoolClient, x: torch.Tensor, steps: int, how: Hashable) -> None:
         if pool.ran is not None:
+            model, config = self.model, self.model.config
+            set_up = config.compile, config.attention, config.weights
+            patches = self.patches.patches.name, self.patches.hooks.name
+            how = model.dtype, repr(model.comfyui), set_up, patches, how
             self.notices.ran(pool.ran, pool.details, x.shape, steps, how)
 
     def release(self, park: bool = False, should_cancel: Callable[[], bool] = _never) -> int:

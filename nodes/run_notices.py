@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
+from parallel_runtime.said import NOTHING, Said, said, together
+
 from .panel.run_history import HISTORY, RunHistory, RunRecord, Span, is_one_rank
 from .wait_notices import WaitNotices
 
@@ -17,10 +19,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("parallel_dit")
 
-IN_TURN = "Step by step, the stages run one after the other: exact, but slower than one GPU."
-USE_PARALLEL_SAMPLER = (
+IN_TURN = Said("Step by step, the stages run one after the other: exact, but slower than one GPU.")
+USE_PARALLEL_SAMPLER = Said(
     "Use Parallel Sampler: KSampler runs the stages one after the other, which is exact but slower than one GPU."
 )
+
+
+STOPPED = Said("Stopped before the end.")
 
 
 def explain_stages(stages: int, keeps_pixels: bool = False) -> str:
@@ -32,10 +37,14 @@ def explain_stages(stages: int, keeps_pixels: bool = False) -> str:
     return "" if stages == 1 or keeps_pixels else USE_PARALLEL_SAMPLER
 
 
-def _memory(details: PlanDetails) -> str:
+def _memory(details: PlanDetails) -> Said:
     """What a run took of the fullest GPU, beside what was predicted."""
     predicted, used = details.memory_bytes / 2**30, details.used_bytes / 2**30
-    return f"Memory per GPU: predicted {predicted:.1f} GiB, used {used:.1f} GiB."
+    return said(
+        "Memory per GPU: predicted {predicted} GiB, used {used} GiB.",
+        predicted=f"{predicted:.1f}",
+        used=f"{used:.1f}",
+    )
 
 
 def _nowhere() -> tuple[str, str]:
@@ -94,7 +103,7 @@ class RunNotices:
         """A rank compiles; several may, and each says so every second."""
         if self._compiles_since is None:
             self._compiles_since = self._clock()
-        text = f"Compiling for this size: about a minute, once ({self._seconds} s so far)."
+        text = said("Compiling for this size: about a minute, once ({seconds} s so far).", seconds=self._seconds)
         if text != self.waits.last:
             self.waits.tell(text)
             self._move_bar(min(self._seconds, 57), 60)
@@ -119,8 +128,15 @@ class RunNotices:
         self._ran, self._details, self._how = ran, details, how
         self._latent, self._steps = tuple(latent), steps
 
-    def finish(self) -> str:
-        """A run is over: keep what it was, and return its `summary`; "" where nothing ran."""
+    def finish(self, whole: bool = True) -> Said:
+        """A run is over: keep what it was, and return its `summary`; "" where nothing ran.
+
+        Args:
+            whole: it came to its end. Of one that did not, nobody knows how many steps ran, and so what one took.
+        """
+        if not whole:
+            self.begin()
+            self.waits.tell(STOPPED)
         if self._ran is not None:
             _, node = self._where()
             plan, details = self._ran.plan, self._details
@@ -146,24 +162,30 @@ class RunNotices:
         seconds = (self._times[-1] - self._times[0]) / (calls - 1)
         return seconds * calls / (self._steps or calls)
 
-    def summary(self) -> str:
+    def summary(self) -> Said:
         """The plan that ran, for the latent that it ran on, what a step took, and how that compares; "" where nothing
         ran."""
         if self._ran is None:
-            return ""
-        text = f"latent {' × '.join(map(str, self._latent[2:]))}, {self._ran.plan}"
-        if self._details is not None and self._details.used_bytes:
-            text = f"{text} {_memory(self._details)}"
-        seconds = self.step_seconds
-        if seconds is None:
-            return text
+            return NOTHING
         from parallel_runtime.planning.explanation import show_seconds
 
-        text = f"{text} {show_seconds(seconds)} per step."
-        alone = self._history.one_rank_seconds(self._kind)
-        if alone is None or is_one_rank(self._details):
-            return text
-        return f"{text} {alone / seconds:.2f} times as fast as one rank, which took {show_seconds(alone)}."
+        shape = " × ".join(map(str, self._latent[2:]))
+        sentences: list[str] = [said("Latent {shape}.", shape=shape), self._ran.plan]
+        if self._details is not None and self._details.used_bytes:
+            sentences.append(_memory(self._details))
+        seconds = self.step_seconds
+        if seconds is not None:
+            sentences.append(said("{seconds} per step.", seconds=show_seconds(seconds)))
+            alone = self._history.one_rank_seconds(self._kind)
+            if alone is not None and not is_one_rank(self._details):
+                sentences.append(
+                    said(
+                        "{times} times as fast as one rank, which took {alone}.",
+                        times=f"{alone / seconds:.2f}",
+                        alone=show_seconds(alone),
+                    )
+                )
+        return together(sentences)
 
     def computed(self) -> None:
         """A step is through: whatever was compiled for it is ready."""
@@ -171,17 +193,17 @@ class RunNotices:
         self.waits.end()
         if self._loads:
             self._loads = False
-            self._tell("Loaded.", logging.INFO)
+            self._tell(said("Loaded."), logging.INFO)
         if self._compiles_since is not None:
             self._note("compile", self._compiles_since, self._clock())
-            self._tell(f"Compiled in {self._seconds} s.", logging.INFO)
+            self._tell(said("Compiled in {seconds} s.", seconds=self._seconds), logging.INFO)
             self._compiles_since = None
 
     def in_turn(self) -> None:
         """A step ran through the stages one after the other; told once a run."""
         if not self._told_of_stages:
             self._told_of_stages = True
-            self._tell(f"{IN_TURN} Parallel Sampler runs them at the same time.", logging.WARNING)
+            self._tell(together((IN_TURN, said("Parallel Sampler runs them at the same time."))), logging.WARNING)
 
     @property
     def _seconds(self) -> int:
@@ -191,6 +213,6 @@ class RunNotices:
         prompt, node = self._where()
         self._history.span(prompt, Span(what, node, self._epoch + begin, self._epoch + end))
 
-    def _tell(self, text: str, level: int) -> None:
+    def _tell(self, text: Said, level: int) -> None:
         log.log(level, "Parallel DiT: %s", text)
         self.waits.tell(text)

@@ -16,13 +16,14 @@ import torch
 from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.requests.conditioning import BRANCHES, OPTIONS, Shared
 from parallel_runtime.requests.trees import flatten
+from parallel_runtime.said import Said, said, together
 
 from .transformer_call import TransformerCall
 
 _TRANSFORMER_PATCHES = {
-    "patches": "patches inside the model's blocks",
-    "patches_replace": "replaced attention or blocks",
-    "optimized_attention_override": "another attention function (choose the kernel in Parallel Config)",
+    "patches": said("patches inside the model's blocks"),
+    "patches_replace": said("replaced attention or blocks"),
+    "optimized_attention_override": said("another attention function (choose the kernel in Parallel Config)"),
 }
 _PLAIN_OPTIONS = {"cond_or_uncond", "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "rope_options"}
 _HERE_ALONE = {
@@ -32,43 +33,43 @@ _HERE_ALONE = {
 """Options that ComfyUI's sampler reads and its networks do not, or that act before the network is called."""
 _REBUILT = {"patches", "patches_replace", "animate2_cache"}
 """Options that travel as the names of their functions and what those were made of (carried_patches.py)."""
-_WRITTEN = {"ar_state": "the memory of an autoregressive sampler"}
+_WRITTEN = {"ar_state": said("the memory of an autoregressive sampler")}
 """Options that a network writes into: what a rank wrote would not come back."""
 _ATTENTION = "optimized_attention_override"
 _SENT = {"diffusion_model.params.default_ref_method", "diffusion_model.default_ref_method"}
 """Attributes of the network that are read and sent with each call."""
 _PLAIN_MODEL_OPTIONS = {"transformer_options", "disable_cfg1_optimization", "to_load_options"}
 _MODEL_FUNCTIONS = {
-    "sampler_cfg_function": "a custom CFG function",
-    "sampler_pre_cfg_function": "a function before CFG",
-    "sampler_post_cfg_function": "a function after CFG",
-    "sampler_calc_cond_batch_function": "a custom batching of the conditionings",
-    "model_function_wrapper": "a wrapper around the model",
-    "denoise_mask_function": "a function on the noise mask",
-    "context_handler": "context windows",
-    "multigpu_clones": "ComfyUI's own multi-GPU split",
-    "registered_hooks": "conditioning hooks",
+    "sampler_cfg_function": said("a custom CFG function"),
+    "sampler_pre_cfg_function": said("a function before CFG"),
+    "sampler_post_cfg_function": said("a function after CFG"),
+    "sampler_calc_cond_batch_function": said("a custom batching of the conditionings"),
+    "model_function_wrapper": said("a wrapper around the model"),
+    "denoise_mask_function": said("a function on the noise mask"),
+    "context_handler": said("context windows"),
+    "multigpu_clones": said("ComfyUI's own multi-GPU split"),
+    "registered_hooks": said("conditioning hooks"),
 }
 _CONDITION_PARTS = {
-    "area": "an area",
-    "mask": "a mask",
-    "control": "a ControlNet",
-    "gligen": "GLIGEN boxes",
-    "hooks": "hooks",
-    "default": "a default conditioning",
-    "timestep_start": "a timestep range",
-    "timestep_end": "a timestep range",
+    "area": said("an area"),
+    "mask": said("a mask"),
+    "control": said("a ControlNet"),
+    "gligen": said("GLIGEN boxes"),
+    "hooks": said("hooks"),
+    "default": said("a default conditioning"),
+    "timestep_start": said("a timestep range"),
+    "timestep_end": said("a timestep range"),
 }
 
 
-def option_obstacles(options: Mapping[str, Any]) -> list[str]:
+def option_obstacles(options: Mapping[str, Any]) -> list[Said]:
     """Name what of `transformer_options` no data can say, beside the functions for the inside of the network."""
     override = options.get(_ATTENTION)
     found = [_TRANSFORMER_PATCHES[_ATTENTION]] if _is_set(override) and not is_pytorchs(override) else []
     found += [text for key, text in _WRITTEN.items() if _is_set(options.get(key))]
     known = _REBUILT | _HERE_ALONE | _WRITTEN.keys() | {_ATTENTION}
     return found + [
-        f"the transformer option {key}"
+        said("the transformer option {key}", key=key)
         for key in sorted(options.keys() - known)
         if _is_set(options[key]) and not _is_plain(options[key])
     ]
@@ -87,7 +88,7 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in left and (_is_set(value) or value is False)}
 
 
-def forward_obstacles(options: Mapping[str, Any]) -> list[str]:
+def forward_obstacles(options: Mapping[str, Any]) -> list[Said]:
     """Name what `transformer_options` asks of the transformer and is not transportable in its call."""
     found = [
         text
@@ -96,7 +97,7 @@ def forward_obstacles(options: Mapping[str, Any]) -> list[str]:
     ]
     rope = options.get("rope_options") or {}
     if any(value != (1.0 if key.startswith("scale") else 0.0) for key, value in rope.items()):
-        found.append("scaled or shifted positions (RoPE options)")
+        found.append(said("scaled or shifted positions (RoPE options)"))
     return found
 
 
@@ -105,60 +106,66 @@ def weight_obstacles(
     object_patches: Iterable[str],
     injections: Iterable[str],
     wrappers: Mapping[str, Mapping[Any, Any]],
-) -> list[str]:
+) -> list[Said]:
     """Name the changes on a MODEL that would have to reach the weights or modules in the pool, and do not.
 
     Args are the attributes of ComfyUI's ModelPatcher; weight patches, which do, are in weight_patches.py.
     """
     found = []
     if weight_wrappers:
-        found.append("wrapped weights")
+        found.append(said("wrapped weights"))
     objects = list(object_patches)
-    found += [f"a replaced {name}" for name in objects if name.startswith("diffusion_model") and name not in _SENT]
+    found += [
+        said("a replaced {name}", name=name)
+        for name in objects
+        if name.startswith("diffusion_model") and name not in _SENT
+    ]
     if "manual_cast_dtype" in objects:
-        found.append("another compute dtype (choose weight_dtype in Parallel Loader)")
-    found += [f"modules injected by {name}" for name in injections]
+        found.append(said("another compute dtype (choose weight_dtype in Parallel Loader)"))
+    found += [said("modules injected by {name}", name=name) for name in injections]
     if wrappers.get("apply_model", {}).get("torch.compile"):
-        found.append("torch.compile (switch compile on in Parallel Config)")
+        found.append(said("torch.compile (switch compile on in Parallel Config)"))
     return found
 
 
-def loop_obstacles(model_options: Mapping[str, Any]) -> list[str]:
+def loop_obstacles(model_options: Mapping[str, Any]) -> list[Said]:
     """Name what in ComfyUI's `model_options` acts between the steps, or inside them, and is not known to the pool.
 
     Anything that is not known to be harmless counts: running per step is always right.
     """
     found = [
-        _MODEL_FUNCTIONS.get(key, f"the model option {key}")
+        _MODEL_FUNCTIONS.get(key, said("the model option {key}", key=key))
         for key, value in model_options.items()
         if key not in _PLAIN_MODEL_OPTIONS and _is_set(value)
     ]
     options = model_options.get("transformer_options", {})
     found += forward_obstacles(options)
-    for key in ("wrappers", "callbacks"):
+    for key, template in (("wrappers", "a wrapper of a node ({name})"), ("callbacks", "a callback of a node ({name})")):
         names = {name for kind in options.get(key, {}).values() for name in kind if kind[name]}
-        found += [f"a {key[:-1]} of a node ({name or 'unnamed'})" for name in sorted(names, key=str)]
+        found += [said(template, name=name or "unnamed") for name in sorted(names, key=str)]
     known = _PLAIN_OPTIONS | _TRANSFORMER_PATCHES.keys() | {"wrappers", "callbacks"}
-    return found + [f"the transformer option {key}" for key in options if key not in known and _is_set(options[key])]
+    return found + [
+        said("the transformer option {key}", key=key) for key in options if key not in known and _is_set(options[key])
+    ]
 
 
-def condition_obstacles(conds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+def condition_obstacles(conds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Said]:
     """Name what in the conditionings (after ComfyUI has processed them) is more than a text for the whole picture."""
     found = []
     for name, entries in conds.items():
         if len(entries) > 1:
-            found.append(f"{len(entries)} {name} conditionings")
+            found.append(said("{count} {name} conditionings", count=len(entries), name=name))
         for entry in entries:
             parts = {text for key, text in _CONDITION_PARTS.items() if entry.get(key) is not None}
             if entry.get("strength", 1.0) != 1.0:
-                parts.add("a strength")
-            found += sorted(f"{part} on the {name} conditioning" for part in parts)
+                parts.add(said("a strength"))
+            found += sorted(said("{part} on the {name} conditioning", part=part, name=name) for part in parts)
     return found
 
 
 def call_obstacles(
     calls: Sequence[TransformerCall], latent_shape: Sequence[int], timestep: torch.Tensor, cfg: float
-) -> list[str]:
+) -> list[Said]:
     """Name what in the calls of one step is not a plain evaluation of each branch on the whole latent.
 
     Args:
@@ -170,30 +177,34 @@ def call_obstacles(
     found = []
     batch = latent_shape[0]
     if len({call.x.shape[1] for call in calls}) > 1:
-        found.append("extra input channels for one conditioning only")
+        found.append(said("extra input channels for one conditioning only"))
     if any(LATENT_SHAPES in call.conditioning for call in calls):  # of which each may have a timestep of its own
-        found.append("several latents in one")
+        found.append(said("several latents in one"))
     for call in calls:
         branches = len(call.cond_or_uncond)
         wanted, shape = (branches * batch, *latent_shape[1:]), tuple(call.x.shape)
         if (shape[0], *shape[2:]) != (wanted[0], *wanted[2:]) or shape[1] < wanted[1]:
-            found.append(f"a model input of shape {shape} for a latent of {tuple(latent_shape)}")
+            found.append(
+                said("a model input of shape {shape} for a latent of {latent}", shape=shape, latent=tuple(latent_shape))
+            )
         expected = timestep.float().repeat(branches)
         # Of another type, the later ones are rounded though this one is not (Mage-Flow).
         exact = call.timestep.dtype == expected.dtype and call.timestep.shape == expected.shape
         if not exact or not torch.equal(call.timestep, expected):
-            found.append("timesteps of the model's own")
+            found.append(said("timesteps of the model's own"))
         if branches > 1:
             found += [
-                f"a shared input {name}"
+                said("a shared input {name}", name=name)
                 for name, value in call.conditioning.items()
                 if not _is_batched(value, branches * batch)
             ]
     indices = sorted(index for call in calls for index in call.cond_or_uncond)
     if indices not in ([0], [0, 1]):
-        found.append(f"{indices.count(0)} positive and {indices.count(1)} negative evaluations a step")
+        positive, negative = indices.count(0), indices.count(1)
+        template = "{positive} positive and {negative} negative evaluations a step"
+        found.append(said(template, positive=positive, negative=negative))
     elif indices == [0] and not math.isclose(cfg, 1.0):
-        found.append("no negative conditioning for a CFG other than 1")
+        found.append(said("no negative conditioning for a CFG other than 1"))
     return found
 
 
@@ -224,9 +235,9 @@ def split_extra_channels(calls: Sequence[TransformerCall], channels: int) -> lis
     return [extra[index] for index in sorted(extra)]
 
 
-def listed(found: Iterable[str]) -> str:
+def listed(found: Iterable[Said]) -> Said:
     """Obstacles as one phrase, each once."""
-    return ", ".join(dict.fromkeys(found))
+    return together(dict.fromkeys(found), ", ")
 
 
 def _is_set(value: Any) -> bool:

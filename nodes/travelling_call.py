@@ -10,6 +10,7 @@ import torch
 from parallel_runtime.errors import OtherNetworkError, RequestError
 from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
 from parallel_runtime.requests.conditioning import Shared
+from parallel_runtime.said import Said, said
 
 from .carried_patches import CarriedPatches, NotCarried
 from .model_nodes import MODEL_NODES
@@ -50,15 +51,15 @@ def travelling(call: TransformerCall, functions: CarriedPatches, *, comfyui: boo
         return {**call.conditioning, **{name: value for name, value in more.items() if value is not None}}
     found = forward_obstacles(call.options)
     if call.control is not None:
-        found.append("a ControlNet")
+        found.append(said("a ControlNet"))
     if not found:
         return call.conditioning
     if others := _carried(call, functions)[1]:
         raise _refusal(others)
-    raise OtherNetworkError(f"The diffusers network cannot carry {listed(found)}.", TAKE_COMFYUIS)
+    raise OtherNetworkError(said("The diffusers network cannot carry {what}.", what=listed(found)), TAKE_COMFYUIS)
 
 
-def _carried(call: TransformerCall, functions: CarriedPatches) -> tuple[dict[str, Any], list[str]]:
+def _carried(call: TransformerCall, functions: CarriedPatches) -> tuple[dict[str, Any], list[Said]]:
     """`transformer_options` as data for ComfyUI's own network, and what of them is none."""
     found = option_obstacles(call.options)
     try:
@@ -69,14 +70,17 @@ def _carried(call: TransformerCall, functions: CarriedPatches) -> tuple[dict[str
         return {}, [_functions_of(error), *found]
 
 
-def _functions_of(error: NotCarried) -> str:
+def _functions_of(error: NotCarried) -> Said:
     node = MODEL_NODES.get(str(error))
-    why = f", as {node.why}" if node is not None and node.why else ""
-    return f"functions that {error} sets inside of the model{why}"
+    if node is None:
+        return said("functions that {maker} sets inside of the model", maker=error.maker)
+    if not node.why:
+        return said("functions that {node} sets inside of the model", node=error)
+    return said("functions that {node} sets inside of the model, as {why}", node=error, why=Said(node.why))
 
 
-def _refusal(found: list[str]) -> RequestError:
+def _refusal(found: list[Said]) -> RequestError:
     return RequestError(
-        f"The pool cannot carry {listed(found)}.",
+        said("The pool cannot carry {what}.", what=listed(found)),
         "Remove the node that adds it, or load the model with Load Diffusion Model.",
     )

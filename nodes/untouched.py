@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from parallel_runtime.errors import RequestError
+from parallel_runtime.said import said
 
 _NAMED = 3
 """Changes that a message spells out."""
@@ -45,9 +46,13 @@ class Untouched:
         """
         found = list(self._changes())
         if found:
-            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            more = said(" and {count} more", count=len(found) - _NAMED) if len(found) > _NAMED else ""
             raise RequestError(
-                f"The pool cannot carry changes inside of the transformer: {', '.join(found[:_NAMED])}{more}.",
+                said(
+                    "The pool cannot carry changes inside of the transformer: {found}{more}.",
+                    found=", ".join(found[:_NAMED]),
+                    more=more,
+                ),
                 "Remove the node that makes them and run *Free model and node cache*, as they stay in the MODEL; or "
                 "load the model with Load Diffusion Model.",
             )

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from .errors import ConfigurationError
+from .said import Said, said, together
 
 CONFIG_VERSION = 1
 AXES = ("data", "cfg", "pipe", "ring", "ulysses")
@@ -28,7 +29,7 @@ STREAMED = ("dealt", "host")
 MOST_CPU_RANKS = 64
 _MOST = 10_000
 """Of whatever is counted."""
-_RANGE = f"from 1 to {_MOST:,}"
+_RANGE = said("from 1 to {most}", most=f"{_MOST:,}")
 _LONGEST_SHOWN = 80
 _DEVICES = re.compile(r"auto|cpu(:[1-9]\d{0,3})?|\d{1,4}(,\d{1,4})*", re.ASCII)
 
@@ -79,62 +80,97 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.version, int) or self.version > CONFIG_VERSION:
             raise ConfigurationError(
-                f"This parallel configuration has version {self.version}, and the installed Parallel DiT reads "
-                f"up to version {CONFIG_VERSION}.",
+                said(
+                    "This parallel configuration has version {version}, and the installed Parallel DiT reads up to "
+                    "version {config_version}.",
+                    version=self.version,
+                    config_version=CONFIG_VERSION,
+                ),
                 "Update Parallel DiT, or make the Parallel Config node anew.",
             )
         if not isinstance(self.devices, str) or not _DEVICES.fullmatch(self.devices):
             raise ConfigurationError(
-                f"Devices {_shown(self.devices)} is not understood.",
+                said("Devices {devices} is not understood.", devices=_shown(self.devices)),
                 "Write auto, GPU numbers such as 0,1, or cpu:2 for two ranks on the CPU.",
             )
         if self.devices.startswith("cpu:") and int(self.devices[4:]) > MOST_CPU_RANKS:
             raise ConfigurationError(
-                f"Devices {self.devices!r} asks for more than {MOST_CPU_RANKS} ranks on the CPU.",
+                said(
+                    "Devices {devices} asks for more than {most_cpu_ranks} ranks on the CPU.",
+                    devices=repr(self.devices),
+                    most_cpu_ranks=MOST_CPU_RANKS,
+                ),
                 "Write fewer: more ranks than cores gain nothing.",
             )
         numbers = self.device_indices
         if numbers is not None and len(set(numbers)) != len(numbers):
-            raise ConfigurationError(f"Devices {_shown(self.devices)} names a GPU twice.", "Name each GPU once.")
+            raise ConfigurationError(
+                said("Devices {devices} names a GPU twice.", devices=_shown(self.devices)), "Name each GPU once."
+            )
         for axis in AXES:
             degree = getattr(self, axis)
             if degree is not None and not _is_count(degree):
-                raise ConfigurationError(f"Degree {axis} is {_shown(degree)}.", f"Use auto or a whole number {_RANGE}.")
+                raise ConfigurationError(
+                    said("Degree {axis} is {degree}.", axis=axis, degree=_shown(degree)),
+                    said("Use auto or a whole number {range}.", range=_RANGE),
+                )
         if self.cfg is not None and self.cfg > 2:
             raise ConfigurationError(
-                f"Degree cfg is {self.cfg}, but there are two CFG branches.", "Set cfg to auto, 1 or 2."
+                said("Degree cfg is {cfg}, but there are two CFG branches.", cfg=self.cfg), "Set cfg to auto, 1 or 2."
             )
         if self.patches is not None and not _is_count(self.patches):
-            raise ConfigurationError(f"Patches is {_shown(self.patches)}.", f"Use auto or a whole number {_RANGE}.")
+            raise ConfigurationError(
+                said("Patches is {patches}.", patches=_shown(self.patches)),
+                said("Use auto or a whole number {range}.", range=_RANGE),
+            )
         if not _is_count(self.warmup_steps):
             raise ConfigurationError(
-                f"Warm-up steps is {_shown(self.warmup_steps)}.",
-                f"Use a whole number {_RANGE}: the first step fills every stage's K and V.",
+                said("Warm-up steps is {warmup_steps}.", warmup_steps=_shown(self.warmup_steps)),
+                said("Use a whole number {range}: the first step fills every stage's K and V.", range=_RANGE),
             )
         if not _is_count(self.hosts):
-            raise ConfigurationError(f"Hosts is {_shown(self.hosts)}.", f"Use a whole number {_RANGE}.")
+            raise ConfigurationError(
+                said("Hosts is {hosts}.", hosts=_shown(self.hosts)), said("Use a whole number {range}.", range=_RANGE)
+            )
         if self.attention not in ATTENTION_BACKENDS:
             raise ConfigurationError(
-                f"Attention backend {self.attention!r} is not known.",
-                f"Choose one of {', '.join(ATTENTION_BACKENDS)}.",
+                said("Attention backend {attention} is not known.", attention=repr(self.attention)),
+                said("Choose one of {attention_backends}.", attention_backends=", ".join(ATTENTION_BACKENDS)),
             )
         if not isinstance(self.may_change_pixels, bool):
-            raise ConfigurationError(f"May change pixels is {self.may_change_pixels!r}.", "Use true or false.")
+            raise ConfigurationError(
+                said("May change pixels is {may_change_pixels}.", may_change_pixels=repr(self.may_change_pixels)),
+                "Use true or false.",
+            )
         if isinstance(self.compile, bool):
             object.__setattr__(self, "compile", "on" if self.compile else "off")
         if self.compile not in (*COMPILE_MODES, ALWAYS_COMPILE):
-            raise ConfigurationError(f"Compile is {self.compile!r}.", f"Choose one of {', '.join(COMPILE_MODES)}.")
+            raise ConfigurationError(
+                said("Compile is {compile}.", compile=repr(self.compile)),
+                said("Choose one of {compile_modes}.", compile_modes=", ".join(COMPILE_MODES)),
+            )
         if self.weights not in WEIGHTS:
-            raise ConfigurationError(f"Weights is {_shown(self.weights)}.", f"Choose one of {', '.join(WEIGHTS)}.")
+            raise ConfigurationError(
+                said("Weights is {weights}.", weights=_shown(self.weights)),
+                said("Choose one of {weights}.", weights=", ".join(WEIGHTS)),
+            )
         if self.weights in STREAMED:
             if (self.pipe or 1) > 1:
                 raise ConfigurationError(
-                    f"Weights is {self.weights}, and stages is {self.pipe}: stages keep weights of their own.",
+                    said(
+                        "Weights is {weights}, and stages is {pipe}: stages keep weights of their own.",
+                        weights=self.weights,
+                        pipe=self.pipe,
+                    ),
                     "Set stages to 1, or weights to whole.",
                 )
             if self.hosts > 1:
                 raise ConfigurationError(
-                    f"Weights is {self.weights}, which goes over the memory of one machine, and hosts is {self.hosts}.",
+                    said(
+                        "Weights is {weights}, which goes over the memory of one machine, and hosts is {hosts}.",
+                        weights=self.weights,
+                        hosts=self.hosts,
+                    ),
                     "Set hosts to 1, or weights to whole.",
                 )
             object.__setattr__(self, "pipe", 1)
@@ -162,7 +198,7 @@ class ParallelConfig:
         """
         if not isinstance(values, Mapping):
             raise ConfigurationError(
-                f"A parallel configuration was expected, not {type(values).__name__}.",
+                said("A parallel configuration was expected, not {name}.", name=type(values).__name__),
                 "Connect a Parallel Config node.",
             )
         version = values.get("version", CONFIG_VERSION)
@@ -171,7 +207,9 @@ class ParallelConfig:
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
             raise ConfigurationError(
-                f"The parallel configuration has fields that are not known: {', '.join(unknown)}.",
+                said(
+                    "The parallel configuration has fields that are not known: {unknown}.", unknown=", ".join(unknown)
+                ),
                 "Make the Parallel Config node anew, or update Parallel DiT.",
             )
         return cls(**values)
@@ -199,10 +237,17 @@ class ParallelPlan:
     def __post_init__(self) -> None:
         for axis in AXES:
             if getattr(self, axis) < 1:
-                raise ConfigurationError(f"Degree {axis} is {getattr(self, axis)}.", "Every degree is at least 1.")
+                raise ConfigurationError(
+                    said("Degree {axis} is {getattr}.", axis=axis, getattr=getattr(self, axis)),
+                    "Every degree is at least 1.",
+                )
         if self.patches < 1 or self.warmup_steps < 0:
             raise ConfigurationError(
-                f"A plan of {self.patches} patches and {self.warmup_steps} warm-up steps cannot be made.",
+                said(
+                    "A plan of {patches} patches and {warmup_steps} warm-up steps cannot be made.",
+                    patches=self.patches,
+                    warmup_steps=self.warmup_steps,
+                ),
                 "Patches are at least 1, warm-up steps at least 0.",
             )
 
@@ -227,16 +272,27 @@ class ParallelPlan:
         return self.ring * self.ulysses
 
     def __str__(self) -> str:
-        named = [self._named(axis, degree) for axis, degree in zip(AXES, self.shape, strict=True) if degree > 1]
-        return " × ".join(named) or "one rank"
+        return str(self.words)
 
-    def _named(self, axis: str, degree: int) -> str:
+    @property
+    def words(self) -> Said:
+        """Its degrees above 1."""
+        named = [self._named(axis, degree) for axis, degree in zip(AXES, self.shape, strict=True) if degree > 1]
+        return together(named, " × ") if named else said("one rank")
+
+    def _named(self, axis: str, degree: int) -> Said:
         if axis != "pipe":
-            return f"{axis} {degree}"
+            return Said(f"{axis} {degree}")
         if self.patches == 1:
-            return f"stages {degree} (in turn)"
-        steps = "step" if self.warmup_steps == 1 else "steps"
-        return f"stages {degree} ({self.patches} patches, {self.warmup_steps} warm-up {steps})"
+            return said("stages {degree} (in turn)", degree=degree)
+        if self.warmup_steps == 1:
+            return said("stages {degree} ({patches} patches, 1 warm-up step)", degree=degree, patches=self.patches)
+        return said(
+            "stages {degree} ({patches} patches, {steps} warm-up steps)",
+            degree=degree,
+            patches=self.patches,
+            steps=self.warmup_steps,
+        )
 
 
 def _is_count(value: object) -> bool:

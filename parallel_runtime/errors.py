@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+from .said import Said, as_said, together
+
+LAST: deque[Said] = deque(maxlen=32)
+"""What the last errors of this process say, for whoever gets one of them as a string."""
+
 
 class ParallelError(Exception):
     """Base of every error this project raises on purpose.
 
     Args:
-        cause: what went wrong, one sentence, with the names and numbers that matter.
+        cause: what went wrong, one sentence, with the names and numbers that matter; made by `said` it is shown in the
+            artist's language.
         fix: what the artist can do about it, one sentence.
     """
 
     def __init__(self, cause: str, fix: str):
         super().__init__(cause, fix)
-        self.cause = cause
-        self.fix = fix
+        self.cause = as_said(cause)
+        self.fix = as_said(fix)
+        LAST.append(self.said)
 
     def __str__(self) -> str:
-        return f"{self.cause} {self.fix}".strip()
+        return str(self.said)
+
+    @property
+    def said(self) -> Said:
+        """Cause and fix."""
+        return together((self.cause, self.fix))
 
 
 class ConfigurationError(ParallelError):

@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from .errors import OutOfMemoryError
+from .said import Said, said, together
 
 _GIB = 2**30
 _RESERVE = 512 * 2**20
@@ -41,9 +42,9 @@ def is_free(wanted: int, device: torch.device) -> bool:
     return wanted + (_RESERVE if device.type == "cuda" else 0) <= free_bytes(device)
 
 
-def device_title(device: torch.device) -> str:
+def device_title(device: torch.device) -> Said:
     """How the artist knows the device."""
-    return f"GPU {device.index}" if device.type == "cuda" else "the CPU"
+    return said("GPU {index}", index=device.index) if device.type == "cuda" else said("the CPU")
 
 
 def require(
@@ -71,10 +72,16 @@ def require(
     if wanted + (reserve if device.type == "cuda" else 0) <= free:
         return
     ways = list(smaller) or ["Free memory there (close other programs, or unload other models), or use other devices."]
-    fix = " Or: ".join(ways[:2])
+    fix = together(ways[:2], " Or: ")
     raise OutOfMemoryError(
-        f"{what} needs {wanted / _GIB:.1f} GiB on {device_title(device)} (rank {rank}), where {free / _GIB:.1f} GiB "
-        f"are free.",
+        said(
+            "{what} needs {wanted} GiB on {device_title} (rank {rank}), where {free} GiB are free.",
+            what=what,
+            wanted=f"{wanted / _GIB:.1f}",
+            device_title=device_title(device),
+            rank=rank,
+            free=f"{free / _GIB:.1f}",
+        ),
         fix,
     )
 
@@ -89,10 +96,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 def explain_out_of_memory(error: BaseException, device: torch.device, rank: int) -> OutOfMemoryError:
     """The typed error for an allocation that failed."""
     wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error)) or re.search(r"allocate (\d+ bytes)", str(error))
-    title = device_title(device)
+    template = "{device} (rank {rank}) ran out of memory; {free} GiB were free there afterwards."
+    if wanted:
+        template = (
+            "{device} (rank {rank}) ran out of memory when it wanted {wanted} more; {free} GiB were free there "
+            "afterwards."
+        )
     return OutOfMemoryError(
-        f"{title[0].upper()}{title[1:]} (rank {rank}) ran out of memory"
-        f"{f' when it wanted {wanted[1]} more' if wanted else ''}; "
-        f"{free_bytes(device) / _GIB:.1f} GiB were free there afterwards.",
+        said(
+            template,
+            device=device_title(device) if device.type == "cuda" else said("The CPU"),
+            rank=rank,
+            wanted=wanted[1] if wanted else "",
+            free=f"{free_bytes(device) / _GIB:.1f}",
+        ),
         "Use a smaller picture or batch, more GPUs, or free memory on that device.",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from .errors import ConfigurationError
+from .said import said
 
 VARIABLE = "PARALLEL_DIT_OFF"
 SWITCHES = (
@@ -28,7 +29,11 @@ def is_on(what: str) -> bool:
     off = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")} - {""}
     if unknown := sorted(off.difference(SWITCHES)):
         raise ConfigurationError(
-            f"{VARIABLE} holds {', '.join(unknown)}, which cannot be switched off.",
-            f"Use some of {', '.join(SWITCHES)}, with commas in between.",
+            said(
+                "{variable} holds {unknown}, which cannot be switched off.",
+                variable=VARIABLE,
+                unknown=", ".join(unknown),
+            ),
+            said("Use some of {switches}, with commas in between.", switches=", ".join(SWITCHES)),
         )
     return what not in off

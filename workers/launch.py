@@ -12,6 +12,7 @@ from pathlib import Path
 
 from parallel_runtime.config import AXES, SHOWN_AXES, ParallelConfig
 from parallel_runtime.errors import ConfigurationError
+from parallel_runtime.said import Said, said
 
 PACK_ROOT = Path(__file__).resolve().parent.parent
 NODE = "PARALLEL_DIT_NODE"
@@ -93,7 +94,11 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
         present = gpu_count()
         if wanted is not None and max(wanted) >= present:
             raise ConfigurationError(
-                f"The parallel configuration asks for GPU {max(wanted)}, but ComfyUI sees {_gpus(present)}.",
+                said(
+                    "The parallel configuration asks for GPU {wanted}, but ComfyUI sees {gpus}.",
+                    wanted=max(wanted),
+                    gpus=_gpus(present),
+                ),
                 "Set devices to auto, or to GPUs that exist (they are counted from 0).",
             )
         if present == 0:
@@ -104,19 +109,28 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
     ranks = math.prod(degrees.values())
     if ranks > spec.world_size:
         product = " × ".join(f"{SHOWN_AXES.get(axis, axis)} {degree}" for axis, degree in degrees.items() if degree > 1)
-        kind = "GPU" if spec.device_type == "cuda" else "CPU rank"
         raise ConfigurationError(
-            f"The parallel configuration needs {ranks} ranks ({product}), but its devices are "
-            f"{spec.world_size} {kind}{'s' if spec.world_size > 1 else ''}.",
+            said(
+                "The parallel configuration needs {ranks} ranks ({product}), but its devices are {devices}.",
+                ranks=ranks,
+                product=product,
+                devices=count_devices(spec.device_type, spec.world_size),
+            ),
             "Lower a degree, set it to auto, or add devices.",
         )
     return spec
 
 
-def _gpus(count: int) -> str:
+def count_devices(kind: str, count: int) -> Said:
+    """How many GPUs or CPU ranks."""
+    one, several = ("{count} GPU", "{count} GPUs") if kind == "cuda" else ("{count} CPU rank", "{count} CPU ranks")
+    return said(several if count > 1 else one, count=count)
+
+
+def _gpus(count: int) -> Said:
     if count == 0:
-        return "no GPU"
-    return "one GPU, number 0" if count == 1 else f"{count} GPUs, 0 to {count - 1}"
+        return said("no GPU")
+    return said("one GPU, number 0") if count == 1 else said("{count} GPUs, 0 to {last}", count=count, last=count - 1)
 
 
 def settings_of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
@@ -238,6 +252,6 @@ def home() -> Path:
         return Path.home()
     except RuntimeError as error:
         raise ConfigurationError(
-            f"The user {os.getuid()} that ComfyUI runs as has no home folder.",
+            said("The user {getuid} that ComfyUI runs as has no home folder.", getuid=os.getuid()),
             "Set the environment variable HOME to a folder that this user can write.",
         ) from error

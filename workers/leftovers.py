@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parallel_runtime.errors import PoolError
+from parallel_runtime.said import said
 
 _ROOM_BYTES = 64 << 10
 """What a start writes there, at least: the ranks' meeting place, and what torchrun notes."""
@@ -67,7 +68,11 @@ def make_folder() -> PrivateFolder:
     except OSError as error:
         where = f" in {tempfile.tempdir}" if tempfile.tempdir else ""
         raise PoolError(
-            f"No folder for temporary files could be made{where}: {error.strerror or error}.",
+            said(
+                "No folder for temporary files could be made{where}: {strerror}.",
+                where=where,
+                strerror=error.strerror or error,
+            ),
             "Make room there, or set $TMPDIR to a folder that can be written.",
         ) from error
 

@@ -12,6 +12,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO
 
+from parallel_runtime.said import Said, said
+
 _TAIL_LINES = 40
 _ROTATE_BYTES = 4 << 20
 _ROTATED = 2
@@ -67,15 +69,17 @@ def begin_log(path: Path) -> IO[bytes] | None:
     return log
 
 
-def tell_of_fresh_pool(path: Path, holds: str = "") -> str:
+def tell_of_fresh_pool(path: Path, with_stacks: bool = False) -> Said:
     """What comes after a pool's end, and where to read more; no file is named that is not there.
 
     Args:
-        holds: what is special about it, such as "with the stacks of all ranks ".
+        with_stacks: the log holds those of all ranks.
     """
     if path.exists():
-        return f"The next prompt starts a fresh pool; the log {holds}is {path}."
-    return f"The next prompt starts a fresh pool; no log could be written in {path.parent}."
+        if with_stacks:
+            return said("The next prompt starts a fresh pool; the log with the stacks of all ranks is {log}.", log=path)
+        return said("The next prompt starts a fresh pool; the log is {log}.", log=path)
+    return said("The next prompt starts a fresh pool; no log could be written in {folder}.", folder=path.parent)
 
 
 def last_line(path: Path) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from parallel_runtime.errors import ConfigurationError
+from parallel_runtime.said import said
 
 
 def read_seconds(environment: Mapping[str, str], name: str, default: float) -> float:
@@ -23,7 +24,11 @@ def read_seconds(environment: Mapping[str, str], name: str, default: float) -> f
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise ConfigurationError(
-            f"The environment variable {name} is {text[:40]!r}, which is no time in seconds.",
-            f"Set it to a number such as {default:g}, or remove it.",
+            said(
+                "The environment variable {name} is {text}, which is no time in seconds.",
+                name=name,
+                text=repr(text[:40]),
+            ),
+            said("Set it to a number such as {default}, or remove it.", default=f"{default:g}"),
         )
     return seconds

@@ -10,6 +10,7 @@ from typing import Any
 
 from parallel_runtime.config import FASTER, ParallelConfig
 from parallel_runtime.errors import ConfigurationError
+from parallel_runtime.said import said, together
 
 START_DEVICES = "ParallelDiT.StartDevices"
 DEFAULT_DEVICES = "ParallelDiT.DefaultDevices"
@@ -58,8 +59,8 @@ def default_config(settings: Mapping[str, Any]) -> ParallelConfig:
             may_change_pixels=settings.get(DEFAULT_STAGES) == FASTER,
         )
     except ConfigurationError as error:
-        where = "It is the default in Settings, Parallel DiT."
-        raise ConfigurationError(f"{error.cause} {where}", error.fix) from error
+        where = said("It is the default in Settings, Parallel DiT.")
+        raise ConfigurationError(together((error.cause, where)), error.fix) from error
 
 
 def language_of(settings: Mapping[str, Any]) -> str:

@@ -69,6 +69,7 @@ def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Pr
     dead = running is not None and not running.alive
     state = status.state if status is not None else "dead" if dead else "off"
     wait = pool.waits_for
+    death = running.death() if dead and running is not None else None
     works = state not in ("off", "dead", "idle")
     return {
         "name": str(pool.spec),
@@ -78,14 +79,25 @@ def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Pr
         "state": state,
         "idle_seconds": int(pool.idle_seconds),
         "doing": {"what": wait.reason, "done": wait.done, "total": wait.total} if works else None,
-        "error": clean(str(running.death())) if dead and running is not None else None,
+        "error": clean(str(death)) if death is not None else None,
+        "error_said": _cleaned(death.said.to_data()) if death is not None else None,
         "ranks": _ranks(status),
         "host_bytes": _resident_bytes(processes),
         "models": [_model(model) for model in pool.models],
         "plan": pool.ran.plan if pool.ran is not None else "",
+        "plan_said": pool.ran.plan.to_data() if pool.ran is not None else None,
         "details": describe_details(pool.details),
         "log": running.log.name if running is not None else None,
     }
+
+
+def _cleaned(data: Any) -> Any:
+    """A text's data without what is nobody else's concern."""
+    if isinstance(data, str):
+        return clean(data)
+    if isinstance(data, dict):
+        return {name: _cleaned(value) for name, value in data.items()}
+    return [_cleaned(value) for value in data]
 
 
 def _ranks(status: Status | None) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import torch
 
 from .. import measured
 from ..errors import ConfigurationError
+from ..said import said
 from . import installed
 from .kernels import KERNELS, Attend, AttendWithLse
 
@@ -48,19 +49,29 @@ def resolve_kernel(
         return _fastest(device, dtype, head_dim, folder) if device.type == "cuda" else "sdpa"
     if name not in KERNELS:
         raise ConfigurationError(
-            f"Attention backend {name!r} is not known.", f"Set it to auto, or to one of {', '.join(KERNELS)}."
+            said("Attention backend {name} is not known.", name=repr(name)),
+            said("Set it to auto, or to one of {kernels}.", kernels=", ".join(KERNELS)),
         )
     package = KERNELS[name].package
     if package is not None and not installed.is_installed(package):
         module, title = installed.PACKAGES[package]
         raise ConfigurationError(
-            f"Attention backend {name!r} needs the Python package {module}, which is not installed.",
-            f"Install {title}, or set the attention backend to auto.",
+            said(
+                "Attention backend {name} needs the Python package {module}, which is not installed.",
+                name=repr(name),
+                module=module,
+            ),
+            said("Install {title}, or set the attention backend to auto.", title=title),
         )
     refusal = _refusal(KERNELS[name].attend, device, dtype, head_dim)
     if refusal is not None:
         raise ConfigurationError(
-            f"Attention backend {name!r} cannot run on {_where(device, dtype, head_dim)} ({refusal}).",
+            said(
+                "Attention backend {name} cannot run on {where} ({refusal}).",
+                name=repr(name),
+                where=_where(device, dtype, head_dim),
+                refusal=refusal,
+            ),
             "Set the attention backend to auto.",
         )
     return name
@@ -74,7 +85,8 @@ def untouched_kernel(name: str, title: str) -> str:
     """
     if name not in ("auto", "sdpa"):
         raise ConfigurationError(
-            f"{title} runs with PyTorch's own attention, not with {name}.", "Set the attention backend to auto or sdpa."
+            said("{title} runs with PyTorch's own attention, not with {name}.", title=title, name=name),
+            "Set the attention backend to auto or sdpa.",
         )
     return "sdpa"
 
@@ -93,8 +105,13 @@ def check_ring(name: str, device: torch.device, dtype: torch.dtype, head_dim: in
         return
     able = [other for other in KERNELS if _ring_refusal(other, device, dtype, head_dim) is None]
     raise ConfigurationError(
-        f"Attention backend {name!r} cannot run in a ring on {_where(device, dtype, head_dim)} ({refusal}).",
-        f"Set ring to 1, or the attention backend to one of {', '.join(able)}.",
+        said(
+            "Attention backend {name} cannot run in a ring on {where} ({refusal}).",
+            name=repr(name),
+            where=_where(device, dtype, head_dim),
+            refusal=refusal,
+        ),
+        said("Set ring to 1, or the attention backend to one of {able}.", able=", ".join(able)),
     )
 
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..errors import UnsupportedModelError
+from ..said import said
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "float | None"], torch.Tensor]
 """(query, key, value, mask, scale) -> attended; tensors are (batch, tokens, heads, head dim)."""
@@ -82,7 +83,11 @@ def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:
         replaced = {"F": _functional(attend)}
     else:
         raise UnsupportedModelError(
-            f"The attention module {path} uses {processor_class.__name__}, whose attention cannot be exchanged.",
+            said(
+                "The attention module {path} uses {name}, whose attention cannot be exchanged.",
+                path=path,
+                name=processor_class.__name__,
+            ),
             "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention.",
         )
     assert isinstance(call, types.FunctionType)

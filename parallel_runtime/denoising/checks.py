@@ -13,6 +13,7 @@ import torch
 
 from ..errors import RequestError
 from ..requests.requests import Sample
+from ..said import said
 
 Shape = tuple[int, ...]
 
@@ -48,7 +49,12 @@ class InputCheck:
             return [tuple(tensors[name] for name in names) for names in (own if self.per_branch else [self.reads])]
         except KeyError as missing:
             raise RequestError(
-                f"The request asks for {self.name}, and the tensor {missing} did not come with it.", "Report this."
+                said(
+                    "The request asks for {name}, and the tensor {missing} did not come with it.",
+                    name=self.name,
+                    missing=missing,
+                ),
+                "Report this.",
             ) from missing
 
 
@@ -83,6 +89,11 @@ def check_inputs(request: Sample, tensors: Mapping[str, torch.Tensor]) -> None:
             shapes = [tuple(tensor.shape) for tensor in given]
             if not part.fits(shapes, latent):
                 raise RequestError(
-                    f"The request asks for {part.name} of shape {', '.join(map(str, shapes))} on a latent of {latent}.",
+                    said(
+                        "The request asks for {name} of shape {map} on a latent of {latent}.",
+                        name=part.name,
+                        map=", ".join(map(str, shapes)),
+                        latent=latent,
+                    ),
                     "Make all of them from one latent and one list of sigmas.",
                 )

@@ -11,6 +11,7 @@ from ..networks.lead import of_first_rank
 from ..requests.conditioning import Conditioning
 from ..requests.control import Cancelled, Control
 from ..requests.requests import Sample
+from ..said import said
 from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.noise import NoiseSource
 from ..sampling.prediction import find_prediction
@@ -116,8 +117,11 @@ class Denoising:
         """
         if self.unlike and self.sampler.adds_noise and self.request.noise_device != "cpu":
             raise RequestError(
-                f"Sampler {self.sampler.name!r} adds noise, and stages on GPUs of several models would draw another "
-                "than ComfyUI does.",
+                said(
+                    "Sampler {name} adds noise, and stages on GPUs of several models would draw another than ComfyUI "
+                    "does.",
+                    name=repr(self.sampler.name),
+                ),
                 "Use KSampler, a sampler that adds no noise, or set stages to 1.",
             )
 

@@ -13,6 +13,7 @@ import torch
 from ..errors import NotLoadedError
 from ..requests.control import Control
 from ..requests.requests import Attach, Forward, Grow, Invoke, KeepPatches, Load, Release, Request, Step, Survey
+from ..said import said
 from .prepared import Prepared
 from .prepared_attach import PreparedAttach
 from .prepared_forward import PreparedForward
@@ -72,7 +73,9 @@ class Engine(RankState):
             NotLoadedError: none of that number is kept, on any rank: see `forget_calls`.
         """
         if step.kind not in self.calls:
-            raise NotLoadedError(f"The pool keeps no call of number {step.kind}.", "Queue the prompt again.")
+            raise NotLoadedError(
+                said("The pool keeps no call of number {kind}.", kind=step.kind), "Queue the prompt again."
+            )
         return self.calls[step.kind]
 
     def forget_calls(self) -> None:

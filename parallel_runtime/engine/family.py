@@ -14,6 +14,7 @@ from ..networks.diffusers.spec import ModelSpec
 from ..planning.describe import describe_request
 from ..requests.conditioning import Conditioning, hollow
 from ..requests.facts import RequestFacts, Seen
+from ..said import said
 
 
 class Family(Protocol):
@@ -80,22 +81,34 @@ def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping
     context = conditioning.arguments.get("context")
     if not isinstance(context, torch.Tensor) or context.ndim != 3:
         raise RequestError(
-            f"{spec.title} needs text conditioning of three dimensions.",
+            said("{title} needs text conditioning of three dimensions.", title=spec.title),
             "Connect the text encoder that belongs to the model.",
         )
     if context.shape[0] not in (1, batch):
         raise RequestError(
-            f"The conditioning holds {context.shape[0]} items, but the latent batch holds {batch}.",
+            said(
+                "The conditioning holds {shape} items, but the latent batch holds {batch}.",
+                shape=context.shape[0],
+                batch=batch,
+            ),
             "Use one prompt, or as many as latents.",
         )
     given = {name for name, value in conditioning.extras.items() if value is not None}
     if unknown := sorted(given - spec.adapter.extras):
         raise OtherNetworkError(
-            f"The diffusers network of {spec.title} cannot carry {', '.join(unknown)}.", TAKE_COMFYUIS
+            said(
+                "The diffusers network of {title} cannot carry {unknown}.", title=spec.title, unknown=", ".join(unknown)
+            ),
+            TAKE_COMFYUIS,
         )
     for name, part in spec.needs.items():
         if name in given and config.get(part.key) is None:
             raise OtherNetworkError(
-                f"The conditioning holds {name}, and this {spec.title} checkpoint has no {part.title} to take it in.",
+                said(
+                    "The conditioning holds {name}, and this {title} checkpoint has no {title2} to take it in.",
+                    name=name,
+                    title=spec.title,
+                    title2=part.title,
+                ),
                 "Disconnect what adds it, or choose a checkpoint made for it.",
             )

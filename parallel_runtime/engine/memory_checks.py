@@ -8,6 +8,7 @@ from .. import memory
 from ..config import STREAMED
 from ..mesh.mesh import Layout
 from ..requests.facts import GIB, RequestFacts
+from ..said import said, together
 from .resident import Resident
 
 _CERTAIN_ACTIVATIONS = 6
@@ -46,19 +47,23 @@ def require_memory(
     activations = int(_CERTAIN_ACTIVATIONS * rows * tokens * share * width)
     if resident.held is not None:
         resident.held.prepare_run(kept + _LIKELY * activations)
-    what = f"A picture of {tokens} tokens" if request.batch == 1 else f"A batch of {request.batch} × {tokens} tokens"
-    parts = [f"activations of at least {activations / GIB:.1f} GiB"]
+    what = said("A picture of {tokens} tokens", tokens=tokens)
+    if request.batch > 1:
+        what = said("A batch of {batch} × {tokens} tokens", batch=request.batch, tokens=tokens)
+    parts = [said("activations of at least {size} GiB", size=f"{activations / GIB:.1f}")]
     if kept:
-        parts.insert(0, f"PipeFusion's keys and values of {kept / GIB:.1f} GiB")
-    degrees = "ulysses or stages" if kept else "ulysses"
-    ways = [f"Use a smaller picture or batch, set {degrees} to more GPUs, or free memory on that device."]
+        parts.insert(0, said("PipeFusion's keys and values of {size} GiB", size=f"{kept / GIB:.1f}"))
+    way = "Use a smaller picture or batch, set ulysses to more GPUs, or free memory on that device."
+    if kept:
+        way = "Use a smaller picture or batch, set ulysses or stages to more GPUs, or free memory on that device."
+    ways = [said(way)]
     if layout.plan.pipe == 1 and resident.config.weights not in STREAMED and resident.facts.blocks > 1:
-        ways.append("Set weights in Parallel Config to dealt or host: then the weights take less of it.")
+        ways.append(said("Set weights in Parallel Config to dealt or host: then the weights take less of it."))
     memory.require(
         kept + activations,
         device,
         rank,
-        f"{what}, with {' and '.join(parts)},",
+        said("{what}, with {parts},", what=what, parts=together(parts, " and ")),
         ways,
         given_back=resident.kept_bytes(),
         reserve=0,  # it was held back when the weights were loaded

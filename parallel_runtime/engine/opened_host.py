@@ -20,6 +20,7 @@ from ..networks.comfyui.host_family import HostFamily
 from ..networks.comfyui.host_network import HostNetwork
 from ..requests.facts import ModelFacts
 from ..requests.requests import ComfyuiCode, Load
+from ..said import said
 from ..streaming.block_stream import SLOTS, BlockStream
 from ..streaming.dealer import Dealer
 from .opened import NewWeights
@@ -106,12 +107,18 @@ class OpenedHost:
             return NewWeights(title, costs, lambda: HeldNetwork(*wanted), list)
         if self.file.pack is not None:
             raise UnsupportedModelError(
-                f"{self.file.path.name} is a GGUF file, whose weights do not come one block after the other.",
+                said(
+                    "{name} is a GGUF file, whose weights do not come one block after the other.",
+                    name=self.file.path.name,
+                ),
                 "Set weights to whole.",
             )
         if self.described.data is None:
             raise UnsupportedModelError(
-                f"Blocks of {self.facts.title} are not known, so that its weights cannot come one after the other.",
+                said(
+                    "Blocks of {title} are not known, so that its weights cannot come one after the other.",
+                    title=self.facts.title,
+                ),
                 "Set weights to whole.",
             )
         sizes = BlockStream(dealer.resident).coming(

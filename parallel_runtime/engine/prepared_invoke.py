@@ -11,6 +11,7 @@ import torch
 from ..errors import RequestError
 from ..requests.control import Control
 from ..requests.requests import INVOKABLE, Answer, Invoke
+from ..said import said
 from .prepared import Prepared, Results
 from .rank_state import RankState
 from .resident import Resident
@@ -41,7 +42,7 @@ class PreparedInvoke(Prepared):
         """
         owns = resident.structure is None or isinstance(resident.structure, HostStructure)
         if request.method not in INVOKABLE or not owns:
-            raise RequestError(f"The model in the pool has no {request.method}.", "Report this.")
+            raise RequestError(said("The model in the pool has no {method}.", method=request.method), "Report this.")
         state.conditionings.peek(request.arguments, meta)
         return cls(state=state, request=request, resident=resident)
 

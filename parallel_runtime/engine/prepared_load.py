@@ -16,6 +16,7 @@ from ..planning.weights_choice import choose_weights, ways_out
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
 from ..requests.requests import Answer, Load, Loaded
+from ..said import said, together
 from ..streaming.dealer import may_mix
 from .measure import measure_machine
 from .prepared import Prepared, Results
@@ -85,7 +86,8 @@ class PreparedLoad(Prepared):
         """Measure what was not measured yet, and tell of the model."""
         if not agreed_same(_FACTS, agreed):
             raise CheckpointError(
-                f"The hosts have different models at {self.request.path}.", "Copy the same file to all of them."
+                said("The hosts have different models at {path}.", path=self.request.path),
+                "Copy the same file to all of them.",
             )
         state, resident, machine = self.state, self.resident, self.machine
         if not machine.measured and machine.on_gpu:
@@ -99,7 +101,7 @@ class PreparedLoad(Prepared):
             resident.parameters,
             resident.size,
             self.reused,
-            f"{explanation} {self.notes}".strip(),
+            together((explanation, self.notes)),
             replace(state.machine, speeds=()),
             self.loaded.pipe,
             state.residency.held(),

@@ -31,6 +31,7 @@ from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts, RequestFacts
 from ..requests.plan_details import PlanDetails
 from ..requests.requests import Finished, Load
+from ..said import Said
 from .open_model import open_model
 from .opened import Opened
 from .opened_host import OpenedHost
@@ -57,7 +58,7 @@ class Placed:
     resident: Resident
     plan: ParallelPlan
     place: Place | None
-    says: str
+    says: Said
     details: PlanDetails
     mirrored: bool
     size: Hashable
@@ -244,7 +245,7 @@ class RankState:
         held = self.residency.held()
         news, self._told = (None if held == self._told else held), held
         return Finished(
-            plan=placed.says if placed is not None else "",
+            plan=placed.says if placed is not None else Said(""),
             milliseconds=(time.perf_counter() - started) * 1000,
             held=news,
             details=self._measured(placed) if placed is not None and not repeated else None,

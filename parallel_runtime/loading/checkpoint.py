@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ..errors import UnsupportedModelError
 from ..networks.diffusers.registry import MODELS
 from ..networks.diffusers.spec import ModelSpec, TensorInfo
+from ..said import said
 from .config_limits import check_config
 from .files import Identity, expand, find_files, identity, read_json
 from .header import read_header
@@ -154,7 +155,7 @@ def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Ma
 
 def _quantised(path: Path, why: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{path} {why}.",
+        said("{path} {why}.", path=path, why=why),
         "The diffusers network runs plain files alone: set network to auto in Parallel Loader, or use the bf16, fp16 "
         "or fp32 file of this model.",
     )

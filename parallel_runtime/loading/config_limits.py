@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..networks.diffusers.headers import MOST_BLOCKS
+from ..said import said
 
 _LARGEST = 1_000_000
 _LARGEST_SIZE = 4096
@@ -28,7 +29,9 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
     """
     values = list(_values("", config))
     if len(values) > _MOST_VALUES:
-        raise CheckpointError(f"{path} holds {len(values)} values, which is no model's config.", _FIX)
+        raise CheckpointError(
+            said("{path} holds {values} values, which is no model's config.", path=path, values=len(values)), _FIX
+        )
     for name, value in values:
         most = _LARGEST
         if "layers" in name:
@@ -36,7 +39,16 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
         elif "size" in name:
             most = _LARGEST_SIZE
         if isinstance(value, int | float) and not -most <= value <= most:
-            raise CheckpointError(f"{path} says {name} {str(value)[:40]}, and at most {most} can be.", _FIX)
+            raise CheckpointError(
+                said(
+                    "{path} says {name} {value}, and at most {most} can be.",
+                    path=path,
+                    name=name,
+                    value=str(value)[:40],
+                    most=most,
+                ),
+                _FIX,
+            )
 
 
 def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> None:
@@ -53,13 +65,26 @@ def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, s
         number = max((int(part) for part in name.split(".") if part.isdecimal() and len(part) < _DIGITS), default=0)
         if number > _LARGEST_INDEX:
             raise CheckpointError(
-                f"{path} has a tensor {name[:80]}, and no model counts further than {_LARGEST_INDEX}.", _FILE_AGAIN
+                said(
+                    "{path} has a tensor {name}, and no model counts further than {largest_index}.",
+                    path=path,
+                    name=name[:80],
+                    largest_index=_LARGEST_INDEX,
+                ),
+                _FILE_AGAIN,
             )
     for name, value in _values("", _written_transformer(metadata)):
         most = MOST_BLOCKS if any(word in name for word in _COUNTED) else _LARGEST
         if isinstance(value, int | float) and not -most <= value <= most:
             raise CheckpointError(
-                f"{path} says {name[:80]} {str(value)[:40]} in its header, and at most {most} can be.", _FILE_AGAIN
+                said(
+                    "{path} says {name} {value} in its header, and at most {most} can be.",
+                    path=path,
+                    name=name[:80],
+                    value=str(value)[:40],
+                    most=most,
+                ),
+                _FILE_AGAIN,
             )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
+from ..said import said
 
 _LONGEST_SHOWN = 300
 DENOISER_FOLDERS = ("transformer", "unet")
@@ -47,12 +48,16 @@ def find_files(path: str | Path) -> ModelFiles:
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
     except OSError as error:
-        raise CheckpointError(f"{_shortened(path)} cannot be read: {error.strerror}.", "Check the path.") from error
+        raise CheckpointError(
+            said("{shortened} cannot be read: {strerror}.", shortened=_shortened(path), strerror=error.strerror),
+            "Check the path.",
+        ) from error
     if is_file:
         return ModelFiles((path,))
     if not is_folder:
         raise CheckpointError(
-            f"{_shortened(path)} does not exist.", "Check the model's path, and refresh the list of models."
+            said("{shortened} does not exist.", shortened=_shortened(path)),
+            "Check the model's path, and refresh the list of models.",
         )
     folder = next((path / name for name in DENOISER_FOLDERS if (path / name).is_dir()), path)
     config = folder / "config.json"
@@ -61,11 +66,12 @@ def find_files(path: str | Path) -> ModelFiles:
     if (path / "model_index.json").is_file():
         name = read_json(path / "model_index.json").get("_class_name", "unknown")
         raise UnsupportedModelError(
-            f"{path} is a diffusers folder of {name}, which has no transformer.",
+            said("{path} is a diffusers folder of {name}, which has no transformer.", path=path, name=name),
             "Choose the folder of a supported diffusion transformer.",
         )
     raise CheckpointError(
-        f"{folder} has no config.json.", "Choose a diffusers folder, or the .safetensors file itself."
+        said("{folder} has no config.json.", folder=folder),
+        "Choose a diffusers folder, or the .safetensors file itself.",
     )
 
 
@@ -83,15 +89,24 @@ def _find_weights(folder: Path) -> tuple[Path, ...]:
         pickles = sorted(folder.glob("*.bin"))
         if pickles:
             raise UnsupportedModelError(
-                f"{folder} has its weights as a PyTorch pickle ({pickles[0].name}), which could run code.",
+                said(
+                    "{folder} has its weights as a PyTorch pickle ({name}), which could run code.",
+                    folder=folder,
+                    name=pickles[0].name,
+                ),
                 "Download the safetensors version.",
             )
-        raise CheckpointError(f"{folder} has no safetensors file.", "Download the folder again.")
+        raise CheckpointError(said("{folder} has no safetensors file.", folder=folder), "Download the folder again.")
     shards = {(match.group(1), match.group(2)) for file in found if (match := _SHARD.fullmatch(file.name))}
     if len(found) > 1 and (len(shards) != 1 or len(found) != int(next(iter(shards))[1])):
         names = ", ".join(file.name for file in found[:4])
         raise CheckpointError(
-            f"{folder} has {len(found)} safetensors files that are no complete set: {names}.",
+            said(
+                "{folder} has {found} safetensors files that are no complete set: {names}.",
+                folder=folder,
+                found=len(found),
+                names=names,
+            ),
             "Keep one version of the weights there, or choose the .safetensors file itself.",
         )
     return tuple(found)
@@ -100,12 +115,20 @@ def _find_weights(folder: Path) -> tuple[Path, ...]:
 def _read_index(index: Path) -> tuple[Path, ...]:
     names = read_json(index).get("weight_map", {})
     if not isinstance(names, dict) or not names or any(Path(str(name)).name != name for name in names.values()):
-        raise CheckpointError(f"{index} does not list the files of the model.", "Download the folder again.")
+        raise CheckpointError(
+            said("{index} does not list the files of the model.", index=index), "Download the folder again."
+        )
     files = tuple(index.parent / name for name in sorted(set(names.values())))
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise CheckpointError(
-            f"{index.parent} lacks {len(missing)} of {len(files)} files of the model, first {missing[0]}.",
+            said(
+                "{parent} lacks {missing} of {files} files of the model, first {missing2}.",
+                parent=index.parent,
+                missing=len(missing),
+                files=len(files),
+                missing2=missing[0],
+            ),
             "Download the missing files.",
         )
     return files
@@ -124,11 +147,15 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has more than {_LARGEST_JSON} bytes")
         content = json.loads(text.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.", "Check its rights.") from error
+        raise CheckpointError(
+            said("{path} cannot be read: {strerror}.", path=path, strerror=error.strerror), "Check its rights."
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON ({str(error)[:200]}).", "Download it again.") from error
+        raise CheckpointError(
+            said("{path} is not valid JSON ({error}).", path=path, error=str(error)[:200]), "Download it again."
+        ) from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object.", "Download it again.")
+        raise CheckpointError(said("{path} is not a JSON object.", path=path), "Download it again.")
     return content
 
 
@@ -151,10 +178,12 @@ def expand(path: str | Path) -> Path:
         expanded = Path(path).expanduser()
         str(expanded).encode("utf-8")
     except RuntimeError as error:
-        raise CheckpointError(f"{_shortened(Path(path))} does not exist.", "Write the path in full.") from error
+        raise CheckpointError(
+            said("{shortened} does not exist.", shortened=_shortened(Path(path))), "Write the path in full."
+        ) from error
     except UnicodeEncodeError as error:
         raise CheckpointError(
-            f"The name {_shortened(Path(path))} is not UTF-8.",
+            said("The name {shortened} is not UTF-8.", shortened=_shortened(Path(path))),
             "Rename the file or folder, and refresh the list of models.",
         ) from error
     return expanded
@@ -179,6 +208,8 @@ def identity(path: str | Path) -> Identity:
         try:
             status = file.stat()
         except OSError as error:
-            raise CheckpointError(f"{file} cannot be read: {error.strerror}.", "Check the file.") from error
+            raise CheckpointError(
+                said("{file} cannot be read: {strerror}.", file=file, strerror=error.strerror), "Check the file."
+            ) from error
         found.append((str(file.resolve()), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
     return tuple(found)

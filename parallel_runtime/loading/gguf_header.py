@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..said import said
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -44,11 +45,16 @@ def check_gguf_header(path: Path, sizes: Mapping[int, tuple[int, int]]) -> None:
             size = path.stat().st_size
             start = file.read(min(size, _LARGEST_HEADER))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.", "Check the path and its rights.") from error
+        raise CheckpointError(
+            said("{path} cannot be read: {strerror}.", path=path, strerror=error.strerror),
+            "Check the path and its rights.",
+        ) from error
     try:
         _Header(start, size).check(sizes)
     except ValueError as error:
-        raise CheckpointError(f"{path} has a damaged header ({str(error)[:200]}).", _AGAIN) from error
+        raise CheckpointError(
+            said("{path} has a damaged header ({error}).", path=path, error=str(error)[:200]), _AGAIN
+        ) from error
 
 
 class _Header:

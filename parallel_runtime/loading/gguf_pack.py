@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError, UnsupportedModelError
+from ..said import said
 from .gguf_header import check_gguf_header
 
 SUFFIX = ".gguf"
@@ -48,7 +49,8 @@ class GgufPack:
         except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".")
             raise UnsupportedModelError(
-                f"ComfyUI-GGUF cannot read {path}: {reason}.", "Update ComfyUI-GGUF, or choose another file."
+                said("ComfyUI-GGUF cannot read {path}: {reason}.", path=path, reason=reason),
+                "Update ComfyUI-GGUF, or choose another file.",
             ) from error
 
 
@@ -60,7 +62,7 @@ def open_pack(folder: str) -> GgufPack:
     """
     if not (Path(folder) / "loader.py").is_file():
         raise ConfigurationError(
-            f"There is no ComfyUI-GGUF in {folder} on the host of this rank.",
+            said("There is no ComfyUI-GGUF in {folder} on the host of this rank.", folder=folder),
             "Install it at the same place on every host, or choose a safetensors file.",
         )
     name = f"gguf_pack_{hashlib.sha256(folder.encode()).hexdigest()[:12]}"
@@ -73,5 +75,6 @@ def open_pack(folder: str) -> GgufPack:
         return GgufPack(folder, reader.gguf_sd_loader, operations.GGMLOps, reader.gguf.GGML_QUANT_SIZES)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"ComfyUI-GGUF in {folder} cannot be used: {error}.", "Update it, and install its requirements."
+            said("ComfyUI-GGUF in {folder} cannot be used: {error}.", folder=folder, error=error),
+            "Update it, and install its requirements.",
         ) from error

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.diffusers.spec import TensorInfo
+from ..said import said
 
 _LENGTH = struct.Struct("<Q")
 _LARGEST_HEADER = 16 << 20
@@ -28,13 +29,20 @@ _LARGEST_NUMBER = 1 << 53
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
 _BYTES |= {"I64": 8, "U64": 8, "F64": 8}
 _AGAIN = "Download or copy the file again."
+_PICKLE = (
+    said("a PyTorch pickle, which could run code"),
+    said("Convert it to safetensors, or download that version."),
+)
 _FOREIGN = {
     b"GGUF": (
-        "a GGUF file",
-        "Choose it in Parallel Loader, with .gguf at the end of its name and network on auto, or a safetensors file.",
+        said("a GGUF file"),
+        said(
+            "Choose it in Parallel Loader, with .gguf at the end of its name and network on auto, or a safetensors "
+            "file."
+        ),
     ),
-    b"PK\x03\x04": ("a PyTorch pickle, which could run code", "Convert it to safetensors, or download that version."),
-    b"\x80\x02": ("a PyTorch pickle, which could run code", "Convert it to safetensors, or download that version."),
+    b"PK\x03\x04": _PICKLE,
+    b"\x80\x02": _PICKLE,
 }
 _PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".pth", ".bin", ".pkl")
 _FOREIGN_SUFFIXES = {".gguf": b"GGUF", **dict.fromkeys(_PICKLE_SUFFIXES, b"PK\x03\x04")}
@@ -69,18 +77,38 @@ def read_header(path: Path) -> FileHeader:
             length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
             text = file.read(length) if 2 <= length <= _LARGEST_HEADER else b""
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.", "Check the path and its rights.") from error
+        raise CheckpointError(
+            said("{path} cannot be read: {strerror}.", path=path, strerror=error.strerror),
+            "Check the path and its rights.",
+        ) from error
     if not size:
-        raise CheckpointError(f"{path} is empty (0 bytes).", _AGAIN)
+        raise CheckpointError(said("{path} is empty (0 bytes).", path=path), _AGAIN)
     if not text.startswith(b"{"):
         _refuse_foreign(path, start, size)
     if len(text) < length:
-        raise CheckpointError(f"{path} is truncated: its header has {length} bytes, the file {size} in all.", _AGAIN)
+        raise CheckpointError(
+            said(
+                "{path} is truncated: its header has {length} bytes, the file {size} in all.",
+                path=path,
+                length=length,
+                size=size,
+            ),
+            _AGAIN,
+        )
     header, data_size = _parse(path, text)
     promised = _LENGTH.size + length + data_size
     if promised != size:
-        state = "truncated" if size < promised else "damaged"
-        raise CheckpointError(f"{path} is {state}: its header promises {promised} bytes, the file has {size}.", _AGAIN)
+        state = said("truncated") if size < promised else said("damaged")
+        raise CheckpointError(
+            said(
+                "{path} is {state}: its header promises {promised} bytes, the file has {size}.",
+                path=path,
+                state=state,
+                promised=promised,
+                size=size,
+            ),
+            _AGAIN,
+        )
     return header
 
 
@@ -88,12 +116,24 @@ def _refuse_foreign(path: Path, start: bytes, size: int) -> NoReturn:
     magic = next((magic for magic in _FOREIGN if start.startswith(magic)), _FOREIGN_SUFFIXES.get(path.suffix.lower()))
     if magic is not None:
         what, fix = _FOREIGN[magic]
-        raise UnsupportedModelError(f"{path} is {what}, not safetensors.", fix)
+        raise UnsupportedModelError(said("{path} is {what}, not safetensors.", path=path, what=what), fix)
     if start.startswith(b"version "):
-        raise CheckpointError(f"{path} is a Git LFS pointer, not the model itself.", "Run git lfs pull.")
+        raise CheckpointError(
+            said("{path} is a Git LFS pointer, not the model itself.", path=path), "Run git lfs pull."
+        )
     if start.startswith(b"<"):
-        raise CheckpointError(f"{path} is a web page, not a model.", "Download the file itself; it may need a login.")
-    raise CheckpointError(f"{path} is no safetensors file ({size} bytes that start with {start!r}).", _AGAIN)
+        raise CheckpointError(
+            said("{path} is a web page, not a model.", path=path), "Download the file itself; it may need a login."
+        )
+    raise CheckpointError(
+        said(
+            "{path} is no safetensors file ({size} bytes that start with {start}).",
+            path=path,
+            size=size,
+            start=repr(start),
+        ),
+        _AGAIN,
+    )
 
 
 def _numbers(values: Any, most: int) -> tuple[int, ...]:
@@ -123,14 +163,16 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
                 raise ValueError(f"the name of a tensor has {len(key)} characters, and at most {_LONGEST_KEY} are read")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"[:200]
-        raise CheckpointError(f"{path} has a damaged header ({what}).", _AGAIN) from error
+        raise CheckpointError(said("{path} has a damaged header ({what}).", path=path, what=what), _AGAIN) from error
     position = 0
     for begin, end, key in sorted(spans):
         info = tensors[key]
         # Types that we do not know (packed ones) are refused by name later; only their place is checked here.
         wanted = math.prod(info.shape) * _BYTES[info.dtype] if info.dtype in _BYTES else end - begin
         if begin != position or end < begin or end - begin != wanted:
-            raise CheckpointError(f"{path} has a damaged header: the place of tensor {key} does not fit.", _AGAIN)
+            raise CheckpointError(
+                said("{path} has a damaged header: the place of tensor {key} does not fit.", path=path, key=key), _AGAIN
+            )
         position = end
     data = _LENGTH.size + len(text)
     return FileHeader(tensors, metadata, {key: data + begin for begin, _, key in spans}), position

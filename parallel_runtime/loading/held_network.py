@@ -19,6 +19,7 @@ from ..networks.comfyui.own_cache import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.token_split import TokenSplit
 from ..networks.marked_blocks import mark_blocks
+from ..said import said
 from ..streaming.block_stream import BlockStream
 from ..streaming.mixed_blocks import MixedBlocks
 from ..streaming.shared_blocks import SharedBlocks
@@ -81,7 +82,7 @@ class HeldNetwork(PatchableNetwork):
             return
         path = self._file.path
         if identity(path) != self._file.identity:
-            raise NotLoadedError(f"{path} was replaced since it was loaded.", "Queue the prompt again.")
+            raise NotLoadedError(said("{path} was replaced since it was loaded.", path=path), "Queue the prompt again.")
         read_through(path, on_bytes)
         network = self._load()
         if self._data is not None:
@@ -151,9 +152,11 @@ def load_network(
     try:
         patcher = load(state_dict, model_options=model_options, **options)
     except (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError) as error:
-        raise UnsupportedModelError(f"ComfyUI cannot load {file.path}: {error}", "Choose another file.") from error
+        raise UnsupportedModelError(
+            said("ComfyUI cannot load {path}: {error}", path=file.path, error=error), "Choose another file."
+        ) from error
     if patcher is None:
-        raise UnsupportedModelError(f"ComfyUI does not recognise {file.path}.", "Choose another file.")
+        raise UnsupportedModelError(said("ComfyUI does not recognise {path}.", path=file.path), "Choose another file.")
     return patcher.model.diffusion_model
 
 

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from ..errors import CheckpointError, NotLoadedError
 from ..networks.diffusers.spec import WeightRule
 from ..patching.patched_weights import Patchable
+from ..said import said
 from ..streaming.block_stream import BlockStream
 from ..streaming.mixed_blocks import MixedBlocks
 from ..streaming.shared_blocks import SharedBlocks
@@ -122,7 +123,7 @@ class WeightsOfModule(PatchableParameters):
     def _check_files(self) -> None:
         if identity(self._checkpoint.path) != self._checkpoint.identity:
             raise NotLoadedError(
-                f"{self._checkpoint.path} was replaced since it was loaded.", "Queue the prompt again."
+                said("{path} was replaced since it was loaded.", path=self._checkpoint.path), "Queue the prompt again."
             )
 
 
@@ -272,7 +273,9 @@ def _open(file: Any) -> Any:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be opened: {error}.", "Check the file and its rights.") from error
+        raise CheckpointError(
+            said("{file} cannot be opened: {error}.", file=file, error=error), "Check the file and its rights."
+        ) from error
 
 
 def _unheard(done: int, total: int) -> None:

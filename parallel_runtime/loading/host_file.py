@@ -18,6 +18,7 @@ from torch import nn
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.diffusers.spec import TensorInfo
+from ..said import Said, said
 from .config_limits import check_host_header
 from .files import Identity, identity
 from .gguf_pack import GgufPack, open_pack
@@ -81,7 +82,7 @@ class HostFile:
         config.set_inference_dtype(dtype or torch.float32, None)
         operations, config.custom_operations = config.custom_operations, comfy.ops.disable_weight_init
         try:
-            with comfyuis_reason(f"ComfyUI cannot build the network of {self.path.name}"):
+            with comfyuis_reason(said("ComfyUI cannot build the network of {path}", path=self.path.name)):
                 network: nn.Module = self.build_model().diffusion_model
         finally:
             config.custom_operations = operations
@@ -96,7 +97,7 @@ class HostFile:
         Raises:
             UnsupportedModelError: ComfyUI does not get as far as that, with its reason.
         """
-        with comfyuis_reason(f"ComfyUI cannot read {self.path.name}"):
+        with comfyuis_reason(said("ComfyUI cannot read {path}", path=self.path.name)):
             given = self.config.process_unet_state_dict(dict(self.state_dict))
             if self.pack is not None:
                 _check_sizes(given, network)
@@ -120,7 +121,7 @@ def _check_sizes(given: Mapping[str, torch.Tensor], network: nn.Module) -> None:
 
 
 @contextmanager
-def comfyuis_reason(what: str) -> Iterator[None]:
+def comfyuis_reason(what: Said) -> Iterator[None]:
     """Errors of ComfyUI's code about a file, as one of ours: it takes names and shapes for granted.
 
     Args:
@@ -133,7 +134,9 @@ def comfyuis_reason(what: str) -> Iterator[None]:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"[:500]
-        raise UnsupportedModelError(f"{what}: {reason}.", "Update ComfyUI, or choose another file.") from error
+        raise UnsupportedModelError(
+            said("{what}: {reason}.", what=what, reason=reason), "Update ComfyUI, or choose another file."
+        ) from error
 
 
 def open_host_file(path: str | Path, gguf: str = "") -> HostFile:
@@ -158,7 +161,7 @@ def open_host_file(path: str | Path, gguf: str = "") -> HostFile:
         content = read_header(path)
         check_host_header(path, content.tensors, content.metadata)
         state_dict, metadata = _read_small(path, content.tensors), dict(content.metadata)
-    with comfyuis_reason(f"ComfyUI cannot tell what {path.name} is"):
+    with comfyuis_reason(said("ComfyUI cannot tell what {path} is", path=path.name)):
         return _recognise(path, stamp, state_dict, metadata, pack)
 
 
@@ -188,7 +191,11 @@ def _recognise(
             config = detection.model_config_from_unet(state_dict, "")
     if config is None:
         raise UnsupportedModelError(
-            f"{path} is {name_contents(state_dict)}, not a diffusion model supported by this ComfyUI.",
+            said(
+                "{path} is {name_contents}, not a diffusion model supported by this ComfyUI.",
+                path=path,
+                name_contents=name_contents(state_dict),
+            ),
             "Update ComfyUI, or choose another file.",
         )
     size = sum(tensor.nbytes for tensor in state_dict.values())
@@ -221,13 +228,21 @@ def _read_small(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, torc
     try:
         file = safe_open(path, framework="pt", device="cpu")
     except SafetensorError as error:
-        raise CheckpointError(f"{path} has a damaged header ({error}).", "Download or copy the file again.") from error
+        raise CheckpointError(
+            said("{path} has a damaged header ({error}).", path=path, error=error), "Download or copy the file again."
+        ) from error
     with file:
         for name, info in tensors.items():
             dtype = getattr(torch, _NAMES.get(info.dtype, ""), None)
             if dtype is None:
                 raise CheckpointError(
-                    f"{path} has numbers of the type {info.dtype} ({name}), which torch {torch.__version__} lacks.",
+                    said(
+                        "{path} has numbers of the type {dtype} ({name}), which torch {version} lacks.",
+                        path=path,
+                        dtype=info.dtype,
+                        name=name,
+                        version=torch.__version__,
+                    ),
                     "Update torch, or choose another file.",
                 )
             small = math.prod(info.shape) * dtype.itemsize <= _SMALL

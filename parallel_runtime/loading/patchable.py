@@ -12,6 +12,7 @@ import torch
 from .. import memory
 from ..errors import OtherNetworkError
 from ..networks.diffusers.call import TAKE_COMFYUIS
+from ..said import said
 from .original_weights import OriginalWeights
 
 _LEFT_FREE = 0.35
@@ -67,7 +68,12 @@ class PatchableParameters(ABC):
         wanted = self.shape(name)
         if tuple(weight.shape) != wanted:
             raise OtherNetworkError(
-                f"A LoRA makes {name} of the shape {tuple(weight.shape)}, where diffusers' class has {wanted}.",
+                said(
+                    "A LoRA makes {name} of the shape {shape}, where diffusers' class has {wanted}.",
+                    name=name,
+                    shape=tuple(weight.shape),
+                    wanted=wanted,
+                ),
                 TAKE_COMFYUIS,
             )
         for target, part in self._original.split(name, weight).items():

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..said import said
 from .reading import THREADS, OnBytes
 
 _PIECE = 16 << 20
@@ -53,6 +54,8 @@ def read_through(path: Path, on_bytes: OnBytes) -> None:
                     future.result()
                 on_bytes(min(sum(read), total), total)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}.", "Check the disk.") from error
+            raise CheckpointError(
+                said("{path} cannot be read: {strerror}.", path=path, strerror=error.strerror), "Check the disk."
+            ) from error
         finally:
             stop.set()

@@ -22,6 +22,7 @@ import torch
 from ..errors import CheckpointError
 from ..networks.diffusers.spec import TensorInfo, WeightRule
 from ..pinned_memory import register, unregister
+from ..said import said
 from .checkpoint import TensorPlace
 
 THREADS = 8
@@ -164,9 +165,13 @@ def _read_exactly(descriptor: int, piece: Piece, buffer: torch.Tensor) -> None:
         try:
             count = os.preadv(descriptor, [view[done:]], piece.start + done)
         except OSError as error:
-            raise CheckpointError(f"{piece.file} cannot be read: {error.strerror}.", "Check the disk.") from error
+            raise CheckpointError(
+                said("{file} cannot be read: {strerror}.", file=piece.file, strerror=error.strerror), "Check the disk."
+            ) from error
         if not count:
-            raise CheckpointError(f"{piece.file} became shorter while it was read.", "Copy the file again.")
+            raise CheckpointError(
+                said("{file} became shorter while it was read.", file=piece.file), "Copy the file again."
+            )
         done += count
 
 
@@ -176,7 +181,8 @@ def _open(file: Path) -> Iterator[int]:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise CheckpointError(
-            f"{file} cannot be opened: {error.strerror}.", "Check the file and its rights."
+            said("{file} cannot be opened: {strerror}.", file=file, strerror=error.strerror),
+            "Check the file and its rights.",
         ) from error
     try:
         yield descriptor

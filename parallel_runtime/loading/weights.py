@@ -17,6 +17,7 @@ from ..attention.projections import neighbours
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.diffusers.lean_imports import diffusers
 from ..networks.diffusers.spec import WeightRule
+from ..said import said
 from .arena import make_arena
 from .checkpoint import Checkpoint
 from .held_weights import ArenaWeights, HeldWeights, MakeArena, MappedWeights
@@ -100,8 +101,13 @@ def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
             return transformer_class(**checkpoint.config)
     except (TypeError, ValueError) as error:
         raise UnsupportedModelError(
-            f"diffusers {diffusers.__version__} does not build {checkpoint.spec.transformer_class} from the "
-            f"configuration of {checkpoint.path} ({error}).",
+            said(
+                "diffusers {version} does not build {transformer_class} from the configuration of {path} ({error}).",
+                version=diffusers.__version__,
+                transformer_class=checkpoint.spec.transformer_class,
+                path=checkpoint.path,
+                error=error,
+            ),
             "Check config.json, or update diffusers.",
         ) from error
 
@@ -136,8 +142,13 @@ def _rules(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> lis
         unserved = set(wanted).symmetric_difference(rule.target for rule in rules)
         if unserved:
             raise UnsupportedModelError(
-                f"{checkpoint.spec.title} of diffusers {diffusers.__version__} has parameters that this version of "
-                f"Parallel DiT does not know, such as {min(unserved)}.",
+                said(
+                    "{title} of diffusers {version} has parameters that this version of Parallel DiT does not know, "
+                    "such as {unserved}.",
+                    title=checkpoint.spec.title,
+                    version=diffusers.__version__,
+                    unserved=min(unserved),
+                ),
                 "Update Parallel DiT.",
             )
     _refuse_missing(checkpoint, {rule.source for rule in rules})
@@ -152,8 +163,14 @@ def _refuse_missing(checkpoint: Checkpoint, sources: set[str]) -> None:
     missing = sorted(sources.difference(checkpoint.header))
     if missing:
         raise CheckpointError(
-            f"{checkpoint.path} lacks {len(missing)} of {len(sources)} tensors of {checkpoint.spec.title}, "
-            f"first {missing[0]}.",
+            said(
+                "{path} lacks {missing} of {sources} tensors of {title}, first {missing2}.",
+                path=checkpoint.path,
+                missing=len(missing),
+                sources=len(sources),
+                title=checkpoint.spec.title,
+                missing2=missing[0],
+            ),
             "Download the file again, or choose a complete one.",
         )
 
@@ -169,7 +186,15 @@ def _refuse_misfits(checkpoint: Checkpoint, rules: list[WeightRule], wanted: Map
     if misfits:
         first = misfits[0]
         raise CheckpointError(
-            f"{checkpoint.path} has {len(misfits)} tensors of a wrong shape, first {first}: "
-            f"{checkpoint.header[first].shape} where {checkpoint.spec.title} of this size has {needed[first]}.",
+            said(
+                "{path} has {misfits} tensors of a wrong shape, first {first}: {shape} where {title} of this "
+                "size has {needed}.",
+                path=checkpoint.path,
+                misfits=len(misfits),
+                first=first,
+                shape=checkpoint.header[first].shape,
+                title=checkpoint.spec.title,
+                needed=needed[first],
+            ),
             "Download the file again, or choose another one.",
         )

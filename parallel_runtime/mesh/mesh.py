@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ..config import AXES, ParallelPlan
 from ..errors import ConfigurationError
+from ..said import said
 from .groups import GroupKey, GroupMemory, Groups
 
 _GROUPED: Mapping[str, tuple[str, ...]] = {
@@ -99,7 +100,12 @@ def lay_out_plan(
     """
     if plan.world_size > world_size:
         raise ConfigurationError(
-            f"The plan ({plan}) needs {plan.world_size} ranks, and {world_size} are running.",
+            said(
+                "The plan ({plan}) needs {world_size} ranks, and {world_size2} are running.",
+                plan=plan,
+                world_size=plan.world_size,
+                world_size2=world_size,
+            ),
             "Lower a degree, set it to auto, or add devices.",
         )
     if rank >= plan.world_size:

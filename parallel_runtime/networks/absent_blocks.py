@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import ConfigurationError
+from ..said import said
 from .diffusers.spec import ModelSpec, StageSpec
 
 Streams = Mapping[str, torch.Tensor]
@@ -160,7 +161,7 @@ def stages_of(spec: ModelSpec) -> StageSpec:
         ConfigurationError: it has none.
     """
     if spec.stages is None:
-        raise ConfigurationError(f"{spec.title} cannot be cut into stages.", "Set stages to 1.")
+        raise ConfigurationError(said("{title} cannot be cut into stages.", title=spec.title), "Set stages to 1.")
     return spec.stages
 
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from ..errors import UnsupportedModelError
 from ..mesh.mesh import Mesh
+from ..said import said
 from .diffusers.spec import ModelSpec
 from .module_paths import find_modules
 
@@ -159,7 +160,11 @@ def find_modulations(transformer: nn.Module, spec: ModelSpec) -> dict[str, Share
         linears = [module for module in modules.values() if type(module) is nn.Linear]
         if not modules or len(linears) < len(modules):
             raise UnsupportedModelError(
-                f"This {spec.transformer_class} has no linear layers called {', '.join(patterns)}.",
+                said(
+                    "This {transformer_class} has no linear layers called {patterns}.",
+                    transformer_class=spec.transformer_class,
+                    patterns=", ".join(patterns),
+                ),
                 "Install the diffusers version that this pack asks for.",
             )
         found[embedder] = SharedModulation(linears)

@@ -14,6 +14,7 @@ from ..acceleration.peer_sharing import PeerSharing
 from ..attention.choice import check_ring, resolve_kernel, untouched_kernel
 from ..errors import ConfigurationError, UnsupportedModelError
 from ..mesh.mesh import Layout
+from ..said import said
 from .diffusers.spec import ModelSpec
 from .modulation import SharedModulation, find_modulations
 from .module_paths import find_modules
@@ -55,7 +56,12 @@ class NetworkParts:
         """
         if type(transformer).__name__ != spec.transformer_class:
             raise UnsupportedModelError(
-                f"A {type(transformer).__name__} cannot run as {spec.title}, which is a {spec.transformer_class}.",
+                said(
+                    "A {name} cannot run as {title}, which is a {transformer_class}.",
+                    name=type(transformer).__name__,
+                    title=spec.title,
+                    transformer_class=spec.transformer_class,
+                ),
                 "Choose a model file of a supported family.",
             )
         spec.check_modules(dict(transformer.named_modules()))
@@ -105,12 +111,15 @@ class MeshCheck:
         plan, spec = layout.plan, self._parts.spec
         if plan.sequence > 1 and not spec.splits_sequence:
             raise ConfigurationError(
-                f"The plan asks for {plan}, and the tokens of {spec.title} cannot be split.",
+                said(
+                    "The plan asks for {plan}, and the tokens of {title} cannot be split.", plan=plan, title=spec.title
+                ),
                 "Set ulysses and ring to 1; cfg and data share out CFG branches and pictures.",
             )
         if plan.pipe > 1 and not self._staged:
             raise ConfigurationError(
-                f"The plan asks for pipe {plan.pipe}, and the whole model is loaded.", "Queue the prompt again."
+                said("The plan asks for pipe {pipe}, and the whole model is loaded.", pipe=plan.pipe),
+                "Queue the prompt again.",
             )
         self.check_ring(layout)
 
@@ -138,7 +147,11 @@ def _attention(transformer: nn.Module, spec: ModelSpec) -> dict[str, nn.Module]:
     found = find_modules(transformer, spec.self_attention)
     if not found:
         raise UnsupportedModelError(
-            f"No attention module of {spec.transformer_class} has a name like {', '.join(spec.self_attention)}.",
+            said(
+                "No attention module of {transformer_class} has a name like {self_attention}.",
+                transformer_class=spec.transformer_class,
+                self_attention=", ".join(spec.self_attention),
+            ),
             "Install the diffusers version that this pack asks for.",
         )
     return found

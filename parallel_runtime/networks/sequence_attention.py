@@ -12,6 +12,7 @@ from ..attention.ring import RingAttention
 from ..attention.ulysses import ulysses_attention
 from ..attention.yunchang_exchange import chosen_exchange, exchange_and_attend
 from ..errors import UnsupportedModelError
+from ..said import said
 from .attended_tokens import AttendedTokens
 
 
@@ -123,8 +124,12 @@ def _mask_of_keys(mask: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     whole = mask[(None,) * (4 - mask.dim())]
     if whole.shape[1:3] != (1, 1) or whole.shape[0] not in (1, key.shape[0]) or whole.shape[3] != key.shape[1]:
         raise UnsupportedModelError(
-            f"The model attends with a mask of shape {tuple(mask.shape)} where the sequence is split, which is not a "
-            f"mask of the {key.shape[1]} keys of this rank alone.",
+            said(
+                "The model attends with a mask of shape {shape} where the sequence is split, which is not a mask "
+                "of the {shape2} keys of this rank alone.",
+                shape=tuple(mask.shape),
+                shape2=key.shape[1],
+            ),
             "Set ulysses and ring to 1; the batch can still be split.",
         )
     return whole

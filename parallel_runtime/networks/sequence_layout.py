@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import UnsupportedModelError
+from ..said import said
 from .shares import split_sizes
 
 
@@ -62,6 +63,10 @@ class SequenceLayout:
     def too_small(self, attended: Sequence[str]) -> UnsupportedModelError:
         """The error of tokens that are fewer than their ranks."""
         return UnsupportedModelError(
-            f"A picture of {self.totals[attended[0]]} tokens cannot be split over {self.degree} ranks.",
+            said(
+                "A picture of {totals} tokens cannot be split over {degree} ranks.",
+                totals=self.totals[attended[0]],
+                degree=self.degree,
+            ),
             "Use a larger picture, or fewer ranks for one picture.",
         )

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..errors import RequestError
+from ..said import said
 from .gguf_weights import is_of_gguf, is_quantised, with_patches
 from .patch_data import PREFIX, PatchSet, decode_patches, decode_value
 
@@ -128,7 +129,8 @@ def beside(
     except (RuntimeError, NotImplementedError) as error:
         kind = type(adapter).__name__
         raise RequestError(
-            f"ComfyUI's own bypass of {kind} at {layer} fails: {error}", "Add it with Load LoRA instead."
+            said("ComfyUI's own bypass of {kind} at {layer} fails: {error}", kind=kind, layer=layer, error=error),
+            "Add it with Load LoRA instead.",
         ) from error
     return result
 

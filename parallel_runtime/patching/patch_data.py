@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..errors import RequestError
 from ..requests.requests import ComfyuiCode
 from ..requests.trees import flatten, restore
+from ..said import said
 
 PREFIX = "diffusion_model."
 """What ComfyUI's names of a network's weights begin with."""
@@ -167,7 +168,9 @@ def read_set(name: str, content: torch.Tensor, factors: Mapping[str, torch.Tenso
     data = json.loads(text)
     named = {factor for value in _values(data) for factor, _, _ in value["tensors"]}
     if missing := named - factors.keys():
-        raise RequestError(f"{len(missing)} tensors of weight patches did not come to the pool.", "Report this.")
+        raise RequestError(
+            said("{missing} tensors of weight patches did not come to the pool.", missing=len(missing)), "Report this."
+        )
     return PatchSet(name, data["weights"], data["bypass"], {factor: factors[factor] for factor in named})
 
 
@@ -235,7 +238,7 @@ def _find(name: str, inside: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     found = getattr(importlib.import_module(module), attribute, None) if module.startswith(inside) else None
     if not callable(found):
-        raise RequestError(f"The ComfyUI of the ranks has no {name}.", "Restart ComfyUI.")
+        raise RequestError(said("The ComfyUI of the ranks has no {name}.", name=name), "Restart ComfyUI.")
     known: Callable[..., Any] = found
     return known
 
@@ -246,7 +249,7 @@ def _function(name: str | None) -> Callable[..., Any] | None:
 
 def _refusal(what: str) -> RequestError:
     return RequestError(
-        f"The pool cannot carry {what}.",
+        said("The pool cannot carry {what}.", what=what),
         "Remove the node that adds it, or load the model with Load Diffusion Model.",
     )
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import RequestError
+from ..said import said
 from .comfyui_patches import Computing
 from .patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
 from .patch_shares import PatchShares, can_be_shared
@@ -254,7 +255,9 @@ class PatchedWeights:
     def _shape(self, name: str) -> tuple[int, ...]:
         shape = self._weights.shape(name)
         if shape is None:
-            raise RequestError(f"The network has no {name}, to which a LoRA adds something.", "Remove the LoRA.")
+            raise RequestError(
+                said("The network has no {name}, to which a LoRA adds something.", name=name), "Remove the LoRA."
+            )
         return shape
 
     def _size(self, name: str) -> int:

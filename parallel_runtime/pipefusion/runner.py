@@ -19,6 +19,7 @@ from ..networks.key_slots import Slots
 from ..networks.shares import split_sizes
 from ..planning.cut import Patch, cut_patches
 from ..requests.conditioning import Conditioning, hollow
+from ..said import said
 from .stage import Stage
 
 
@@ -192,7 +193,11 @@ def _slots(patches: Sequence[Patch], text: int, layout: Layout, spec: ModelSpec)
     )
     if min(slots.patches) < slots.degree:
         raise RequestError(
-            f"A patch of {min(slots.patches)} tokens cannot be split over {slots.degree} ranks.",
+            said(
+                "A patch of {patches} tokens cannot be split over {degree} ranks.",
+                patches=min(slots.patches),
+                degree=slots.degree,
+            ),
             "Use fewer patches or a larger picture.",
         )
     return slots

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from ..config import ParallelPlan
 from ..errors import ConfigurationError, RequestError
+from ..said import said
 
 _FOR_BLOCKS = 0.8
 """Part of a rank's memory that its blocks may take."""
@@ -136,7 +137,8 @@ def split_blocks(
     """
     if not 1 <= stages <= len(costs):
         raise ConfigurationError(
-            f"{len(costs)} blocks cannot make {stages} stages.", f"Set stages to a number from 1 to {len(costs)}."
+            said("{costs} blocks cannot make {stages} stages.", costs=len(costs), stages=stages),
+            said("Set stages to a number from 1 to {costs}.", costs=len(costs)),
         )
     sums, filled = [0.0, *accumulate(costs)], [0.0, *accumulate(sizes or costs)]
 
@@ -170,7 +172,7 @@ def split_mirrored(blocks: int, stages: int, speeds: Sequence[float] | None = No
     """
     if stages % 2 or blocks % 2:
         raise ConfigurationError(
-            f"{blocks} blocks with skip connections cannot make {stages} stages.",
+            said("{blocks} blocks with skip connections cannot make {stages} stages.", blocks=blocks, stages=stages),
             "Set stages to an even number: skip connections lead from the first half to its mirror image.",
         )
     slower = [min(pair) for pair in zip(speeds, reversed(speeds), strict=True)] if speeds is not None else None
@@ -202,15 +204,19 @@ def cut_patches(
     *frames, height, width = latent[2:]
     if patches > 1 and frames and height % patch_size:
         raise RequestError(
-            f"PipeFusion cannot cut a video latent of height {height}.",
-            f"Use a height that {patch_size} divides, or set patches to 1.",
+            said("PipeFusion cannot cut a video latent of height {height}.", height=height),
+            said("Use a height that {patch_size} divides, or set patches to 1.", patch_size=patch_size),
         )
     token_rows = math.prod(frames) * -(-height // patch_size)
     columns = -(-width // patch_size)
     if patches > token_rows:
         raise RequestError(
-            f"A latent of {token_rows} token rows cannot be cut into {patches} patches.",
-            f"Set patches to {token_rows} or less, or use a larger picture.",
+            said(
+                "A latent of {token_rows} token rows cannot be cut into {patches} patches.",
+                token_rows=token_rows,
+                patches=patches,
+            ),
+            said("Set patches to {token_rows} or less, or use a larger picture.", token_rows=token_rows),
         )
     rows = math.prod(frames) * height
     share, rest = divmod(token_rows, patches)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ..config import AXES, FASTER, ParallelConfig, ParallelPlan
 from ..requests.facts import GIB, LinkFacts, MachineFacts, ModelFacts, RequestFacts
 from ..requests.plan_details import PlanDetails
+from ..said import Said, said, together
 from .coming_blocks import Coming
 from .cost import Cost
 from .plan import Choice, choose
@@ -22,14 +23,14 @@ def explain(
     request: RequestFacts,
     machine: MachineFacts,
     loaded: ParallelPlan | None = None,
-) -> str:
+) -> Said:
     """Return the plan, why, what it is predicted to take, and what more GPUs would give; arguments as `resolve_plan`.
 
     Raises:
         ConfigurationError: see `check_limits`.
     """
     choice = choose(config, ranks, model, request, machine, loaded)
-    sentences = [_what(choice, model, request)]
+    sentences: list[str] = [_what(choice, model, request)]
     if choice.reason:
         sentences.append(_why_pipe(choice, machine))
     coming = Coming.of(config, ranks)
@@ -37,12 +38,20 @@ def explain(
         sentences.append(_coming(choice, coming, model, machine))
     if not model.splits_sequence:
         sentences.append(
-            f"{model.title} is a U-Net, which is not split inside of a picture: ranks share out CFG branches and the "
-            "pictures of a batch."
+            said(
+                "{model} is a U-Net, which is not split inside of a picture: ranks share out CFG branches and the "
+                "pictures of a batch.",
+                model=model.title,
+            )
         )
     if machine.is_crowded:
-        has, free = machine.memory_bytes / GIB, machine.free_bytes / GIB
-        sentences.append(f"Of a GPU's {has:.1f} GiB only {free:.1f} are free, and the plan reckons with these.")
+        sentences.append(
+            said(
+                "Of a GPU's {has} GiB only {free} are free, and the plan reckons with these.",
+                has=_gib(machine.memory_bytes),
+                free=_gib(machine.free_bytes),
+            )
+        )
     predictable = _predictable(model, machine)
     if predictable:
         sentences += _predicted(choice, machine, ranks)
@@ -54,7 +63,7 @@ def explain(
     if predictable:
         sentences.append(_faster(choice, config, ranks, model, request, machine, loaded))
         sentences.append(_more(choice, config, ranks, model, request, machine, loaded))
-    return " ".join(filter(None, sentences))
+    return together(sentences)
 
 
 def what_runs(
@@ -64,7 +73,7 @@ def what_runs(
     request: RequestFacts,
     machine: MachineFacts,
     loaded: ParallelPlan | None = None,
-) -> str:
+) -> Said:
     """The plan in one sentence: the short form of `explain`, with its arguments and errors."""
     return _what(choose(config, ranks, model, request, machine, loaded), model, request)
 
@@ -100,78 +109,128 @@ def _predictable(model: ModelFacts, machine: MachineFacts) -> bool:
     return machine.on_gpu and model.splits_sequence  # the constants were fitted to transformers
 
 
-def _what(choice: Choice, model: ModelFacts, request: RequestFacts) -> str:
+def _what(choice: Choice, model: ModelFacts, request: RequestFacts) -> Said:
     plan = choice.plan
     if plan.world_size == 1:
-        return "One rank computes everything."
+        return said("One rank computes everything.")
     reasons = []
     if plan.batch > 1:
         reasons.append(_batch(plan, request.batch))
     if plan.pipe > 1:
-        how = "in turn" if plan.patches == 1 else "on patches"
-        reasons.append(f"{plan.pipe} stages of {_between(choice.cost.stage_blocks)} blocks work {how}")
+        template = "{stages} stages of {blocks} blocks work on patches"
+        if plan.patches == 1:
+            template = "{stages} stages of {blocks} blocks work in turn"
+        reasons.append(said(template, stages=plan.pipe, blocks=_between(choice.cost.stage_blocks)))
     if plan.sequence > 1:
-        how = "keys and values go round" if plan.ulysses == 1 else _heads(plan.ulysses, model.heads)
-        reasons.append(f"{plan.sequence} ranks share the tokens of a picture ({how})")
-    return f"{plan}: {'; '.join(reasons)}."
+        how = said("keys and values go round") if plan.ulysses == 1 else _heads(plan.ulysses, model.heads)
+        reasons.append(said("{ranks} ranks share the tokens of a picture ({how})", ranks=plan.sequence, how=how))
+    return said("{plan}: {reasons}.", plan=plan.words, reasons=together(reasons, "; "))
 
 
 def _between(counts: Sequence[int]) -> str:
     least, most = min(counts), max(counts)
-    return f"{least}" if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
+    if least == most:
+        return f"{least}"
+    return said("{least} or {most}" if most == least + 1 else "{least} to {most}", least=least, most=most)
 
 
-def _batch(plan: ParallelPlan, batch: int) -> str:
+def _batch(plan: ParallelPlan, batch: int) -> Said:
     if batch < plan.batch:
-        return f"the batch of {batch} fills {batch} of the {plan.batch} ways that the configuration splits it"
-    least, rest = divmod(batch, plan.batch)
-    rows = f"{least} or {least + 1}" if rest else f"{least}"
-    return f"the batch of {batch} is split {plan.batch} ways, {rows} each, which needs no exchange inside of the model"
-
-
-def _heads(ulysses: int, heads: int) -> str:
-    each = -(-heads // ulysses)
-    return f"{each} of {heads} heads each" if heads % ulysses == 0 else f"up to {each} of {heads} heads each"
-
-
-def _why_pipe(choice: Choice, machine: MachineFacts) -> str:
-    memory = f"the whole model takes {choice.alone.bytes / GIB:.1f} GiB and a GPU has {machine.usable_bytes / GIB:.1f}"
-    if choice.plan.patches == 1:
-        return (
-            f"The stages compute in turn, because {memory}: that is exact, and one GPU computes at a time. "
-            f'Stages "{FASTER}" lets them work at the same time.'
+        return said(
+            "the batch of {batch} fills {batch} of the {ways} ways that the configuration splits it",
+            batch=batch,
+            ways=plan.batch,
         )
-    links = f"the GPUs are joined by slow links ({machine.link.name}); KSampler runs without it"
-    why = memory if choice.reason == "memory" else links
-    return f"PipeFusion was chosen because {why}. It changes the picture slightly; stages 1 forbids it."
+    least, rest = divmod(batch, plan.batch)
+    return said(
+        "the batch of {batch} is split {ways} ways, {rows} each, which needs no exchange inside of the model",
+        batch=batch,
+        ways=plan.batch,
+        rows=_between((least, least + 1 if rest else least)),
+    )
 
 
-def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineFacts) -> str:
+def _heads(ulysses: int, heads: int) -> Said:
+    template = "up to {each} of {heads} heads each" if heads % ulysses else "{each} of {heads} heads each"
+    return said(template, each=-(-heads // ulysses), heads=heads)
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f}"
+
+
+def _why_pipe(choice: Choice, machine: MachineFacts) -> Said:
+    memory = said(
+        "the whole model takes {whole} GiB and a GPU has {has}",
+        whole=_gib(choice.alone.bytes),
+        has=_gib(machine.usable_bytes),
+    )
+    if choice.plan.patches == 1:
+        return together(
+            (
+                said(
+                    "The stages compute in turn, because {why}: that is exact, and one GPU computes at a time.",
+                    why=memory,
+                ),
+                said('Stages "{faster}" lets them work at the same time.', faster=FASTER),
+            )
+        )
+    links = said("the GPUs are joined by slow links ({link}); KSampler runs without it", link=machine.link.name)
+    return said(
+        "PipeFusion was chosen because {why}. It changes the picture slightly; stages 1 forbids it.",
+        why=memory if choice.reason == "memory" else links,
+    )
+
+
+def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineFacts) -> Said:
     """Where weights are that stream, why, and what that costs."""
     copies = coming.copies(model, machine)
-    where = "in memory of the host" if "host" in copies else "dealt out over the GPUs"
-    where += " and dealt out over the GPUs" if len(copies) > 1 else ""
-    holds, whole = choice.cost.weight_bytes / GIB, choice.alone.weight_bytes / GIB
-    stay = model.blocks - len(coming.sizes(model))
-    staying = f"{stay} of {model.blocks} blocks whole, " if stay else ""
-    staying += f"its share of {len(coming.dealt_sizes(model))} more, " if len(copies) > 1 else ""
     short = machine.usable_bytes and choice.alone.bytes > machine.usable_bytes
-    why = f", because the whole model does not fit a GPU's {machine.usable_bytes / GIB:.1f} GiB" if short else ""
-    sources = {"dealt": "the others", "host": "the host" if len(copies) > 1 else "there"}
-    copied = " and ".join(
-        f"{size / GIB:.1f} GiB {'' if number else 'a step '}from {sources[kind]}{_over(link, size, machine)}"
+    where = said("dealt out over the GPUs")
+    if "host" in copies:
+        where = said("in memory of the host")
+        if len(copies) > 1:
+            where = said("in memory of the host and dealt out over the GPUs")
+    template = "Weights are {where}: each GPU holds {rest}, and copies {copied}. The picture is the same."
+    if short:
+        template = (
+            "Weights are {where}, because the whole model does not fit a GPU's {has} GiB: each GPU holds {rest}, and "
+            "copies {copied}. The picture is the same."
+        )
+    whole = _gib(choice.alone.weight_bytes)
+    holds = [said("{holds} of {whole} GiB", holds=_gib(choice.cost.weight_bytes), whole=whole)]
+    stay = model.blocks - len(coming.sizes(model))
+    if stay:
+        holds.append(said("{stay} of {blocks} blocks whole", stay=stay, blocks=model.blocks))
+    if len(copies) > 1:
+        holds.append(said("its share of {count} more", count=len(coming.dealt_sizes(model))))
+    sources = {"dealt": said("the others"), "host": said("the host") if len(copies) > 1 else said("there")}
+    copied = [
+        said(
+            "{size} GiB from {source}{over}" if number else "{size} GiB a step from {source}{over}",
+            size=_gib(size),
+            source=sources[kind],
+            over=_over(link, size, machine),
+        )
         for number, (kind, (size, link)) in enumerate(copies.items())
+    ]
+    return said(
+        template,
+        where=where,
+        has=_gib(machine.usable_bytes),
+        rest=together(holds, ", "),
+        copied=together(copied, " and "),
     )
-    text = f"Weights are {where}{why}: each GPU holds {holds:.1f} of {whole:.1f} GiB, {staying}and copies {copied}"
-    return f"{text}. The picture is the same."
 
 
 def _over(link: LinkFacts, size: int, machine: MachineFacts) -> str:
     """How long so many bytes take over a link."""
     if not machine.on_gpu:
         return ""
-    rate = f"{'the measured' if link.measured else 'about'} {link.peer:.0f} GB/s"
-    return f" ({show_seconds(size / (link.peer * 1e9))} at {rate}, beside the blocks)"
+    template = " ({took} at about {rate} GB/s, beside the blocks)"
+    if link.measured:
+        template = " ({took} at the measured {rate} GB/s, beside the blocks)"
+    return said(template, took=show_seconds(size / (link.peer * 1e9)), rate=f"{link.peer:.0f}")
 
 
 def _faster(
@@ -189,51 +248,68 @@ def _faster(
     other = choose(replace(config, may_change_pixels=True), ranks, model, request, machine, loaded)
     if choice.reason or other.cost.seconds >= choice.cost.seconds:
         return ""  # `_why_pipe` has said it
-    return f'With stages on "{FASTER}" it would take {show_seconds(other.cost.seconds)} ({other.plan}).'
+    return said(
+        'With stages on "{faster}" it would take {took} ({plan}).',
+        faster=FASTER,
+        took=show_seconds(other.cost.seconds),
+        plan=other.plan.words,
+    )
 
 
-def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[str]:
+def _predicted(choice: Choice, machine: MachineFacts, ranks: int) -> list[Said]:
     cost, alone = choice.cost, choice.alone
-    known = machine.measured and (machine.link.measured or ranks == 1)
-    source = "" if known else ", from typical numbers of such GPUs and links"
-    where = "on the fullest GPU" if choice.plan.pipe > 1 else "per GPU"
-    text = f"Predicted{source}: {show_seconds(cost.seconds)} per step and {cost.bytes / GIB:.1f} GiB {where}"
     short = machine.usable_bytes and alone.bytes > machine.usable_bytes
-    if choice.plan.world_size == 1:
-        sentences = [f"{text}."]
-    elif short:
-        sentences = [f"{text}; one GPU has too little memory for the whole model."]
-    else:
-        sentences = [f"{text}; one GPU takes {show_seconds(alone.seconds)}."]
+    known = machine.measured and (machine.link.measured or ranks == 1)
+    template = "Predicted: {took} per step and {memory}{rest}."
+    if not known:
+        template = "Predicted, from typical numbers of such GPUs and links: {took} per step and {memory}{rest}."
+    where = "{size} GiB on the fullest GPU" if choice.plan.pipe > 1 else "{size} GiB per GPU"
+    rest: Said | str = ""
+    if choice.plan.world_size > 1 and short:
+        rest = said("; one GPU has too little memory for the whole model")
+    elif choice.plan.world_size > 1:
+        rest = said("; one GPU takes {alone}", alone=show_seconds(alone.seconds))
+    memory = said(where, size=_gib(cost.bytes))
+    took = show_seconds(cost.seconds)
+    sentences = [said(template, took=took, memory=memory, rest=rest)]
     if not short and cost.seconds > alone.seconds:
-        sentences.append("So one GPU alone is faster: set the degrees to auto.")
+        sentences.append(said("So one GPU alone is faster: set the degrees to auto."))
     sentences.append(_memory(cost, machine))
     if machine.usable_bytes and cost.bytes > machine.usable_bytes:
-        sentences.append(f"A GPU has {machine.usable_bytes / GIB:.1f} GiB, so that may not fit.")
+        sentences.append(said("A GPU has {has} GiB, so that may not fit.", has=_gib(machine.usable_bytes)))
     return sentences
 
 
-def _memory(cost: Cost, machine: MachineFacts) -> str:
+def _memory(cost: Cost, machine: MachineFacts) -> Said:
     """What memory goes to, and what is left of it."""
-    text = (
-        f"Of memory, weights take {cost.weight_bytes / GIB:.1f} GiB, and activations {cost.activation_bytes / GIB:.1f}"
-    )
-    text += f", keys and values {cost.buffer_bytes / GIB:.1f}" if cost.buffer_bytes else ""
-    left = machine.usable_bytes - cost.bytes
+    parts = [
+        said(
+            "Of memory, weights take {weights} GiB, and activations {activations}",
+            weights=_gib(cost.weight_bytes),
+            activations=_gib(cost.activation_bytes),
+        )
+    ]
+    if cost.buffer_bytes:
+        parts.append(said("keys and values {buffers}", buffers=_gib(cost.buffer_bytes)))
+    taken, left = together(parts, ", "), machine.usable_bytes - cost.bytes
     if not machine.usable_bytes or left < 0:
-        return f"{text}."
-    return f"{text}; {left / GIB:.1f} of {machine.usable_bytes / GIB:.1f} GiB are left."
+        return said("{taken}.", taken=taken)
+    has = _gib(machine.usable_bytes)
+    return said("{taken}; {left} of {has} GiB are left.", taken=taken, left=_gib(left), has=has)
 
 
-def _idle(choice: Choice, config: ParallelConfig, ranks: int) -> str:
+def _idle(choice: Choice, config: ParallelConfig, ranks: int) -> Said:
     idle = ranks - choice.plan.world_size
-    text = f"{idle} of {ranks} ranks {'is' if idle == 1 else 'are'} not used"
-    if all(getattr(config, axis) is not None for axis in AXES if axis not in ("pipe", "ring")):
-        return f"{text}, as the configuration sets every degree."
     given = math.prod(getattr(config, axis) or 1 for axis in AXES)
-    if given > 1 and ranks % given:
-        return f"{text}, as {ranks} is no multiple of the {given} that the configuration asks for."
-    return f"{text}, as more would not make it faster."
+    why = said("as more would not make it faster")
+    if all(getattr(config, axis) is not None for axis in AXES if axis not in ("pipe", "ring")):
+        why = said("as the configuration sets every degree")
+    elif given > 1 and ranks % given:
+        why = said("as {ranks} is no multiple of the {given} that the configuration asks for", ranks=ranks, given=given)
+    template = (
+        "{idle} of {ranks} ranks is not used, {why}." if idle == 1 else "{idle} of {ranks} ranks are not used, {why}."
+    )
+    return said(template, idle=idle, ranks=ranks, why=why)
 
 
 def _more(
@@ -244,12 +320,17 @@ def _more(
     request: RequestFacts,
     machine: MachineFacts,
     loaded: ParallelPlan | None,
-) -> str:
+) -> Said:
     """What twice the GPUs would give, linked alike."""
     more = choose(config, 2 * ranks, model, request, machine, loaded)
     if more.plan.world_size > choice.plan.world_size and more.cost.seconds < choice.cost.seconds:
-        return f"{2 * ranks} GPUs would take {show_seconds(more.cost.seconds)} ({more.plan})."
-    return "More GPUs would not make it faster."
+        return said(
+            "{gpus} GPUs would take {took} ({plan}).",
+            gpus=2 * ranks,
+            took=show_seconds(more.cost.seconds),
+            plan=more.plan.words,
+        )
+    return said("More GPUs would not make it faster.")
 
 
 def show_seconds(seconds: float) -> str:

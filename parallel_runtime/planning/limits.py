@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..config import AXES, SHOWN_AXES, ParallelConfig, ParallelPlan
 from ..errors import ConfigurationError
 from ..requests.facts import ModelFacts, RequestFacts
+from ..said import said, together
 
 
 def check_limits(
@@ -26,15 +27,20 @@ def check_limits(
     """
     if ranks < 1 or model.heads < 1 or request.batch < 1 or request.tokens < 1:
         raise ConfigurationError(
-            f"A plan for {ranks} ranks, {model.heads} heads, a batch of {request.batch} and {request.tokens} tokens "
-            "cannot be made.",
+            said(
+                "A plan for {ranks} ranks, {heads} heads, a batch of {batch} and {tokens} tokens cannot be made.",
+                ranks=ranks,
+                heads=model.heads,
+                batch=request.batch,
+                tokens=request.tokens,
+            ),
             "Each is at least 1.",
         )
     found = next(_violations(config, ranks, model, request, sequence), None)
     if found is not None:
         cause, choices = found
         nearest = _nearest(config, ranks, model, request, sequence)
-        raise ConfigurationError(cause, f"{choices} Valid is, for example: {nearest}.")
+        raise ConfigurationError(cause, together((choices, said("Valid is, for example: {nearest}.", nearest=nearest))))
 
 
 def check_steps(plan: ParallelPlan, steps: int) -> None:
@@ -44,10 +50,14 @@ def check_steps(plan: ParallelPlan, steps: int) -> None:
         ConfigurationError: more warm-up steps than steps, with the valid numbers.
     """
     if plan.pipe > 1 and plan.warmup_steps > steps:
-        valid = f"a number from 1 to {steps}" if steps > 1 else "1"
+        valid = said("a number from 1 to {steps}", steps=steps) if steps > 1 else "1"
         raise ConfigurationError(
-            f"PipeFusion is to warm up for {plan.warmup_steps} steps, and the run has {steps}.",
-            f"Set warmup_steps to {valid}, or sample more steps.",
+            said(
+                "PipeFusion is to warm up for {warmup_steps} steps, and the run has {steps}.",
+                warmup_steps=plan.warmup_steps,
+                steps=steps,
+            ),
+            said("Set warmup_steps to {valid}, or sample more steps.", valid=valid),
         )
 
 
@@ -59,32 +69,51 @@ def _violations(
     wish = ParallelPlan(**{axis: getattr(config, axis) or 1 for axis in AXES})
     split = next((axis for axis in ("ring", "ulysses") if (getattr(config, axis) or 1) > 1), None)
     if split is not None and not model.splits_sequence:
-        cause = (
-            f"Degree {split} is {getattr(config, split)}, and {model.title} is a U-Net, whose tokens cannot be split."
+        cause = said(
+            "Degree {split} is {getattr}, and {title} is a U-Net, whose tokens cannot be split.",
+            split=split,
+            getattr=getattr(config, split),
+            title=model.title,
         )
         yield cause, "Set ulysses and ring to auto or 1; cfg and data share out CFG branches and pictures."
     if ulysses > model.heads:
-        cause = f"Degree ulysses is {ulysses}, and {model.title} has {model.heads} attention heads."
-        yield cause, f"Set ulysses to auto, or to a number from 1 to {min(model.heads, ranks)}."
+        cause = said(
+            "Degree ulysses is {ulysses}, and {title} has {heads} attention heads.",
+            ulysses=ulysses,
+            title=model.title,
+            heads=model.heads,
+        )
+        yield cause, said("Set ulysses to auto, or to a number from 1 to {heads}.", heads=min(model.heads, ranks))
     if pipe > 1 and not model.has_stages:
-        yield f"{model.title} cannot be cut into stages.", "Set stages to auto or 1."
+        yield said("{title} cannot be cut into stages.", title=model.title), "Set stages to auto or 1."
     elif pipe > model.blocks:
-        cause = f"{model.title} has {model.blocks} blocks, too few for {pipe} stages."
-        yield cause, f"Set stages to auto, or to a number from 1 to {min(model.blocks, ranks)}."
+        cause = said(
+            "{title} has {blocks} blocks, too few for {pipe} stages.", title=model.title, blocks=model.blocks, pipe=pipe
+        )
+        yield cause, said("Set stages to auto, or to a number from 1 to {blocks}.", blocks=min(model.blocks, ranks))
     elif pipe > 1 and pipe % 2 and model.mirrored:
-        cause = f"{model.title} is cut into an even number of stages only, not {pipe}."
+        cause = said("{title} is cut into an even number of stages only, not {pipe}.", title=model.title, pipe=pipe)
         yield cause, "Set stages to auto, 1, 2 or another even number."
     if pipe > 1:
         yield from _patch_violations(config.patches or 1, request, sequence or wish.sequence)
     elif wish.sequence > request.tokens:
-        tokens = "one token" if request.tokens == 1 else f"{request.tokens} tokens"
-        cause = f"A picture of {tokens} cannot be shared out over {wish.sequence} ranks: each needs one."
+        tokens = said("one token") if request.tokens == 1 else said("{tokens} tokens", tokens=request.tokens)
+        cause = said(
+            "A picture of {tokens} cannot be shared out over {sequence} ranks: each needs one.",
+            tokens=tokens,
+            sequence=wish.sequence,
+        )
         yield cause, "Set ulysses and ring to auto or to smaller numbers, or make a larger picture."
     if wish.world_size > ranks:
         degrees = zip(AXES, wish.shape, strict=True)
         named = " × ".join(f"{SHOWN_AXES.get(axis, axis)} {degree}" for axis, degree in degrees if degree > 1)
-        there = "rank is" if ranks == 1 else "ranks are"
-        cause = f"The degrees {named} need {wish.world_size} ranks, and {ranks} {there} there."
+        there = "{ranks} rank is" if ranks == 1 else "{ranks} ranks are"
+        cause = said(
+            "The degrees {named} need {needed} ranks, and {there} there.",
+            named=named,
+            needed=wish.world_size,
+            there=said(there, ranks=ranks),
+        )
         yield cause, "Set a degree to auto or a smaller number, or add devices."
 
 
@@ -92,15 +121,30 @@ def _patch_violations(patches: int, request: RequestFacts, group: int) -> Iterat
     """The same of the patches, each of which has a token for every rank of a stage."""
     rows, most = request.rows or request.tokens, request.most_patches(group)
     if most == 0:
-        cause = f"A latent of {request.tokens} tokens cannot be shared out over the {group} ranks of a stage."
+        cause = said(
+            "A latent of {tokens} tokens cannot be shared out over the {group} ranks of a stage.",
+            tokens=request.tokens,
+            group=group,
+        )
         yield cause, "Make a larger picture, or set ulysses and ring to smaller numbers."
     elif patches > most:
-        lines = "one token row, or a video of odd latent height," if rows == 1 else f"{rows} token rows"
-        cause = f"A latent of {lines} cannot be cut into {patches} patches"
+        lines = said("{rows} token rows", rows=rows)
+        if rows == 1:
+            lines = said("one token row, or a video of odd latent height,")
+        cause = said("A latent of {lines} cannot be cut into {patches} patches.", lines=lines, patches=patches)
         if patches <= rows:
-            cause += f" in which each of the {group} ranks of a stage has a token"
-        choices = f"from 1 to {most}" if most > 1 else "1"
-        yield f"{cause}.", f"Set patches to auto, or to a number {choices}, or make a larger picture."
+            cause = said(
+                "A latent of {lines} cannot be cut into {patches} patches in which each of the {group} ranks of a "
+                "stage has a token.",
+                lines=lines,
+                patches=patches,
+                group=group,
+            )
+        choices = said("from 1 to {most}", most=most) if most > 1 else "1"
+        yield (
+            cause,
+            said("Set patches to auto, or to a number {choices}, or make a larger picture.", choices=choices),
+        )
 
 
 def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts, sequence: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..config import STREAMED, ParallelConfig
 from ..requests.facts import GIB, MachineFacts, ModelFacts
+from ..said import Said, said
 from .coming_blocks import Coming
 from .plan import TYPICAL, choose
 
@@ -66,13 +67,17 @@ def choose_weights(
 
 def ways_out(
     config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
-) -> list[str]:
+) -> list[Said]:
     """What of `weights` would fit where the configuration does not, as sentences; [] where nothing is known to."""
     if config.weights in STREAMED or not _may_stream(replace(config, pipe=None), model, machine):
         return []
+    in_stages = (config.pipe or 1) > 1
     return [
-        f"Set weights in Parallel Config to {wish.weights}{' and stages to 1' if (config.pipe or 1) > 1 else ''}: "
-        f"that needs about {needs / GIB:.1f} GiB on each GPU."
+        said(
+            "Set weights in Parallel Config to {way}: that needs about {size} GiB on each GPU.",
+            way=said("{weights} and stages to 1", weights=wish.weights) if in_stages else wish.weights,
+            size=f"{needs / GIB:.1f}",
+        )
         for wish, needs in _fitting(replace(config, pipe=1), 1, ranks, model, machine, weight_bytes, False)
     ]
 

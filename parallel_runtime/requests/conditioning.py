@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
+from ..said import said
 from .patches import CARRIED, TOGETHER, Attached, Patch, map_patch
 from .requests import ConditioningRef, tensor_name
 from .trees import map_tensors, restore
@@ -126,11 +127,15 @@ class ConditioningStore:
             RequestError: it is neither new nor kept, or its tensors did not come along.
         """
         if not reference.new and reference.id not in self._kept:
-            raise RequestError(f"Conditioning {reference.id} is not known to the pool.", "Queue the prompt again.")
+            raise RequestError(
+                said("Conditioning {id} is not known to the pool.", id=reference.id), "Queue the prompt again."
+            )
         try:
             return assemble(reference, meta) if reference.new else self._kept[reference.id]
         except KeyError as error:
-            raise RequestError(f"Conditioning tensor {error} did not come with the request.", "Report this.") from error
+            raise RequestError(
+                said("Conditioning tensor {error} did not come with the request.", error=error), "Report this."
+            ) from error
 
     def take(self, reference: ConditioningRef, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
         """The conditioning itself; a new one is kept for later requests."""
@@ -156,7 +161,9 @@ class ConditioningStore:
         """
         if isinstance(value, Attached):
             if value.number not in self._attached:
-                raise RequestError(f"Network {value.number} is not known to the pool.", "Queue the prompt again.")
+                raise RequestError(
+                    said("Network {number} is not known to the pool.", number=value.number), "Queue the prompt again."
+                )
             return Attached(value.number, self._attached[value.number])
         if isinstance(value, Patch):
             return map_patch(value, self._with_networks)

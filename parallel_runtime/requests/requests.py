@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ..said import Said
 from .facts import MachineFacts
 from .plan_details import PlanDetails
 
@@ -268,7 +269,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     parameters: int
     bytes_per_rank: int
     reused: bool
-    explanation: str
+    explanation: Said
     machine: MachineFacts | None = None
     stages: int = 1
     held: dict[str, int] | None = None
@@ -302,7 +303,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
         details: of the plan; None for as before, in answers to a `Step`.
     """
 
-    plan: str = ""
+    plan: Said = Said("")
     bytes_freed: int = 0
     milliseconds: float = 0.0
     held: dict[str, int] | None = None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
+from ..said import said
 from .patches import Attached, Patch, map_patch
 
 _DEEPEST = 8
@@ -95,7 +96,7 @@ def _restore_object(module: str, name: str, fields: Any, tensors: Sequence[Any])
     """An object of one of ComfyUI's networks' own classes, its attributes put in as they were: nothing of it runs."""
     found = getattr(importlib.import_module(module), name, None) if module.startswith(_OBJECTS) else None
     if not isinstance(found, type):
-        raise RequestError(f"The pool knows no {module}.{name}.", "Restart ComfyUI.")
+        raise RequestError(said("The pool knows no {module}.{name}.", module=module, name=name), "Restart ComfyUI.")
     made: Any = object.__new__(found)
     made.__dict__.update(restore(fields, tensors))
     return made

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
+from ..said import said
 from .prediction import Prediction
 from .steps import Evaluation
 
@@ -33,14 +34,16 @@ def check_guidance(branches: int, cfg: float) -> None:
             needs.
     """
     if not math.isfinite(cfg):
-        raise RequestError(f"CFG is {cfg}, which is no number.", "Set it to a number.")
+        raise RequestError(said("CFG is {cfg}, which is no number.", cfg=cfg), "Set it to a number.")
     if not 1 <= branches <= 2:
         raise RequestError(
-            f"A step gave {branches} CFG branches, and guidance combines one or two.",
+            said("A step gave {branches} CFG branches, and guidance combines one or two.", branches=branches),
             "Use one positive and one negative conditioning.",
         )
     if branches == 1 and needs_uncond(cfg):
-        raise RequestError(f"CFG {cfg:g} needs a negative conditioning.", "Connect one, or set CFG to 1.")
+        raise RequestError(
+            said("CFG {cfg} needs a negative conditioning.", cfg=f"{cfg:g}"), "Connect one, or set CFG to 1."
+        )
 
 
 def combine_branches(denoised: Sequence[torch.Tensor], cfg: float) -> torch.Tensor:

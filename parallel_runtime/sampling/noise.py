@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import RequestError
+from ..said import said
 
 MAX_SEED = 2**64 - 1
 
@@ -22,12 +23,15 @@ class Noise(Protocol):
 
 def _generator(seed: int, offset: int, device: torch.device | str) -> torch.Generator:
     if not 0 <= seed <= MAX_SEED - offset:
-        raise RequestError(f"Seed {seed} cannot start the noise on {device}.", f"Choose one from 0 to {MAX_SEED - 1}.")
+        raise RequestError(
+            said("Seed {seed} cannot start the noise on {device}.", seed=seed, device=device),
+            said("Choose one from 0 to {max_seed}.", max_seed=MAX_SEED - 1),
+        )
     try:
         generator = torch.Generator(device=device)
     except RuntimeError as error:
         raise RequestError(
-            f"The noise of this sampler is drawn on {device}, and the pool has no such device.",
+            said("The noise of this sampler is drawn on {device}, and the pool has no such device.", device=device),
             "Run the pool on the kind of device that ComfyUI uses, or choose a sampler that adds no noise.",
         ) from error
     return generator.manual_seed(seed + offset)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import torch
 
 from ..errors import RequestError
+from ..said import said
 from . import flow
 
 
@@ -70,7 +71,11 @@ def find_prediction(name: str) -> Prediction:
     """
     if name not in PREDICTIONS:
         raise RequestError(
-            f"The pool does not know the prediction {name!r}; it knows {', '.join(PREDICTIONS)}.",
+            said(
+                "The pool does not know the prediction {name}; it knows {predictions}.",
+                name=repr(name),
+                predictions=", ".join(PREDICTIONS),
+            ),
             "Use KSampler: it runs every model per step.",
         )
     return PREDICTIONS[name]

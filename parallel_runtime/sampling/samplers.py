@@ -9,6 +9,7 @@ from types import MappingProxyType
 import torch
 
 from ..errors import RequestError
+from ..said import said
 from . import rules
 from .noise import Noise
 from .prediction import FLOW, Prediction
@@ -134,7 +135,11 @@ def find_sampler(name: str) -> Sampler:
     """
     if name not in SAMPLERS:
         raise RequestError(
-            f"Sampler {name!r} does not run in the pool, which has {', '.join(SUPPORTED)}.",
+            said(
+                "Sampler {name} does not run in the pool, which has {supported}.",
+                name=repr(name),
+                supported=", ".join(SUPPORTED),
+            ),
             "Choose one of these, or use KSampler: it runs every sampler per step.",
         )
     return SAMPLERS[name]
@@ -149,6 +154,9 @@ def require_patchwise(sampler: Sampler) -> None:
     if not sampler.patchwise:
         able = ", ".join(name for name, one in SAMPLERS.items() if one.patchwise)
         raise RequestError(
-            f"Sampler {sampler.name!r} looks at the whole latent, and PipeFusion steps patch by patch.",
-            f"Choose one of {able}, or set the pipeline's patches to 1.",
+            said(
+                "Sampler {name} looks at the whole latent, and PipeFusion steps patch by patch.",
+                name=repr(sampler.name),
+            ),
+            said("Choose one of {able}, or set the pipeline's patches to 1.", able=able),
         )

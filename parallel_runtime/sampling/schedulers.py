@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ..errors import RequestError
+from ..said import said
 from .samplers import SAMPLERS, Sampler
 
 SAMPLER_OF: Mapping[str, str] = MappingProxyType(
@@ -38,7 +39,7 @@ def find_by_scheduler_class(name: str) -> Sampler:
     """
     if name not in SAMPLER_OF:
         raise RequestError(
-            f"No sampler of the pool takes the place of {name}.",
-            f"Choose a sampler by name, or a model with one of {', '.join(SAMPLER_OF)}.",
+            said("No sampler of the pool takes the place of {name}.", name=name),
+            said("Choose a sampler by name, or a model with one of {sampler_of}.", sampler_of=", ".join(SAMPLER_OF)),
         )
     return SAMPLERS[SAMPLER_OF[name]]

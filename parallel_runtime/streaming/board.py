@@ -17,6 +17,7 @@ import torch
 
 from ..errors import PoolError
 from ..pinned_memory import register, unregister
+from ..said import said
 
 _T = TypeVar("_T")
 
@@ -90,6 +91,9 @@ def wait_for(about: _T, there: Callable[[_T], bool], what: str) -> None:
     pause = 0.0
     while not there(about):
         if time.monotonic() > deadline:
-            raise PoolError(f"A rank waited {_WAIT_SECONDS:.0f} s for {what}.", "Queue the prompt again.")
+            raise PoolError(
+                said("A rank waited {wait_seconds} s for {what}.", wait_seconds=f"{_WAIT_SECONDS:.0f}", what=what),
+                "Queue the prompt again.",
+            )
         time.sleep(pause)
         pause = min(pause + 1e-5, 1e-3)

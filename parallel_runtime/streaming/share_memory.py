@@ -11,6 +11,7 @@ import torch
 
 from ..errors import OutOfMemoryError
 from ..pinned_memory import register, unregister
+from ..said import said
 from .large_pages import in_large_pages
 from .peer_driver import OpenedAllocation, SharedAllocation
 
@@ -173,7 +174,10 @@ def room_on_host() -> int:
 def too_little_on_host(wanted: int) -> OutOfMemoryError:
     """What is said of shares of so many bytes, of all ranks, which the host has no room for."""
     return OutOfMemoryError(
-        f"A share of the weights takes {wanted / 2**30:.1f} GiB of the host's memory, of which "
-        f"{psutil.virtual_memory().available / 2**30:.1f} GiB are free.",
+        said(
+            "A share of the weights takes {wanted} GiB of the host's memory, of which {available} GiB are free.",
+            wanted=f"{wanted / 2**30:.1f}",
+            available=f"{psutil.virtual_memory().available / 2**30:.1f}",
+        ),
         "Close other programs, or choose dealt as weights in Parallel Config.",
     )

@@ -29,7 +29,7 @@ def doctor(script: str) -> list[str]:
 
 
 def says(works: bool, code: int) -> list[str]:
-    return doctor(f"print(json.dumps({{'works': {works}, 'text': ' '.join(sys.argv[1:])}})); sys.exit({code})")
+    return doctor(f"print(json.dumps({{'works': {works}, 'said': ' '.join(sys.argv[1:])}})); sys.exit({code})")
 
 
 @pytest.mark.parametrize(("works", "code"), [(True, 0), (False, 1)])
@@ -38,7 +38,7 @@ def test_a_report_is_handed_on_whether_good_or_bad(works, code):
 
 
 def test_a_report_larger_than_a_pipe_comes_whole():
-    script = "print(json.dumps({'works': True, 'text': 'x' * 1_000_000})); sys.stderr.write('y' * 1_000_000)"
+    script = "print(json.dumps({'works': True, 'said': 'x' * 1_000_000})); sys.stderr.write('y' * 1_000_000)"
     assert len(run_doctor("auto", never, doctor(script)).text) == 1_000_000
 
 
@@ -111,9 +111,9 @@ def test_what_is_known_already_is_handed_on_as_it_comes(tmp_path):
     script = (
         "part = sys.argv[sys.argv.index('--parts') + 1]\n"
         "for text in ('first', 'second'):\n"
-        "    open(part, 'w').write(text)\n"
+        "    open(part, 'w').write(json.dumps(text))\n"
         f"    while not os.path.exists({str(tmp_path)!r} + '/' + text): time.sleep(0.02)\n"
-        "print(json.dumps({'works': True, 'text': 'all'}))"
+        "print(json.dumps({'works': True, 'said': 'all'}))"
     )
 
     def on_part(text: str) -> None:

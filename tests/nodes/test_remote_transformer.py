@@ -12,11 +12,13 @@ import torch
 
 from nodes import carried_patches
 from nodes.carried_patches import CarriedPatches
+from nodes.panel.run_history import RunHistory
 from nodes.remote_transformer import RemoteTransformer
 from nodes.run_notices import IN_TURN, USE_PARALLEL_SAMPLER, RunNotices, explain_stages
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import OtherNetworkError, PoolError, RequestError, UnsupportedModelError
+from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.requests.requests import ComfyuiCode
 from workers.client.client import LoopRequest, ModelRequest, never
 from workers.client.waiting import Wait
@@ -333,11 +335,54 @@ def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_r
         pool.now = 10.0 + 0.05 * second
         remote.forward(make_call(x, sample_sigmas=torch.ones(4)), never)
     remote.finish_run()
-    assert shown == ["Last run: latent 16 × 24, cfg 2: the batch of 2 is split 2 ways. 100 ms per step."]
+    assert shown == ["Last run: Latent 16 × 24. cfg 2: the batch of 2 is split 2 ways. 100 ms per step."]
     remote.notices.begin()
     remote.forward(make_call(torch.ones(1, 4, 3, 8, 8)), never)
     remote.finish_run()
-    assert shown[1:] == ["Last run: latent 3 × 8 × 8, cfg 2: the batch of 2 is split 2 ways."]  # one may have compiled
+    assert shown[1:] == ["Last run: Latent 3 × 8 × 8. cfg 2: the batch of 2 is split 2 ways."]  # one may have compiled
+
+
+def test_a_run_that_is_stopped_or_refused_leaves_the_last_good_one_as_it_is():
+    shown: list[str] = []
+    history = RunHistory()
+    remote, pool = make_remote()
+    notices = RunNotices(lambda text: None, lambda: pool.now, history=history)
+    remote = RemoteTransformer(remote.model, connect=lambda config: pool, notices=notices, show_on_loader=shown.append)
+    pool.ran = SimpleNamespace(plan="One rank.")
+    for whole in (True, False):
+        notices.begin()
+        for _ in range(3):
+            pool.now += 0.1
+            remote.forward(make_call(torch.ones(1, 4, 8, 8), sample_sigmas=torch.ones(4 if whole else 21)), never)
+        remote.finish_run(whole)
+    notices.begin()
+    remote.finish_run(whole=False)  # refused before its first step
+    assert len(shown) == len(history.runs) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"dtype": "float32"}, {"config": ParallelConfig(compile="off")}, {"config": ParallelConfig(weights="host")}],
+)
+def test_a_speed_up_is_told_beside_a_run_of_the_same_kind_alone(other):
+    history = RunHistory()
+    remote, pool = make_remote()
+
+    def run(model, ulysses: int) -> str:
+        notices = RunNotices(lambda text: None, lambda: pool.now, history=history)
+        one = RemoteTransformer(model, connect=lambda config: pool, notices=notices)
+        pool.ran = SimpleNamespace(plan="A plan.")
+        degrees = {"ulysses": ulysses}
+        pool.details = PlanDetails("FLUX.1", degrees, 1, (57,), 24, 57, 4096, 1)
+        notices.begin()
+        for _ in range(3):
+            pool.now += 0.1
+            one.forward(make_call(torch.ones(1, 4, 8, 8), sample_sigmas=torch.ones(4)), never)
+        return notices.finish()
+
+    assert "times as fast" not in run(remote.model, 1)
+    assert "times as fast" not in run(replace(remote.model, **other), 2)
+    assert "times as fast" in run(remote.model, 2)
 
 
 def test_the_node_says_how_far_a_load_is_and_when_it_is_over():

@@ -14,6 +14,7 @@ from nodes.run_notices import RunNotices
 from nodes.wait_notices import WaitNotices
 from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.requests.requests import Finished
+from parallel_runtime.said import Said
 from workers.client.waiting import Wait
 
 
@@ -111,15 +112,15 @@ def sample(history: RunHistory, ulysses: int, seconds: float, latent=(1, 16, 128
     for step in range(4):
         now[0] = seconds * step
         notices.computed()
-        notices.ran(Finished(f"ulysses {ulysses}."), details(ulysses), latent, 4, "call")
+        notices.ran(Finished(Said(f"ulysses {ulysses}.")), details(ulysses), latent, 4, "call")
     return notices.finish()
 
 
 def test_the_speed_up_is_told_where_one_rank_was_measured_with_the_same_request():
     history = RunHistory()
-    assert sample(history, 2, 0.5) == "latent 128 × 128, ulysses 2. 500 ms per step."
+    assert sample(history, 2, 0.5) == "Latent 128 × 128. ulysses 2. 500 ms per step."
     assert "times" not in sample(history, 1, 1.0)
-    said = "latent 128 × 128, ulysses 2. 500 ms per step. 2.00 times as fast as one rank, which took 1.00 s."
+    said = "Latent 128 × 128. ulysses 2. 500 ms per step. 2.00 times as fast as one rank, which took 1.00 s."
     assert sample(history, 2, 0.5) == said
     assert "times" not in sample(history, 2, 0.5, latent=(1, 16, 64, 64))
     runs = history.to_mapping()["runs"]
@@ -128,12 +129,25 @@ def test_the_speed_up_is_told_where_one_rank_was_measured_with_the_same_request(
     assert runs[1]["node"] == "3"
 
 
+def test_a_run_that_was_stopped_is_not_recorded_and_has_no_speed():
+    history, shown = RunHistory(), []
+    notices = RunNotices(shown.append, iter(range(10)).__next__, model="a", where=lambda: ("p", "3"), history=history)
+    notices.begin()
+    for _ in range(2):  # of twenty
+        notices.computed()
+        notices.ran(Finished(Said("ulysses 2.")), details(2), (1, 16, 128, 128), 20)
+    assert notices.finish(whole=False) == ""
+    assert notices.summary() == ""
+    assert shown[-1] == "Stopped before the end."
+    assert history.to_mapping()["runs"] == []
+
+
 def test_what_a_run_took_of_memory_is_told_beside_what_was_predicted():
     notices = RunNotices(lambda text: None, history=RunHistory())
     notices.begin()
     measured = structs.replace(details(2), memory_bytes=int(14.2 * 2**30), used_bytes=int(13.9 * 2**30))
-    notices.ran(Finished("ulysses 2."), measured, (1, 16, 128, 128), 4)
-    said = "latent 128 × 128, ulysses 2. Memory per GPU: predicted 14.2 GiB, used 13.9 GiB."
+    notices.ran(Finished(Said("ulysses 2.")), measured, (1, 16, 128, 128), 4)
+    said = "Latent 128 × 128. ulysses 2. Memory per GPU: predicted 14.2 GiB, used 13.9 GiB."
     assert notices.finish() == said
 
 

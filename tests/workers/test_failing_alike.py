@@ -14,7 +14,7 @@ from parallel_runtime.acceleration import launched as counting
 from parallel_runtime.mesh import tally
 from parallel_runtime.requests.requests import Finished
 from workers.supervisor.job import ActiveJob
-from workers.wire.error_info import ErrorInfo, of_all_ranks
+from workers.wire.error_info import ErrorInfo, describe, of_all_ranks
 from workers.wire.frames import Frame
 from workers.wire.protocol import Done, Failed, Launched
 
@@ -86,7 +86,7 @@ def test_calls_that_no_rank_keeps_are_waited_for_as_long_as_it_takes():
 
 
 def test_the_artist_reads_what_the_model_said():
-    info = ErrorInfo("PoolError", "Rank 1 of the worker pool failed with ValueError: no.", "", 1)
+    info = describe(ValueError("no."), 1)
     told = of_all_ranks(info, "pool.log")
     assert (told.type, told.cause) == ("RequestError", "The model failed on every rank with ValueError: no.")
     assert "stays loaded" in told.fix

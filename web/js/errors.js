@@ -7,13 +7,13 @@ import { defaultTitle, titleOf } from "./node_names.js";
 import { hideNotice, showNotice } from "./notice.js";
 import { obstacles } from "./obstacles.js";
 import { refusedNodes } from "./refused_nodes.js";
-import { sentences } from "./sentences.js";
+import { inWords, readTable, valuesOf } from "./said.js";
 import { say } from "./words.js";
 import { Connections } from "./workflow_graphs.js";
 
 const NEVER = 2;
 const BYPASS = 4;
-const REFUSED = "The pool cannot carry";
+const REFUSED = "The pool cannot carry {what}."; // a sentence of the pack's own, as its code
 
 let warned = []; // nodes that the warning on the page names
 let failed = false; // the prompt, maybe before its warning was ready
@@ -33,28 +33,21 @@ export async function knownObstacles(workflow) {
 
 const graphOf = (connections, node) => connections.graphs.find((graph) => graph.nodes.includes(node));
 
-// What an error says, with the artist's titles in the place of types, and the nodes that it speaks of.
-export function inArtistsWords(message, workflow) {
+// What an error says, with the artist's titles in the place of nodes and of what other packs made, and those nodes.
+export function inArtistsWords(data, table, workflow) {
   const connections = new Connections(workflow);
-  const named = [];
-  const cause = message.split(". ")[0]; // what follows says what to do, and may name other nodes
-  let text = message.trim();
-  for (const graph of connections.graphs)
-    for (const node of graph.nodes) {
-      const ours = node.type in OURS || node.type.startsWith("Parallel");
-      const pack = packOf(node);
-      if (pack && hasWord(cause, `of ${pack}`)) {
-        // A function or class of another pack, which only its nodes that change a MODEL can have put there.
-        named.push({ graph, node });
-        text = text.replace(new RegExp(`\\w+ of ${pack}\\b`), `“${titleOf(node)}”`);
-        continue;
-      }
-      const name = ours ? defaultTitle(node.type) : node.type;
-      if (!hasWord(message, name)) continue;
-      if (!ours && hasWord(cause, name)) named.push({ graph, node });
-      if (titleOf(node) !== name) text = text.replace(wordOf(name), `“${titleOf(node)}”`);
-    }
-  return { text, named };
+  const everywhere = connections.graphs.flatMap((graph) => graph.nodes.map((node) => ({ graph, node })));
+  const named = (name, value) => {
+    if (name === "node") return everywhere.filter(({ node }) => [node.type, defaultTitle(node.type)].includes(value));
+    // A function or class of another pack, which only its nodes that change a MODEL can have put there.
+    const pack = value?.[2]?.pack;
+    return pack ? everywhere.filter(({ node }) => packOf(node) === pack) : [];
+  };
+  const text = inWords(data, table, (name, value) => {
+    const [first] = named(name, value);
+    return first ? `“${titleOf(first.node)}”` : null;
+  });
+  return { text, named: valuesOf(data).flatMap(([name, value]) => named(name, value)) };
 }
 
 // Of a node that changes a MODEL.
@@ -64,15 +57,24 @@ function packOf(node) {
   return changes && kind === "custom_nodes" ? pack : null;
 }
 
-const wordOf = (name) => new RegExp(`(?<![\\w“])${name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}(?![\\w”])`, "g");
-const hasWord = (text, name) => name.length > 3 && wordOf(name).test(text);
+// What an error was made of: [text, sentence, values].
+async function madeOf(text) {
+  try {
+    const answer = await api.fetchApi("/parallel_dit/error", { method: "POST", body: JSON.stringify({ text }) });
+    if (answer.ok) return await answer.json();
+  } catch {
+    // the server has gone
+  }
+  return [text, text, {}];
+}
 
 async function showError({ node_id, exception_type, exception_message }) {
   if (!String(exception_type).startsWith("parallel_runtime.errors.")) return;
   const workflow = app.rootGraph.serialize();
-  const { text: english, named } = inArtistsWords(exception_message ?? "", workflow);
-  const text = await sentences(english);
-  const guilty = named.length || !exception_message?.startsWith(REFUSED) ? named : await knownObstacles(workflow);
+  const data = await madeOf(String(exception_message ?? "").trim());
+  const { text, named } = inArtistsWords(data, await readTable(), workflow);
+  const refused = data[1] === REFUSED || valuesOf(data).some(([, value]) => value?.[1] === REFUSED);
+  const guilty = named.length || !refused ? named : await knownObstacles(workflow);
   const places = guilty.map(({ graph, node }) => withOutside(graph.id ?? app.rootGraph.id, node.id));
   if (!places.length) places.push(nodesOfPath(node_id));
   failed = true;

@@ -16,6 +16,7 @@ from parallel_runtime.requests.conditioning import CONTROL, Shared
 from parallel_runtime.requests.patches import attached_in
 from parallel_runtime.requests.requests import Forward, PatchNames, Step, residual_name
 from parallel_runtime.requests.trees import flatten
+from parallel_runtime.said import said
 
 from ..wire.shared_memory import Scalar
 from .attachments import Attachments
@@ -141,7 +142,7 @@ def _flat(control: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         form = flatten(control, tensors)
     except TypeError as error:
         raise RequestError(
-            f"A ControlNet gives {error}, which cannot be sent to the pool.",
+            said("A ControlNet gives {error}, which cannot be sent to the pool.", error=error),
             "Remove it, or load the model with Load Diffusion Model.",
         ) from error
     return form, {residual_name(place): tensor for place, tensor in enumerate(tensors)}

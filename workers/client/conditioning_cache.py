@@ -16,6 +16,7 @@ from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.requests.patches import Patch
 from parallel_runtime.requests.requests import ConditioningRef, Scalar, tensor_name
 from parallel_runtime.requests.trees import flatten, place_of
+from parallel_runtime.said import said
 
 _CAPACITY = 8
 _TRUSTED_AFTER = 2
@@ -188,7 +189,11 @@ def _describe(number: int, arguments: Mapping[str, Any], index: int) -> tuple[Co
                 trees[key] = flatten(value, inside)
             except TypeError as error:
                 raise RequestError(
-                    f"The model's input {key!r} is or holds {error}, which cannot be sent to the pool.",
+                    said(
+                        "The model's input {key} is or holds {error}, which cannot be sent to the pool.",
+                        key=repr(key),
+                        error=error,
+                    ),
                     "Remove the node that adds it, or load the model with Load Diffusion Model.",
                 ) from error
             lists[key] = len(inside)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from parallel_runtime.errors import OutOfMemoryError, ParallelError, PoolError, PoolLostError
+from parallel_runtime.said import said
 
 from ..launch import PoolSpec
 from ..wire.error_info import revive
@@ -23,5 +24,7 @@ def explain(failed: Failed, spec: PoolSpec) -> ParallelError:
     if isinstance(error, OutOfMemoryError) and failed.fits:
         devices = ",".join(str(spec.devices[rank]) for rank in failed.fits)
         smaller = devices if spec.device_type == "cuda" else f"cpu:{len(failed.fits)}"
-        return OutOfMemoryError(error.cause, f"It fits on the others: set devices to {smaller} in Parallel Config.")
+        return OutOfMemoryError(
+            error.cause, said("It fits on the others: set devices to {smaller} in Parallel Config.", smaller=smaller)
+        )
     return error

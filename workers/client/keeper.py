@@ -11,6 +11,7 @@ from typing import TypeVar
 from parallel_runtime.errors import PoolError, PoolLostError
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Answer, Grow
+from parallel_runtime.said import said
 
 from ..launch import PoolSpec, settings_of_ranks
 from .running_pool import RunningPool
@@ -118,7 +119,9 @@ class Keeper:
 
     def retire(self) -> None:
         """End the pool for good: its devices are another's."""
-        self._end = PoolError(f"Another pool has taken devices of {self.spec}.", "Queue the prompt again.")
+        self._end = PoolError(
+            said("Another pool has taken devices of {spec}.", spec=self.spec), "Queue the prompt again."
+        )
         self.close()
 
     def end(self, seconds: float) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.control import Cancelled
+from parallel_runtime.said import Said, said
 
 from ..wire.error_info import revive
 from ..wire.protocol import AskStatus, Status
@@ -111,10 +112,10 @@ class PoolState:
         if verdict == "ask":
             self._supervisor.connection.offer(AskStatus())
         elif verdict == "give up":
-            self.give_up(f"did not answer for {self._silence.seconds:.0f} seconds")
+            self.give_up(said("did not answer for {seconds} seconds", seconds=f"{self._silence.seconds:.0f}"))
             raise self.death()
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, why: Said) -> None:
         """End the supervisor, stopped or not, and with it the pool."""
         self._given_up = self._supervisor.error(why)
         self.closed = True

@@ -13,6 +13,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import Identity, identity
 from parallel_runtime.requests.requests import ComfyuiCode
+from parallel_runtime.said import said
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class ModelRequest:
         """
         if self.identity and identity(self.path) != self.identity:
             raise CheckpointError(
-                f"{self.path} was replaced after Parallel Loader had read it.",
+                said("{path} was replaced after Parallel Loader had read it.", path=self.path),
                 "Queue the prompt again: Parallel Loader then reads the new file.",
             )
 
@@ -104,7 +105,9 @@ class LoopRequest:
         given = {"cfg": torch.tensor(self.cfg), "the sigmas": self.sigmas, "the latent": self.x}
         for name, values in given.items():
             if not torch.isfinite(values).all():
-                raise RequestError(f"In {name} there is a value that is no number (NaN or infinite).", "Set another.")
+                raise RequestError(
+                    said("In {name} there is a value that is no number (NaN or infinite).", name=name), "Set another."
+                )
 
 
 def check_filled(x: torch.Tensor) -> None:
@@ -115,7 +118,7 @@ def check_filled(x: torch.Tensor) -> None:
     """
     if not x.numel():
         raise RequestError(
-            f"The latent that came to the model is empty: its shape is {tuple(x.shape)}.",
+            said("The latent that came to the model is empty: its shape is {shape}.", shape=tuple(x.shape)),
             "Check the size and the batch of the latent, and the nodes before this one.",
         )
 
@@ -123,7 +126,7 @@ def check_filled(x: torch.Tensor) -> None:
 def not_finite(what: str) -> RequestError:
     """The error for a tensor that could only give NaN: it holds NaN or infinity."""
     return RequestError(
-        f"The {what} that came to the model holds NaN or infinity.",
+        said("The {what} that came to the model holds NaN or infinity.", what=what),
         "Check the input latent and the nodes before this one; with fp16 weights, try bf16.",
     )
 
@@ -142,6 +145,6 @@ def require_finite(latent: torch.Tensor) -> torch.Tensor:
 def no_number(what: str) -> RequestError:
     """The error for a result of the pool's that holds what is no number."""
     return RequestError(
-        f"{what} came out with values that are no numbers (NaN or infinite).",
+        said("{what} came out with values that are no numbers (NaN or infinite).", what=what),
         "Choose bf16 or fp32 as weight_dtype if it is fp16; otherwise the model file or a conditioning is damaged.",
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from parallel_runtime.errors import PoolError, SegmentError
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Grown, Request, Step
+from parallel_runtime.said import said
 
 from ..launch import PoolSpec, settings_of_ranks
 from ..wire.bell import listen
@@ -127,7 +128,7 @@ class RunningPool:
             since = min(self._jobs.abandoned.values(), default=now)
             # One that compiles does what the next request would wait for as well.
             if not self._jobs.compiles() and now - since > ABANDONED_SECONDS:
-                self._state.give_up("did not end a job that was cancelled")
+                self._state.give_up(said("did not end a job that was cancelled"))
             time.sleep(POLL_SECONDS)
 
     def status(self, timeout: float = 5.0) -> Status:
@@ -237,7 +238,7 @@ class RunningPool:
         def while_stuck() -> None:
             self._state.mind_silence()
             if should_cancel() and time.monotonic() - started > CANCEL_SECONDS:
-                self._state.give_up("did not take in a job that was cancelled")
+                self._state.give_up(said("did not take in a job that was cancelled"))
                 raise Cancelled
 
         try:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from parallel_runtime.errors import PoolError
+from parallel_runtime.said import Said, said
 
 from ..launch import PACK_ROOT, PoolSpec, log_directory
 from ..leftovers import make_folder, remove_leftovers
@@ -43,7 +44,7 @@ class SupervisorProcess:
         except OSError as error:
             self._folder.remove()
             raise PoolError(
-                f"The pool's supervisor could not be started: {error.strerror or error}.",
+                said("The pool's supervisor could not be started: {strerror}.", strerror=error.strerror or error),
                 "Close other programs, or raise the limit that this names, and queue the prompt again.",
             ) from error
         self._folder.let_go()  # the supervisor holds it now
@@ -79,18 +80,23 @@ class SupervisorProcess:
         """Of its process."""
         return self._process.pid
 
-    def error(self, what: str) -> PoolError:
+    def error(self, what: Said) -> PoolError:
         """It, and with it the pool, is gone: what happened, and where to read on."""
-        return PoolError(f"The pool's supervisor (process {self.pid}) {what}.", tell_of_fresh_pool(self.log))
+        return PoolError(
+            said("The pool's supervisor (process {pid}) {what}.", pid=self.pid, what=what), tell_of_fresh_pool(self.log)
+        )
 
     def last_words(self) -> PoolError:
         """How it ended, where it could not say so itself."""
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):  # its connection closes a moment before it has ended
             code = self._process.wait(LAST_WORD_SECONDS)
-        ended = "closed its connection" if code is None else f"ended with code {code}"
-        said = last_line(self.log) if code is not None and code > 0 else ""  # whom a signal ends says nothing
-        return self.error(f"{ended}{said and f' and said: {said}'}")
+        if code is None:
+            return self.error(said("closed its connection"))
+        last = last_line(self.log) if code > 0 else ""  # whom a signal ends says nothing
+        if last:
+            return self.error(said("ended with code {code} and said: {last}", code=code, last=last))
+        return self.error(said("ended with code {code}", code=code))
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, for at most so long."""

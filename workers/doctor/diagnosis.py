@@ -11,6 +11,7 @@ from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.plan import resolve_plan
 from parallel_runtime.planning.weights_choice import choose_weights
 from parallel_runtime.requests.facts import CPU, FLUX_DEV, MachineFacts, flux_request
+from parallel_runtime.said import said
 
 from ..launch import PACK_ROOT, PoolSpec
 from ..link_result import LinkCheck, Rates
@@ -94,7 +95,7 @@ def plan_flux(spec: PoolSpec, facts: MachineFacts) -> tuple[PlannedRequest, ...]
         weight_bytes = FLUX_DEV.parameters * FLUX_DEV.bytes_per_parameter
         config = choose_weights(ParallelConfig(hosts=spec.hosts), spec.world_size, FLUX_DEV, facts, weight_bytes)
         arguments = (config, spec.world_size, FLUX_DEV, request, facts)
-        name = f"{size} × {size}" + (" with CFG above 1" if batch > 1 else "")
+        name = said("{size} × {size} with CFG above 1" if batch > 1 else "{size} × {size}", size=size)
         planned.append(PlannedRequest(name, str(resolve_plan(*arguments)), explain(*arguments)))
     return tuple(planned)
 
@@ -117,13 +118,17 @@ def find_in_software(machine: Machine) -> Iterator[Finding]:
     if machine.problem is not None:
         yield Finding(
             "broken",
-            f"{machine.problem}.",
+            said("{problem}.", problem=machine.problem),
             "Look whether nvidia-smi answers; if it does not, restart the machine or reinstall the driver.",
         )
     if is_older(machine.python, OLDEST_PYTHON):
         yield Finding(
             "broken",
-            f"Python {machine.python} runs ComfyUI, and {OLDEST_PYTHON} or newer is needed.",
+            said(
+                "Python {python} runs ComfyUI, and {oldest_python} or newer is needed.",
+                python=machine.python,
+                oldest_python=OLDEST_PYTHON,
+            ),
             "Give ComfyUI a newer Python.",
         )
     for package in machine.packages:
@@ -138,24 +143,35 @@ def _find_lost_gpus(machine: Machine) -> Iterator[Finding]:
     if machine.problem is not None or torch is None or not torch.found or torch.problem or hidden:
         return
     seen = len(machine.gpus)
-    said = f" ({machine.gpu_problem})" if machine.gpu_problem else ""
+    why = f" ({machine.gpu_problem})" if machine.gpu_problem else ""
     if machine.driver_gpus > seen and machine.cuda is None:
         yield Finding(
             "broken",
-            f"The driver lists {count(machine.driver_gpus, 'GPU')}, and torch {torch.found} was built without CUDA.",
+            said(
+                "The driver lists {count}, and torch {found} was built without CUDA.",
+                count=count(machine.driver_gpus, "GPU"),
+                found=torch.found,
+            ),
             "Install a build of torch with CUDA; pytorch.org/get-started gives the command.",
         )
     elif machine.driver_gpus > seen:
         yield Finding(
             "broken",
-            f"The driver lists {count(machine.driver_gpus, 'GPU')}, and torch {torch.found} sees {seen or 'none'}"
-            f"{said}.",
-            f"Install a driver that is as new as torch's CUDA ({machine.cuda}), and restart the machine.",
+            said(
+                "The driver lists {count}, and torch {found} sees {seen}{why}.",
+                count=count(machine.driver_gpus, "GPU"),
+                found=torch.found,
+                seen=seen or said("none"),
+                why=why,
+            ),
+            said(
+                "Install a driver that is as new as torch's CUDA ({cuda}), and restart the machine.", cuda=machine.cuda
+            ),
         )
     elif not seen and machine.gpu_problem:
         yield Finding(
             "broken",
-            f"No GPU can be used: {machine.gpu_problem}.",
+            said("No GPU can be used: {gpu_problem}.", gpu_problem=machine.gpu_problem),
             "Repair or update the driver and restart the machine; start a container with --gpus all.",
         )
 
@@ -165,15 +181,29 @@ def _find_in_package(package: Package) -> Iterator[Finding]:
     if package.name == "torch":
         fix = "Install torch as ComfyUI's instructions say."
     else:
-        fix = f"Run ComfyUI's Python with: -m pip install -r {PACK_ROOT / 'requirements.txt'}"
+        fix = said("Run ComfyUI's Python with: -m pip install -r {pack_root}", pack_root=PACK_ROOT / "requirements.txt")
     oldest = OLDEST[package.name]
     if package.found is None:
-        yield Finding("broken", f"The Python package {package.name} is missing.", fix)
+        yield Finding("broken", said("The Python package {name} is missing.", name=package.name), fix)
     elif is_older(package.found, oldest):
-        yield Finding("broken", f"{package.name} {package.found} is too old: {oldest} or newer is needed.", fix)
+        yield Finding(
+            "broken",
+            said(
+                "{name} {found} is too old: {oldest} or newer is needed.",
+                name=package.name,
+                found=package.found,
+                oldest=oldest,
+            ),
+            fix,
+        )
     elif package.problem is not None:
         again = fix.replace("pip install", "pip install --force-reinstall --no-deps")
-        what = f"{package.name} {package.found} is installed and does not import ({package.problem})."
+        what = said(
+            "{name} {found} is installed and does not import ({problem}).",
+            name=package.name,
+            found=package.found,
+            problem=package.problem,
+        )
         yield Finding("broken", what, again)
 
 
@@ -199,4 +229,4 @@ def find_in_link(link: LinkCheck) -> Iterator[Finding]:
         fix = "Look into nvidia-smi for errors of the GPU; NCCL_DEBUG=INFO makes NCCL say more."
     else:
         fix = "The ranks talk over the loopback interface: look whether lo is up and 127.0.0.1 is not filtered."
-    yield Finding("broken", f"{link.failure}.", fix)
+    yield Finding("broken", said("{failure}.", failure=link.failure), fix)

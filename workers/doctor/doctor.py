@@ -19,6 +19,7 @@ from types import FrameType
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, PoolError
+from parallel_runtime.said import Said
 
 from ..launch import PoolSpec, resolve_devices
 from ..link_result import LinkCheck
@@ -32,7 +33,7 @@ LINK_SECONDS = 90.0
 
 
 def examine(
-    devices: str, machine: Machine, limit_seconds: float, on_part: Callable[[str], None] = lambda text: None
+    devices: str, machine: Machine, limit_seconds: float, on_part: Callable[[Said], None] = lambda text: None
 ) -> DoctorReport:
     """Check the links of a pool on `devices` and judge everything.
 
@@ -70,8 +71,10 @@ def check(spec: PoolSpec, limit_seconds: float) -> LinkCheck:
 
 
 def render_json(found: DoctorReport) -> str:
-    """The report as one JSON object; `text` is what people read, `works` the verdict."""
-    return json.dumps({"works": found.works, "text": render_text(found), **asdict(found)}, ensure_ascii=False)
+    """The report as one JSON object: `text` is what people read, `said` what that is made of, `works` the verdict."""
+    text = render_text(found)
+    facts = {"works": found.works, "text": text, "said": text.to_data(), **asdict(found)}
+    return json.dumps(facts, ensure_ascii=False)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -108,10 +111,10 @@ def main() -> int:
 
             die_with_parent(os.getppid())
 
-    def tell_part(text: str) -> None:
+    def tell_part(text: Said) -> None:
         if parsed.parts is not None:
             unfinished = parsed.parts.with_suffix(".new")
-            unfinished.write_text(text, encoding="utf-8")
+            unfinished.write_text(json.dumps(text.to_data()), encoding="utf-8")
             unfinished.rename(parsed.parts)
 
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from parallel_runtime.said import said
+
 from ..launch import PoolSpec
 from .finding import GIB, Finding, count, gib, is_older
 from .machine import Gpu, Link, Machine
@@ -29,9 +31,13 @@ def find_in_gpus(spec: PoolSpec, machine: Machine) -> Iterator[Finding]:
     """The GPUs of a pool, and what is between them."""
     gpus = [gpu for gpu in machine.gpus if gpu.index in spec.devices]
     if len(gpus) == 1:
-        whole = "This machine has one GPU" if len(machine.gpus) == 1 else "The pool has one GPU"
+        whole = said("This machine has one GPU") if len(machine.gpus) == 1 else said("The pool has one GPU")
         yield Finding(
-            "note", f"{whole}: there is nothing to split; what makes one GPU faster is compile in Parallel Config."
+            "note",
+            said(
+                "{whole}: there is nothing to split; what makes one GPU faster is compile in Parallel Config.",
+                whole=whole,
+            ),
         )
     for gpu in gpus:
         yield from _find_in_gpu(gpu)
@@ -50,13 +56,23 @@ def _find_in_gpu(gpu: Gpu) -> Iterator[Finding]:
     if gpu.memory_used > _BUSY_BYTES:
         yield Finding(
             "warning",
-            f"Other processes use {gib(gpu.memory_used)} of GPU {gpu.index}'s {gib(gpu.memory_total)}.",
+            said(
+                "Other processes use {gib} of GPU {index}'s {gib2}.",
+                gib=gib(gpu.memory_used),
+                index=gpu.index,
+                gib2=gib(gpu.memory_total),
+            ),
             "If that is ComfyUI or its pool, all is well; else close what nvidia-smi lists, or leave this GPU out.",
         )
     if is_older(gpu.capability, "8.0"):
         yield Finding(
             "warning",
-            f"GPU {gpu.index} ({gpu.name}, compute capability {gpu.capability}) is slow in bfloat16 or lacks it.",
+            said(
+                "GPU {index} ({name}, compute capability {capability}) is slow in bfloat16 or lacks it.",
+                index=gpu.index,
+                name=gpu.name,
+                capability=gpu.capability,
+            ),
             "Set weight_dtype to fp16 in Parallel Loader.",
         )
 
@@ -66,8 +82,11 @@ def _find_unlike(gpus: list[Gpu]) -> Iterator[Finding]:
     if len(names) > 1:
         yield Finding(
             "warning",
-            f"The GPUs are unlike ({', '.join(names)}): a picture is dealt out by their measured speed, but CFG "
-            "branches and the pictures of a batch equally.",
+            said(
+                "The GPUs are unlike ({names}): a picture is dealt out by their measured speed, but CFG branches "
+                "and the pictures of a batch equally.",
+                names=", ".join(names),
+            ),
             "For those, compare with a pool of the fastest ones only, by naming them in devices.",
         )
     sizes = [gpu.memory_total for gpu in gpus]
@@ -75,8 +94,12 @@ def _find_unlike(gpus: list[Gpu]) -> Iterator[Finding]:
         smallest = min(gpus, key=lambda gpu: gpu.memory_total)
         yield Finding(
             "warning",
-            f"The GPUs' memories differ: GPU {smallest.index} has {gib(smallest.memory_total)}, the largest has "
-            f"{gib(max(sizes))}.",
+            said(
+                "The GPUs' memories differ: GPU {index} has {gib}, the largest has {gib2}.",
+                index=smallest.index,
+                gib=gib(smallest.memory_total),
+                gib2=gib(max(sizes)),
+            ),
             "Choose a model that fits the smallest, or leave that GPU out.",
         )
 
@@ -87,8 +110,11 @@ def _find_in_links(links: list[Link]) -> Iterator[Finding]:
         pairs = ", ".join(f"{link.first}-{link.second}" for link in apart)
         yield Finding(
             "warning",
-            f"GPUs without P2P: {pairs} cannot reach each other's memory, so everything that they exchange goes "
-            "through the host's memory.",
+            said(
+                "GPUs without P2P: {pairs} cannot reach each other's memory, so everything that they exchange "
+                "goes through the host's memory.",
+                pairs=pairs,
+            ),
             "Splitting the batch (CFG, data) exchanges next to nothing, and PipeFusion (stages, in Parallel Sampler) "
             "little; auto knows. Under a hypervisor, or with IOMMU or ACS on, P2P may only be switched off.",
         )
@@ -104,13 +130,20 @@ def find_in_memory(spec: PoolSpec, machine: Machine) -> Iterator[Finding]:
     if machine.memory_total and machine.memory_available < wanted:
         yield Finding(
             "warning",
-            f"{gib(machine.memory_available)} of host memory is available, and {count(spec.world_size, 'rank')} "
-            f"may take {gib(wanted)}.",
+            said(
+                "{gib} of host memory is available, and {count} may take {gib2}.",
+                gib=gib(machine.memory_available),
+                count=count(spec.world_size, "rank"),
+                gib2=gib(wanted),
+            ),
             "Close other programs, or use fewer ranks.",
         )
     if spec.world_size > 1 and machine.shm_total and machine.shm_free < _SHM_BYTES:
         yield Finding(
             "warning",
-            f"/dev/shm has {machine.shm_free >> 20} MiB left, and NCCL exchanges through it where GPUs have no P2P.",
+            said(
+                "/dev/shm has {shm_free} MiB left, and NCCL exchanges through it where GPUs have no P2P.",
+                shm_free=machine.shm_free >> 20,
+            ),
             "Start the container with --shm-size=1g or more, or empty /dev/shm.",
         )

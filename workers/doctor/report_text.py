@@ -4,105 +4,136 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from parallel_runtime.said import Said, as_said, said, together
+
 from ..link_result import Rates
-from .diagnosis import DoctorReport, exchange_seconds, exchanged_bytes
+from .diagnosis import DoctorReport, PlannedRequest, exchange_seconds, exchanged_bytes
 from .driver import DriverGpu, describe_link
-from .finding import Finding, gib
+from .finding import Finding, Level, gib
 from .machine import OLDEST, Gpu, Link, Machine
 
 
-def render_text(report: DoctorReport) -> str:
+def render_text(report: DoctorReport) -> Said:
     """The whole report; lines of at most about 120 characters where the facts allow."""
-    sections = [
+    sections: list[tuple[str, Sequence[str]]] = [
         ("", [_headline(report)]),
-        ("Findings", list(_findings(report.findings))),
-        ("Versions", list(_versions(report.machine))),
-        ("Machine", list(_machine(report.machine))),
-        ("GPUs", [_gpu(gpu) for gpu in report.machine.gpus] or ["none"]),
-        ("Links between GPUs", [_link(link) for link in report.machine.links]),
-        ("Check", list(_check(report))),
-        ("What auto does with FLUX.1 dev (24 heads)", [f"{p.request}: {p.why}" for p in report.plans]),
+        (said("Findings"), list(_findings(report.findings))),
+        (said("Versions"), list(_versions(report.machine))),
+        (said("Machine"), list(_machine(report.machine))),
+        (said("GPUs"), [_gpu(gpu) for gpu in report.machine.gpus] or [said("none")]),
+        (said("Links between GPUs"), [_link(link) for link in report.machine.links]),
+        (said("Check"), list(_check(report))),
+        (said("What auto does with FLUX.1 dev (24 heads)"), [_plan(planned) for planned in report.plans]),
     ]
     return _joined(sections)
 
 
-def render_first_look(machine: Machine, gpus: Sequence[DriverGpu]) -> str:
+def render_first_look(machine: Machine, gpus: Sequence[DriverGpu]) -> Said:
     """What is known at once, before packages are imported and links are tried."""
-    sections = [
-        ("", ["Parallel DiT doctor. A first look; packages are being imported, and links are tried after that."]),
-        ("Versions", [*_installed(machine), f"{'driver':<13}{machine.driver or 'none'}"]),
-        ("Machine", list(_machine(machine))),
-        ("GPUs, as the driver counts", [_driver_gpu(gpu) for gpu in gpus] or ["none"]),
+    sections: list[tuple[str, Sequence[str]]] = [
+        ("", [said("Parallel DiT doctor. A first look; packages are being imported, and links are tried after that.")]),
+        (said("Versions"), [*_installed(machine), f"{'driver':<13}{machine.driver or 'none'}"]),
+        (said("Machine"), list(_machine(machine))),
+        (said("GPUs, as the driver counts"), [_driver_gpu(gpu) for gpu in gpus] or [said("none")]),
     ]
     return _joined(sections)
 
 
-def _driver_gpu(gpu: DriverGpu) -> str:
-    return f"{gpu.index}  {gpu.name}, {gib(gpu.memory_total - gpu.memory_used)} free of {gib(gpu.memory_total)}"
+def _driver_gpu(gpu: DriverGpu) -> Said:
+    return said(
+        "{index}  {name}, {free} free of {total}",
+        index=gpu.index,
+        name=gpu.name,
+        free=gib(gpu.memory_total - gpu.memory_used),
+        total=gib(gpu.memory_total),
+    )
 
 
-def _joined(sections: list[tuple[str, list[str]]]) -> str:
-    blocks = []
+def _joined(sections: Sequence[tuple[str, Sequence[str]]]) -> Said:
+    blocks: list[Said] = []
     for title, lines in sections:
-        if lines:
-            indent = "  " if title else ""
-            blocks.append("\n".join(([title] if title else []) + [indent + line for line in lines]))
-    return "\n\n".join(blocks) + "\n"
+        if lines and title:
+            blocks.append(together([title, *(said("  {line}", line=as_said(line)) for line in lines)], "\n"))
+        elif lines:
+            blocks.append(together(lines, "\n"))
+    return said("{report}\n", report=together(blocks, "\n\n"))
 
 
-def _headline(report: DoctorReport) -> str:
+def _plan(planned: PlannedRequest) -> Said:
+    return said("{request}: {why}", request=as_said(planned.request), why=planned.why)
+
+
+def _headline(report: DoctorReport) -> Said:
     broken = sum(finding.level == "broken" for finding in report.findings)
     warnings = sum(finding.level == "warning" for finding in report.findings)
-    verdict = "Everything that is needed works." if report.works else f"Broken: {broken}."
-    return f"Parallel DiT doctor, pool on {report.devices}. {verdict}" + (f" Warnings: {warnings}." if warnings else "")
+    verdict = said("Everything that is needed works.") if report.works else said("Broken: {count}.", count=broken)
+    head = said("Parallel DiT doctor, pool on {devices}.", devices=report.devices)
+    return together([head, verdict, said("Warnings: {count}.", count=warnings) if warnings else ""])
+
+
+_LEVELS: dict[Level, Said] = {"broken": said("[broken]"), "warning": said("[warning]"), "note": said("[note]")}
 
 
 def _findings(findings: tuple[Finding, ...]) -> Iterator[str]:
     for finding in findings:
-        yield f"[{finding.level}] {finding.what}"
+        yield said("{level} {what}", level=_LEVELS[finding.level], what=as_said(finding.what))
         if finding.fix:
-            yield f"    {finding.fix}"
+            yield said("    {fix}", fix=as_said(finding.fix))
 
 
 def _versions(machine: Machine) -> Iterator[str]:
     yield from _installed(machine)
-    yield f"{'CUDA':<13}{machine.cuda or 'none in this torch'}"
-    yield f"{'NCCL':<13}{machine.nccl or 'none'}"
-    yield f"{'driver':<13}{machine.driver or 'none'}"
+    yield said("CUDA         {version}", version=machine.cuda or said("none in this torch"))
+    yield said("NCCL         {version}", version=machine.nccl or said("none"))
+    yield said("driver       {version}", version=machine.driver or said("none"))
 
 
 def _installed(machine: Machine) -> Iterator[str]:
     yield f"{'Python':<13}{machine.python}"
     for package in machine.packages:
-        needs = f"({OLDEST[package.name]} or newer)"
-        yield f"{package.name:<13}{package.found or 'missing':<16}{needs}"
+        needs = said("({oldest} or newer)", oldest=OLDEST[package.name])
+        found = f"{package.found:<16}" if package.found else said("missing         ")
+        yield said("{name}{found}{needs}", name=f"{package.name:<13}", found=found, needs=needs)
 
 
 def _machine(machine: Machine) -> Iterator[str]:
     if machine.memory_total:
-        yield f"memory       {gib(machine.memory_available)} available of {gib(machine.memory_total)}"
+        yield said(
+            "memory       {free} available of {total}",
+            free=gib(machine.memory_available),
+            total=gib(machine.memory_total),
+        )
     if machine.shm_total:
-        yield f"/dev/shm     {gib(machine.shm_free)} free of {gib(machine.shm_total)}"
+        yield said("/dev/shm     {free} free of {total}", free=gib(machine.shm_free), total=gib(machine.shm_total))
     for name, value in machine.environment:
         yield f"{name}={value}"
 
 
-def _gpu(gpu: Gpu) -> str:
-    return (
-        f"{gpu.index}  {gpu.name}, {gib(gpu.memory_free)} free of {gib(gpu.memory_total)}, "
-        f"compute capability {gpu.capability}"
+def _gpu(gpu: Gpu) -> Said:
+    return said(
+        "{index}  {name}, {free} free of {total}, compute capability {capability}",
+        index=gpu.index,
+        name=gpu.name,
+        free=gib(gpu.memory_free),
+        total=gib(gpu.memory_total),
+        capability=gpu.capability,
     )
 
 
-def _link(link: Link) -> str:
-    kind = describe_link(link.kind) if link.kind else "kind not known"
-    return f"{link.first}-{link.second}  {kind}, {'P2P' if link.peer_access else 'no P2P'}"
+def _link(link: Link) -> Said:
+    return said(
+        "{first}-{second}  {kind}, {access}",
+        first=link.first,
+        second=link.second,
+        kind=as_said(describe_link(link.kind)) if link.kind else said("kind not known"),
+        access="P2P" if link.peer_access else said("no P2P"),
+    )
 
 
 def _check(report: DoctorReport) -> Iterator[str]:
     link = report.link
     if link is None:
-        yield "running: the result comes in a moment" if report.checking else "not run, see Findings"
+        yield said("running: the result comes in a moment") if report.checking else said("not run, see Findings")
         return
     for rates in link.rates:
         yield from _rates(rates)
@@ -110,21 +141,32 @@ def _check(report: DoctorReport) -> Iterator[str]:
         measured = exchange_seconds(link.rates[0])
         if measured is not None:
             sent = exchanged_bytes(link.rates[0].ranks) / 1e9
-            yield (
-                f"A step of FLUX.1 at 1024 × 1024 split over {link.rates[0].ranks} ranks by ulysses sends "
-                f"{sent:.2f} GB per rank: {1e3 * measured:.1f} ms at this rate."
+            yield said(
+                "A step of FLUX.1 at 1024 × 1024 split over {ranks} ranks by ulysses sends {sent} GB per rank: {ms} "
+                "ms at this rate.",
+                ranks=link.rates[0].ranks,
+                sent=f"{sent:.2f}",
+                ms=f"{1e3 * measured:.1f}",
             )
     else:
-        yield f"failed on {link.devices} after {link.seconds:.0f} s; the last lines of the ranks:"
+        yield said(
+            "failed on {devices} after {seconds} s; the last lines of the ranks:",
+            devices=link.devices,
+            seconds=f"{link.seconds:.0f}",
+        )
         yield from (f"| {line}" for line in link.output.splitlines() or ["(nothing)"])
 
 
 def _rates(rates: Rates) -> Iterator[str]:
-    ranks = "1 rank" if rates.ranks == 1 else f"{rates.ranks} ranks"
-    yield f"{rates.backend}, {ranks}: all-reduce and all-to-all give the right numbers"
+    template = "{backend}, {ranks} ranks: all-reduce and all-to-all give the right numbers"
+    if rates.ranks == 1:
+        template = "{backend}, {ranks} rank: all-reduce and all-to-all give the right numbers"
+    yield said(template, backend=rates.backend, ranks=rates.ranks)
     if rates.all_reduce is not None and rates.all_to_all is not None:
-        yield (
-            f"    bus bandwidth with {rates.megabytes} MB: all-reduce {rates.all_reduce:.1f} GB/s, "
-            f"all-to-all {rates.all_to_all:.1f} GB/s"
+        yield said(
+            "    bus bandwidth with {megabytes} MB: all-reduce {reduce} GB/s, all-to-all {all} GB/s",
+            megabytes=rates.megabytes,
+            reduce=f"{rates.all_reduce:.1f}",
+            all=f"{rates.all_to_all:.1f}",
         )
-    yield f"    smallest all-reduce: {rates.latency:.0f} µs"
+    yield said("    smallest all-reduce: {latency} µs", latency=f"{rates.latency:.0f}")

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from parallel_runtime.errors import ConfigurationError
+from parallel_runtime.said import said
 
 from ..launch import home
 
@@ -46,7 +47,9 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     match = re.fullmatch(r"([0-9A-Za-z_.\-]+):(\d{1,5})", text.strip())
     if not match or not 0 < int(match[2]) < 65535:
-        raise ConfigurationError(f"{text!r} is not an address with a port.", "Write it as 10.0.0.1:29600.")
+        raise ConfigurationError(
+            said("{text} is not an address with a port.", text=repr(text)), "Write it as 10.0.0.1:29600."
+        )
     return match[1], int(match[2])
 
 
@@ -60,12 +63,22 @@ def read_secret(path: Path) -> bytes:
         mode = path.stat().st_mode
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise ConfigurationError(f"The secret file {path} cannot be read: {error.strerror}.", _HOW) from error
+        raise ConfigurationError(
+            said("The secret file {path} cannot be read: {strerror}.", path=path, strerror=error.strerror), _HOW
+        ) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigurationError(f"The secret file {path} can be read by other users.", f"Run chmod 600 {path}.")
+        raise ConfigurationError(
+            said("The secret file {path} can be read by other users.", path=path),
+            said("Run chmod 600 {path}.", path=path),
+        )
     if len(secret) < _SHORTEST_SECRET:
         raise ConfigurationError(
-            f"The secret in {path} has {len(secret)} characters; at least {_SHORTEST_SECRET} are needed.",
+            said(
+                "The secret in {path} has {secret} characters; at least {shortest_secret} are needed.",
+                path=path,
+                secret=len(secret),
+                shortest_secret=_SHORTEST_SECRET,
+            ),
             "Make one with: python -c 'import secrets; print(secrets.token_hex(32))'.",
         )
     return secret
@@ -86,13 +99,26 @@ def read_network(environment: Mapping[str, str]) -> Network:
     text = environment.get(LISTEN)
     if not text:
         raise ConfigurationError(
-            f"The parallel configuration asks for several hosts, but ${LISTEN} is not set where ComfyUI runs.", _HOW
+            said(
+                "The parallel configuration asks for several hosts, but ${listen} is not set where ComfyUI runs.",
+                listen=LISTEN,
+            ),
+            _HOW,
         )
     name, port = parse_address(text)
     try:
         address = socket.gethostbyname(name)
     except (OSError, UnicodeError) as error:
-        raise ConfigurationError(f"${LISTEN} is {text}, and {name} has no IP address: {error}.", _HOW) from error
+        raise ConfigurationError(
+            said(
+                "${listen} is {text}, and {name} has no IP address: {error}.",
+                listen=LISTEN,
+                text=text,
+                name=name,
+                error=error,
+            ),
+            _HOW,
+        ) from error
     return Network(address, port, read_secret(secret_path(environment)))
 
 
@@ -105,7 +131,9 @@ def interface_of(address: str) -> str:
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.family == socket.AF_INET and entry.address == address for entry in entries):
             return name
-    raise ConfigurationError(f"No network interface of this host has the address {address}.", _HOW)
+    raise ConfigurationError(
+        said("No network interface of this host has the address {address}.", address=address), _HOW
+    )
 
 
 def listen(network: Network) -> socket.socket:
@@ -121,8 +149,13 @@ def listen(network: Network) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigurationError(
-            f"Cannot listen on {network.address}:{network.port}: {error.strerror}.",
-            f"Set ${LISTEN} to an address of this host with a free port.",
+            said(
+                "Cannot listen on {address}:{port}: {strerror}.",
+                address=network.address,
+                port=network.port,
+                strerror=error.strerror,
+            ),
+            said("Set ${listen} to an address of this host with a free port.", listen=LISTEN),
         ) from error
     listener.listen(BACKLOG)
     listener.setblocking(False)

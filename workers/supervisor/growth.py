@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from parallel_runtime.requests.requests import Grow
+from parallel_runtime.said import Said, said
 
 from ..launch import PoolSpec, rank_environment
 from ..pool_log import PoolLog
 from ..processes import end_descendants
 from ..wire.endpoint import Endpoint
-from ..wire.error_info import ErrorInfo
+from ..wire.error_info import CANCELLED, ErrorInfo
 from ..wire.frames import Frame
 from ..wire.protocol import Cancel, Failed, Job
 from .jobs import Jobs
@@ -52,7 +53,7 @@ class Growth:
         client: Endpoint,
         torchruns: list[Torchrun],
         watch: Callable[[Coroutine[Any, Any, None]], Any],
-        on_loss: Callable[[Blame, str], None],
+        on_loss: Callable[[Blame, Said], None],
     ):
         self.start_seconds = 0.0
         self._spec = spec
@@ -85,8 +86,8 @@ class Growth:
             if self._job is not frame:
                 return  # cancelled
             if not self._spec.grows_to(wanted):
-                why = f"A pool on {self._spec} cannot become {wanted} while it runs."
-                await self._fail(ErrorInfo("RequestError", why, "Restart ComfyUI."))
+                why = said("A pool on {spec} cannot become {wanted} while it runs.", spec=self._spec, wanted=wanted)
+                await self._fail(ErrorInfo("RequestError", why, said("Restart ComfyUI.")))
                 return
             if self._wanted not in (None, wanted):
                 await self._end_newcomers()
@@ -94,8 +95,8 @@ class Growth:
                 try:
                     await self._start(wanted)
                 except OSError as error:
-                    why = f"More ranks could not be started: {error.strerror or error}."
-                    await self._fail(ErrorInfo("PoolError", why, "Close other programs, or raise this limit."))
+                    why = said("More ranks could not be started: {strerror}.", strerror=error.strerror or error)
+                    await self._fail(ErrorInfo("PoolError", why, said("Close other programs, or raise this limit.")))
                     return
         await self.look()
 
@@ -104,7 +105,7 @@ class Growth:
         if self._job is None or getattr(self._job.message, "number", None) != message.number:
             return False
         self._job = None
-        await self._client.send(Failed(message.number, 0, ErrorInfo("PoolError", "Cancelled.", ""), cancelled=True))
+        await self._client.send(Failed(message.number, 0, CANCELLED, cancelled=True))
         return True
 
     async def look(self) -> None:
@@ -115,14 +116,16 @@ class Growth:
             job, self._job = self._job, None
             await self._jobs.add(job)
 
-    def lost(self, blame: Blame, what: str) -> None:
+    def lost(self, blame: Blame, what: Said) -> None:
         """A sign that a newcomer, or their torchrun, is gone."""
         if self._wanted is None:
             return  # it was ended
         error = ErrorInfo(
             "PoolError",
-            f"{what} before it could join the running pool.",
-            f"Free what it needs, or leave its device out of Parallel Config. The log is {self._log.path}.",
+            said("{what} before it could join the running pool.", what=what),
+            said(
+                "Free what it needs, or leave its device out of Parallel Config. The log is {log}.", log=self._log.path
+            ),
             traceback=self._log.tail(),
         )
         if self._verdict.note(blame, error):
@@ -157,7 +160,14 @@ class Growth:
         await asyncio.sleep(self.start_seconds)
         absent = self._members.absent(range(wanted.world_size))
         if absent and self._wanted is wanted:
-            self.lost(Blame.RANK_FAILED, f"Ranks {absent} did not start within {self.start_seconds:g} seconds")
+            self.lost(
+                Blame.RANK_FAILED,
+                said(
+                    "{what} within {seconds} seconds",
+                    what=said("Ranks {ranks} did not start", ranks=absent),
+                    seconds=f"{self.start_seconds:g}",
+                ),
+            )
 
     async def _judge(self) -> None:
         """What failed first makes the rest fail: wait a moment, then name the likeliest cause."""

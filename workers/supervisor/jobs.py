@@ -10,10 +10,11 @@ from collections.abc import Callable
 import msgspec
 
 from parallel_runtime.requests.requests import Grow, Request, Step
+from parallel_runtime.said import said
 
 from ..pool_log import PoolLog
 from ..wire.endpoint import Endpoint
-from ..wire.error_info import ErrorInfo, of_all_ranks
+from ..wire.error_info import CANCELLED, of_all_ranks
 from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Cancel, Compiling, Done, Failed, Job, Loading, Measuring, Progress, Ready, Run
 from .job import ActiveJob
@@ -94,7 +95,7 @@ class Jobs:
         kept = deque(frame for frame in self._waiting if not _may_go(frame, message.number))
         if len(kept) < len(self._waiting):
             self._waiting = kept
-            await self._client.send(Failed(message.number, 0, ErrorInfo("PoolError", "Cancelled.", ""), cancelled=True))
+            await self._client.send(Failed(message.number, 0, CANCELLED, cancelled=True))
 
     async def answer(self, frame: Frame) -> None:
         """Take in what a rank says about the active job."""
@@ -175,7 +176,7 @@ class Jobs:
         failure = job.failure
         error = failure.error
         if not error.fix:
-            error = msgspec.structs.replace(error, fix=f"The log is {self._log.path}.")
+            error = msgspec.structs.replace(error, fix=said("The log is {log}.", log=self._log.path))
         await self._client.send(msgspec.structs.replace(failure, error=error, fits=tuple(sorted(job.ready))))
         await self._next()
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from parallel_runtime.said import Said, said
+
 from ..hosts.tunnel import PORT_FILE, join_ends, reach_loopback
 from ..launch import PoolSpec
 from ..pool_log import PoolLog
@@ -39,7 +41,7 @@ class Members:
         rank_module: str,
         log: PoolLog,
         on_frame: Callable[[int, Frame], Coroutine[Any, Any, None]],
-        on_loss: Callable[[Blame, str, bool], None],
+        on_loss: Callable[[Blame, Said, bool], None],
         on_unread: Callable[[int], None],
     ):
         self.size = spec.world_size
@@ -75,12 +77,12 @@ class Members:
         return [rank for rank in ranks if rank not in self.devices]
 
     @property
-    def missing(self) -> str:
+    def missing(self) -> Said:
         """Who did not come, in words."""
         absent = self._spec.hosts - 1 - len(self._hosts)
         if absent:
-            return f"{absent} of {self._spec.hosts} hosts did not join"
-        return f"Ranks {self.absent(range(self._spec.world_size))} did not start"
+            return said("{count} of {hosts} hosts did not join", count=absent, hosts=self._spec.hosts)
+        return said("Ranks {ranks} did not start", ranks=self.absent(range(self._spec.world_size)))
 
     async def welcome(self, guest: Guest) -> None:
         """Serve a connection that the reception let in, until its end."""
@@ -101,8 +103,10 @@ class Members:
         self._forget(rank)
         if guest.endpoint.left_unread and rank < self.size:
             self._on_unread(rank)
-        where = f" on {guest.host}" if guest.host else ""
-        self._on_loss(Blame.RANK_ENDED, f"Rank {rank} (process {guest.pid}{where}) ended", rank >= self.size)
+        where = said("Rank {rank} (process {pid}) ended", rank=rank, pid=guest.pid)
+        if guest.host:
+            where = said("Rank {rank} (process {pid} on {host}) ended", rank=rank, pid=guest.pid, host=guest.host)
+        self._on_loss(Blame.RANK_ENDED, where, rank >= self.size)
 
     def _forget(self, rank: int) -> None:
         """A newcomer is gone, and another may come; of a rank, who is told to be lost is still asked."""
@@ -119,7 +123,9 @@ class Members:
         self._hosts.append(join.name)
         await guest.endpoint.send(StartRanks(node, self._spec.hosts, ranks, self._spec.device_type, self._rank_module))
         await guest.endpoint.receive()  # it says nothing more: this returns at its end
-        self._on_loss(Blame.HOST_LOST, f"Host {join.name} ({guest.host}) dropped off", False)
+        self._on_loss(
+            Blame.HOST_LOST, said("Host {name} ({address}) dropped off", name=join.name, address=guest.host), False
+        )
 
     async def _serve_store(self, guest: Guest) -> None:
         """Its end is no loss: a rank opens and closes such connections as it likes."""

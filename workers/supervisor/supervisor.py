@@ -22,6 +22,7 @@ import msgspec
 
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.requests.requests import Grow
+from parallel_runtime.said import Said, said, together
 
 from ..compiled_cache import prune
 from ..hosts.network import BACKLOG, interface_of, listen, read_network
@@ -207,7 +208,9 @@ class Supervisor:
         while self.state == "starting" and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
         if self.state == "starting":
-            self._die(self._loss(f"{self.members.missing} within {seconds:g} seconds"))
+            self._die(
+                self._loss(said("{what} within {seconds} seconds", what=self.members.missing, seconds=f"{seconds:g}"))
+            )
 
     async def _watch_stall(self) -> None:
         while True:
@@ -219,35 +222,41 @@ class Supervisor:
                 self.members.dump_stacks()
                 await asyncio.sleep(DUMP_SECONDS)
                 pid = self.members.pids[stall.rank]
-                what = f"Rank {stall.rank} (process {pid}) made no progress for {stall.seconds:.0f} seconds"
-                self._die(self._loss(what, "with the stacks of all ranks "))
+                what = said(
+                    "Rank {rank} (process {pid}) made no progress for {seconds} seconds",
+                    rank=stall.rank,
+                    pid=pid,
+                    seconds=f"{stall.seconds:.0f}",
+                )
+                self._die(self._loss(what, with_stacks=True))
 
-    def _loss(self, what: str, log_holds: str = "") -> ErrorInfo:
+    def _loss(self, what: Said, with_stacks: bool = False) -> ErrorInfo:
         idle = self.jobs.active is None or self.jobs.active.unread
-        doing = "while the pool was idle" if idle else "in the middle of a job"
+        template = "{what} while the pool was idle." if idle else "{what} in the middle of a job."
         if self.state == "starting":
-            doing = "while the pool started"
-        return ErrorInfo("PoolError", f"{what} {doing}.", self._fresh(log_holds), traceback=self.log.tail())
+            template = "{what} while the pool started."
+        cause = said(template, what=what)
+        return ErrorInfo("PoolError", cause, self._fresh(with_stacks), traceback=self.log.tail())
 
-    def _fresh(self, log_holds: str = "") -> str:
-        return tell_of_fresh_pool(self.log.path, log_holds)
+    def _fresh(self, with_stacks: bool = False) -> Said:
+        return tell_of_fresh_pool(self.log.path, with_stacks)
 
     def _rank_failed(self, failed: Failed) -> None:
         blame = Blame.COLLECTIVE_BROKE if failed.error.consequence else Blame.RANK_FAILED
-        fix = f"{failed.error.fix} {self._fresh()}".strip()
+        fix = together((failed.error.fix, self._fresh()))
         self._suspect(blame, msgspec.structs.replace(failed.error, fix=fix))
 
     def _rank_never_read(self, rank: int) -> None:
         if self.jobs.active is not None and not self._verdict.of_rank:
             self.jobs.active.note_unread(rank)
 
-    def _member_lost(self, blame: Blame, what: str, newcomer: bool) -> None:
+    def _member_lost(self, blame: Blame, what: Said, newcomer: bool) -> None:
         if newcomer:
             self.growth.lost(blame, what)
         else:
             self._lost(blame, what)
 
-    def _lost(self, blame: Blame, what: str) -> None:
+    def _lost(self, blame: Blame, what: Said) -> None:
         self._suspect(blame, self._loss(what))
 
     def _suspect(self, blame: Blame, error: ErrorInfo) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+from parallel_runtime.said import Said, said
+
 from ..launch import PACK_ROOT, PoolSpec, torchrun_command
 from ..pool_log import PoolLog
 from ..processes import spawn, wait_for_end
@@ -44,11 +46,11 @@ class Torchrun:
         while line := await self._process.stdout.readline():
             self._log.write(line.decode(errors="replace").rstrip())
 
-    async def end(self) -> tuple[Blame, str]:
+    async def end(self) -> tuple[Blame, Said]:
         """Wait for its end, and return which sign that is, in words too. Its ranks may hold its output still."""
         code = await wait_for_end(self._process)
         blame = Blame.TORCHRUN_KILLED if code < 0 else Blame.TORCHRUN_ENDED
-        return blame, f"torchrun (process {self.pid}) ended with code {code}"
+        return blame, said("torchrun (process {pid}) ended with code {code}", pid=self.pid, code=code)
 
     async def wait(self) -> None:
         """Wait until it and its output have ended."""

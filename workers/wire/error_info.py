@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from parallel_runtime.errors import ERROR_TYPES, ParallelError, PoolError
+from parallel_runtime.said import Said, as_said, said
 
 _LONGEST_TEXT = 4_000
 _LONGEST_TRACEBACK = 50_000
@@ -20,33 +21,47 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     """
 
     type: str
-    cause: str
-    fix: str
+    cause: Said
+    fix: Said
     rank: int | None = None
     traceback: str = ""
     consequence: bool = False
+
+
+CANCELLED = ErrorInfo("PoolError", said("Cancelled."), Said(""))
+_POOL_FAILED = "The worker pool failed with {error}."
+_RANK_FAILED = "Rank {rank} of the worker pool failed with {error}."
 
 
 def describe(error: BaseException, rank: int | None, traceback: str = "") -> ErrorInfo:
     """Turn an exception into data. One that is not ours keeps its class name in the cause; its fix is left open."""
     traceback = _plain(traceback[-_LONGEST_TRACEBACK:])
     if isinstance(error, ParallelError):
-        cause, fix = _plain(error.cause[:_LONGEST_TEXT]), _plain(error.fix[:_LONGEST_TEXT])
-        return ErrorInfo(type(error).__name__, cause, fix, rank, traceback)
-    where = "The worker pool" if rank is None else f"Rank {rank} of the worker pool"
+        return ErrorInfo(type(error).__name__, _portable(error.cause), _portable(error.fix), rank, traceback)
     text = _plain(str(error).strip().split("\n")[0][:_LONGEST_TEXT])
-    return ErrorInfo(
-        "PoolError", f"{where} failed with {type(error).__name__}: {text.rstrip('.')}.", "", rank, traceback
-    )
+    what = f"{type(error).__name__}: {text.rstrip('.')}"
+    cause = said(_POOL_FAILED, error=what) if rank is None else said(_RANK_FAILED, rank=rank, error=what)
+    return ErrorInfo("PoolError", cause, Said(""), rank, traceback)
 
 
 def of_all_ranks(info: ErrorInfo, log: str) -> ErrorInfo:
     """An error that all ranks raised alike, in a run: the model's own, so to say."""
     if info.type != "PoolError":
-        return msgspec.structs.replace(info, fix=info.fix or f"The log is {log}.")
-    cause = info.cause.replace(f"Rank {info.rank} of the worker pool failed", "The model failed on every rank")
-    fix = f"See whether all that the sampler gets is made for this model, which stays loaded; the log is {log}."
+        return msgspec.structs.replace(info, fix=info.fix or said("The log is {log}.", log=log))
+    cause = info.cause
+    if cause.template == _RANK_FAILED and isinstance(cause.values, dict):
+        cause = said("The model failed on every rank with {error}.", error=cause.values["error"])
+    fix = said(
+        "See whether all that the sampler gets is made for this model, which stays loaded; the log is {log}.", log=log
+    )
     return msgspec.structs.replace(info, type="RequestError", cause=cause, fix=fix)
+
+
+def _portable(text: Said) -> Said:
+    """A text that can travel, with what it is made of unless that is too long."""
+    if len(text) > _LONGEST_TEXT or _plain(text) != text:
+        return as_said(_plain(text[:_LONGEST_TEXT]))
+    return text
 
 
 def _plain(text: str) -> str:

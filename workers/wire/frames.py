@@ -11,10 +11,12 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from parallel_runtime.errors import PoolError
+from parallel_runtime.said import Said, said
 
 from .protocol import VERSION, Message, TensorSpec
 
@@ -39,8 +41,21 @@ ITEM_BYTES = {
 }
 """Tensor types that may travel, by torch's names, and the bytes of one element."""
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
+
+def _to_data(value: object) -> Any:
+    if isinstance(value, Said):
+        return value.to_data()
+    raise NotImplementedError(f"{type(value).__name__} does not travel")
+
+
+def _from_data(kind: type, data: Any) -> Any:
+    if kind is Said:
+        return Said.from_data(data)
+    raise NotImplementedError(f"{kind.__name__} does not travel")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_data)
+_decoder = msgspec.msgpack.Decoder(Message, dec_hook=_from_data)
 
 
 class FrameError(PoolError):
@@ -66,9 +81,11 @@ def tensor_bytes(spec: TensorSpec) -> int:
         FrameError: a type that may not travel, or dimensions that are no shape.
     """
     if spec.dtype not in ITEM_BYTES:
-        raise FrameError(f"Tensor {spec.name!r} has type {spec.dtype!r}, which does not travel.")
+        raise FrameError(
+            said("Tensor {name} has type {dtype}, which does not travel.", name=repr(spec.name), dtype=repr(spec.dtype))
+        )
     if len(spec.shape) > MAX_DIMS or any(dim < 0 for dim in spec.shape):
-        raise FrameError(f"Tensor {spec.name!r} has no valid shape.")
+        raise FrameError(said("Tensor {name} has no valid shape.", name=repr(spec.name)))
     return ITEM_BYTES[spec.dtype] * math.prod(spec.shape)
 
 
@@ -76,10 +93,22 @@ def payload_bytes(message: Message) -> int:
     """Bytes of the payload that a message's tensor list promises, checked against the caps."""
     specs: Sequence[TensorSpec] = getattr(message, "tensors", ())
     if len(specs) > MAX_TENSORS:
-        raise FrameError(f"A frame lists {len(specs)} tensors; at most {MAX_TENSORS} travel at once.")
+        raise FrameError(
+            said(
+                "A frame lists {specs} tensors; at most {max_tensors} travel at once.",
+                specs=len(specs),
+                max_tensors=MAX_TENSORS,
+            )
+        )
     total = sum(tensor_bytes(spec) for spec in specs)
     if total > MAX_PAYLOAD:
-        raise FrameError(f"A frame promises {total} bytes of tensors; at most {MAX_PAYLOAD} travel at once.")
+        raise FrameError(
+            said(
+                "A frame promises {total} bytes of tensors; at most {max_payload} travel at once.",
+                total=total,
+                max_payload=MAX_PAYLOAD,
+            )
+        )
     return total
 
 
@@ -92,7 +121,11 @@ def encode_header(message: Message) -> bytes:
     header = _encoder.encode(message)
     if len(header) > MAX_HEADER:
         raise FrameError(
-            f"A message of {len(header)} bytes is longer than the {MAX_HEADER} that travel.",
+            said(
+                "A message of {header} bytes is longer than the {max_header} that travel.",
+                header=len(header),
+                max_header=MAX_HEADER,
+            ),
             "It was not sent, and the pool goes on. Queue a smaller part of the workflow, and please report it.",
         )
     return header
@@ -113,9 +146,21 @@ def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int, int
     if magic != MAGIC:
         raise FrameError("The connection carried bytes that are not of this protocol.")
     if version != VERSION:
-        raise FrameError(f"The other side speaks protocol version {version}, this side version {VERSION}.")
+        raise FrameError(
+            said(
+                "The other side speaks protocol version {version}, this side version {version2}.",
+                version=version,
+                version2=VERSION,
+            )
+        )
     if header > MAX_HEADER or payload > MAX_PAYLOAD or flags & ~WITHOUT_PAYLOAD:
-        raise FrameError(f"A frame announces {header} header bytes and {payload} payload bytes, over the caps.")
+        raise FrameError(
+            said(
+                "A frame announces {header} header bytes and {payload} payload bytes, over the caps.",
+                header=header,
+                payload=payload,
+            )
+        )
     return flags, header, payload
 
 
@@ -128,8 +173,14 @@ def decode_header(header: bytes | bytearray, payload: int, flags: int) -> Messag
     try:
         message = _decoder.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"A message could not be read: {error}.") from error
+        raise FrameError(said("A message could not be read: {error}.", error=error)) from error
     promised = payload_bytes(message)
     if payload != (0 if flags & WITHOUT_PAYLOAD else promised):
-        raise FrameError(f"A frame announces {payload} payload bytes, but its tensors need {promised}.")
+        raise FrameError(
+            said(
+                "A frame announces {payload} payload bytes, but its tensors need {promised}.",
+                payload=payload,
+                promised=promised,
+            )
+        )
     return message

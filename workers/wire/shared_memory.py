@@ -21,6 +21,7 @@ import torch
 
 from parallel_runtime.errors import SegmentError
 from parallel_runtime.pinned_memory import PORTABLE, register, unregister
+from parallel_runtime.said import said
 
 from .bell import BELL_BYTES, Bell
 from .protocol import TensorSpec
@@ -87,7 +88,7 @@ class Segment:
             SegmentError: it is gone, or no such segment.
         """
         if not _PATH.fullmatch(path):
-            raise SegmentError(f"{path!r} names no segment.", "")
+            raise SegmentError(said("{path} names no segment.", path=repr(path)), "")
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -95,7 +96,7 @@ class Segment:
         try:
             wanted = fcntl.F_SEAL_SHRINK
             if os.fstat(descriptor).st_uid != os.getuid() or not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & wanted:
-                raise SegmentError(f"{path!r} is no segment of this user.", "")
+                raise SegmentError(said("{path} is no segment of this user.", path=repr(path)), "")
             return cls(descriptor, path)
         except (OSError, ValueError) as error:
             os.close(descriptor)

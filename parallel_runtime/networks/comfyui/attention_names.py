@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...errors import UnsupportedModelError
+from ...said import said
 from .attention_operator import through_operator
 from .token_split import running_split
 
@@ -31,7 +32,11 @@ def ask_the_split(modules: Iterable[str]) -> None:
         names = [name for name in (*_NAMES, _CHOOSER) if name in vars(module)]
         if not names:
             raise UnsupportedModelError(
-                f"{each} of this ComfyUI has no {' or '.join(_NAMES)}, through which its tokens could be split.",
+                said(
+                    "{each} of this ComfyUI has no {names}, through which its tokens could be split.",
+                    each=each,
+                    names=" or ".join(_NAMES),
+                ),
                 "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
             )
         for name in names:

@@ -19,12 +19,13 @@ from torch import nn
 
 from ...errors import UnsupportedModelError
 from ...mesh.mesh import single_rank_mesh
+from ...said import said
 from .attention_operator import TRACED, in_order
 from .block_call import KEYWORD, BlockCall
 from .blocks import Blocks
 from .host_modulation import HostModulation, Layers, compute, forget
 from .live_patches import FOR_FUNCTIONS
-from .own_arguments import GRID, OwnArguments, said
+from .own_arguments import GRID, OwnArguments, name_argument
 from .own_objects import is_guide_mask
 from .token_split import RunBlock, Streams, TokenSplit, put
 from .whole_patches import over_all_tokens
@@ -164,7 +165,7 @@ class CutBlock:
         needs_all |= bool(blocks.kept) and not kept
         split.keeps |= kept == ()
         if kept and not (isinstance(kept, tuple) and len(kept) == 3 and isinstance(kept[2], int)):
-            raise self._unlike(f"takes {said(kept)} as {blocks.kept}")
+            raise self._unlike(f"takes {name_argument(kept)} as {blocks.kept}")
         if needs_all or not streams.enough:  # of a handful of tokens every rank computes all
             if blocks.path in split.pending:
                 raise self._unlike("needs all tokens, where the one before it did not")
@@ -250,7 +251,7 @@ class CutBlock:
         (interval,) = Streams.share_out((length,), self._split.mesh).intervals()
         flat = output.flatten(dim, dim + len(grid) - 1)
         if flat.shape[dim] != interval[1] - interval[0]:
-            raise self._unlike(f"returns {said(output)} as {name} of {interval[1] - interval[0]} tokens")
+            raise self._unlike(f"returns {name_argument(output)} as {name} of {interval[1] - interval[0]} tokens")
         if not gather and _is_same(flat, given.narrow(dim, interval[0], interval[1] - interval[0])):
             return given.unflatten(dim, grid)  # the block wrote into it (FLUX)
         if not gather:
@@ -260,6 +261,10 @@ class CutBlock:
 
     def _unlike(self, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"A block of {self._blocks.path} {what}: this ComfyUI's network is not the one whose tokens can be split.",
+            said(
+                "A block of {path} {what}: this ComfyUI's network is not the one whose tokens can be split.",
+                path=self._blocks.path,
+                what=what,
+            ),
             "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
         )

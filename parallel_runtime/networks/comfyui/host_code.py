@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError
+from ...said import said
 
 _LOCK = threading.Lock()
 """Who finds ComfyUI's options imported finds them set."""
@@ -28,7 +29,7 @@ def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
     root = Path(folder)
     if not (root / "comfy" / "sd.py").is_file():
         raise ConfigurationError(
-            f"There is no ComfyUI in {folder} on the host of this rank.",
+            said("There is no ComfyUI in {folder} on the host of this rank.", folder=folder),
             "Install ComfyUI at the same place on every host, or choose the diffusers network in Parallel Loader.",
         )
     with _LOCK:
@@ -39,7 +40,11 @@ def _use(root: Path, options: Mapping[str, Any]) -> None:
     if loaded := sys.modules.get("comfy.cli_args"):
         if loaded.__file__ is None or Path(loaded.__file__).resolve().parent.parent != root.resolve():
             raise ConfigurationError(
-                f"The pool runs with the ComfyUI of {loaded.__file__}, and is asked for that of {root}.",
+                said(
+                    "The pool runs with the ComfyUI of {file}, and is asked for that of {root}.",
+                    file=loaded.__file__,
+                    root=root,
+                ),
                 "Restart ComfyUI.",
             )
         return

@@ -10,6 +10,7 @@ import torch
 from ...errors import RequestError
 from ...requests.conditioning import Conditioning
 from ...requests.facts import RequestFacts, Seen
+from ...said import said
 from .blocks import LATENT_SHAPES
 
 
@@ -42,7 +43,11 @@ class HostFamily:
             return Seen((x.shape[0], 0, 0), latents)
         if context.shape[0] not in (1, x.shape[0]):
             raise RequestError(
-                f"The conditioning holds {context.shape[0]} items, but the latent batch holds {x.shape[0]}.",
+                said(
+                    "The conditioning holds {shape} items, but the latent batch holds {shape2}.",
+                    shape=context.shape[0],
+                    shape2=x.shape[0],
+                ),
                 "Use one prompt, or as many as latents.",
             )
         return Seen((context.shape[0], context.shape[1], context.shape[-1]), latents)

@@ -17,6 +17,7 @@ from ...errors import ConfigurationError, UnsupportedModelError
 from ...mesh.mesh import Layout, Mesh, single_rank_mesh
 from ...requests.conditioning import CONTROL
 from ...requests.patches import CARRIED
+from ...said import said
 from ...streaming.block_stream import BlockStream
 from ...switches import is_on
 from ..block_compilation import BlockCompilation
@@ -144,12 +145,12 @@ class HostNetwork(RepeatedCalls):
         """
         if mesh.plan.sequence > 1 and self._described.data is None:
             raise ConfigurationError(
-                f"The plan asks for {mesh.plan}. {self._described.why_whole}",
+                said("The plan asks for {plan}. {why_whole}", plan=mesh.plan, why_whole=self._described.why_whole),
                 "Set ulysses and ring to 1; cfg and data share out CFG branches and pictures.",
             )
         if mesh.plan.pipe > 1:
             raise ConfigurationError(
-                f"The plan asks for pipe {mesh.plan.pipe}, and ComfyUI's own network has no stages.",
+                said("The plan asks for pipe {pipe}, and ComfyUI's own network has no stages.", pipe=mesh.plan.pipe),
                 "Set stages to 1, or choose the diffusers network in Parallel Loader.",
             )
         self.check_ring(mesh)
@@ -230,7 +231,7 @@ class HostNetwork(RepeatedCalls):
             output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options})
         if split.pending:
             raise UnsupportedModelError(
-                f"The network left {', '.join(sorted(split.pending))} before the last block.",
+                said("The network left {pending} before the last block.", pending=", ".join(sorted(split.pending))),
                 "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
             )
         return output if isinstance(output, torch.Tensor) else comfy.utils.pack_latents(output)[0]

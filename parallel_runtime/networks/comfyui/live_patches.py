@@ -13,6 +13,7 @@ import torch
 
 from ...errors import RequestError
 from ...requests.patches import CARRIED, OBJECTS, PATCHES, REPLACED, Attached, Patch
+from ...said import said
 from .patch_rules import PatchRule, rule_of
 
 _FUNCTIONS = ("patches", "patches_replace")
@@ -75,7 +76,9 @@ class LivePatches:
             return made[patch.number]
         rule = rule_of(patch.code)
         if rule is None:
-            raise RequestError(f"The pool was sent {patch.code}, which no rank may run.", "Report this.")
+            raise RequestError(
+                said("The pool was sent {code}, which no rank may run.", code=patch.code), "Report this."
+            )
         if patch.kept and patch.kept in self._kept:
             made[patch.number] = self._kept[patch.kept]
             return made[patch.number]
@@ -127,8 +130,13 @@ def _build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
         return _closure(getattr(function, "__func__", function), inner[-1], values, rule.defaults)
     except (ImportError, AttributeError, KeyError, StopIteration) as error:
         raise RequestError(
-            f"This ComfyUI has no {path} as {rule.node} of another version has it: {error}.",
-            f"Remove {rule.node}, or load the model with Load Diffusion Model.",
+            said(
+                "This ComfyUI has no {path} as {node} of another version has it: {error}.",
+                path=path,
+                node=rule.node,
+                error=error,
+            ),
+            said("Remove {node}, or load the model with Load Diffusion Model.", node=rule.node),
         ) from error
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from ...errors import RequestError
 from ...requests.trees import flatten, restore
+from ...said import said
 
 _MODULES = ("comfy.", "comfy_extras.nodes_model_patch", "torch.nn.")
 _NOTED = ("_", "device", "current_weight_patches_uuid", "dynamic_", "pin", "weight_function", "bias_function")
@@ -50,7 +51,12 @@ def describe_module(module: nn.Module, tensors: list[torch.Tensor]) -> dict[str,
             if name.startswith(_NOTED):
                 continue
             raise RequestError(
-                f"{type(module).__name__} holds {error} as {name}, which cannot be sent to the pool.",
+                said(
+                    "{name} holds {error} as {name2}, which cannot be sent to the pool.",
+                    name=type(module).__name__,
+                    error=error,
+                    name2=name,
+                ),
                 "Remove the node that applies it, or load the model with Load Diffusion Model.",
             ) from error
     own: dict[str, list[list[Any]]] = {}
@@ -77,7 +83,9 @@ def build_module(form: Any, tensors: Sequence[torch.Tensor]) -> nn.Module:
         for name in path.split("."):
             found = getattr(found, name, None)
     if not isinstance(found, type) or not issubclass(found, nn.Module):
-        raise RequestError(f"The pool knows no network {module}.{path}.", "Restart ComfyUI.")
+        raise RequestError(
+            said("The pool knows no network {module}.{path}.", module=module, path=path), "Restart ComfyUI."
+        )
     made: Any = found.__new__(found)
     nn.Module.__init__(made)
     made.__dict__.update({name: restore(value, ()) for name, value in form["fields"].items()})

@@ -36,7 +36,7 @@ class OwnArguments:
             value = call[name]
             dims = GRID if name in self._blocks.grids else 1
             if not isinstance(value, torch.Tensor) or value.ndim < dim + dims:
-                raise self._unlike(f"takes {said(value)} as {name}")
+                raise self._unlike(f"takes {name_argument(value)} as {name}")
             found[name] = value.flatten(dim, dim + dims - 1)
         return found
 
@@ -71,7 +71,7 @@ class OwnArguments:
         if not isinstance(value, torch.Tensor) or value.shape[dim] == 1:
             return value
         if value.shape[dim] != total:
-            raise self._unlike(f"takes {said(value)} as {name} of {total} tokens")
+            raise self._unlike(f"takes {name_argument(value)} as {name} of {total} tokens")
         dim %= value.ndim
         if len(intervals) == 1:
             return take(value, dim, intervals)
@@ -92,7 +92,7 @@ class OwnArguments:
             except ValueError as error:
                 raise self._unlike(f"takes as {name} {error}") from error
             if own is None:
-                raise self._unlike(f"takes {said(value)} as {name}")
+                raise self._unlike(f"takes {name_argument(value)} as {name}")
             return own
         if name in self._blocks.grids:
             return _as_grid(take(value.flatten(dim, dim + GRID - 1), dim, intervals), dim)
@@ -100,13 +100,13 @@ class OwnArguments:
             return value
         rows = value.shape[dim]
         if total % rows and not (name in self._blocks.stretched and rows < total):
-            raise self._unlike(f"takes {said(value)} as {name} of {total} tokens")
+            raise self._unlike(f"takes {name_argument(value)} as {name} of {total} tokens")
         if rows != total:
             value = value.repeat_interleave(-(-total // rows), dim)
         return take(value, dim, intervals)
 
 
-def said(value: Any) -> str:
+def name_argument(value: Any) -> str:
     """What an argument is, in words."""
     return f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...errors import OtherNetworkError, RequestError
+from ...said import said
 
 FRAMES = "frames, "
 TAKE_COMFYUIS = "Set network in Parallel Loader to auto or ComfyUI, or remove the node that adds it."
@@ -49,14 +50,25 @@ class Call:
         if self.x.ndim != dims or self.context.ndim != 3 or self.context.shape[0] not in (1, self.batch):
             frames = FRAMES if dims == 5 else ""
             raise RequestError(
-                f"{self.title} takes a latent (batch, channels, {frames}height, width) and text (batch, tokens, width),"
-                f" and got {tuple(self.x.shape)} and {tuple(self.context.shape)}.",
-                f"Use a latent and a prompt made for {self.title}.",
+                said(
+                    "{title} takes a latent (batch, channels, {frames}height, width) and text (batch, tokens, "
+                    "width), and got {shape} and {shape2}.",
+                    title=self.title,
+                    frames=frames,
+                    shape=tuple(self.x.shape),
+                    shape2=tuple(self.context.shape),
+                ),
+                said("Use a latent and a prompt made for {title}.", title=self.title),
             )
         given = {name for name, value in self.extras.items() if value is not None}
         if unknown := sorted(given.difference(known)):
             raise OtherNetworkError(
-                f"The diffusers network of {self.title} does not take {', '.join(unknown)}.", TAKE_COMFYUIS
+                said(
+                    "The diffusers network of {title} does not take {unknown}.",
+                    title=self.title,
+                    unknown=", ".join(unknown),
+                ),
+                TAKE_COMFYUIS,
             )
 
     def check_channels(self) -> None:
@@ -68,8 +80,13 @@ class Call:
         wanted, got = self.config["in_channels"], self.x.shape[1]
         if got != wanted:
             raise RequestError(
-                f"This {self.title} checkpoint takes {wanted} latent channels, and got {got} channels: "
-                f"{tuple(self.x.shape)}.",
+                said(
+                    "This {title} checkpoint takes {wanted} latent channels, and got {got} channels: {shape}.",
+                    title=self.title,
+                    wanted=wanted,
+                    got=got,
+                    shape=tuple(self.x.shape),
+                ),
                 "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint.",
             )
 
@@ -82,7 +99,13 @@ class Call:
         flat = value.reshape(-1)
         if flat.shape[0] not in (1, self.batch):
             raise RequestError(
-                f"{self.title} got {flat.shape[0]} values of {name} for a batch of {self.batch}.",
+                said(
+                    "{title} got {shape} values of {name} for a batch of {batch}.",
+                    title=self.title,
+                    shape=flat.shape[0],
+                    name=name,
+                    batch=self.batch,
+                ),
                 "Check the nodes that change the conditioning.",
             )
         return flat.expand(self.batch)
@@ -95,7 +118,13 @@ class Call:
         """
         if value.ndim == 0 or value.shape[0] not in (1, self.batch):
             raise RequestError(
-                f"{self.title} got {name} of shape {tuple(value.shape)} for a batch of {self.batch}.",
+                said(
+                    "{title} got {name} of shape {shape} for a batch of {batch}.",
+                    title=self.title,
+                    name=name,
+                    shape=tuple(value.shape),
+                    batch=self.batch,
+                ),
                 "Check the nodes that change the conditioning.",
             )
         return value.expand(self.batch, *value.shape[1:]).contiguous()
@@ -112,7 +141,12 @@ class Call:
         if not isinstance(y, torch.Tensor) or y.ndim != 2 or y.shape[0] not in (1, self.batch):
             got = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__
             raise RequestError(
-                f"{self.title} takes a pooled text for each of {self.batch} pictures, and got {got}.",
-                f"Encode the prompt with the text encoders of {self.title}.",
+                said(
+                    "{title} takes a pooled text for each of {batch} pictures, and got {got}.",
+                    title=self.title,
+                    batch=self.batch,
+                    got=got,
+                ),
+                said("Encode the prompt with the text encoders of {title}.", title=self.title),
             )
         return y.to(self.x).expand(self.batch, -1)

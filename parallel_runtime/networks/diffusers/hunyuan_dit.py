@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import RequestError
+from ...said import said
 from .call import Call
 from .centred_rotary import rotary_of
 from .headers import count_blocks
@@ -34,7 +35,12 @@ def _sizes(call: Call) -> torch.Tensor | None:
     if sizes is None or sizes.shape[1:] != (_SIZES,):
         got = None if sizes is None else tuple(sizes.shape)
         raise RequestError(
-            f"HunyuanDiT takes image_meta_size of shape ({call.batch}, {_SIZES}), and got {got}.",
+            said(
+                "HunyuanDiT takes image_meta_size of shape ({batch}, {sizes}), and got {got}.",
+                batch=call.batch,
+                sizes=_SIZES,
+                got=got,
+            ),
             "Check the nodes that change the conditioning.",
         )
     return call.rows("image_meta_size", sizes)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...errors import RequestError
+from ...said import said
 from .call import Call
 
 
@@ -26,12 +27,22 @@ def masked_text(
         if text is None or mask is None or text.ndim != 3 or mask.shape[1:] != text.shape[1:2]:
             shapes = [None if value is None else tuple(value.shape) for value in (text, mask)]
             raise RequestError(
-                f"{call.title} takes the texts of two encoders with their masks, and got {shapes[0]} and {shapes[1]}.",
+                said(
+                    "{title} takes the texts of two encoders with their masks, and got {shapes} and {shapes2}.",
+                    title=call.title,
+                    shapes=shapes[0],
+                    shapes2=shapes[1],
+                ),
                 "Encode the prompt with HunyuanDiT's text encoders (CLIP Text Encode, or the one for HunyuanDiT).",
             )
         if text.shape[1] < length:
             raise RequestError(
-                f"{call.title} takes texts of at least {length} tokens, and got {text.shape[1]}.",
+                said(
+                    "{title} takes texts of at least {length} tokens, and got {shape}.",
+                    title=call.title,
+                    length=length,
+                    shape=text.shape[1],
+                ),
                 "Encode the prompt with HunyuanDiT's text encoders, which fill it up.",
             )
         return call.rows("text", text), call.rows("text mask", mask)

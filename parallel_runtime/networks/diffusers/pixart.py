@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...errors import RequestError
+from ...said import said
 from .call import Call
 from .key_rules import KeyRules
 from .recognition import Config, Header, Recognition, Sizes
@@ -28,8 +29,12 @@ def _check(call: Call) -> None:
     call.check_channels()
     if any(side % _PATCH for side in call.x.shape[-2:]):
         raise RequestError(
-            f"PixArt takes latents of even height and width, and got {call.x.shape[-2]} x {call.x.shape[-1]}.",
-            f"Choose a picture size that {_PATCH * _PIXELS} divides.",
+            said(
+                "PixArt takes latents of even height and width, and got {shape} x {shape2}.",
+                shape=call.x.shape[-2],
+                shape2=call.x.shape[-1],
+            ),
+            said("Choose a picture size that {patch} divides.", patch=_PATCH * _PIXELS),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import UnsupportedModelError
+from ...said import Said, said
 from .flux import FLUX
 from .flux2 import FLUX2
 from .hunyuan_dit import HUNYUAN_DIT
@@ -15,9 +16,10 @@ from .wan import WAN
 MODELS: tuple[ModelSpec, ...] = (FLUX, FLUX2, SD3, WAN, HUNYUAN_DIT, PIXART, SDXL)
 
 
-def supported() -> str:
+def supported() -> Said:
     """One clause that lists every supported family, for error messages."""
-    return "Supported are " + ", ".join(f"{spec.title} ({spec.transformer_class})" for spec in MODELS) + "."
+    names = ", ".join(f"{spec.title} ({spec.transformer_class})" for spec in MODELS)
+    return said("Supported are {names}.", names=names)
 
 
 def find_by_name(name: str) -> ModelSpec:
@@ -29,7 +31,7 @@ def find_by_name(name: str) -> ModelSpec:
     for spec in MODELS:
         if spec.name == name:
             return spec
-    raise UnsupportedModelError(f"No model family is called {name!r}.", supported())
+    raise UnsupportedModelError(said("No model family is called {name}.", name=repr(name)), supported())
 
 
 def find_by_transformer_class(name: str) -> ModelSpec:
@@ -41,4 +43,4 @@ def find_by_transformer_class(name: str) -> ModelSpec:
     for spec in MODELS:
         if spec.transformer_class == name:
             return spec
-    raise UnsupportedModelError(f"The diffusers class {name} is not supported.", supported())
+    raise UnsupportedModelError(said("The diffusers class {name} is not supported.", name=name), supported())

@@ -7,6 +7,7 @@ import math
 import torch
 
 from ...errors import RequestError
+from ...said import said
 from .call import Call
 from .headers import count_blocks
 from .key_rules import KeyRules
@@ -25,8 +26,14 @@ def _check(call: Call) -> None:
     height, width = call.x.shape[-2:]
     if max(tokens_along(height, _PATCH), tokens_along(width, _PATCH)) > places:
         raise RequestError(
-            f"A latent of {height} x {width} is larger than the {places * _PATCH} x {places * _PATCH} that this "
-            f"{call.title} checkpoint has positions for.",
+            said(
+                "A latent of {height} x {width} is larger than the {places} x {places} that this {title} "
+                "checkpoint has positions for.",
+                height=height,
+                width=width,
+                places=places * _PATCH,
+                title=call.title,
+            ),
             "Make a smaller picture, and upscale it.",
         )
 
@@ -35,8 +42,8 @@ def _pooled(call: Call) -> torch.Tensor:
     pooled = call.pooled_text()
     if pooled is None:
         raise RequestError(
-            f"{call.title} needs a pooled text beside the text tokens.",
-            f"Encode the prompt with the text encoders of {call.title}.",
+            said("{title} needs a pooled text beside the text tokens.", title=call.title),
+            said("Encode the prompt with the text encoders of {title}.", title=call.title),
         )
     return pooled
 

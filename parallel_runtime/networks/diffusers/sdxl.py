@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import RequestError
+from ...said import said
 from .call import Call
 from .key_rules import KeyRules
 from .recognition import Config, Header, Recognition, Sizes
@@ -61,9 +62,13 @@ def _micro_conditions(call: Call) -> dict[str, torch.Tensor]:
     y, width = call.pooled_text(), call.config["projection_class_embeddings_input_dim"]
     if y is None or y.shape[-1] != width:
         raise RequestError(
-            f"{call.title} takes a pooled text with sizes of width {width} in this checkpoint, and got "
-            f"{'none' if y is None else f'one of width {y.shape[-1]}'}.",
-            f"Encode the prompt with the text encoders of {call.title}.",
+            said(
+                "{title} takes a pooled text with sizes of width {width} in this checkpoint, and got {shape}.",
+                title=call.title,
+                width=width,
+                shape="none" if y is None else f"one of width {y.shape[-1]}",
+            ),
+            said("Encode the prompt with the text encoders of {title}.", title=call.title),
         )
     # diffusers puts the sinusoids of `time_ids` behind `text_embeds`: of no numbers come no more.
     return {"text_embeds": y, "time_ids": y.new_empty((call.batch, 0))}

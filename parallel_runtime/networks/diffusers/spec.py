@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import RequestError, UnsupportedModelError
+from ...said import said
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,11 @@ class ModelSpec:
         named = dict.fromkeys((*borders, *self.modulations, self.timestep_embedder))
         if missing := [path for path in named if path not in paths]:
             raise UnsupportedModelError(
-                f"This {self.transformer_class} has no module called {', '.join(missing)}.",
+                said(
+                    "This {transformer_class} has no module called {missing}.",
+                    transformer_class=self.transformer_class,
+                    missing=", ".join(missing),
+                ),
                 "Install the diffusers version that this pack asks for.",
             )
 
@@ -229,6 +234,12 @@ class ModelSpec:
             value = arguments.get(name)
             if isinstance(value, torch.Tensor) and value.shape[-1] != config[key]:
                 raise RequestError(
-                    f"{self.title} takes {name} of width {config[key]} in this checkpoint, but got {value.shape[-1]}.",
+                    said(
+                        "{title} takes {name} of width {config} in this checkpoint, but got {shape}.",
+                        title=self.title,
+                        name=name,
+                        config=config[key],
+                        shape=value.shape[-1],
+                    ),
                     "Connect the text encoder and the latent that belong to this model.",
                 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import OtherNetworkError, RequestError
+from ...said import said
 from .sides import pad_sides, tokens_along
 
 REFERENCE_METHODS = ("offset", "index", "uxo")
@@ -111,12 +112,20 @@ def check_references(title: str, x: torch.Tensor, references: Sequence[torch.Ten
     """
     if references and method is not None and method not in REFERENCE_METHODS:
         raise OtherNetworkError(
-            f"Reference latents method {method} is not supported for {title} in the diffusers network.",
-            f"Choose one of {', '.join(REFERENCE_METHODS)}.",
+            said(
+                "Reference latents method {method} is not supported for {title} in the diffusers network.",
+                method=method,
+                title=title,
+            ),
+            said("Choose one of {reference_methods}.", reference_methods=", ".join(REFERENCE_METHODS)),
         )
     for reference in references:
         if reference.ndim != 4 or reference.shape[1] != x.shape[1] or reference.shape[0] not in (1, x.shape[0]):
             raise RequestError(
-                f"A reference latent of shape {tuple(reference.shape)} does not go with a latent of {tuple(x.shape)}.",
-                f"Encode the reference image with the VAE of {title}.",
+                said(
+                    "A reference latent of shape {shape} does not go with a latent of {shape2}.",
+                    shape=tuple(reference.shape),
+                    shape2=tuple(x.shape),
+                ),
+                said("Encode the reference image with the VAE of {title}.", title=title),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import OtherNetworkError
+from ...said import said
 from .call import TAKE_COMFYUIS, Call
 from .key_rules import KeyRules
 from .recognition import Config, Header, Recognition, Sizes
@@ -23,8 +24,12 @@ def _check(call: Call) -> None:
     frames, height, width = call.x.shape[2:]
     if max(frames, tokens_along(height, 2), tokens_along(width, 2)) > _LONGEST_SIDE:
         raise OtherNetworkError(
-            f"A video latent of {(frames, height, width)} (frames, height, width) is beyond Wan's positions in "
-            f"diffusers, of which each side has {_LONGEST_SIDE}.",
+            said(
+                "A video latent of {value} (frames, height, width) is beyond Wan's positions in diffusers, of "
+                "which each side has {longest_side}.",
+                value=(frames, height, width),
+                longest_side=_LONGEST_SIDE,
+            ),
             "Use a shorter or smaller video, or set network in Parallel Loader to auto or ComfyUI.",
         )
     if call.timestep.ndim != 1:
@@ -41,14 +46,22 @@ def _image(call: Call) -> torch.Tensor | None:
     clip, both = call.extras.get("clip_fea"), call.config.get("pos_embed_seq_len")
     if clip is not None and call.context.shape[1] != _TEXT_TOKENS:
         raise OtherNetworkError(
-            f"diffusers' Wan takes prompts of {_TEXT_TOKENS} tokens with an image, and got {call.context.shape[1]}.",
+            said(
+                "diffusers' Wan takes prompts of {text_tokens} tokens with an image, and got {shape}.",
+                text_tokens=_TEXT_TOKENS,
+                shape=call.context.shape[1],
+            ),
             TAKE_COMFYUIS,
         )
     shape = () if clip is None else tuple(clip.shape)
     if clip is None or len(shape) != 3 or shape[0] not in (1, call.batch) or shape[1] != (both or shape[1]):
         wanted = "a start image" if both is None else "a start and an end image"
         raise OtherNetworkError(
-            f"In diffusers this Wan checkpoint takes CLIP vision's view of {wanted}, and got {shape or 'none'}.",
+            said(
+                "In diffusers this Wan checkpoint takes CLIP vision's view of {wanted}, and got {shape}.",
+                wanted=wanted,
+                shape=shape or "none",
+            ),
             "Connect clip_vision_output, as the checkpoint was made for, or set network in Parallel Loader to auto.",
         )
     clip = clip.to(call.x).expand(call.batch, -1, -1)

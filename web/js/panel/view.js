@@ -1,6 +1,6 @@
 // A status as DOM: devices with memory, models, the plan, seconds per step, the time line.
 import { h } from "./elements.js";
-import { sentences } from "../sentences.js";
+import { inWords, readTable } from "../said.js";
 import { bytes, seconds } from "./numbers.js";
 import { planPicture } from "./plan_picture.js";
 import { timeline } from "./timeline.js";
@@ -91,10 +91,10 @@ function speed(run, details) {
   return [table, run?.speedup ? h("p", {}, word("times", { factor: run.speedup.toFixed(2) })) : null];
 }
 
-// In English until its translation is there, which is at once where it was asked before.
-function paragraph(text, attributes = {}) {
-  const made = h("p", attributes, text);
-  sentences(text).then((said) => (made.textContent = said));
+// In English until the table is there, which is at once where it was asked for before.
+function paragraph(said, attributes = {}) {
+  const made = h("p", attributes, said[0]);
+  readTable().then((table) => (made.textContent = inWords(said, table)));
   return made;
 }
 
@@ -103,13 +103,13 @@ function poolView(pool, status, act, width) {
   return [
     h("div", { class: "pdit-row" }, h("span", { class: "pdit-name" }, pool.name), h("span", { class: "pdit-chip", role: "status" }, word(pool.state))),
     doing(pool),
-    pool.error ? paragraph(pool.error, { role: "alert" }) : null,
+    pool.error_said ? paragraph(pool.error_said, { role: "alert" }) : null,
     pool.kind === "cpu" ? host(pool, status.host) : null,
     h("h3", {}, word("models")),
     pool.models.length ? byFile(pool.models).map((each) => model(each, pool, act)) : h("p", { class: "pdit-small" }, word("noModel")),
     h("h3", {}, word("plan")),
     pool.details ? planPicture(pool.details, names, pool.plan, width) : h("p", { class: "pdit-small" }, word("noRun")),
-    pool.plan ? paragraph(pool.plan) : null,
+    pool.plan_said ? paragraph(pool.plan_said) : null,
   ];
 }
 

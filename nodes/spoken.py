@@ -1,0 +1,45 @@
+"""Our texts in the canvas' language: by the sentence that they were made of, with its values. No ComfyUI needed."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+from parallel_runtime.said import Said, as_said, fill
+
+TABLES = Path(__file__).parent.parent / "web" / "said"
+"""Language -> English sentence -> sentence; the canvas reads them too (web/js/said.js)."""
+_STOPS = ("。", "：")
+
+
+@functools.cache
+def read_table(language: str) -> dict[str, str]:
+    """English sentence -> sentence; empty where the language has no table."""
+    file = TABLES / f"{language}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def in_language(text: str, language: str) -> str:
+    """The text in that language; a sentence that its table does not have is English, around values that it has."""
+    return _speak(as_said(text), read_table(language)) if language != "en" else str(text)
+
+
+def _speak(text: Said, table: dict[str, str]) -> str:
+    values = text.values
+    if isinstance(values, tuple):
+        return _joined([_spoken(value, table) for value in values], table.get(text.template, text.template))
+    said = {name: _spoken(value, table) for name, value in values.items()}
+    return fill(table.get(text.template, text.template), said.get)
+
+
+def _joined(parts: list[str], between: str) -> str:
+    """Sentences have no space between them behind a full stop that brings its own."""
+    text = parts[0] if parts else ""
+    for part in parts[1:]:
+        text += part if between == " " and text.endswith(_STOPS) else between + part
+    return text
+
+
+def _spoken(value: str, table: dict[str, str]) -> str:
+    return _speak(value, table) if isinstance(value, Said) else value
