@@ -46,6 +46,6 @@ def keep(model: Model) -> None:
 
 
 def drop_others(model: Model) -> None:
-    """Drop those but this one whose weights have gone, or are another's by now. Only while a loader runs: ComfyUI drops
-    its own between nodes, too."""
-    _KEPT[:] = [kept for kept in _KEPT if kept is model or kept.remote.resident_bytes]
+    """Drop those but this one whose weights have gone from the host, too, or are another's by now. Only while a loader
+    runs: ComfyUI drops its own between nodes, too."""
+    _KEPT[:] = [kept for kept in _KEPT if kept is model or kept.remote.kept]

@@ -107,6 +107,11 @@ class RemoteTransformer:
         return self._pool.held_bytes(self.model) if self._pool is not None and self._owns else 0
 
     @property
+    def kept(self) -> bool:
+        """Whether the pool keeps its weights for this, on the devices or parked on the host."""
+        return self._pool is not None and self._owns and self._pool.knows(self.model)
+
+    @property
     def _owns(self) -> bool:
         return _USED.get(self.model.key, self) is self
 

@@ -16,7 +16,7 @@ class Handle:
     """A MODEL of so many bytes."""
 
     def __init__(self, size: int, parent=None):
-        self.remote = parent.remote if parent is not None else SimpleNamespace(resident_bytes=size)
+        self.remote = parent.remote if parent is not None else SimpleNamespace(kept=bool(size))
         self.parent = parent
 
 
@@ -37,7 +37,7 @@ def test_a_model_is_kept_as_long_as_its_weights_and_its_clones_are_not():
     gc.collect()
     assert gone() is None
     drop_others(second)
-    first.remote.resident_bytes = 0
+    first.remote.kept = False
     del first
     third = Handle(1)
     keep(third)  # ComfyUI may be in the middle of loading: nothing is dropped

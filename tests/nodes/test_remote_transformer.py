@@ -35,6 +35,7 @@ class DoublingPool:
         self.ran = None  # the plan, as the ranks say it
         self.held = 0
         self.dies = False
+        self.known = False
         self.details = None
         self.waits_for = Wait()
         self.loads = ()  # what a load waits for, each time that the caller is asked whether to cancel
@@ -77,6 +78,9 @@ class DoublingPool:
             raise PoolError("Rank 1 (process 5) ended while the pool was idle.", "")
         freed, self.held = self.held, 0
         return freed
+
+    def knows(self, model):
+        return self.known
 
     def held_bytes(self, model):
         return self.held
@@ -243,8 +247,10 @@ def test_weights_that_two_stand_for_are_let_go_by_the_one_that_was_used_last():
     newer = RemoteTransformer(older.model, connect=lambda config: pool)
     older.load(never)
     assert older.resident_bytes == newer.resident_bytes + 100 == 100
+    pool.known = True  # also while it is parked
     newer.load(never)
     assert (older.resident_bytes, newer.resident_bytes) == (0, 100)
+    assert (older.kept, newer.kept) == (False, True)
     assert older.release() == 0
     assert "release" not in pool.requests
     older.forward(make_call(torch.ones(1, 4, 2, 2)), never)

@@ -242,6 +242,10 @@ class PoolClient:
         """Bytes of the model's weights on one rank's device now. Does not wait for a job."""
         return self._models.bytes_of(model.key) if self._keeper.running is not None else 0
 
+    def knows(self, model: ModelRequest) -> bool:
+        """Whether the ranks have the model, on their devices or, as far as is known, on the host."""
+        return self._keeper.running is not None and self._models.knows(model.key)
+
     @property
     def waits_for(self) -> Wait:
         """What the request of the thread that asks is waiting for."""

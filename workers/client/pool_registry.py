@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 
@@ -15,6 +16,8 @@ from ..launch import PoolSpec, resolve_devices
 from .client import PoolClient
 
 EXIT_SECONDS = 5.0
+
+log = logging.getLogger("parallel_dit")
 
 
 class _PoolRegistry:
@@ -33,6 +36,12 @@ class _PoolRegistry:
                     return client
             growing = next((client for client in self._clients if client.grows_to(spec)), None)
             for client in [c for c in self._clients if c is not growing and c.spec.overlaps(spec)]:
+                log.warning(
+                    "Parallel DiT: the pool on %s ends, as another one needs its devices: %s. Loaders that are used in "
+                    "turn keep their models where the devices of one begin with all those of the other.",
+                    client.spec,
+                    spec,
+                )
                 client.retire()
                 self._clients.remove(client)
             if growing is not None:
