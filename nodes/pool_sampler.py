@@ -170,6 +170,7 @@ class PoolSampler(comfy.samplers.Sampler):
             noise_device=x.device.type if self._adds_noise else "cpu",
             preview=self.preview,
             concat=tuple(split_extra_channels(calls, x.shape[1])),
+            joined=len(calls) == 1,
         )
 
     def _run(self, request: LoopRequest, callback) -> torch.Tensor:

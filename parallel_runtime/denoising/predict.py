@@ -12,9 +12,10 @@ from ..mesh.agreement import agreed_dtype
 from ..mesh.mesh import Layout, Mesh
 from ..networks.batch import gather_batch, share_of_batch, some_have_no_rows
 from ..networks.network import Network
-from ..requests.conditioning import Conditioning
+from ..requests.conditioning import BRANCHES, OPTIONS, Conditioning
 
 _NESTED = (list, tuple, dict)
+_PLAIN = (bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Runs calls on the ranks of one mesh. Every rank of the mesh holds the full inputs and gets the full outputs."""
+    """Runs calls on the ranks of one mesh. Every rank of the mesh holds the full inputs and gets the full outputs.
+
+    Args:
+        joined: calls go through one forward where they can, see `merge`. It takes the memory of both.
+    """
 
     transformer: Network
     mesh: Mesh
+    joined: bool = True
 
     def __call__(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         """Predictions, one per call, in the shape of the latent part of its x and in the type that the network gives.
@@ -48,7 +54,7 @@ class Predictor:
         if self.transformer.rows_together or any(call.conditioning.together for call in calls):
             return [self._forward(call) for call in calls]
         total, at_once = sum(call.batch for call in calls), _rows_at_once(calls)
-        outputs = [self._forward(call) for call in own_calls(calls, self.mesh)]
+        outputs = [self._forward(call) for call in own_calls(calls, self.mesh, self.joined)]
         local = torch.cat(outputs) if outputs else None
         # A rank whose share is empty computes nothing, but joins the gather: every rank must.
         if some_have_no_rows(total, self.mesh, at_once):
@@ -66,11 +72,11 @@ class Predictor:
         return call.x.new_empty((0, *shape[1:]), dtype=dtype)
 
 
-def own_calls(calls: Sequence[Call], mesh: Layout) -> list[Call]:
+def own_calls(calls: Sequence[Call], mesh: Layout, joined: bool = True) -> list[Call]:
     """This rank's share of the items of all calls, merged where it can be; nothing where there are too few items."""
     start, stop = share_of_batch(sum(call.batch for call in calls), mesh, _rows_at_once(calls))
     own, first = [], 0
-    for call in merge(calls):
+    for call in merge(calls) if joined else calls:
         low, high = max(start - first, 0), min(stop - first, call.batch)
         if low < high:
             own.append(select(call, low, high))
@@ -87,23 +93,21 @@ def merge(calls: Sequence[Call]) -> list[Call]:
     """Join neighbouring calls whose conditionings have equal shapes: one larger forward instead of two small ones."""
     merged: list[Call] = []
     for call in calls:
-        if merged and _alike(merged[-1].conditioning, call.conditioning):
-            previous = merged.pop()
-            call = Call(
-                torch.cat([previous.x, call.x]),
-                torch.cat([previous.timestep, call.timestep]),
-                Conditioning(
-                    {
-                        name: value
-                        if name in call.conditioning.shared
-                        else _join(value, call.conditioning.arguments[name], previous.batch, call.batch)
-                        for name, value in previous.conditioning.arguments.items()
-                    },
-                    call.conditioning.shared,
-                ),
-            )
-        merged.append(call)
+        merged.append(_joined(merged.pop(), call) if merged and _alike(merged[-1], call) else call)
     return merged
+
+
+def _joined(one: Call, other: Call) -> Call:
+    """The rows of both, which are alike."""
+    shared, counterparts = one.conditioning.shared, other.conditioning.arguments
+    arguments = {
+        name: value if name in shared else _join(value, counterparts[name], one.batch, other.batch)
+        for name, value in one.conditioning.arguments.items()
+    }
+    if branches := arguments.get(OPTIONS, {}).get(BRANCHES):
+        both = [*branches, *counterparts[OPTIONS][BRANCHES]]
+        arguments[OPTIONS] = {**arguments[OPTIONS], BRANCHES: both}
+    return Call(torch.cat([one.x, other.x]), torch.cat([one.timestep, other.timestep]), Conditioning(arguments, shared))
 
 
 def select(call: Call, low: int, high: int) -> Call:
@@ -114,24 +118,59 @@ def select(call: Call, low: int, high: int) -> Call:
     return replace(call, x=call.x[low:high], timestep=call.timestep[low:high], conditioning=rows)
 
 
-def _alike(one: Conditioning, other: Conditioning) -> bool:
-    """Whether their rows may go through one forward."""
-    if one.arguments.keys() != other.arguments.keys() or one.shared != other.shared:
+def _alike(one: Call, other: Call) -> bool:
+    """Whether their rows may go through one forward: ComfyUI's rule, and nobody's options are others than whose branch
+    they are."""
+    given, counterparts = one.conditioning.arguments, other.conditioning.arguments
+    shared = one.conditioning.shared
+    if given.keys() != counterparts.keys() or shared != other.conditioning.shared:
         return False
-    for name, value in one.arguments.items():
-        counterpart = other.arguments[name]
-        if isinstance(value, torch.Tensor) and isinstance(counterpart, torch.Tensor):
-            if name in one.shared:
-                if value.shape != counterpart.shape or not torch.equal(value, counterpart):
-                    return False
-            elif value.shape[1:] != counterpart.shape[1:] or value.ndim == 0:
-                return False
-        elif isinstance(value, _NESTED) or isinstance(counterpart, _NESTED) or value != counterpart:
-            return False
-    return True
+    branches = [BRANCHES in arguments.get(OPTIONS, {}) for arguments in (given, counterparts)]
+    if branches[0] != branches[1]:
+        return False
+    return all(
+        _same(_of_any_branch(name, value), _of_any_branch(name, counterparts[name]))
+        if name in shared
+        else _have_like_rows(value, counterparts[name], (one.batch, other.batch))
+        for name, value in given.items()
+    )
+
+
+def _of_any_branch(name: str, value: Any) -> Any:
+    return {key: entry for key, entry in value.items() if key != BRANCHES} if name == OPTIONS else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two arguments for all rows are one; of what is no plain data it is not known."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one is other or (one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one is other or (isinstance(one, _PLAIN) and one == other)
+
+
+def _have_like_rows(one: Any, other: Any, batches: tuple[int, int]) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.ndim > 0 and one.shape[1:] == other.shape[1:]
+    if isinstance(one, list) and isinstance(other, list):  # reference latents
+        tensors = [each for each in (*one, *other) if isinstance(each, torch.Tensor)]
+        return (
+            len(tensors) == len(one) + len(other)
+            and len(one) == len(other)
+            and all(each.ndim > 0 and each.shape[0] == batches[0] for each in one)
+            and all(each.ndim > 0 and each.shape[0] == batches[1] for each in other)
+            and all(first.shape[1:] == second.shape[1:] for first, second in zip(one, other, strict=True))
+        )
+    return not isinstance(one, _NESTED) and not isinstance(other, _NESTED) and bool(one == other)
 
 
 def _join(one: Any, other: Any, batch: int, other_batch: int) -> Any:
+    if isinstance(one, list):
+        return [_join(*pair, batch, other_batch) for pair in zip(one, other, strict=True)]
     if not isinstance(one, torch.Tensor):
         return one
     return torch.cat([one.expand(batch, *one.shape[1:]), other.expand(other_batch, *other.shape[1:])])

@@ -104,5 +104,5 @@ class PreparedSample(Prepared):
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
             runner = StageRunner(run.stage, run.links, branches, seen, plan.patches, keep=True)
             return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
-        predict = Predictor(run.transformer, run.mesh)
+        predict = Predictor(run.transformer, run.mesh, self.request.joined)
         return denoising.run(predict, branches, tensors, control)

@@ -154,7 +154,7 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     what the transformer is told at each; with `inpaint` also `mask`, `latent_image`, `noise`, shaped like `x`; with
     `concat` also one `concat_name(index)` per branch, channels that are appended to its x at every step; and the new
     conditionings' own. `prediction` names what the transformer's output means (sampling.prediction), `patches` what the
-    weights are to have.
+    weights are to have; branches that are alike are one forward if `joined`.
     """
 
     model: str
@@ -169,6 +169,7 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     prediction: str = "flow"
     concat: bool = False
     patches: PatchNames = ("", "")
+    joined: bool = True
 
 
 class Invoke(msgspec.Struct, frozen=True, tag=True):

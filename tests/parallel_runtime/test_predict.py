@@ -72,6 +72,51 @@ def test_calls_whose_shared_arguments_differ_are_not_joined():
     assert joined.conditioning.arguments["context"].shape == (2, 3, 4)
 
 
+def of_comfyui(branch: int, **options: object) -> Call:
+    """What a branch of ComfyUI's own network is called with: its options say which branch it is."""
+    references = [torch.full((2, 3), float(branch)), torch.full((2, 5), float(branch))]
+    arguments = {
+        "context": torch.full((1, 3, 4), float(branch)),
+        "ref_latents": references,
+        "transformer_options": {"cond_or_uncond": [branch], **options},
+    }
+    return Call(torch.zeros(2, 4), torch.zeros(2), Conditioning(arguments, frozenset({"transformer_options"})))
+
+
+def test_branches_of_comfyuis_own_network_go_through_one_forward_as_with_ksampler():
+    seen = []
+
+    def predict(x: torch.Tensor, timestep: torch.Tensor, arguments: dict) -> torch.Tensor:
+        seen.append(
+            (x.shape[0], arguments["transformer_options"]["cond_or_uncond"], arguments["context"][:, 0, 0].tolist())
+        )
+        assert [each[:, 0].tolist() for each in arguments["ref_latents"]] == [
+            arguments["context"][:, 0, 0].tolist()
+        ] * 2
+        return x + arguments["context"][:, 0]
+
+    network = SimpleNamespace(rows_together=False, predict=predict, set_mesh=lambda mesh: None)
+    calls = [of_comfyui(0, rope=[1.0]), of_comfyui(1, rope=[1.0])]
+    one, other = Predictor(network, single_rank_mesh())(calls)
+    assert seen == [(4, [0, 1], [0.0, 0.0, 1.0, 1.0])]
+    assert one.unique().tolist() == [0.0]
+    assert other.unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [({"scale": 1.0}, {"scale": 2.0}), ({"patch": object()}, {"patch": object()}), ({"a": 1}, {})]
+)
+def test_branches_with_options_of_their_own_stay_two_calls(first, second):
+    calls = [of_comfyui(0, **first), of_comfyui(1, **second)]
+    assert merge(calls) == calls
+
+
+def test_branches_that_comfyui_had_in_two_calls_stay_two_calls():
+    calls = [of_comfyui(0), of_comfyui(1)]
+    assert len(own_calls(calls, single_rank_mesh())) == 1
+    assert own_calls(calls, single_rank_mesh(), joined=False) == calls
+
+
 def test_rows_that_cannot_be_told_apart_are_neither_joined_nor_cut():
     seen = []
 

@@ -47,5 +47,6 @@ def loop_job(
         prediction=request.prediction,
         concat=bool(request.concat),
         patches=patches,
+        joined=request.joined,
     )
     return job, tensors

@@ -80,6 +80,7 @@ class LoopRequest:
         timesteps: what the transformer is told at each of them; None says the sigmas themselves, as FLUX wants.
         prediction: see parallel_runtime.sampling.prediction.
         concat: for each branch, channels (B, C', ...) appended to its x; empty where there are none.
+        joined: ComfyUI, with the memory that it saw, put the branches into one call.
     """
 
     sampler: str
@@ -94,6 +95,7 @@ class LoopRequest:
     prediction: str = "flow"
     concat: tuple[torch.Tensor, ...] = ()
     timesteps: torch.Tensor | None = None
+    joined: bool = True
 
     def check_finite(self) -> None:
         """Refuse what can only end in a picture of nothing.
