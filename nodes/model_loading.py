@@ -159,7 +159,7 @@ def load_model(
     from .remote_model import build_model, choose_types, draw_blueprint
     from .remote_transformer import RemoteTransformer
 
-    chosen = choose_network(path, network, weight_dtype)
+    chosen = choose_network(path, network, weight_dtype, config.attention)
     blueprint = draw_blueprint(chosen.opened)
     types = choose_types(blueprint, weight_dtype)
     plain = None if blueprint.stored_dtype is None else types.weights

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parallel_runtime.config import COMFYUIS
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.said import NOTHING, Said, said, together
 
@@ -33,11 +34,11 @@ class Chosen:
     why: Said = NOTHING
 
 
-def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default") -> Chosen:
+def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default", attention: str = "auto") -> Chosen:
     """Open a file or folder for a network.
 
     `auto` takes diffusers' class where there is one for the file, and its weights are plain and to stay so; else
-    ComfyUI's.
+    ComfyUI's, as also where attention is to be ComfyUI's.
 
     Raises:
         CheckpointError: missing or damaged files.
@@ -49,6 +50,8 @@ def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default"
         return _choose_for_gguf(path, wanted, weight_dtype)
     if wanted == COMFYUI:
         return _of_comfyui(_recognise(path), said("Runs ComfyUI's own network, as asked."))
+    if wanted == AUTO and attention == COMFYUIS and not path.is_dir():
+        return _of_comfyui(_recognise(path), said("Runs ComfyUI's own network, as attention is ComfyUI's."))
     if weight_dtype.startswith("fp8"):
         if wanted == DIFFUSERS:
             raise UnsupportedModelError(

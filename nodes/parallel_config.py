@@ -95,7 +95,8 @@ class ParallelConfigNode(io.ComfyNode):
                     default="auto",
                     optional=True,
                     tooltip="Attention kernel in the ranks. Auto measures which is the fastest on your GPU. The choice "
-                    "changes speed, and the result only by rounding; sage changes it slightly more.",
+                    "changes speed, and the result only by rounding; sage changes it slightly more. ComfyUI: its own "
+                    "function; with compile off, one GPU then gives Load Diffusion Model's picture bit for bit.",
                 ),
                 io.Combo.Input(
                     "compile",

@@ -18,7 +18,9 @@ SHOWN_AXES = {"pipe": "stages"}
 """Axes that artists know by another name."""
 FASTER = "faster, slightly different"
 """How artists allow `auto` to change pixels."""
-ATTENTION_BACKENDS = ("auto", "sdpa", "cudnn", "flash", "efficient", "math", "flash3", "sage")
+COMFYUIS = "ComfyUI"
+"""Attention that is ComfyUI's own function, as it is."""
+ATTENTION_BACKENDS = ("auto", "sdpa", "cudnn", "flash", "efficient", "math", "flash3", "sage", COMFYUIS)
 COMPILE_MODES = ("auto", "off")
 ALWAYS_COMPILE = "on"
 """What graphs of earlier versions hold beside COMPILE_MODES, and tests on CPUs ask for."""

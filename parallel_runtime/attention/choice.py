@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from .. import measured
+from ..config import COMFYUIS
 from ..errors import ConfigurationError
 from ..said import said
 from . import installed
@@ -45,6 +46,11 @@ def resolve_kernel(
     Raises:
         ConfigurationError: the named kernel is not installed or cannot run here, found by running it on a few tokens.
     """
+    if name == COMFYUIS:
+        raise ConfigurationError(
+            f"Attention backend {name!r} is a function of ComfyUI's own networks, and this is diffusers'.",
+            "Set network to ComfyUI in Parallel Loader, or the attention backend to auto.",
+        )
     if name == "auto":
         return _fastest(device, dtype, head_dim, folder) if device.type == "cuda" else "sdpa"
     if name not in KERNELS:

@@ -16,7 +16,7 @@ import yunchang.kernels
 from parallel_runtime.attention import choice, installed
 from parallel_runtime.attention.choice import check_ring, choose, resolve_kernel
 from parallel_runtime.attention.kernels import KERNELS
-from parallel_runtime.config import ATTENTION_BACKENDS
+from parallel_runtime.config import ATTENTION_BACKENDS, COMFYUIS
 from parallel_runtime.errors import ConfigurationError
 
 CPU = torch.device("cpu")
@@ -111,7 +111,12 @@ def assert_log_sum_exp_near(lse, query, key):
 
 
 def test_every_configurable_backend_has_a_kernel():
-    assert set(ATTENTION_BACKENDS) == {"auto", *KERNELS}
+    assert set(ATTENTION_BACKENDS) == {"auto", COMFYUIS, *KERNELS}
+
+
+def test_comfyuis_own_function_is_refused_where_its_network_does_not_run():
+    with pytest.raises(ConfigurationError, match="'ComfyUI' is a function of ComfyUI's own networks.*Set network"):
+        resolve_kernel(COMFYUIS, CPU, torch.float32, 64)
 
 
 def test_auto_on_the_cpu_is_pytorchs_choice():

@@ -13,6 +13,7 @@ from ...acceleration.pulse import Pulse
 from ...acceleration.recordings import RecordedForward
 from ...attention.choice import check_ring, resolve_kernel
 from ...attention.kernels import KERNELS
+from ...config import COMFYUIS
 from ...errors import ConfigurationError, UnsupportedModelError
 from ...mesh.mesh import Layout, Mesh, single_rank_mesh
 from ...requests.conditioning import CONTROL
@@ -82,9 +83,11 @@ class HostNetwork(RepeatedCalls):
         self._latent = latent
         self._runs_in_a_ring = False
         self._traits = (held.device, dtype, described.head_dim)
-        self.attention = resolve_kernel(attention, *self._traits, measurements())
+        as_it_is = attention == COMFYUIS
+        # Over tokens of several ranks that function cannot attend: there PyTorch chooses, as in most of ComfyUI.
+        self.attention = resolve_kernel("sdpa" if as_it_is else attention, *self._traits, measurements())
         on_gpu, chosen = held.device.type == "cuda", attention != "auto"
-        suited = Suited(dtype, described.head_dim, chosen) if on_gpu or chosen else None
+        suited = Suited(dtype, described.head_dim, chosen) if (on_gpu or chosen) and not as_it_is else None
         self._patches = LivePatches(held.device)
         self._residual_rows = ResidualRows()
         self._attend = HostAttention(KERNELS[self.attention], held.split, suited)
