@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from parallel_runtime.config import COMFYUIS
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 
-_CALLS = 5
+_CALLS = {"cpu": 2, "cuda": 5}
 """On a GPU a forward is recorded at its third, and replayed from then on."""
 FILES = {
     "FLUX.1": ("flux", "bfloat16"),
@@ -82,7 +82,7 @@ def _compare(path: Path, file: str, format: str, attention: str, gpu: bool) -> l
             **({"y": torch.randn(rows, 768, generator=generator).to(device)} if file == "flux" else {}),
             **({"num_tokens": 40} if file == "z-image" else {}),
         }
-        for call in range(_CALLS):
+        for call in range(_CALLS[device.type]):
             x = torch.randn(rows, *sizes, generator=generator).to(device)
             sigma = torch.full((rows,), 0.9 - 0.1 * call, device=device)
             entered.clear()

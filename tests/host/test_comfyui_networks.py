@@ -98,6 +98,20 @@ def test_one_rank_rounds_an_int8_file_as_comfyui_does(host, formats, name):
     compare(host, workflow, workflow.on("cpu:1"))
 
 
+@pytest.mark.slow_but_for("ParallelSampler")
+@pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
+def test_one_rank_gives_the_bits_of_load_diffusion_model_with_comfyuis_attention(host, formats, sampler_node):
+    """One call of two rows, and of an int8 file, which turns last bits into quantisation levels, two calls."""
+    for workflow in (
+        Workflow(cfg=4.0, steps=3),
+        Workflow(model="int8_tensorwise.safetensors", cfg=4.0, lengths=(9, 5), steps=3),
+    ):
+        parallel = replace(workflow.on("cpu:1", sampler_node), attention="ComfyUI")
+        latent, wanted = (host.latent(host.run(each.prompt()), SAVE) for each in (parallel, workflow))
+        assert wanted.std() > 0.1
+        assert torch.equal(latent, wanted)
+
+
 @pytest.mark.slow_but_for("auto")
 @pytest.mark.parametrize("network", ["auto", "ComfyUI"])
 def test_a_checkpoints_model_runs_in_the_pool_beside_comfyuis_clip_and_vae(host, network):

@@ -42,6 +42,7 @@ class Workflow:
         stages: stages, patches and warm-up steps of PipeFusion, if any.
         patch: kind of the test pack's change on the MODEL, if any.
         network: whose code Parallel Loader takes.
+        attention: of Parallel Config.
     """
 
     loader: str = "native"
@@ -64,6 +65,7 @@ class Workflow:
     model: str = MODEL
     weight_dtype: str = "default"
     network: str = "auto"
+    attention: str = "auto"
 
     def on(self, loader: str, sampler_node: str | None = None) -> Workflow:
         """The same picture with another loader, and another sampler node if given."""
@@ -100,7 +102,7 @@ class Workflow:
         if self.loader == "native":
             loaded = {LOADER: node("UNETLoader", unet_name=self.model, weight_dtype=self._native_dtype)}
         else:
-            auto = dict.fromkeys(("cfg", "data", "ulysses", "attention"), "auto")
+            auto = dict.fromkeys(("cfg", "data", "ulysses"), "auto") | {"attention": self.attention}
             piped: dict[str, Any] = {}
             if self.stages is not None:
                 stages, patches, warmup = self.stages
