@@ -48,7 +48,7 @@ def resolve_kernel(
     """
     if name == COMFYUIS:
         raise ConfigurationError(
-            f"Attention backend {name!r} is a function of ComfyUI's own networks, and this is diffusers'.",
+            "Attention ComfyUI is a function of ComfyUI's own networks, and this network is diffusers'.",
             "Set network to ComfyUI in Parallel Loader, or the attention backend to auto.",
         )
     if name == "auto":
