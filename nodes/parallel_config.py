@@ -17,6 +17,7 @@ from parallel_runtime.config import (
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.said import Said, said
 
+from .menu_entry import MenuEntry, numbers
 from .node_text import show_text
 from .search_words import found_by
 
@@ -29,15 +30,9 @@ STAGES = ("auto", FASTER, *DEGREES[1:])
 PATCHES = ("auto", "1", "2", "3", "4", "6", "8", "12", "16")
 
 
-_CHOICES = {
-    "cfg": CFG_DEGREES,
-    "data": DEGREES,
-    "ulysses": DEGREES,
-    "ring": DEGREES,
-    "stages": STAGES,
-    "patches": PATCHES,
-    "compile": COMPILE_MODES,
-}
+_COMPILED_BEFORE: dict[str, list[object]] = {"auto": [True, ALWAYS_COMPILE], "off": [False]}
+_COMPILE_ENTRIES = [MenuEntry(mode, _COMPILED_BEFORE.get(mode, [])) for mode in COMPILE_MODES]
+"""Graphs and prompts of earlier versions hold true, false and "on"."""
 
 
 def read_degree(entry: str | int) -> int | None:
@@ -68,7 +63,7 @@ class ParallelConfigNode(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "cfg",
-                    options=list(CFG_DEGREES),
+                    options=numbers(CFG_DEGREES),
                     default="auto",
                     optional=True,
                     tooltip="2 computes the positive and the negative prompt at the same time, on different GPUs. "
@@ -76,14 +71,14 @@ class ParallelConfigNode(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "data",
-                    options=list(DEGREES),
+                    options=numbers(DEGREES),
                     default="auto",
                     optional=True,
                     tooltip="Spreads the pictures of a batch over this many groups of GPUs.",
                 ),
                 io.Combo.Input(
                     "ulysses",
-                    options=list(DEGREES),
+                    options=numbers(DEGREES),
                     default="auto",
                     optional=True,
                     tooltip="Splits one picture over this many GPUs: each computes a part of the attention heads. "
@@ -100,7 +95,7 @@ class ParallelConfigNode(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "compile",
-                    options=list(COMPILE_MODES),
+                    options=_COMPILE_ENTRIES,
                     default="auto",
                     optional=True,
                     tooltip="Compiles the model's blocks with torch.compile, which makes every step faster. Auto: on "
@@ -117,7 +112,7 @@ class ParallelConfigNode(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "ring",
-                    options=list(DEGREES),
+                    options=numbers(DEGREES),
                     default="auto",
                     optional=True,
                     tooltip="Splits one picture over this many GPUs that pass parts of it round. Helps where there are "
@@ -125,7 +120,7 @@ class ParallelConfigNode(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "stages",
-                    options=list(STAGES),
+                    options=numbers(STAGES),
                     default="auto",
                     optional=True,
                     tooltip="PipeFusion: cuts the model into this many parts, each on its own GPU. Changes the picture "
@@ -134,7 +129,7 @@ class ParallelConfigNode(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "patches",
-                    options=list(PATCHES),
+                    options=numbers(PATCHES),
                     default="auto",
                     optional=True,
                     tooltip="Parts of the picture that travel through the stages one behind the other; auto: as many "
@@ -162,28 +157,6 @@ class ParallelConfigNode(io.ComfyNode):
             outputs=[ConfigSocket.Output(display_name="config", tooltip="For Parallel Loader.")],
             hidden=[io.Hidden.unique_id],
         )
-
-    @classmethod
-    def validate_inputs(
-        cls,
-        compile: str | bool = AUTO,
-        cfg: str | int = AUTO,
-        data: str | int = AUTO,
-        ulysses: str | int = AUTO,
-        ring: str | int = AUTO,
-        stages: str | int = AUTO,
-        patches: str | int = AUTO,
-    ) -> bool | str:
-        """Take numbers as numbers, and what `compile` was in earlier graphs, true, false and on, too."""
-        given = {"cfg": cfg, "data": data, "ulysses": ulysses, "ring": ring, "stages": stages, "patches": patches}
-        if not isinstance(compile, bool) and compile != ALWAYS_COMPILE:
-            given["compile"] = compile
-        wrong = (
-            f"{name} is {value!r}; choose one of {', '.join(_CHOICES[name])}."
-            for name, value in given.items()
-            if str(value) not in _CHOICES[name]
-        )
-        return next(wrong, True)
 
     @classmethod
     def execute(

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -146,6 +148,36 @@ def tracked_files() -> list[Path]:
 def test_the_nodes_are_found():
     assert {"ParallelConfig", "ParallelLoader", "ParallelSampler"} <= set(NODES)
     assert {"devices", "ulysses"} <= set(NODES["ParallelConfig"].inputs)
+
+
+def test_the_search_for_the_packs_name_finds_every_template():
+    assert [path.name for path in WORKFLOWS if "parallel" not in path.name] == []
+
+
+def test_the_apis_script_hands_on_what_comfyui_says_of_a_refused_graph(tmp_path):
+    """Of /prompt's status 400, urllib's error alone names no input."""
+    script = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    graph = tmp_path / "graph.json"
+    graph.write_text('{"1": {"class_type": "UNETLoader", "inputs": {"unet_name": "a"}}}')
+    why = '{"node_errors": {"1": "Value not in list"}}'
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:  # the handler's own name for it
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(400)
+            self.end_headers()
+            self.wfile.write(why.encode())
+
+        def log_message(self, *values: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        command = [sys.executable, "-c", script, f"http://127.0.0.1:{server.server_port}", str(graph)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode != 0
+    assert why in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -357,7 +389,9 @@ def test_templates_give_every_input_of_the_configuration_a_value(path):
 
 
 def test_the_template_of_pipefusion_has_its_stages_and_keeps_the_loop_in_the_pool():
-    workflow = json.loads((ROOT / "example_workflows" / "flux-dev-pipefusion.json").read_text(encoding="utf-8"))
+    workflow = json.loads(
+        (ROOT / "example_workflows" / "parallel-flux-dev-pipefusion.json").read_text(encoding="utf-8")
+    )
     nodes = {node["type"]: node for node in workflow["nodes"]}
     values = nodes["ParallelConfig"]["widgets_values_named"]
     assert int(values["stages"]) > 1

@@ -83,7 +83,7 @@ def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Pr
         "error_said": _cleaned(death.said.to_data()) if death is not None else None,
         "ranks": _ranks(status),
         "host_bytes": _resident_bytes(processes),
-        "models": [_model(model) for model in pool.models],
+        "models": _models(pool.models),
         "plan": pool.ran.plan if pool.ran is not None else "",
         "plan_said": pool.ran.plan.to_data() if pool.ran is not None else None,
         "details": describe_details(pool.details),
@@ -104,6 +104,16 @@ def _ranks(status: Status | None) -> list[dict[str, Any]]:
     if status is None:
         return []
     return [{"rank": rank, "pid": pid, "device": status.devices.get(rank)} for rank, pid in sorted(status.pids.items())]
+
+
+def _models(known: Sequence[KnownModel]) -> list[dict[str, Any]]:
+    """Each file once: several configurations of it have the same weights."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for model in map(_model, known):
+        key = model["name"], model["network"], model["dtype"]
+        if key not in found or model["state"] == "resident":
+            found[key] = model
+    return list(found.values())
 
 
 def _model(model: KnownModel) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from nodes.panel.housekeeping import log_level, park_seconds
 from nodes.panel.live import Live, coarse
 from nodes.panel.redaction import clean
 from nodes.panel.settings import default_config
+from nodes.panel.status import _models
 from parallel_runtime.config import FASTER
 from parallel_runtime.errors import ConfigurationError
 
@@ -120,3 +122,13 @@ def test_settings_choose_the_log_level_and_when_models_leave():
     assert log_level({"ParallelDiT.LogLevel": ["?"]}) == log_level({}) == logging.NOTSET
     assert park_seconds({"ParallelDiT.ParkMinutes": 5}) == 300
     assert park_seconds({"ParallelDiT.ParkMinutes": "5"}) == park_seconds({}) == 0
+
+
+def test_a_file_is_listed_once_whatever_its_configurations():
+    def known(size: int, dtype: str = "bfloat16"):
+        request = SimpleNamespace(path="/models/a.safetensors", comfyui=None, dtype=dtype)
+        loaded = SimpleNamespace(spec="flux", bytes_per_rank=7, explanation="A plan.", details=None)
+        return SimpleNamespace(request=request, loaded=loaded, bytes=size)
+
+    listed = _models([known(0), known(5), known(0), known(0, "float16")])
+    assert [(each["dtype"], each["state"]) for each in listed] == [("bfloat16", "resident"), ("float16", "parked")]

@@ -8,6 +8,7 @@ const STYLE = `
   background: var(--comfy-menu-bg, #222); color: var(--fg-color, #ddd); box-shadow: 0 4px 18px #0008;
   font: 14px/1.45 Inter, sans-serif; }
 .parallel-dit-notice.warning { border-left-color: #e0a030; }
+.parallel-dit-notice.success { border-left-color: #40a060; }
 .parallel-dit-notice strong { display: block; margin-bottom: 4px; }
 .parallel-dit-notice p { margin: 0 0 8px; overflow-wrap: anywhere; }
 .parallel-dit-notice button { margin-right: 8px; padding: 4px 12px; border-radius: 6px; cursor: pointer;
@@ -17,8 +18,9 @@ const STYLE = `
   background: var(--comfy-input-bg, #111); font: 12px/1.4 monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 `;
 
-// kind: "error" or "warning"; buttons: [{text, press(notice element)}]. A notice of the same kind is replaced.
-export function showNotice(kind, title, text, buttons = []) {
+// kind: "error", "warning" or "success"; buttons: [{text, press(notice element)}]. A notice of the same kind is replaced.
+// seconds: it goes after; null for one that stays until it is closed.
+export function showNotice(kind, title, text, buttons = [], seconds = null) {
   hideNotice(kind);
   const box = document.createElement("div");
   box.className = `parallel-dit-notice ${kind}`;
@@ -34,6 +36,7 @@ export function showNotice(kind, title, text, buttons = []) {
     box.append(button);
   }
   place().append(box);
+  if (seconds !== null) setTimeout(() => box.remove(), 1000 * seconds);
 }
 
 function place() {

@@ -2,6 +2,7 @@
 import { app } from "../../../scripts/app.js";
 import { LOADERS, OURS } from "./loader_table.js";
 import { choicesOf, defaultTitle, titleOf } from "./node_names.js";
+import { showNotice } from "./notice.js";
 import { isUsed, obstacles } from "./obstacles.js";
 import { refusedNodes } from "./refused_nodes.js";
 import { counterpart, fileOf, replaceLoaders } from "./replace_loaders.js";
@@ -35,6 +36,8 @@ function whyNot(connections, graph, node, refused) {
   return unread ? [say("notRead"), ...found] : found;
 }
 
+const SECONDS_SHOWN = 5;
+
 export async function convert(toOurs, only = null) {
   const workflow = app.rootGraph.serialize();
   const { chosen, stays } = await judgeLoaders(workflow, toOurs, only);
@@ -50,7 +53,8 @@ export async function convert(toOurs, only = null) {
   }
   replaceLoaders(workflow, chosen, toOurs, defaultTitle);
   await showInstead(workflow);
-  toast("success", say(toOurs ? "moved" : "movedBack", { count: chosen.length }));
+  // Not as a toast, which would cover what ComfyUI says of files that are missing.
+  showNotice("success", title, say(toOurs ? "moved" : "movedBack", { count: chosen.length }), [], SECONDS_SHOWN);
 }
 
 // As a redo of the frontend does it, so that it is one step to undo; the view and the pictures stay.

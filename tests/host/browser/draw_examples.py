@@ -51,10 +51,10 @@ _SAVE = """async ([prompt, note, entries]) => {
 
 
 _BY_HAND = {
-    "flux-dev-two-gpus": ("FLUX.1 dev", "text to image, KSampler"),
+    "parallel-flux-dev-two-gpus": ("FLUX.1 dev", "text to image, KSampler"),
     "flux-dev-parallel-sampler": ("FLUX.1 dev", "text to image, Parallel Sampler"),
-    "flux-dev-pipefusion": ("FLUX.1 dev", "PipeFusion, for slow links"),
-    "wan-text-to-video": ("Wan 2.1", "text to video"),
+    "parallel-flux-dev-pipefusion": ("FLUX.1 dev", "PipeFusion, for slow links"),
+    "parallel-wan-text-to-video": ("Wan 2.1", "text to video"),
 }
 """Examples whose graphs are not made here: title and use of their cards."""
 

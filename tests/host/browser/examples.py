@@ -83,7 +83,7 @@ def _flux_lora() -> Prompt:
         "negative": node("ConditioningZeroOut", conditioning=link("text")),
         "latent": node("EmptySD3LatentImage", width=1024, height=1024, batch_size=1),
         "sampler": _sampler("lora", link("latent"), 8, 1.0),
-        **_picture("flux-lora"),
+        **_picture("parallel-flux-lora"),
     }
 
 
@@ -120,7 +120,7 @@ def _qwen_edit() -> Prompt:
         "negative": node("TextEncodeQwenImageEditPlus", prompt="", **encode),
         "latent": node("VAEEncode", pixels=link("scaled"), vae=link("vae")),
         "sampler": _sampler("norm", link("latent"), 4, 1.0),
-        **_picture("qwen-image-edit"),
+        **_picture("parallel-qwen-image-edit"),
     }
 
 
@@ -134,7 +134,7 @@ def _z_image() -> Prompt:
         "negative": node("ConditioningZeroOut", conditioning=link("positive")),
         "latent": node("EmptySD3LatentImage", width=1024, height=1024, batch_size=1),
         "sampler": _sampler("shift", link("latent"), 8, 1.0, "res_multistep"),
-        **_picture("z-image-turbo"),
+        **_picture("parallel-z-image-turbo"),
     }
 
 
@@ -238,38 +238,40 @@ def _sdxl() -> Prompt:
 
 
 EXAMPLES: Mapping[str, Example] = {
-    "flux-lora": Example(
+    "parallel-flux-lora": Example(
         _flux_lora(),
         "FLUX.1 dev",
         "text to image, with a LoRA",
         "FLUX.1 dev with a LoRA that needs eight steps. Any LoRA node works after the loader.",
     ),
-    "flux-kontext-edit": Example(
+    "parallel-flux-kontext-edit": Example(
         _kontext(),
         "FLUX.1 Kontext",
         "changes a picture",
         "Changes a picture by a sentence with FLUX.1 Kontext. Choose your own picture.",
     ),
-    "qwen-image-edit": Example(
+    "parallel-qwen-image-edit": Example(
         _qwen_edit(),
         "Qwen-Image-Edit",
         "changes a picture, with a LoRA",
         "Changes a picture by a sentence with Qwen-Image-Edit and a four-step LoRA.",
     ),
-    "z-image-turbo": Example(_z_image(), "Z-Image Turbo", "text to image", "Z-Image Turbo: a picture in eight steps."),
-    "wan-2.2-two-experts": Example(
+    "parallel-z-image-turbo": Example(
+        _z_image(), "Z-Image Turbo", "text to image", "Z-Image Turbo: a picture in eight steps."
+    ),
+    "parallel-wan-2.2-two-experts": Example(
         _wan(),
         "Wan 2.2",
         "text to video, two experts with LoRAs",
         "Wan 2.2 14B, text to video: two experts, each with its LoRA. Both stay loaded where memory allows.",
     ),
-    "ltx-2-video-with-sound": Example(
+    "parallel-ltx-2-video-with-sound": Example(
         _ltx(), "LTX-2", "text to video with sound", "LTX-2 from its checkpoint: video and sound out of one model."
     ),
-    "minimax-h3-video-with-sound": Example(
+    "parallel-minimax-h3-video-with-sound": Example(
         _h3(), "MiniMax H3", "text to video with sound", "MiniMax H3 in int8: video and sound out of one model."
     ),
-    "sdxl-checkpoint": Example(
+    "parallel-sdxl-checkpoint": Example(
         _sdxl(),
         "SDXL",
         "text to image, from a checkpoint",

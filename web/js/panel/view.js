@@ -67,12 +67,6 @@ function model(each, pool, act) {
   );
 }
 
-// Several configurations of one file have the same weights, and the buttons are for all of them.
-function byFile(models) {
-  const parkedFirst = [...models].sort((one, other) => (other.state === "parked") - (one.state === "parked"));
-  return [...new Map(parkedFirst.map((each) => [`${each.name} ${each.dtype} ${each.network}`, each])).values()];
-}
-
 function doing(pool) {
   if (!pool.doing) return null;
   const { what, done, total } = pool.doing;
@@ -106,7 +100,7 @@ function poolView(pool, status, act, width) {
     pool.error_said ? paragraph(pool.error_said, { role: "alert" }) : null,
     pool.kind === "cpu" ? host(pool, status.host) : null,
     h("h3", {}, word("models")),
-    pool.models.length ? byFile(pool.models).map((each) => model(each, pool, act)) : h("p", { class: "pdit-small" }, word("noModel")),
+    pool.models.length ? pool.models.map((each) => model(each, pool, act)) : h("p", { class: "pdit-small" }, word("noModel")),
     h("h3", {}, word("plan")),
     pool.details ? planPicture(pool.details, names, pool.plan, width) : h("p", { class: "pdit-small" }, word("noRun")),
     pool.plan_said ? paragraph(pool.plan_said) : null,

@@ -1,0 +1,39 @@
+"""Entries of menus for which prompts may hold other values. No ComfyUI needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class MenuEntry(str):
+    """A text that equals other values too, so that ComfyUI, which looks for a value among the entries of its own input,
+    takes them and refuses any other at that input alone.
+
+    Args:
+        also: what else stands for it.
+    """
+
+    also: frozenset[object]
+
+    def __new__(cls, text: str, also: Iterable[object] = ()) -> MenuEntry:
+        made = super().__new__(cls, text)
+        made.also = frozenset(also)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        # 1 equals True, and stands for another entry.
+        return str.__eq__(self, other) is True or any(other is each or _alike(other, each) for each in self.also)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def numbers(entries: Iterable[str]) -> list[str]:
+    """Entries of which those that are numbers are taken as numbers as well."""
+    return [MenuEntry(entry, [int(entry)]) if entry.isdecimal() else entry for entry in entries]
+
+
+def _alike(value: object, other: object) -> bool:
+    return type(value) is type(other) and value == other
