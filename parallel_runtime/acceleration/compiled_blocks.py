@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attention.varying import leave_open
+from ..attention.varying import leave_open, without_row_stride
 from ..switches import is_on
 from .own_graphs import LIMIT, room, with_own_code
 
@@ -156,18 +156,17 @@ def _rows_at_once() -> contextlib.AbstractContextManager[Any]:
 
 def _with_open_sizes(call: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call with the numbers of rows and tokens left open in every tensor that a block gets."""
-    for argument in (*args, *kwargs.values()):
-        _leave_sizes_open(argument)
-    return call(block, *args, **kwargs)
+    return call(block, *map(_opened, args), **{name: _opened(value) for name, value in kwargs.items()})
 
 
-def _leave_sizes_open(argument: Any) -> None:
+def _opened(argument: Any) -> Any:
     """(batch, tokens, ...), and (tokens, head dim) of a rotary embedding; of a modulation the batch."""
     if isinstance(argument, torch.Tensor):
+        argument = without_row_stride(argument)
         if argument.dim() > 1:
             leave_open(argument, 0)
         if argument.dim() > 2:
             leave_open(argument, 1)
-    elif isinstance(argument, list | tuple):
-        for part in argument:
-            _leave_sizes_open(part)
+    elif type(argument) in (list, tuple):
+        return type(argument)(map(_opened, argument))
+    return argument

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..attention.varying import leave_open
+from ..attention.varying import leave_open, without_row_stride
 from .compiled_blocks import Settings, rewriting
 from .host_watch import unwatched
 from .own_graphs import room, with_own_code
@@ -115,7 +115,7 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
 def _alone(value: Any) -> Any:
     """An argument whose tensors are no views to torch: of a view, a graph would depend on what it is a view of."""
     if isinstance(value, torch.Tensor):
-        return value.data if value._is_view() else value
+        return without_row_stride(value.data if value._is_view() else value)
     if type(value) in (list, tuple):
         return type(value)(_alone(each) for each in value)
     return value
