@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
+from parallel_runtime.networks.comfyui.gguf_layers import gguf_layers, use_gguf_kernels
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.quantised_layers import QuantisedLayer, hide_quantised, quantised_layers
 
@@ -108,7 +110,7 @@ def _compare(name: str, more: dict[str, Any]) -> dict[str, Any]:
 
 def compare_gguf(rank: int, world_size: int, comfyui: str, pack: str, kinds: list[str]) -> dict[str, Any]:
     """{type of GGUF: {"alike": results of two blocks, and of one with a LoRA, are those of the blocks as they are,
-    "graphs": of the blocks, and with the LoRA, "refused"}}; a graph holds the pack's own code, which torch traces."""
+    "graphs": of the blocks, and with the LoRA, "refused"}}; with the LoRA a graph holds the pack's own code."""
     use_comfyui(comfyui, {"cpu": True})
     import gguf
     from comfy.weight_adapter import LoRAAdapter
@@ -143,15 +145,23 @@ def compare_gguf(rank: int, world_size: int, comfyui: str, pack: str, kinds: lis
 
         graphs: list[Any] = []
         methods = CompiledMethods(
-            plain=False, backend=lambda module, inputs, graphs=graphs: graphs.append(module) or module
+            plain=True, backend=lambda module, inputs, graphs=graphs: graphs.append(module) or module
         )  # type: ignore[arg-type,misc]
         blocks = [Two([layer(256, 512), layer(512, 256)]) for _ in range(2)]
+        # Of the same parameters, by the pack's own class.
+        packs = [Two([copy.copy(block.first), copy.copy(block.second)]) for block in blocks]
+        for block in blocks:
+            use_gguf_kernels(block)
 
-        def alike(block: Two, methods: CompiledMethods = methods) -> bool:
+        def alike(block: Two, methods: CompiledMethods = methods, packs: Any = packs, ours: Any = blocks) -> bool:
             x = torch.randn(2, 5, 256).to(torch.bfloat16)
+            for each in gguf_layers(block):
+                each.look_inside()
             with methods.compiling():
                 output = methods.call(block.forward, (x,), {}, lambda args, kwargs: [], lambda: True)
-            return torch.equal(output, block(x)) and bool(output.isfinite().all())
+            expected = packs[ours.index(block)](x)
+            same = torch.equal(output, expected) and torch.equal(block(x), expected)
+            return same and bool(output.isfinite().all())
 
         results, made = [alike(block) for block in blocks], [len(graphs)]
         lora = LoRAAdapter(set(), (torch.randn(512, 4), torch.randn(4, 256), None, None, None, None))

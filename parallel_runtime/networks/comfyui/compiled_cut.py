@@ -11,6 +11,7 @@ from torch import nn
 
 from ...acceleration.compiled_methods import CompiledMethods, Varying
 from .attention import HostAttention
+from .gguf_layers import GgufLayer, gguf_layers
 from .quantised_layers import QuantisedLayer, quantised_layers
 from .token_split import TokenSplit
 
@@ -27,7 +28,9 @@ class CompiledCut:
         self._split = split
         self._attention = attention
         self._in_use = False
-        self._quantised: weakref.WeakKeyDictionary[nn.Module, list[QuantisedLayer]] = weakref.WeakKeyDictionary()
+        self._quantised: weakref.WeakKeyDictionary[nn.Module, list[QuantisedLayer | GgufLayer]] = (
+            weakref.WeakKeyDictionary()
+        )
         self.methods = CompiledMethods(is_plain(network), backend)
 
     def use(self, compiled: bool) -> None:
@@ -66,12 +69,12 @@ class CompiledCut:
             may_repeat=lambda: self._split.degree == 1 or self._attention.calls == attended,
         )  # fmt: skip
 
-    def _quantised_in(self, forward: Callable[..., Any]) -> Sequence[QuantisedLayer]:
+    def _quantised_in(self, forward: Callable[..., Any]) -> Sequence[QuantisedLayer | GgufLayer]:
         block = getattr(forward, "__self__", None)
         if not isinstance(block, nn.Module):
             return ()
         if block not in self._quantised:
-            self._quantised[block] = list(quantised_layers(block))
+            self._quantised[block] = [*quantised_layers(block), *gguf_layers(block)]
         return self._quantised[block]
 
 
@@ -80,6 +83,6 @@ def is_plain(network: nn.Module) -> bool:
     return all(
         type(each.data).__name__ == "Tensor" and each.dtype.is_floating_point
         for module in network.modules()
-        if not isinstance(module, QuantisedLayer)
+        if not isinstance(module, (QuantisedLayer, GgufLayer))
         for each in module.parameters(recurse=False)
     )
