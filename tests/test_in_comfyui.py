@@ -34,6 +34,7 @@ from benchmarks.in_comfyui.graphs import (
 from benchmarks.in_comfyui.host_families import HOST_REAL, file_name, loaded_as_tensors
 from benchmarks.in_comfyui.host_files import Part
 from benchmarks.in_comfyui.journey_verdict import BEST, NATIVE, faults
+from benchmarks.in_comfyui.measures.distances import CHANGES
 from benchmarks.in_comfyui.measures.journey import EMPTY, FULL, TURNS
 from benchmarks.in_comfyui.measures.speed import short_speed, speed
 from benchmarks.in_comfyui.random_q4_k import BLOCK, BLOCK_BYTES, q4_k
@@ -228,6 +229,18 @@ def test_a_journey_of_tiny_models_in_a_real_comfyui(tmp_path):
     results = json.loads((tmp_path / "results-journey.json").read_text())["results"]
     assert [len(result["rows"]) for result in results[:3]] == [len(TURNS)] * 3
     assert all("ms" in row or row["what"] == "cancelled" for result in results for row in result["rows"])
+
+
+def test_distances_are_a_table_in_which_equal_bits_and_failures_are_said():
+    rows = [{"what": "as it is", "distance": 0.0, "bits": True}, {"what": "split", "error": "out of | memory"}]
+    text = tables({}, [{"name": "d", "kind": "distance", "model": "FLUX", "error": "", "rows": rows}])
+    assert "| FLUX | as it is | 0.0e+00 | same bits |" in text
+    assert "| FLUX | split | – | out of / memory |" in text
+    for change in CHANGES:
+        graph = change.changed(plain(change.way, Picture(REAL["flux"], "flux", 1, 4, change.batch)))
+        assert {
+            value[0] for each in graph.values() for value in each["inputs"].values() if isinstance(value, list)
+        } <= set(graph)
 
 
 def test_a_machine_with_one_gpu_leaves_out_what_takes_two_and_families_can_be_chosen():

@@ -27,6 +27,8 @@ class Way:
         network: whose code Parallel Loader takes; "" leaves it to it.
         weights: of Parallel Config; "" leaves them to it.
         compile: of Parallel Config; "" is what the command line says.
+        attention: of Parallel Config; "" leaves it to it.
+        weight_dtype: of ComfyUI's own loader.
     """
 
     devices: str = ""
@@ -34,6 +36,8 @@ class Way:
     network: str = ""
     weights: str = ""
     compile: str = ""
+    attention: str = ""
+    weight_dtype: str = "default"
 
     @property
     def title(self) -> str:
@@ -127,6 +131,16 @@ def with_loras(graph: Graph, loras: Sequence[tuple[str, float]]) -> Graph:
         if content["inputs"].get("model") == link("model"):
             changed[name] = {**content, "inputs": {**content["inputs"], "model": link(last)}}
     return changed
+
+
+def compiled_by_comfyui(graph: Graph) -> Graph:
+    """The graph with ComfyUI's own node that compiles a model."""
+    sampler = graph[SAMPLER]
+    return {
+        **graph,
+        "compiled": node("TorchCompileModel", model=link("model"), backend="inductor"),
+        SAMPLER: {**sampler, "inputs": {**sampler["inputs"], "model": link("compiled")}},
+    }
 
 
 def decoded(graph: Graph, picture: Picture) -> Graph:
@@ -225,11 +239,11 @@ def load(way: Way, file: str, name: str) -> Graph:
     if not way.devices:
         if file_name(file).endswith(GGUF):
             return {name: node("UnetLoaderGGUF", unet_name=file_name(file))}
-        return {name: node("UNETLoader", unet_name=file_name(file), weight_dtype="default")}
+        return {name: node("UNETLoader", unet_name=file_name(file), weight_dtype=way.weight_dtype)}
     loader = {"model_name": file_name(file), **({"network": way.network} if way.network else {})}
     if way.devices == BY_DEFAULT:
         return {name: node("ParallelLoader", **loader)}
-    wishes = {key: value for key, value in (("weights", way.weights), ("compile", way.compile)) if value}
+    wishes = {key: value for key in ("weights", "compile", "attention") if (value := getattr(way, key))}
     return {
         f"{name} config": node("ParallelConfig", devices=way.devices, **wishes),
         name: node("ParallelLoader", **loader, parallel_config=link(f"{name} config")),

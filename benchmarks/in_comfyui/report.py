@@ -55,6 +55,7 @@ def tables(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
     parts += [_starts([result for result in results if result.get("kind") == "start"])]
     parts += [_faults([result for result in results if result.get("kind") == "fault"])]
     parts += [_table("A journey with the defaults", *journey_table(results))]
+    parts += [_distances([result for result in results if result.get("kind") == "distance"])]
     parts += [_failures(results)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -152,6 +153,22 @@ def _faults(results: Sequence[Result]) -> str:
         for result in results
     ]
     return _table("Faults: seconds", ["fault", "way", "ended after", "next first step after", "said"], rows)
+
+
+def _distances(results: Sequence[Result]) -> str:
+    rows = [
+        [
+            result["model"],
+            row["what"],
+            _distance(row.get("distance")),
+            row.get("error") or ("same bits" if row["bits"] else ""),
+        ]
+        for result in results
+        for row in result.get("rows", [])
+        if row.get("error") or "bits" in row
+    ]
+    title = "Distance of the latent from that of Load Diffusion Model, relative to its norm"
+    return _table(title, ["model", "way", "distance", ""], rows)
 
 
 def _failures(results: Sequence[Result]) -> str:

@@ -59,6 +59,7 @@ class Server:
         self._python = python
         self._arguments = arguments
         self._compile = compile
+        self._options: tuple[str, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: Any = None
         self._client = ""
@@ -120,6 +121,13 @@ class Server:
         self._client = uuid.uuid4().hex
         self._socket = websocket.create_connection(f"ws://{self.api.address}/ws?clientId={self._client}")
         return time.monotonic() - began
+
+    def keep_options(self, options: tuple[str, ...]) -> None:
+        """Have it run with these options of ComfyUI's beside its own: it is started anew if it runs with others."""
+        if options != self._options or not self.running:
+            self.stop()
+            self._options = options
+            self.start()
 
     def stop(self) -> None:
         """End it and everything that it started."""
@@ -201,6 +209,7 @@ class Server:
             f"--front-end-root={self.base / 'front'}",
             "--database-url=sqlite:///:memory:",
             *self._arguments,
+            *self._options,
         ]
 
     def _saved(self, run: Run) -> Path | None:

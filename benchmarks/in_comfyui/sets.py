@@ -14,6 +14,7 @@ from .journey_verdict import BEST
 from .journey_verdict import NATIVE as NATIVE_JOURNEY
 from .measures import journey
 from .measures.controlnet import controlnet
+from .measures.distances import distances
 from .measures.faults import cancel, fault, kill_rank, stop_rank
 from .measures.limit import limited
 from .measures.lora import lora
@@ -24,7 +25,7 @@ from .measures.switch import experts, turns, two_in_a_step
 
 SETS = (
     "quick", "families", "memory", "start", "switch", "experts", "video", "lora", "controlnet", "faults",
-    "host_networks", "memory_limit", "journey",
+    "host_networks", "memory_limit", "journey", "distances",
 )  # fmt: skip
 SECONDS = {
     "quick": 350.0,
@@ -33,6 +34,7 @@ SECONDS = {
     "host_networks": 1500.0,
     "memory_limit": 1500.0,
     "journey": 560.0,
+    "distances": 560.0,
 }
 """Of a whole set, by default `USUAL`."""
 SETTLING, SETTLING_HOST = 20.0, 75.0
@@ -40,7 +42,7 @@ SETTLING, SETTLING_HOST = 20.0, 75.0
 networks, whose compiler has ComfyUI load the file."""
 OF_COMFYUI = ("host_networks", "controlnet")
 """Sets that run ComfyUI's own networks."""
-ALONE = ("host_networks", "memory_limit", "journey")
+ALONE = ("host_networks", "memory_limit", "journey", "distances")
 """Sets that "all" leaves out."""
 USUAL = 470.0
 NATIVE = Way()
@@ -221,6 +223,11 @@ def _journey(one: str, many: str) -> Iterator[Measure]:
         yield Measure(name, journey.FILES, 260, run)
 
 
+def _distances(one: str, many: str) -> Iterator[Measure]:
+    for file in ("own-qwen", "own-flux", "own-flux-int8", "own-z-image", "own-wan"):
+        yield Measure(f"distances {file}", (file,), 240, partial(distances, file=file))
+
+
 _MAKERS = {
     "quick": _quick,
     "families": _families,
@@ -235,4 +242,5 @@ _MAKERS = {
     "host_networks": _host_networks,
     "memory_limit": _memory_limit,
     "journey": _journey,
+    "distances": _distances,
 }
