@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,6 +41,10 @@ class Prepared(ABC):
     def takes_part(self) -> bool:
         """Whether this rank has a part in the run, or is outside of its plan."""
         return True
+
+    def names(self, networks: Set[int]) -> bool:
+        """Whether it runs one of these networks beside the model."""
+        return False
 
     @abstractmethod
     def work(

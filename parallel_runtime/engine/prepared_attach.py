@@ -28,10 +28,11 @@ class PreparedAttach(Prepared):
         """Keep the tensors; with the last of them the network is made."""
         started = time.perf_counter()
         state, request = self.state, self.request
-        state.conditionings.detach(request.dropped)
-        arrived = state.arriving.setdefault(request.number, {})
-        arrived.update(tensors)
+        state.detach(request.dropped)
+        if tensors:
+            state.arriving.setdefault(request.number, {}).update(tensors)
         if request.form is not None:
+            arrived = state.arriving.get(request.number, {})
             parts = [arrived[attached_name(place)] for place in range(len(arrived))]
             state.conditionings.attach(request.number, build_module(request.form, parts))
             state.arriving.clear()

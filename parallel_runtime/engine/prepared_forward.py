@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,10 @@ class RepeatedForward(Prepared):
     def takes_part(self) -> bool:
         """See `Prepared`."""
         return self.placed.place is not None
+
+    def names(self, networks: Set[int]) -> bool:
+        """See `Prepared`."""
+        return self.conditioning.names(networks)
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]

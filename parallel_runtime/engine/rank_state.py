@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +131,13 @@ class RankState:
         self.calls.clear()
         self.conditionings.clear()
         self.arriving.clear()
+
+    def detach(self, networks: Iterable[int]) -> None:
+        """Forget networks beside the model, and the calls that are kept with them."""
+        gone = set(networks)
+        self.conditionings.detach(gone)
+        for kind in [kind for kind, call in self.calls.items() if call.names(gone)]:
+            del self.calls[kind]
 
     def open(self, request: Load) -> Opened | OpenedHost:
         """The file of a load that will come, which then need not be opened again.

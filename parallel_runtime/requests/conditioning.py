@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from ..errors import RequestError
 from ..said import said
-from .patches import CARRIED, TOGETHER, Attached, Patch, map_patch
+from .patches import CARRIED, TOGETHER, Attached, Patch, attached_in, map_patch
 from .requests import ConditioningRef, tensor_name
 from .trees import map_tensors, restore
 
@@ -88,6 +88,10 @@ class Conditioning:
             counts.append(frames)
         return max((count for count in counts if 0 < count <= batch and batch % count == 0), default=1)
 
+    def names(self, numbers: Set[int]) -> bool:
+        """Whether a patch of it has one of these networks."""
+        return any(each.number in numbers for each in attached_in(list(self.arguments.values())))
+
     def hollow(self) -> Conditioning:
         """The same without data: shapes and plain values."""
         return Conditioning(map_tensors(dict(self.arguments), hollow), self.shared)
@@ -149,9 +153,11 @@ class ConditioningStore:
         self._attached[number] = network
 
     def detach(self, numbers: Iterable[int]) -> None:
-        """Forget networks that the client will not name again."""
-        for number in numbers:
+        """Forget networks that the client will not name again, nor a conditioning that has them."""
+        gone = set(numbers)
+        for number in gone:
             self._attached.pop(number, None)
+        self._kept = {number: each for number, each in self._kept.items() if not each.names(gone)}
 
     def _with_networks(self, value: Any) -> Any:
         """The value with the networks that it names in their places.

@@ -205,16 +205,16 @@ class KeepPatches(msgspec.Struct, frozen=True, tag=True):
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
-    """Bring a network beside the model, which patches in conditionings name by its number.
+    """Bring a network beside the model, which patches in conditionings name by its number, or let go of others.
 
     Tensors: `attached_name(place)` each; those of one network may come in several requests, one after the other.
 
     Args:
         form: what it is made of (networks/comfyui/module_tree.py), with the last tensors; None before.
-        dropped: networks that are forgotten first.
+        dropped: networks that are forgotten first, with the calls that name them.
     """
 
-    number: int
+    number: int = 0
     form: Any = None
     dropped: tuple[int, ...] = ()
 

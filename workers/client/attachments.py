@@ -31,7 +31,7 @@ class Attachments:
         self._gone: list[int] = []
 
     def bring(self, networks: Iterable[Attached], callbacks: Callbacks) -> None:
-        """Have the ranks know these.
+        """Have the ranks know these, and forget those that nobody here has any more.
 
         Raises:
             RequestError: a network is not made of data.
@@ -41,16 +41,26 @@ class Attachments:
                 self._send(each, callbacks)
                 self._there.add(each.number)
                 weakref.finalize(each.module, self._gone.append, each.number)
+        if gone := self._let_go():
+            self._submit(Submission(request=Attach(dropped=gone), callbacks=callbacks))
 
     def forget(self) -> None:
         """Trust none of them any more."""
         self._there.clear()
 
+    def _let_go(self) -> tuple[int, ...]:
+        """Numbers that the ranks have not been told to forget yet."""
+        gone: list[int] = []
+        while self._gone:  # which the collector of any thread adds to
+            gone.append(self._gone.pop())
+        known = self._there.intersection(gone)
+        self._there -= known
+        return tuple(sorted(known))
+
     def _send(self, network: Attached, callbacks: Callbacks) -> None:
         tensors: list[torch.Tensor] = []
         form: Any = describe_module(network.module, tensors)
-        gone, self._gone[:] = tuple(self._gone), []
-        self._there.difference_update(gone)
+        gone = self._let_go()
         piece: dict[str, torch.Tensor] = {}
         size = 0
         for place, tensor in enumerate(tensors):

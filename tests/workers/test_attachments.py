@@ -1,0 +1,87 @@
+"""Networks beside the model: the ranks have those that somebody here has, and no others."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from parallel_runtime.engine.engine import Engine
+from parallel_runtime.engine.prepared_forward import RepeatedForward
+from parallel_runtime.requests.conditioning import OPTIONS
+from parallel_runtime.requests.patches import CARRIED, PATCHES, Attached, Patch
+from parallel_runtime.requests.requests import ConditioningRef, tensor_name
+from parallel_runtime.requests.trees import flatten
+from tests.parallel_runtime.staged_run import Quiet
+from workers.client.attachments import Attachments
+from workers.client.submission import Callbacks, Submission
+
+
+class Pool:
+    """One rank, which is asked what a client asks."""
+
+    def __init__(self) -> None:
+        self.engine = Engine(torch.device("cpu"), 0, 1)
+        self.asked: list[Any] = []
+
+    def submit(self, submission: Submission) -> Any:
+        self.asked.append(submission.request)
+        self.run(submission.request, submission.tensors)
+
+    def run(self, request: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+        meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
+        self.engine.prepare(request, meta, Quiet()).run(dict(tensors), Quiet())
+
+    def call(self, number: int, network: Attached) -> None:
+        """Keep a conditioning that names the network, and a call with it, as a `Forward` does."""
+        options = {CARRIED: {PATCHES: {"double_block": [Patch("some:code", 1, values={"network": network})]}}}
+        tensors: list[torch.Tensor] = [torch.ones(1, 1, 4)]
+        tree = flatten(options, tensors)
+        given = {tensor_name(number, "context"): tensors[0]}
+        reference = ConditioningRef(
+            number, new=True, tensors=("context",), trees={OPTIONS: tree}, lists={OPTIONS: len(tensors) - 1}
+        )
+        conditioning = self.engine.conditionings.take(reference, given)
+        self.engine.calls[number] = RepeatedForward(
+            state=self.engine, placed=SimpleNamespace(), conditioning=conditioning, patches=SimpleNamespace()
+        )
+
+    def network(self, number: int) -> weakref.ref[torch.nn.Module]:
+        return weakref.ref(self.engine.conditionings._attached[number])
+
+
+def test_a_network_that_nobody_has_any_more_leaves_the_ranks_with_the_next_call():
+    pool = Pool()
+    attachments = Attachments(pool.submit)
+    networks = [Attached(number, torch.nn.Linear(4, 4)) for number in (1, 2)]
+    for each in networks:
+        attachments.bring([each], Callbacks())
+        pool.call(each.number, each)
+    there = [pool.network(number) for number in (1, 2)]
+    attachments.bring(networks, Callbacks())
+    assert len(pool.asked) == 2
+    del networks[0], each
+    gc.collect()
+    attachments.bring([], Callbacks())  # a call without any
+    gc.collect()
+    assert pool.asked[-1].dropped == (1,)
+    assert [found() is None for found in there] == [True, False]
+    assert list(pool.engine.calls) == [2]
+    attachments.bring(networks, Callbacks())
+    assert len(pool.asked) == 3
+
+
+def test_a_pool_that_never_had_it_is_not_asked_to_let_a_network_go():
+    pool = Pool()
+    attachments = Attachments(pool.submit)
+    network = Attached(1, torch.nn.Linear(4, 4))
+    attachments.bring([network], Callbacks())
+    attachments.forget()
+    del network
+    gc.collect()
+    attachments.bring([], Callbacks())
+    assert len(pool.asked) == 1
