@@ -25,6 +25,7 @@ from ..streaming.mixed_blocks import MixedBlocks
 from ..streaming.shared_blocks import SharedBlocks
 from .files import identity
 from .host_file import HostFile
+from .kept_originals import FileNumbers
 from .patchable_network import PatchableNetwork
 from .read_through import read_through
 from .reading import OnBytes
@@ -46,7 +47,8 @@ class HeldNetwork(PatchableNetwork):
     def __init__(
         self, file: HostFile, data: Network | None, dtype: torch.dtype | None, device: torch.device, fast_float8: bool
     ):
-        super().__init__(device)
+        # Of a GGUF file its pack makes tensors of its own class, which stay where they are.
+        super().__init__(device, FileNumbers(file.path, file.identity, file.prefix) if file.pack is None else None)
         self.size = file.size
         self.here = False
         self.split = TokenSplit(single_rank_mesh())

@@ -26,6 +26,11 @@ _LEFT_FREE = 8 << 30
 """Bytes of the host's memory that copies leave, or a tenth of it where that is more."""
 
 
+def left_free(total: int) -> int:
+    """Bytes of a host's memory that copies of weights leave, of so many that it has."""
+    return max(_LEFT_FREE, total // 10)
+
+
 class HostCopy:
     """The bytes of one model's weights as they lie in its region.
 
@@ -114,7 +119,7 @@ class HostCopies:
         host = psutil.virtual_memory()
         if self._folder is None or key in self._open:
             return None
-        if host.available - size < max(_LEFT_FREE, host.total // 10):
+        if host.available - size < left_free(host.total):
             log.info("No memory on the host to park %.1f GiB of weights: they will be read again.", size / 2**30)
             return None
         path = self._path(key)

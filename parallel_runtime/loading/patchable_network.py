@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..patching.comfyui_patches import beside
+from .kept_originals import FileNumbers, KeptOriginals
 from .patchable import has_room
 
 
@@ -18,12 +19,12 @@ class PatchableNetwork(ABC):
 
     wraps_layers = True
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, file: FileNumbers | None = None):
         self.device = device
         self.moved = False
         # Compiled blocks and recordings read these addresses; on the CPU there are none, and weights may be the file.
         self._in_place = device.type != "cpu"
-        self._originals: dict[str, torch.Tensor] = {}
+        self._originals = KeptOriginals(device, file)
         self._bypasses: list[tuple[nn.Module, Any]] = []
 
     @property
@@ -54,11 +55,11 @@ class PatchableNetwork(ABC):
     def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
         """See `Patchable`."""
         new = {name: self._read(name) for name in names if name not in patched}
-        if self._in_place:
-            stay = self.device.type == "cpu" or has_room(new.values(), self.device)
-            new = {name: weight.detach().clone() if stay else weight.detach().to("cpu") for name, weight in new.items()}
-        self._originals |= new
-        return {name: self._originals[name] for name in names}
+        if self._in_place and not has_room(new.values(), self.device):
+            self._originals.put_away(new)
+            return {name: new[name] if name in new else self._originals.get(name) for name in names}
+        self._originals.keep({name: weight.detach().clone() for name, weight in new.items()} if self._in_place else new)
+        return {name: self._originals.get(name) for name in names}
 
     def write(self, name: str, weight: torch.Tensor) -> None:
         """See `Patchable`. A weight may have another shape then."""
@@ -76,7 +77,7 @@ class PatchableNetwork(ABC):
             self.write(name, original)
         else:
             setattr(self.owner(name), name.rpartition(".")[2], original)
-        del self._originals[name]
+        self._originals.drop(name)
 
     def wrap(self, layers: Mapping[str, tuple[Any, float]]) -> None:
         """See `Patchable`: ComfyUI's own bypass, over each layer's forward."""
@@ -106,7 +107,7 @@ class PatchableNetwork(ABC):
     def spare(self) -> None:
         """See `Patchable`."""
         if self.device.type != "cpu":
-            self._originals = {name: weight.to("cpu") for name, weight in self._originals.items()}
+            self._originals.spare()
 
     def can_keep(self, weight: torch.Tensor) -> bool:
         """See `Patchable`."""

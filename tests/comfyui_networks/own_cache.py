@@ -26,7 +26,7 @@ class _Held(HeldNetwork):
 
 
 class _NoFile:
-    size, pack = 0, None
+    size, pack, path, identity, prefix = 0, None, None, None, ""
 
 
 def apart(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
