@@ -114,7 +114,7 @@ def _find_weights(folder: Path) -> tuple[Path, ...]:
 
 def _read_index(index: Path) -> tuple[Path, ...]:
     names = read_json(index).get("weight_map", {})
-    if not isinstance(names, dict) or not names or any(Path(str(name)).name != name for name in names.values()):
+    if not isinstance(names, dict) or not names or not all(map(_is_file_name, names.values())):
         raise CheckpointError(
             said("{index} does not list the files of the model.", index=index), "Download the folder again."
         )
@@ -132,6 +132,15 @@ def _read_index(index: Path) -> tuple[Path, ...]:
             "Download the missing files.",
         )
     return files
+
+
+def _is_file_name(name: Any) -> bool:
+    """A name that a file can have, which a string of JSON need not be."""
+    try:
+        usable = isinstance(name, str) and b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        return False
+    return usable and Path(name).name == name
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -127,10 +127,9 @@ def _refuse_foreign(path: Path, start: bytes, size: int) -> NoReturn:
         )
     raise CheckpointError(
         said(
-            "{path} is no safetensors file ({size} bytes that start with {start}).",
+            "{path} is no safetensors file ({size} bytes).",  # of which none is shown: a link may lead to anything
             path=path,
             size=size,
-            start=repr(start),
         ),
         _AGAIN,
     )
@@ -152,10 +151,13 @@ def _parse(path: Path, text: bytes) -> tuple[FileHeader, int]:
     try:
         entries = json.loads(text)
         metadata = entries.pop("__metadata__", None) or {}
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its __metadata__ is not text by name")
         tensors, spans = {}, []
         if len(entries) > _MOST_TENSORS:
             raise ValueError(f"it lists {len(entries)} tensors, and at most {_MOST_TENSORS} are read")
         for key, entry in entries.items():
+            key.encode()  # halves of characters, which JSON may hold
             tensors[key] = TensorInfo(_numbers(entry["shape"], _MOST_DIMS), str(entry["dtype"])[:40])
             begin, end = _numbers(entry["data_offsets"], 2)
             spans.append((begin, end, key))

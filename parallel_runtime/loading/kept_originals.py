@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError, NotLoadedError, OutOfMemoryError
+from ..said import said
 from .files import Identity, identity
 from .host_copies import left_free
 
@@ -38,7 +39,9 @@ class FileNumbers:
             NotLoadedError, CheckpointError: the file was replaced, or cannot be read.
         """
         if identity(self._path) != self._stamp:
-            raise NotLoadedError(f"{self._path} was replaced since it was loaded.", "Queue the prompt again.")
+            raise NotLoadedError(
+                said("{path} was replaced since it was loaded.", path=self._path), "Queue the prompt again."
+            )
         try:
             if self._open is None:
                 self._open = safe_open(self._path, framework="pt", device="cpu")
@@ -46,7 +49,10 @@ class FileNumbers:
             key = f"{self._prefix}{name}"
             found: torch.Tensor | None = self._open.get_tensor(key) if key in self._names else None
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{self._path} cannot be read: {error}.", "Check the file and its rights.") from error
+            raise CheckpointError(
+                said("{file} cannot be opened: {error}.", file=self._path, error=error),
+                "Check the file and its rights.",
+            ) from error
         return found
 
     def close(self) -> None:
@@ -150,8 +156,11 @@ def _on_host(name: str, weight: torch.Tensor) -> torch.Tensor:
     host = psutil.virtual_memory()
     if host.available - weight.nbytes < left_free(host.total):
         raise OutOfMemoryError(
-            f"The host has {host.available / 2**30:.1f} GiB of memory left, too little to keep {name} as it is without "
-            "the LoRA.",
+            said(
+                "The host has {free} GiB of memory left, too little to keep {name} as it is without the LoRA.",
+                free=f"{host.available / 2**30:.1f}",
+                name=name,
+            ),
             "Use fewer GPUs or a smaller model, or close other programs.",
         )
     return weight.detach().to("cpu", copy=True)

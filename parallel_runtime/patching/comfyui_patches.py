@@ -73,7 +73,21 @@ class Computing:
         # What a patch would subtract from a whole model's weight (Create Hook Model as LoRA).
         original = {key: [(base, convert)]}
         patches = decode_patches(given.weights[name], given.factors)
-        value = comfy.lora.calculate_weight(patches, value, key, original_weights=original)
+        try:
+            value = comfy.lora.calculate_weight(patches, value, key, original_weights=original)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            # ComfyUI writes the faults of LoRAs into its log and goes on; a patch that sets a weight just fails.
+            raise RequestError(
+                said(
+                    "A patch does not fit the weight {name}, {shape}: {error}",
+                    name=name,
+                    shape=tuple(value.shape),
+                    error=error,
+                ),
+                "Remove the LoRA, or choose one that was made for this model.",
+            ) from error
         if put is None:
             return comfy.float.stochastic_rounding(value, weight.dtype, seed=_seed(key))
         return put(value, inplace_update=False, seed=_seed(key), return_weight=True)

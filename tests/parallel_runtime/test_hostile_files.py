@@ -201,3 +201,31 @@ def test_every_number_of_a_configuration_has_a_bound(values, says):
         ParallelConfig.from_mapping(values)
     assert len(str(caught.value)) < 300
     assert isinstance(caught.value, ParallelError)
+
+
+@pytest.mark.parametrize("metadata", ["a text", ["format", "pt"], 7, {"format": {"pt": 1}}, {"format": 1}])
+def test_metadata_that_is_no_text_by_name_is_a_damaged_header(tmp_path, metadata):
+    header = {"__metadata__": metadata, "x": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}
+    assert "damaged header" in refuse(write_header(tmp_path / "model.safetensors", json.dumps(header).encode()))
+
+
+def test_a_tensor_whose_name_is_half_a_character_is_a_damaged_header(tmp_path):
+    assert "damaged header" in refuse(write_keys(tmp_path / "model.safetensors", ["x_embedder\ud800.weight"]))
+
+
+@pytest.mark.parametrize("name", ["\ud800.safetensors", "a\0.safetensors", "../a.safetensors", 7, None])
+def test_an_index_of_files_that_cannot_be_is_refused(tmp_path, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+    assert "does not list the files" in refuse(folder)
+
+
+def test_of_what_a_link_leads_to_nothing_is_shown(tmp_path):
+    (tmp_path / "secret").write_text("hunter2, and more than a header's length")
+    link = tmp_path / "model.safetensors"
+    link.symlink_to(tmp_path / "secret")
+    said = refuse(link)
+    assert "no safetensors file" in said
+    assert "hunter" not in said

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from parallel_runtime import memory
-from parallel_runtime.errors import CheckpointError, NotLoadedError, OtherNetworkError
+from parallel_runtime.errors import CheckpointError, NotLoadedError, OtherNetworkError, RequestError
 from parallel_runtime.loading import held_weights, patchable_network
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.held_weights import ArenaWeights
@@ -231,6 +231,18 @@ def test_a_patched_model_whose_file_has_gone_makes_way_for_another(change, files
     with pytest.raises(NotLoadedError if change == "replaced" else CheckpointError, match=r"model\.safetensors"):
         rank.forward(path, patches)
     assert torch.equal(rank.forward(files[1]), predicted(files[1]))
+
+
+def test_a_weight_that_is_set_to_another_shape_is_refused_and_leaves_the_model_as_it_was(files):
+    path, rank = files[0], PatchingRank()
+    rank.load(path)
+    plain = rank.forward(path)
+    given: Any = {f"diffusion_model.{LAYERS[0]}.weight": [(1.0, ("set", (torch.ones(3, 5),)), 1.0, None, None)]}
+    wrong = Encoder().encode(given)
+    rank.keep(wrong)
+    with pytest.raises(RequestError, match=f"{LAYERS[0]}.weight.*size of tensor"):
+        rank.forward(path, wrong)
+    assert torch.equal(rank.forward(path), plain)
 
 
 def test_a_change_that_was_cancelled_goes_on_from_there(files, monkeypatch):
