@@ -59,8 +59,8 @@ def model_inputs() -> list[io.Input]:
             default=AUTO,
             optional=True,
             extra_dict={"advanced": True},
-            tooltip="Whose code computes the model. Auto takes diffusers' class where there is one for a "
-            "plain file, which is fastest, and ComfyUI's own network for everything else.",
+            tooltip="Whose code computes the model. Auto takes diffusers' class where it is installed and has one "
+            "for a plain file, which is fastest, and ComfyUI's own network for everything else.",
         ),
         ConfigSocket.Input(
             "parallel_config",

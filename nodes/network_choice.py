@@ -37,14 +37,15 @@ class Chosen:
 def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default", attention: str = "auto") -> Chosen:
     """Open a file or folder for a network.
 
-    `auto` takes diffusers' class where there is one for the file, and its weights are plain and to stay so; else
-    ComfyUI's, as also where attention is to be ComfyUI's.
+    `auto` takes diffusers' class where diffusers is installed and has one for the file, and its weights are plain and
+    to stay so; else ComfyUI's, as also where attention is to be ComfyUI's.
 
     Raises:
         CheckpointError: missing or damaged files.
         UnsupportedModelError: the network that was asked for does not run it, or none does.
     """
     from parallel_runtime.loading.checkpoint import open_checkpoint
+    from parallel_runtime.networks.diffusers.package import absent, is_installed
 
     if is_gguf(path):
         return _choose_for_gguf(path, wanted, weight_dtype)
@@ -60,8 +61,11 @@ def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default"
             )
         why = said("Runs ComfyUI's own network, as weight_dtype is {weight_dtype}.", weight_dtype=weight_dtype)
         return _of_comfyui(_recognise(path), why)
+    with_diffusers = is_installed()
+    if not with_diffusers and (wanted == DIFFUSERS or path.is_dir()):
+        raise absent()
     try:
-        return Chosen(open_checkpoint(path))
+        checkpoint = open_checkpoint(path)
     except UnsupportedModelError as error:
         if wanted == DIFFUSERS or path.is_dir():
             raise
@@ -73,6 +77,7 @@ def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default"
                 said("{cause} ComfyUI does not recognise it either.", cause=error.cause), error.fix
             ) from error
         return _of_comfyui(file, said("Runs ComfyUI's own network."))
+    return Chosen(checkpoint) if with_diffusers else _of_comfyui(_recognise(path), said("Runs ComfyUI's own network."))
 
 
 def _choose_for_gguf(path: Path, wanted: str, weight_dtype: str) -> Chosen:

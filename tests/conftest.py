@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.comfyui_checkout import HOW
 from tests.order import longest_first
 from tests.tiers import mark_slow_cases
 
@@ -33,7 +34,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before the choice by marker
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    """Of a test with many cases, those that its mark does not name are slow; GPU tests are skipped without a GPU.
+    """Of a test with many cases, those that its mark does not name are slow; GPU tests are skipped without a GPU; those
+    that are skipped without a ComfyUI are host tests.
 
     What takes longest begins first.
     """
@@ -42,5 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("long") is not None:
             item.add_marker("slow")
+        if any(mark.kwargs.get("reason") == HOW for mark in item.iter_markers("skipif")):
+            item.add_marker("host")
     mark_slow_cases(items, whole=not any("[" in asked for asked in config.args))
     items[:] = longest_first(items)

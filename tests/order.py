@@ -31,7 +31,6 @@ LONGEST = (
     "tests/workers/test_compiling_in_pool.py",
     "tests/host/browser/test_use_all_gpus.py",
     "tests/host/browser/test_errors_on_the_canvas.py",
-    "tests/parallel_runtime/test_compile_ahead.py",
     "tests/workers/test_pool_lifetime.py",
     "tests/host/browser/test_search_and_saved_workflows.py",
 )

@@ -16,6 +16,7 @@ IN_NO_TEMPLATE = {"Hyper-FLUX.1-dev-8steps-lora.safetensors", "wan2.1_t2v_14B_bf
 """Looked up elsewhere: in the text of other packs and projects."""
 
 
+@pytest.mark.host
 @pytest.mark.skipif(installed_version() is None, reason="comfyui-workflow-templates is not installed")
 def test_files_of_the_examples_are_those_of_the_official_templates():
     official = {offered for template in read_templates() for offered in files(template.workflow)}

@@ -297,6 +297,7 @@ def test_the_page_of_models_has_the_families():
     )
 
 
+@pytest.mark.host
 @pytest.mark.skipif(installed_version() is None, reason="comfyui-workflow-templates is not installed")
 def test_installed_templates_are_all_known():
     judged = judge_all(read_templates())

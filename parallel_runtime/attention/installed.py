@@ -1,10 +1,6 @@
 """Attention kernels of packages that need not be there: FlashAttention 3 and SageAttention.
 
-Each is one operator to torch.compile, which then need not look into the package. SageAttention with its log-sum-exp is
-called through yunchang's table of kernels. FlashAttention 3 is not: the table (0.6.4) calls the package's private
-forward with an argument `out`, which newer versions have renamed; the public one below stays. And what the table has of
-PyTorch's kernels gives a log-sum-exp of zeros, or one that is rounded to the inputs' dtype, by which no parts can be
-merged (kernels.py has ours).
+Each is one operator to torch.compile, which then need not look into the package.
 """
 
 from __future__ import annotations
@@ -94,10 +90,9 @@ def _sage(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: fl
 def _sage_with_lse(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    from yunchang.kernels import AttnType, select_flash_attn_impl
+    from sageattention import sageattn
 
-    sage_with_lse = select_flash_attn_impl(AttnType.SAGE_AUTO, "fwd-only")
-    attended, lse = sage_with_lse(query, key, value, is_causal=False, sm_scale=scale)
+    attended, lse = sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale, return_lse=True)
     return attended, lse.contiguous()
 
 

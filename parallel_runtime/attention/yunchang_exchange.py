@@ -5,6 +5,7 @@ It wants equal shares of tokens and heads that divide; what it cannot do stays w
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..switches import is_on
+from ..errors import ConfigurationError
+from ..said import said
+from ..switches import VARIABLE, is_on
 from .kernels import Attend
 
 Exchange = Callable[..., Any]
@@ -24,9 +27,21 @@ def chosen_exchange() -> Exchange | None:
 
     Only where all ranks are of one host: the variable is the same for them, and ranks that exchange in unlike ways
     would part.
+
+    Raises:
+        ConfigurationError: ours is switched off, and yunchang, an extra of the install, is not there.
     """
     if is_on("exchange") or os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
         return None
+    if importlib.util.find_spec("yunchang") is None:
+        raise ConfigurationError(
+            said(
+                "{variable} switches our exchange off, and the Python package yunchang, whose exchange runs then, is "
+                "not installed.",
+                variable=VARIABLE,
+            ),
+            said("Take exchange out of {variable}, or install yunchang.", variable=VARIABLE),
+        )
     from yunchang.comm.all_to_all import all_to_all_4D  # here, as it imports whatever attention packages are there
 
     return all_to_all_4D

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..attention.projections import neighbours
 from ..errors import CheckpointError, UnsupportedModelError
-from ..networks.diffusers.lean_imports import diffusers
+from ..networks.diffusers.lean_imports import import_diffusers
 from ..networks.diffusers.spec import WeightRule
 from ..said import said
 from .arena import make_arena
@@ -93,8 +94,9 @@ def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
     """Return the transformer with its parameters on the meta device, and its buffers real.
 
     Raises:
-        UnsupportedModelError: the installed diffusers does not build this model.
+        UnsupportedModelError: the installed diffusers does not build this model, or there is none.
     """
+    diffusers = import_diffusers()
     transformer_class = getattr(diffusers, checkpoint.spec.transformer_class)
     try:
         with _meta_parameters():
@@ -146,7 +148,7 @@ def _rules(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> lis
                     "{title} of diffusers {version} has parameters that this version of Parallel DiT does not know, "
                     "such as {unserved}.",
                     title=checkpoint.spec.title,
-                    version=diffusers.__version__,
+                    version=version("diffusers"),
                     unserved=min(unserved),
                 ),
                 "Update Parallel DiT.",

@@ -1,4 +1,7 @@
-"""Where ComfyUI is, which Python runs it, and what that Python lacks."""
+"""Where ComfyUI is, which Python runs it, and what that Python lacks.
+
+`python -m tests.host.find_host` fails where there is none, and says so.
+"""
 
 from __future__ import annotations
 
@@ -93,3 +96,10 @@ def find_host() -> Host:
     if probe.returncode:
         raise NoHost(f"{python} cannot run ComfyUI ({probe.stderr.strip().splitlines()[-1]}): {HOW_TO}")
     return Host(path, python, str(SHIM) if "shim" in found else "")
+
+
+if __name__ == "__main__":
+    try:
+        find_checkout()
+    except NoHost as missing:
+        sys.exit(f"host tests will be skipped: {missing}")

@@ -1,6 +1,6 @@
 """`python -m tests.host.requirements`: gives this Python what ComfyUI needs, so that it can run the host tests.
 
-Does nothing where no ComfyUI is found, or where $COMFYUI_PYTHON runs it. torch stays as it is, and torchaudio is left
+Does nothing where $COMFYUI_PYTHON runs it. torch stays as it is, and torchaudio is left
 out: the host tests have a stand-in for it.
 """
 
@@ -14,7 +14,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from .find_host import NoHost, find_checkout
+from .find_host import find_checkout
 
 _LEFT_OUT = re.compile(r"torch(audio)?\s*([=<>~!;#].*)?")
 
@@ -25,14 +25,10 @@ def without_torch(requirements: str) -> str:
 
 
 def main() -> None:
-    """Install, or say why not."""
+    """Install."""
     if os.environ.get("COMFYUI_PYTHON"):
         return
-    try:
-        checkout = find_checkout()
-    except NoHost as missing:
-        print(f"host tests will be skipped: {missing}")
-        return
+    checkout = find_checkout()
     with tempfile.TemporaryDirectory() as folder:
         wanted, held = Path(folder, "wanted.txt"), Path(folder, "held.txt")
         wanted.write_text(without_torch((checkout / "requirements.txt").read_text()))

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yunchang.kernels
 
 from parallel_runtime.attention import choice, installed
 from parallel_runtime.attention.choice import check_ring, choose, resolve_kernel
@@ -160,9 +159,6 @@ def packages(monkeypatch):
 
     install("flash_attn_interface", flash_attn_func=flash_attn_func)
     install("sageattention", sageattn=sageattn)
-    # yunchang, through whose table the log-sum-exp comes, looks when it is imported.
-    monkeypatch.setattr(yunchang.kernels, "HAS_SAGE_ATTENTION", True)
-    monkeypatch.setattr(yunchang.kernels, "sageattention", sys.modules["sageattention"], raising=False)
     yield calls
     installed._flash3_must_be_asked.cache_clear()
 

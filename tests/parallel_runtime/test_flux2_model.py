@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -33,16 +35,16 @@ def test_weight_rules_agree_with_the_converter_of_diffusers():
     assert [name for name in made if not torch.equal(made[name], expected[name])] == []
 
 
-def test_packing_and_ids_agree_with_the_pipeline_of_diffusers():
-    from diffusers import Flux2Pipeline
-
+def test_tokens_are_places_of_the_latent_and_ids_tell_references_and_text_apart():
+    """As Flux2Pipeline of diffusers packs them, which is not imported: it needs transformers."""
     x, context = torch.randn(2, 128, 5, 3), torch.randn(2, 4, 64)
     references = [torch.randn(1, 128, 2, 3), torch.randn(1, 128, 4, 4)]
     arguments = FLUX2.adapter.to_transformer(x, torch.ones(2), context, tiny_config(), ref_latents=references)
-    assert torch.equal(arguments["hidden_states"][:, :15], Flux2Pipeline._pack_latents(x))
-    places = [Flux2Pipeline._prepare_latent_ids(x)[0], Flux2Pipeline._prepare_image_ids(references)[0]]
-    assert torch.equal(arguments["img_ids"], torch.cat(places).float())
-    assert torch.equal(arguments["txt_ids"], Flux2Pipeline._prepare_text_ids(context)[0].float())
+    assert torch.equal(arguments["hidden_states"][:, :15], x.flatten(2).mT)
+    places = [*product([0], range(5), range(3), [0])]  # time, height, width, place in the text
+    places += [*product([10], range(2), range(3), [0]), *product([20], range(4), range(4), [0])]
+    assert arguments["img_ids"].tolist() == [list(place) for place in places]
+    assert arguments["txt_ids"].tolist() == [[0, 0, 0, token] for token in range(4)]
     assert FLUX2.adapter.sequence_length(x.shape, context.shape) == 15 + 4
     assert FLUX2.adapter.output_shape(x.shape, tiny_config()) == x.shape
 

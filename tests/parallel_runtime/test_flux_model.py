@@ -64,14 +64,12 @@ def test_packing_and_unpacking_gives_the_latent_back_at_any_size(height, width, 
     assert FLUX.adapter.output_shape(x.shape, tiny_config()) == x.shape
 
 
-def test_packing_and_ids_agree_with_the_pipeline_of_diffusers():
-    from diffusers import FluxPipeline
-
+def test_tokens_are_squares_of_two_by_two_and_ids_their_places():
+    """As FluxPipeline of diffusers packs them, which is not imported: it needs transformers."""
     x = torch.randn(2, 16, 8, 6)
     arguments = FLUX.adapter.to_transformer(x, torch.ones(2), torch.randn(2, 3, 64), tiny_config())
-    assert torch.equal(arguments["hidden_states"], FluxPipeline._pack_latents(x, 2, 16, 8, 6))
-    ids = FluxPipeline._prepare_latent_image_ids(2, 4, 3, torch.device("cpu"), torch.float32)
-    assert torch.equal(arguments["img_ids"], ids)
+    assert torch.equal(arguments["hidden_states"], torch.nn.functional.pixel_unshuffle(x, 2).flatten(2).mT)
+    assert torch.equal(arguments["img_ids"], torch.cartesian_prod(*map(torch.arange, (1, 4, 3))).float())
 
 
 @pytest.mark.parametrize(("guidance_embeds", "passed"), [(True, True), (False, False)])

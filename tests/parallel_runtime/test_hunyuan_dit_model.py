@@ -17,15 +17,25 @@ from tests.tiny_model import (
 )
 
 
-@pytest.mark.parametrize("size", [(32, 32), (48, 24), (9, 31), (1, 5)])
-def test_rotary_embedding_agrees_with_that_of_diffusers(size):
-    """At evenly spaced positions, as HunyuanDiT was trained: those of diffusers' own grid end too early."""
+@pytest.mark.parametrize(
+    ("size", "region"),
+    [
+        ((32, 32), ((0, 0), (32, 32))),
+        ((48, 24), ((0, 8), (32, 24))),
+        ((9, 31), ((12, 0), (21, 32))),
+        ((1, 5), ((13, 0), (19, 32))),
+    ],
+)
+def test_rotary_embedding_agrees_with_that_of_diffusers(size, region):
+    """At evenly spaced positions, as HunyuanDiT was trained: those of diffusers' own grid end too early.
+
+    Regions are what `get_resize_crop_region_for_grid` gives, of the pipeline, which needs transformers.
+    """
     from diffusers.models.embeddings import get_2d_rotary_pos_embed_from_grid
-    from diffusers.pipelines.hunyuandit.pipeline_hunyuandit import get_resize_crop_region_for_grid
 
     places = [
         numpy.linspace(start, stop, count, endpoint=False, dtype=numpy.float32)
-        for start, stop, count in zip(*get_resize_crop_region_for_grid(size, 32), size, strict=True)
+        for start, stop, count in zip(*region, size, strict=True)
     ]
     grid = torch.from_numpy(numpy.stack(numpy.meshgrid(places[1], places[0])))
     expected = get_2d_rotary_pos_embed_from_grid(88, grid, use_real=True)

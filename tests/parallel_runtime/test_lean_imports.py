@@ -72,8 +72,8 @@ def test_a_plain_forward_needs_no_compiler_which_learns_later_what_diffusers_say
 CHECKED = """
 import json, sys
 import workers.rank.start
-from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
-import diffusers.utils
+from parallel_runtime.networks.diffusers.lean_imports import import_diffusers, leave_out_unused_packages
+diffusers = import_diffusers()
 diffusers.utils.USE_PEFT_BACKEND = True  # as where peft is installed
 leave_out_unused_packages()
 import torch

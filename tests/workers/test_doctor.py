@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,10 +12,15 @@ import pytest
 
 from workers.doctor import doctor
 from workers.doctor.diagnosis import DoctorReport, report
-from workers.doctor.machine import OLDEST, Machine
+from workers.doctor.machine import OF_COMFYUI, OLDEST, Machine
 from workers.doctor.report_text import render_text
 from workers.launch import PACK_ROOT, PoolSpec
 from workers.link_result import LinkCheck, judge, read_account
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from .machines import GIB, gpu, machine, passed, with_package
 
@@ -118,11 +124,12 @@ def test_small_shared_memory_and_little_host_memory_are_warned_of():
 @pytest.mark.parametrize(
     ("facts", "what", "fix"),
     [
-        (with_package("diffusers", None), "package diffusers is missing", "pip install -r .*requirements.txt"),
+        (with_package("msgspec", None), "package msgspec is missing", "pip install -r .*requirements.txt"),
         (with_package("msgspec", "0.9.1"), "msgspec 0.9.1 is too old: 0.18 or newer", "requirements.txt"),
+        (with_package("psutil", None), "package psutil is missing", "psutil as ComfyUI's instructions"),
         (with_package("torch", "2.5.1+cu124"), "torch 2.5.1.cu124 is too old", "ComfyUI's instructions"),
         (with_package("torch", "2.5.1.dev1"), "torch 2.5.1.dev1 is too old", "ComfyUI's instructions"),
-        (with_package("yunchang", "0.6.4", "ImportError: no x"), r"does not import \(ImportError: no x\)", "reinstall"),
+        (with_package("msgspec", "0.20", "ImportError: no x"), r"does not import \(ImportError: no x\)", "reinstall"),
         (replace(PAIR, python="3.9.18"), "Python 3.9.18", "newer Python"),
         (replace(PAIR, problem="Reading took too long"), "Reading took too long", "nvidia-smi"),
         (replace(machine(), driver_gpus=2), "lists 2 GPUs, and torch 2.6 was built without CUDA", "pytorch.org"),
@@ -138,6 +145,14 @@ def test_what_is_broken_names_cause_and_fix_and_fails(facts: Machine, what: str,
     assert not found.works
     assert found.findings[0] == broken
     assert "Broken: 1." in render_text(found)
+
+
+def test_an_extra_may_be_missing_and_is_warned_of_where_it_cannot_serve():
+    assert report(TWO, with_package("diffusers", None, base=PAIR), passed("cuda:0,1", 2)).findings == ()
+    older = report(TWO, with_package("diffusers", "0.35.1", base=PAIR), passed("cuda:0,1", 2))
+    warning = finding(older, "diffusers 0.35.1 is too old: 0.42 or newer")
+    assert (warning.level, older.works) == ("warning", True)
+    assert f'pip install "{PACK_ROOT}[diffusers]"' in warning.fix
 
 
 @pytest.mark.parametrize("version", ["2.6.0", "2.6.0a0+ecf3bae", "2.6.0.dev20250101+cu126", "3.0", "git-7f"])
@@ -173,9 +188,11 @@ def test_a_failed_check_is_broken_with_a_fix_that_fits(link, fix):
 
 
 def test_the_oldest_versions_are_those_that_an_install_asks_for():
-    lines = (PACK_ROOT / "requirements.txt").read_text().split()
-    asked = dict(line.split(">=") for line in lines)
-    assert asked == {name: oldest for name, oldest in OLDEST.items() if name != "torch"}
+    project = tomllib.loads((PACK_ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["diffusers"]]
+    bounds = {name: oldest for name, _, oldest in (line.partition(">=") for line in asked)}
+    assert bounds.keys() == OLDEST.keys() - set(OF_COMFYUI)
+    assert {name for name, oldest in bounds.items() if oldest != OLDEST[name]} == {"packaging"}  # any that there is
 
 
 def test_the_rank_that_failed_first_of_its_own_is_to_blame(tmp_path):

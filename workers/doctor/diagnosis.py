@@ -16,9 +16,9 @@ from parallel_runtime.said import said
 from ..launch import PACK_ROOT, PoolSpec
 from ..link_result import LinkCheck, Rates
 from ..machine_facts import GpuId, Known, assume, guess_link, with_check
-from .finding import Finding, count, is_older
+from .finding import Finding, Level, count, is_older
 from .gpu_findings import find_in_gpus, find_in_memory, find_on_cpu
-from .machine import OLDEST, Machine, Package
+from .machine import EXTRAS, OF_COMFYUI, OLDEST, Machine, Package
 
 OLDEST_PYTHON = "3.10"
 
@@ -177,17 +177,22 @@ def _find_lost_gpus(machine: Machine) -> Iterator[Finding]:
 
 
 def _find_in_package(package: Package) -> Iterator[Finding]:
-    # torch is ComfyUI's: an install for this pack must never replace it.
-    if package.name == "torch":
-        fix = "Install torch as ComfyUI's instructions say."
+    level: Level = "broken"
+    if package.name in OF_COMFYUI:
+        fix = said("Install {name} as ComfyUI's instructions say.", name=package.name)
+    elif package.name in EXTRAS:
+        if package.found is None:
+            return
+        level = "warning"
+        fix = said("Run ComfyUI's Python with: -m pip install {extra}", extra=f'"{PACK_ROOT}[diffusers]"')
     else:
         fix = said("Run ComfyUI's Python with: -m pip install -r {pack_root}", pack_root=PACK_ROOT / "requirements.txt")
     oldest = OLDEST[package.name]
     if package.found is None:
-        yield Finding("broken", said("The Python package {name} is missing.", name=package.name), fix)
+        yield Finding(level, said("The Python package {name} is missing.", name=package.name), fix)
     elif is_older(package.found, oldest):
         yield Finding(
-            "broken",
+            level,
             said(
                 "{name} {found} is too old: {oldest} or newer is needed.",
                 name=package.name,
@@ -204,7 +209,7 @@ def _find_in_package(package: Package) -> Iterator[Finding]:
             found=package.found,
             problem=package.problem,
         )
-        yield Finding("broken", what, again)
+        yield Finding(level, what, again)
 
 
 def find_in_link(link: LinkCheck) -> Iterator[Finding]:

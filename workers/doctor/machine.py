@@ -26,10 +26,14 @@ OLDEST = {
     "safetensors": "0.4.3",
     "msgspec": "0.18",
     "psutil": "5.9",
-    "packaging": "21.0",
+    "packaging": "20.0",
     "nvidia-ml-py": "12.535.77",
 }
 """Oldest version of each package that is supported."""
+OF_COMFYUI = ("torch", "safetensors", "psutil")
+"""Those that ComfyUI brings: an install for this pack must never replace them."""
+EXTRAS = ("diffusers", "yunchang")
+"""Those without which the pack does all but run diffusers' classes and exchange by yunchang."""
 _SHOWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NCCL_")
 _NOT_SHOWN = "NCCL_VERSION"  # container images note in it what they were built with; NCCL does not read it
 

@@ -10,7 +10,7 @@ from ..link_result import Rates
 from .diagnosis import DoctorReport, PlannedRequest, exchange_seconds, exchanged_bytes
 from .driver import DriverGpu, describe_link
 from .finding import Finding, Level, gib
-from .machine import OLDEST, Gpu, Link, Machine
+from .machine import EXTRAS, OLDEST, Gpu, Link, Machine
 
 
 def render_text(report: DoctorReport) -> Said:
@@ -91,6 +91,8 @@ def _versions(machine: Machine) -> Iterator[str]:
 def _installed(machine: Machine) -> Iterator[str]:
     yield f"{'Python':<13}{machine.python}"
     for package in machine.packages:
+        if package.found is None and package.name in EXTRAS:
+            continue
         needs = said("({oldest} or newer)", oldest=OLDEST[package.name])
         found = f"{package.found:<16}" if package.found else said("missing         ")
         yield said("{name}{found}{needs}", name=f"{package.name:<13}", found=found, needs=needs)

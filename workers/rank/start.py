@@ -6,6 +6,7 @@ job; one sends a heartbeat.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 
 from parallel_runtime.engine.engine import Engine
+from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
 
 from ..hosts.handshake import introduce, keep_alive
@@ -56,7 +58,8 @@ def device_name(device: torch.device) -> str:
 def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> None:
     """Process entry, under torchrun. `make_engine(device, rank, world_size)` lets tests put faults in."""
     die_with_parent(os.getppid())
-    leave_out_unused_packages()
+    with contextlib.suppress(UnsupportedModelError):  # no diffusers: a model that needs it says so
+        leave_out_unused_packages()
     spec = PoolSpec.parse(os.environ["PARALLEL_DIT_DEVICES"])
     number = take_place(spec, os.environ)
     output = RankOutput.install(number)

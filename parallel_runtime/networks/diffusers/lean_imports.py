@@ -1,6 +1,7 @@
 """Keeps diffusers from importing what no transformer's forward needs.
 
-Who needs diffusers imports it from here, so that this file is the first to, in whatever order the others are imported.
+Who needs diffusers has it from here, so that this file is the first to import it, and nobody does who runs ComfyUI's
+own networks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from torch import nn
+
+from .package import absent, is_installed
 
 _COMPILER = "torch._dynamo"
 _MARK = "diffusers_allows_in_graph"
@@ -47,10 +50,21 @@ def _without_compiler() -> contextlib.AbstractContextManager[None]:
     return _instead_of(_COMPILER, stand_in)
 
 
-with _without_compiler():
-    import diffusers  # noqa: F401 - others import it from here
-    import diffusers.utils as utilities
-    import diffusers.utils.import_utils as availability
+def import_diffusers() -> ModuleType:
+    """The package diffusers.
+
+    Raises:
+        UnsupportedModelError: it is not installed, or does not import.
+    """
+    if not is_installed():
+        raise absent()
+    try:
+        with _without_compiler():
+            import diffusers
+            import diffusers.utils
+    except (ImportError, RuntimeError) as error:  # RuntimeError: how diffusers tells of one of its parts
+        raise absent(error) from error
+    return diffusers
 
 
 def leave_out_unused_packages() -> None:
@@ -60,7 +74,12 @@ def leave_out_unused_packages() -> None:
     quantized ones, and PyTorch's compiler for its decorators: nothing of the pool's, unless it compiles. That is half
     of what a rank would import, 3 s on a slow core, more with a cold file cache. Classes that are imported already stay
     as they are.
+
+    Raises:
+        UnsupportedModelError: see `import_diffusers`.
     """
+    utilities = import_diffusers().utils
+    availability = utilities.import_utils
     for package in _UNUSED:
         if hasattr(availability, flag := f"_{package}_available"):
             setattr(availability, flag, False)

@@ -1,0 +1,39 @@
+"""Whether this Python has diffusers, an extra of the install: without it ComfyUI's own networks run every file."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from packaging.version import Version
+
+from ...errors import UnsupportedModelError
+from ...said import said
+
+OLDEST = "0.42"
+"""Oldest version that the families are written for."""
+
+
+def is_installed() -> bool:
+    """Whether a version is there that is new enough; other packs may have brought an older one."""
+    try:
+        return find_spec("diffusers") is not None and Version(version("diffusers")) >= Version(OLDEST)
+    except PackageNotFoundError:
+        return False
+
+
+def absent(problem: Exception | None = None) -> UnsupportedModelError:
+    """The error where diffusers is needed and not there, or does not import."""
+    if problem is None:
+        cause = said(
+            "A diffusers folder, or the diffusers network, needs the Python package diffusers ({oldest} or newer), "
+            "which is not installed.",
+            oldest=OLDEST,
+        )
+    else:
+        cause = said("The Python package diffusers does not import here ({problem}).", problem=problem)
+    return UnsupportedModelError(
+        cause,
+        "Choose a .safetensors file and set network to auto; or, in the folder of Parallel DiT, run ComfyUI's Python "
+        'with: -m pip install ".[diffusers]"',
+    )
