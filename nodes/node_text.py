@@ -15,6 +15,7 @@ from server import PromptServer
 from parallel_runtime.errors import ParallelError
 
 from .panel.settings import language_of, read_settings, settings_file
+from .run_notices import STOPPED
 from .shown_texts import ShownTexts
 from .spoken import in_language
 
@@ -73,10 +74,10 @@ def in_canvas_language(text: str) -> str:
 
 
 @contextlib.contextmanager
-def errors_shown() -> Iterator[None]:
-    """Put an error of ours on the running node too, where the text of its last run would go on standing."""
+def failing_shown() -> Iterator[None]:
+    """Take the text of the last run from the running node where it fails: the canvas has the error itself there."""
     try:
         yield
-    except ParallelError as error:
-        show_on_running_node(str(error))
+    except ParallelError:
+        show_on_running_node(STOPPED)
         raise

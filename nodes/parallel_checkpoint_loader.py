@@ -14,7 +14,7 @@ from parallel_runtime.said import said
 
 from .model_loading import DEFAULT_DTYPE, file_stamp, load_on_node, model_inputs
 from .network_choice import AUTO
-from .node_text import errors_shown, show_text
+from .node_text import failing_shown, show_text
 from .search_words import LOADER_WORDS, found_by
 
 
@@ -73,7 +73,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
         return file_stamp(lambda: find_checkpoint(ckpt_name))
 
     @classmethod
-    @errors_shown()
+    @failing_shown()
     def execute(
         cls,
         ckpt_name: str,

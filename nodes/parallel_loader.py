@@ -15,7 +15,7 @@ from .gguf_files import list_gguf_files
 from .model_list import find_folder, list_folders
 from .model_loading import DEFAULT_DTYPE, file_stamp, load_on_node, model_inputs
 from .network_choice import AUTO
-from .node_text import errors_shown, show_text
+from .node_text import failing_shown, show_text
 from .search_words import LOADER_WORDS, found_by
 
 
@@ -81,7 +81,7 @@ class ParallelLoader(io.ComfyNode):
         return file_stamp(lambda: find_model(model_name))
 
     @classmethod
-    @errors_shown()
+    @failing_shown()
     def execute(
         cls,
         model_name: str,

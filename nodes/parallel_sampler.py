@@ -14,7 +14,7 @@ from comfy_api.latest import io
 
 from parallel_runtime.said import Said, said, together
 
-from .node_text import errors_shown, show_text
+from .node_text import failing_shown, show_text
 from .run_notices import IN_TURN
 from .search_words import found_by
 from .transportable import listed
@@ -107,7 +107,7 @@ class ParallelSampler(io.ComfyNode):
         )
 
     @classmethod
-    @errors_shown()
+    @failing_shown()
     def execute(
         cls,
         model,

@@ -39,7 +39,7 @@ export function withOutside(graphId, id) {
 export function markFault(nodes, text) {
   for (const node of nodes) {
     const badge = new LGraphBadge({ text: short(text, node), fgColor: "#fff", bgColor: "#a02020" });
-    marked.push({ node, badge, had: node.has_errors });
+    marked.push({ node, badge });
     node.has_errors = true;
     if (node.strokeStyles) node.strokeStyles[FRAME] = () => ({ padding: 12, lineWidth: 10, color: LiteGraph.NODE_ERROR_COLOUR });
     node.badges.push(badge);
@@ -48,8 +48,8 @@ export function markFault(nodes, text) {
 }
 
 export function clearFaults() {
-  for (const { node, badge, had } of marked) {
-    node.has_errors = had;
+  for (const { node, badge } of marked) {
+    node.has_errors = false; // of the prompt before, whoever said so: ComfyUI tells of this one's anew
     delete node.strokeStyles?.[FRAME];
     const index = node.badges.indexOf(badge);
     if (index >= 0) node.badges.splice(index, 1);

@@ -42,7 +42,9 @@ api.addEventListener("progress_text", ({ detail }) => {
   if (passingOn || !detail?.text) return;
   texts.set(String(detail.nodeId), detail.text);
   passOn(detail.nodeId, detail.text);
-  requestAnimationFrame(() => usesOurs(app.rootGraph ?? app.graph) && makeRoom(nodeOf(detail.nodeId)));
+  if (!usesOurs(app.rootGraph ?? app.graph)) return;
+  makeRoom(nodeOf(detail.nodeId)); // before it is drawn; and where the canvas makes its widget later, then
+  requestAnimationFrame(() => makeRoom(nodeOf(detail.nodeId)));
 });
 
 // A cached node's output comes again, as it was when it ran; what was shown since then is newer.
