@@ -188,7 +188,7 @@ def test_bad_input_names_cause_and_fix_and_the_next_prompt_works(host, name):
     if run.error["node_type"] in (
         "ParallelLoader",
         "ParallelSampler",
-    ):  # not what it said of its last run, and not twice
+    ):  # not of its last run
         assert [text for node, text in run.texts if node == run.error["node_id"]][-1] == "Stopped before the end."
     good = host.run(Workflow(loader="cpu:2", seed=1000 + list(BAD).index(name)).prompt())
     assert good.error is None
