@@ -27,7 +27,7 @@ from .node_text import (
 from .panel.settings import default_config, read_settings, settings_file
 from .panel.wait_words import WORDS
 from .parallel_config import ConfigSocket, preview
-from .run_notices import RunNotices, explain_stages
+from .run_notices import RunNotices
 from .upstream import find_loaders
 
 if TYPE_CHECKING:
@@ -126,9 +126,8 @@ def load_on_node(
         meaning.append(together((preview(config), explain_limits(loaded.details) if loaded.details else "")))
         show_text(config_node, meaning[0])
     # Which batch and size will run is not known yet; after the run, the plan that ran is.
-    stages = explain_stages(loaded.stages, config.keeps_pixels)
     picture = said("One picture of 1024 × 1024: {plan}", plan=loaded.explanation)
-    text = together((picture, stages, why))
+    text = together((picture, why))
     return model, text
 
 
@@ -156,6 +155,7 @@ def load_model(
     from workers.client.client import ModelRequest
 
     from .comfyui_code import comfyui_code
+    from .pool_loop import add_loop
     from .remote_model import build_model, choose_types, draw_blueprint
     from .remote_transformer import RemoteTransformer
 
@@ -187,6 +187,7 @@ def load_model(
         comfyui=comfyui_request if chosen_for_us else None,
     )
     model = build_model(blueprint, types, remote)
+    add_loop(model)
 
     def make_room(weights: int) -> None:
         """ComfyUI's own models (text encoders, VAE) may fill the GPU that the pool is about to load on."""

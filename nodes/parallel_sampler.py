@@ -9,34 +9,18 @@ import comfy.sample
 import comfy.samplers
 import comfy.utils
 import latent_preview
-from comfy.cli_args import LatentPreviewMethod, args
 from comfy_api.latest import io
 
-from parallel_runtime.said import Said, said, together
+from parallel_runtime.said import together
 
 from .node_text import failing_shown, show_text
-from .run_notices import IN_TURN
+from .run_notices import describe_loop
 from .search_words import found_by
-from .transportable import listed
 
 log = logging.getLogger("parallel_dit")
 
-_IN_POOL = Said("Sampled in the pool.")
 _RATIOS = ("downscale_ratio_spacial", "downscale_ratio_temporal")
 _MAX_SEED = 0xFFFFFFFFFFFFFFFF
-
-
-def describe_run(obstacles: list[Said], stages: int = 1) -> Said:
-    """What the node says about a run.
-
-    Args:
-        stages: that the weights are split into.
-    """
-    if not obstacles:
-        return _IN_POOL
-    what = listed(obstacles)
-    text = said("Sampled step by step, because the loop in the pool does not know {what}.", what=what)
-    return text if stages == 1 else together((text, IN_TURN))
 
 
 class ParallelSampler(io.ComfyNode):
@@ -49,7 +33,7 @@ class ParallelSampler(io.ComfyNode):
             node_id="ParallelSampler",
             display_name="Parallel Sampler",
             category="parallel",
-            description="Denoises like KSampler, with the whole loop in the pool. Takes a MODEL of Parallel Loader.",
+            description="KSampler, and says where the loop ran. Takes a MODEL of Parallel Loader.",
             **found_by("ksampler", "multi gpu", "parallel"),
             inputs=[
                 io.Model.Input("model", tooltip="A MODEL of Parallel Loader."),
@@ -79,8 +63,8 @@ class ParallelSampler(io.ComfyNode):
                     options=comfy.samplers.KSampler.SAMPLERS,
                     default="euler",
                     optional=True,
-                    tooltip="Denoising method. euler, euler_ancestral, heun, dpmpp_2m, ddpm, lcm, ddim, uni_pc and "
-                    "uni_pc_bh2 run in the pool; the others run step by step from here.",
+                    tooltip="Denoising method; all of ComfyUI's run in the pool. With stages euler, euler_ancestral, "
+                    "heun, dpmpp_2m, ddpm, lcm, ddim, uni_pc and uni_pc_bh2 do, the others step by step.",
                 ),
                 io.Combo.Input(
                     "scheduler",
@@ -128,11 +112,9 @@ class ParallelSampler(io.ComfyNode):
             ParallelError: see PoolClient.sample.
         """
         # Imported here and not at the top: ComfyUI's start shall not pay for it.
-        from .pool_sampler import PoolSampler
         from .remote_model import remote_of
 
         remote = remote_of(model)
-        sampler = PoolSampler(sampler_name, remote, previews_wished())
         sigmas = comfy.samplers.KSampler(
             model, steps, model.load_device, sampler_name, scheduler, denoise, model.model_options
         ).sigmas
@@ -141,7 +123,7 @@ class ParallelSampler(io.ComfyNode):
             model,
             comfy.sample.prepare_noise(latent, seed, latent_image.get("batch_index")),
             cfg,
-            sampler,
+            comfy.samplers.sampler_object(sampler_name),
             sigmas,
             positive,
             negative,
@@ -151,14 +133,9 @@ class ParallelSampler(io.ComfyNode):
             disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
             seed=seed,
         )
-        text = together((describe_run(sampler.obstacles, remote.stages), remote.notices.summary()))
+        text = together((describe_loop(remote.notices.obstacles, remote.stages), remote.notices.summary()))
         log.info("Parallel Sampler: %s", text)
         return io.NodeOutput(_output(latent_image, samples), ui=show_text(cls.hidden.unique_id, text))
-
-
-def previews_wished() -> bool:
-    """Whether ComfyUI shows previews now; each prompt may set it anew."""
-    return args.preview_method is not LatentPreviewMethod.NoPreviews
 
 
 def _fix_latent(model, latent: dict[str, Any]):

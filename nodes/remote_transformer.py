@@ -17,7 +17,7 @@ from parallel_runtime.patching.patch_data import UNPATCHED
 from parallel_runtime.said import NOTHING, said, together
 
 from .carried_patches import CarriedPatches
-from .run_notices import RunNotices
+from .run_notices import RunNotices, describe_loop
 from .transformer_call import TransformerCall
 from .travelling_call import check_options, travelling
 
@@ -262,8 +262,10 @@ class RemoteTransformer:
         """
         self.functions.end()
         if summary := self.notices.finish(whole):
-            self.notices.waits.tell(together((summary, self.why)))
-            self._show_on_loader(together((said("Last run:"), summary, self.why)))
+            how = describe_loop(self.notices.obstacles, self.stages) if self.notices.obstacles else ""
+            told = together((summary, how, self.why))
+            self.notices.waits.tell(told)
+            self._show_on_loader(together((said("Last run:"), told)))
 
     def _note(self, pool: PoolClient, x: torch.Tensor, steps: int, how: Hashable) -> None:
         if pool.ran is not None:

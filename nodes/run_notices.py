@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from parallel_runtime.said import NOTHING, Said, said, together
 
 from .panel.run_history import HISTORY, RunHistory, RunRecord, Span, is_one_rank
+from .transportable import listed
 from .wait_notices import WaitNotices
 
 if TYPE_CHECKING:
@@ -20,21 +21,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("parallel_dit")
 
 IN_TURN = Said("Step by step, the stages run one after the other: exact, but slower than one GPU.")
-USE_PARALLEL_SAMPLER = Said(
-    "Use Parallel Sampler: KSampler runs the stages one after the other, which is exact but slower than one GPU."
-)
-
-
 STOPPED = Said("Stopped before the end.")
+_IN_POOL = Said("Sampled in the pool.")
+_BY_ITSELF = Said("a node that samples by itself")
 
 
-def explain_stages(stages: int, keeps_pixels: bool = False) -> str:
-    """What Parallel Loader adds to the plan of a model that is split into stages; "" for a whole one.
+def describe_loop(obstacles: Sequence[Said], stages: int = 1) -> Said:
+    """Where a loop ran, a sentence or two.
+
 
     Args:
-        keeps_pixels: the stages work in turn under Parallel Sampler too, and the plan says so.
+        obstacles: why it went step by step.
+        stages: that the weights are split into.
     """
-    return "" if stages == 1 or keeps_pixels else USE_PARALLEL_SAMPLER
+    if not obstacles:
+        return _IN_POOL
+    what = listed(obstacles)
+    text = said("Sampled step by step, because the loop in the pool does not know {what}.", what=what)
+    return text if stages == 1 else together((text, IN_TURN))
 
 
 def _memory(details: PlanDetails) -> Said:
@@ -83,6 +87,8 @@ class RunNotices:
         self._epoch = time.time() - time.monotonic()
         self.waits = WaitNotices(show, move_bar, self._note, language, clock)
         self._compiles_since: float | None = None
+        self.obstacles: tuple[Said, ...] = ()
+        """Why this run's loop goes step by step; empty where the pool runs it."""
         self._told_of_stages = False
         self._loads = False
 
@@ -96,8 +102,13 @@ class RunNotices:
     def begin(self) -> None:
         """A sampling run begins."""
         self._ran, self._times = None, []
+        self.obstacles = (_BY_ITSELF,)
         self._compiles_since = None
         self._told_of_stages = False
+
+    def loop(self, obstacles: Sequence[Said]) -> None:
+        """A sampler is at work, in the pool or step by step."""
+        self.obstacles = tuple(dict.fromkeys(obstacles))
 
     def compiling(self) -> None:
         """A rank compiles; several may, and each says so every second."""
@@ -144,7 +155,18 @@ class RunNotices:
             seconds = self.step_seconds
             self._history.ran(
                 self._kind,
-                RunRecord(self._model, node, plan, self._latent, self._steps, seconds, alone, details, time.time()),
+                RunRecord(
+                    self._model,
+                    node,
+                    plan,
+                    self._latent,
+                    self._steps,
+                    seconds,
+                    alone,
+                    details,
+                    time.time(),
+                    self.obstacles,
+                ),
             )
         return self.summary()
 
@@ -203,7 +225,7 @@ class RunNotices:
         """A step ran through the stages one after the other; told once a run."""
         if not self._told_of_stages:
             self._told_of_stages = True
-            self._tell(together((IN_TURN, said("Parallel Sampler runs them at the same time."))), logging.WARNING)
+            self._tell(IN_TURN, logging.WARNING)
 
     @property
     def _seconds(self) -> int:

@@ -62,6 +62,16 @@ _CONDITION_PARTS = {
 }
 
 
+_AROUND = {
+    "wrappers": {"outer_sample", "prepare_sampling", "sampler_sample"},
+    "callbacks": {
+        "on_clone", "on_load_after", "on_detach_after", "on_cleanup", "on_pre_run", "on_register_all_hook_patches",
+        "on_inject_model", "on_eject_model",
+    },
+}  # fmt: skip
+"""Those of ComfyUI's kinds of wrappers and callbacks that act before or after a loop."""
+
+
 def option_obstacles(options: Mapping[str, Any]) -> list[Said]:
     """Name what of `transformer_options` no data can say, beside the functions for the inside of the network."""
     override = options.get(_ATTENTION)
@@ -141,7 +151,8 @@ def loop_obstacles(model_options: Mapping[str, Any]) -> list[Said]:
     options = model_options.get("transformer_options", {})
     found += forward_obstacles(options)
     for key, template in (("wrappers", "a wrapper of a node ({name})"), ("callbacks", "a callback of a node ({name})")):
-        names = {name for kind in options.get(key, {}).values() for name in kind if kind[name]}
+        kinds = [each for kind, each in options.get(key, {}).items() if kind not in _AROUND[key]]
+        names = {name for kind in kinds for name in kind if kind[name]}
         found += [said(template, name=name or "unnamed") for name in sorted(names, key=str)]
     known = _PLAIN_OPTIONS | _TRANSFORMER_PATCHES.keys() | {"wrappers", "callbacks"}
     return found + [

@@ -45,6 +45,7 @@ class RunRecord:
         one_gpu_seconds: of the last run on one rank that was alike; None where there was none.
         details: of the plan.
         ended: seconds since the epoch.
+        obstacles: why its loop went step by step; empty where the pool ran it.
     """
 
     model: str
@@ -56,6 +57,7 @@ class RunRecord:
     one_gpu_seconds: float | None
     details: PlanDetails | None
     ended: float
+    obstacles: tuple[str, ...] = ()
 
     @property
     def speedup(self) -> float | None:
@@ -130,6 +132,8 @@ def _record(run: RunRecord) -> dict[str, Any]:
         "one_gpu_seconds": run.one_gpu_seconds,
         "speedup": run.speedup,
         "ended": run.ended,
+        "loop": "steps" if run.obstacles else "pool",
+        "why": ", ".join(run.obstacles),
         "details": describe_details(details),
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -19,9 +19,12 @@ from ..sampling.samplers import StepState, find_sampler
 from .checks import FIXED_CHANNELS, INPAINT, check_inputs
 from .predict import Call, Predictor
 
+Told = Callable[[int, torch.Tensor], None]
+"""(index of a step, its denoised latent), once a step; what it raises ends the run, on all ranks."""
 
-class Denoising:
-    """A loop that is ready to run.
+
+class Loop:
+    """A loop of a request, whoever steps: what it evaluates, and whom it tells.
 
     Args:
         request: what was asked for.
@@ -29,15 +32,13 @@ class Denoising:
         unlike: the ranks' devices are of several kinds. The same on all ranks: it leads to collectives.
 
     Raises:
-        RequestError: a sampler or prediction that the pool does not have, or branches that guidance cannot combine.
+        RequestError: branches that guidance cannot combine.
     """
 
     def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
         self.request = request
         self.dtype = dtype
         self.unlike = unlike
-        self.sampler = find_sampler(request.sampler)
-        self.prediction = find_prediction(request.prediction)
         if [branch.index for branch in request.branches] not in ([0], [0, 1]):
             raise RequestError(
                 "Sampling in the pool takes a positive and at most one negative conditioning.",
@@ -49,10 +50,9 @@ class Denoising:
         """Refuse what would only fail in the loop. Runs on meta tensors; `device` is where the loop will run.
 
         Raises:
-            RequestError: see `check_inputs` and `NoiseSource`.
+            RequestError: see `check_inputs`.
         """
         check_inputs(self.request, tensors)
-        self.noise(torch.empty(0, device=device))
 
     def run(
         self,
@@ -61,7 +61,7 @@ class Denoising:
         tensors: Mapping[str, torch.Tensor],
         control: Control,
     ) -> torch.Tensor:
-        """Return the finished latent (B, C, ...) float32, on the scale of the model.
+        """Return the finished latent (B, C, ...) float32.
 
         Every rank holds the whole latent and takes every step itself, from predictions that are the same bytes on
         all ranks: so the latents stay equal without being exchanged. Unlike devices draw other noise, and may round
@@ -71,8 +71,7 @@ class Denoising:
         Raises:
             Cancelled: on all ranks before the same step.
         """
-        sigmas = tensors["sigmas"]
-        total = len(sigmas) - 1
+        total = len(tensors["sigmas"]) - 1
 
         def predict(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
             if self.unlike:
@@ -81,20 +80,13 @@ class Denoising:
             calls = [Call(seen, timestep, branch) for seen, branch in zip(inputs, branches, strict=True)]
             return [output.float() for output in predictor(calls)]
 
-        def on_step(state: StepState) -> None:
-            control.progress(state.index, total, state.denoised if self.request.preview else None)
+        def on_step(index: int, denoised: torch.Tensor) -> None:
+            # Nodes with an output for the denoised latent want the last one, previews or not.
+            control.progress(index, total, denoised if self.request.preview or index == total - 1 else None)
             if control.all_stop(predictor.mesh.members):
                 raise Cancelled
 
-        x = tensors["x"]
-        return self.sampler(
-            self.denoiser(predict, tensors),
-            x,
-            sigmas,
-            noise=self.noise(x),
-            on_step=on_step,
-            prediction=self.prediction,
-        )
+        return self._steps(predict, tensors, on_step)
 
     def model_inputs(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """One input of the transformer per CFG branch, in its dtype: x, and the branch's fixed channels after it."""
@@ -104,10 +96,49 @@ class Denoising:
             return [seen] * len(self.request.branches)
         return [torch.cat([seen, channels.to(seen)], dim=1) for (channels,) in fixed]
 
+    def inpaint(self, tensors: Mapping[str, torch.Tensor]) -> Inpaint | None:
+        """The noise mask, if there is one."""
+        return next((Inpaint(*read) for read in INPAINT.read(self.request, tensors)), None)
+
+    def _steps(self, predict: Predict, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
+        """Take all steps."""
+        raise NotImplementedError
+
+
+class Denoising(Loop):
+    """A loop of our own samplers. Arguments as of `Loop`.
+
+    Raises:
+        RequestError: a sampler or prediction that the pool does not have, or branches that guidance cannot combine.
+    """
+
+    def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
+        super().__init__(request, dtype, unlike)
+        self.sampler = find_sampler(request.sampler)
+        self.prediction = find_prediction(request.prediction)
+
+    def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Also the noise: see `NoiseSource`."""
+        super().check(tensors, device)
+        self.noise(torch.empty(0, device=device))
+
+    def _steps(self, predict: Predict, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
+        def tell(state: StepState) -> None:
+            on_step(state.index, state.denoised)
+
+        x = tensors["x"]
+        return self.sampler(
+            self.denoiser(predict, tensors),
+            x,
+            tensors["sigmas"],
+            noise=self.noise(x),
+            on_step=tell,
+            prediction=self.prediction,
+        )
+
     def denoiser(self, predict: Predict, tensors: Mapping[str, torch.Tensor]) -> Denoiser:
         """What the sampler's evaluations go through."""
-        inpaint = next((Inpaint(*read) for read in INPAINT.read(self.request, tensors)), None)
-        return Denoiser(predict, self.prediction, tensors["timesteps"], self.request.cfg, inpaint)
+        return Denoiser(predict, self.prediction, tensors["timesteps"], self.request.cfg, self.inpaint(tensors))
 
     def require_noise_of_first_rank(self) -> None:
         """Refuse noise that stages would draw on another GPU than the first, where GPUs are unlike. For PREPARE.

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..denoising.denoise import Denoising
+from ..denoising.denoise import Denoising, Loop
+from ..denoising.host_denoise import HostDenoising
 from ..denoising.predict import Predictor
+from ..errors import RequestError
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import PipelineDenoising
 from ..pipefusion.kept import kept_bytes
@@ -17,7 +19,8 @@ from ..pipefusion.runner import StageRunner
 from ..planning.limits import check_steps
 from ..requests.control import Control
 from ..requests.requests import Answer, Sample
-from ..sampling.samplers import require_patchwise
+from ..said import said
+from ..sampling.samplers import SUPPORTED, require_patchwise
 from .memory_checks import require_memory
 from .prepared import Prepared, Results
 from .rank_state import Placed, RankState, StagedRun
@@ -32,7 +35,7 @@ class PreparedSample(Prepared):
     state: RankState
     request: Sample
     placed: Placed
-    denoising: Denoising
+    denoising: Loop
     patches: WeightPatches
 
     @property
@@ -50,7 +53,7 @@ class PreparedSample(Prepared):
             ParallelError: with cause and fix.
         """
         x = meta["x"]
-        denoising = Denoising(request, resident.dtype, state.unlike)
+        denoising = _loop(state, request, resident.dtype)
         denoising.check(meta, state.device)
         branches = [
             check_conditioning(state, branch, resident, given, meta)
@@ -60,12 +63,19 @@ class PreparedSample(Prepared):
         steps = meta["sigmas"].shape[0] - 1
         batch = x.shape[0] // first.rows_at_once(x.shape[0]) * len(request.branches)
         longest = max(branches, key=lambda seen: seen.text[1])
-        facts = resident.family.describe(longest, batch=batch, steps=steps)
+        # ComfyUI's own samplers see a whole latent: a plan is to have no more stages than the weights have.
+        patchwise = steps if request.host is None else 0
+        facts = resident.family.describe(longest, batch=batch, steps=patchwise)
         placed = state.place(resident, facts)
         place, plan = placed.place, placed.plan
         check_steps(plan, steps)
         kept = 0
         if plan.pipe > 1:
+            if not isinstance(denoising, Denoising):
+                raise RequestError(
+                    said("Sampler {name} does not run over stages of a model.", name=repr(request.sampler)),
+                    said("Choose one of {able}, or set stages to 1.", able=", ".join(SUPPORTED)),
+                )
             denoising.require_noise_of_first_rank()
             if plan.patches > 1:
                 require_patchwise(denoising.sampler)
@@ -101,8 +111,15 @@ class PreparedSample(Prepared):
         if run is None:
             return None
         if isinstance(run, StagedRun):
+            assert isinstance(denoising, Denoising)
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
             runner = StageRunner(run.stage, run.links, branches, seen, plan.patches, keep=True)
             return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
         predict = Predictor(run.transformer, run.mesh, self.request.joined)
         return denoising.run(predict, branches, tensors, control)
+
+
+def _loop(state: RankState, request: Sample, dtype: torch.dtype) -> Loop:
+    if request.host is None:
+        return Denoising(request, dtype, state.unlike)
+    return HostDenoising(request, request.host, dtype, state.device, state.unlike)

@@ -147,6 +147,30 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     kind: int
 
 
+class HostLoop(msgspec.Struct, frozen=True):
+    """That a loop runs by ComfyUI's own code for its sampler, and what that code reads.
+
+    Tensors: `sampling_name(name)` for each of `tensors`.
+
+    Args:
+        comfyui: whose code.
+        options: arguments of the sampler's function.
+        bases: classes of ComfyUI's `model_sampling` that the model's own is made of.
+        values, tensors: what that object holds, by name.
+    """
+
+    comfyui: ComfyuiCode
+    options: dict[str, Scalar]
+    bases: tuple[str, ...]
+    values: dict[str, Scalar]
+    tensors: tuple[str, ...]
+
+
+def sampling_name(name: str) -> str:
+    """Name under which a tensor of a model sampling travels."""
+    return f"sampling.{name}"
+
+
 class Sample(msgspec.Struct, frozen=True, tag=True):
     """A whole denoising loop.
 
@@ -154,7 +178,8 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     what the transformer is told at each; with `inpaint` also `mask`, `latent_image`, `noise`, shaped like `x`; with
     `concat` also one `concat_name(index)` per branch, channels that are appended to its x at every step; and the new
     conditionings' own. `prediction` names what the transformer's output means (sampling.prediction), `patches` what the
-    weights are to have; branches that are alike are one forward if `joined`.
+    weights are to have; branches that are alike are one forward if `joined`. With `host`, the latent that comes back is
+    scaled as ComfyUI's sampler returns it.
     """
 
     model: str
@@ -170,6 +195,7 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     concat: bool = False
     patches: PatchNames = ("", "")
     joined: bool = True
+    host: HostLoop | None = None
 
 
 class Invoke(msgspec.Struct, frozen=True, tag=True):

@@ -144,6 +144,10 @@ class ComfyHost:
                 return run
         raise TimeoutError(f"the prompt did not end in {PROMPT_SECONDS} s; log:\n{self.log_tail()}")
 
+    def last_run(self) -> dict[str, Any]:
+        """What the status says of the sampling run that ended last."""
+        return self.get("/parallel_dit/status")["runs"][0]
+
     def needs_small_flux(self) -> None:
         """Skip a test of FLUX where this ComfyUI opens no small one."""
         if not self.small_flux:

@@ -59,11 +59,11 @@ def test_after_a_run_the_plan_that_ran_stands_on_the_loader_and_on_parallel_samp
     workflow = Workflow(loader="cpu:2", sampler_node=sampler_node, cfg=4.0, steps=5, latent=(0, 1, 10, 12))
     run = host.run(replace(workflow, model="plan.safetensors").prompt())
     assert run.error is None, run.error
-    ran = r"run: latent 10 × 12, cfg 2: the batch of 2 is split 2 ways, 1 each, .* per step\."
+    ran = r"Latent 10 × 12\. cfg 2: the batch of 2 is split 2 ways, 1 each, .* per step\."
     on_loader = [text for node, text in run.texts if node in (LOADER, "model")]
-    assert re.search(f"Last {ran}", on_loader[-1]), run.texts
+    assert re.search(f"Last run: {ran}", on_loader[-1]), run.texts
     if sampler_node == "ParallelSampler":
-        assert re.search(f"Sampled in the pool. This {ran}", [text for node, text in run.texts if node == SAMPLER][-1])
+        assert re.search(f"Sampled in the pool. {ran}", [text for node, text in run.texts if node == SAMPLER][-1])
 
 
 @pytest.mark.slow_but_for("ParallelSampler")

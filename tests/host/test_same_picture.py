@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodes.run_notices import IN_TURN, USE_PARALLEL_SAMPLER
+from nodes.run_notices import IN_TURN
 
 from .workflow import SAVE, Workflow, sampled_in_pool
 
@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 ODD = (0, 1, 13, 19)
 PICTURE = (9, 1, 14, 20)
 
-PER_STEP = {
+BY_KSAMPLER = {
     "euler": Workflow(),
     "euler, cfg, unequal prompts": Workflow(cfg=4.0, lengths=(9, 5)),
     "euler, beta, cfg": Workflow(scheduler="beta", cfg=4.0),
@@ -64,8 +64,6 @@ IN_POOL = {
 }  # fmt: skip
 
 STEP_BY_STEP = {
-    "the sampler res_multistep": Workflow(sampler="res_multistep", cfg=4.0),
-    "the sampler dpm_2": Workflow(sampler="dpm_2", scheduler="beta"),
     "a function after CFG": Workflow(patch="cfg", cfg=4.0),
 }
 
@@ -82,9 +80,10 @@ def compare(host, workflow: Workflow, parallel: Workflow) -> list[tuple[str, str
 
 
 @pytest.mark.slow_but_for("euler, cfg, unequal prompts")
-@pytest.mark.parametrize("name", PER_STEP)
-def test_native_samplers_give_the_same_latent_over_two_ranks(host, name):
-    compare(host, PER_STEP[name], PER_STEP[name].on("cpu:2"))
+@pytest.mark.parametrize("name", BY_KSAMPLER)
+def test_comfyuis_nodes_give_the_same_latent_over_two_ranks_by_a_loop_in_the_pool(host, name):
+    compare(host, BY_KSAMPLER[name], BY_KSAMPLER[name].on("cpu:2"))
+    assert host.last_run()["loop"] == "pool", host.last_run()["why"]
 
 
 @pytest.mark.slow_but_for("dpmpp_2m, beta, cfg 4")
@@ -113,7 +112,7 @@ def test_one_rank_gives_the_same_latent(host, sampler_node):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler_node", "sampler", "in_turn"),
-    [("KSampler", "dpmpp_2m", True), ("ParallelSampler", "dpmpp_2m", False), ("ParallelSampler", "dpm_2", True)],
+    [("KSampler", "dpmpp_2m", False), ("ParallelSampler", "dpmpp_2m", False), ("ParallelSampler", "dpm_2", True)],
 )
 def test_stages_that_are_exact_give_the_same_latent_and_say_where_they_run_in_turn(
     host, sampler_node, sampler, in_turn
@@ -125,7 +124,6 @@ def test_stages_that_are_exact_give_the_same_latent_and_say_where_they_run_in_tu
     assert any(IN_TURN in text for text in said) is in_turn
     if sampler_node == "ParallelSampler":
         assert (IN_TURN in said[-1]) is in_turn  # what stays on the node
-    assert any(node == "model" and USE_PARALLEL_SAMPLER in text for node, text in texts)  # the loader
 
 
 @pytest.mark.slow

@@ -12,14 +12,15 @@ import torch
 
 from nodes import carried_patches
 from nodes.carried_patches import CarriedPatches
-from nodes.panel.run_history import RunHistory
+from nodes.panel.run_history import HISTORY, RunHistory
 from nodes.remote_transformer import RemoteTransformer
-from nodes.run_notices import IN_TURN, USE_PARALLEL_SAMPLER, RunNotices, explain_stages
+from nodes.run_notices import IN_TURN, RunNotices
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import OtherNetworkError, PoolError, RequestError, UnsupportedModelError
 from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.requests.requests import ComfyuiCode
+from parallel_runtime.said import said
 from workers.client.client import LoopRequest, ModelRequest, never
 from workers.client.waiting import Wait
 
@@ -310,8 +311,6 @@ def test_stages_step_by_step_are_told_once_a_run_on_the_node_and_in_the_log(capl
         assert len(shown) == run
         assert IN_TURN in shown[-1]
     assert [record.levelname for record in caplog.records if IN_TURN in record.getMessage()] == ["WARNING"] * 2
-    assert explain_stages(2) == USE_PARALLEL_SAMPLER
-    assert explain_stages(2, keeps_pixels=True) == ""  # they work in turn in the pool as well
 
 
 def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):
@@ -325,7 +324,6 @@ def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):
     whole.forward(make_call(x), never)
     assert shown == [[], []]
     assert not caplog.records
-    assert explain_stages(1) == ""
 
 
 def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_run():
@@ -343,9 +341,18 @@ def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_r
     remote.finish_run()
     assert shown == ["Last run: Latent 16 × 24. cfg 2: the batch of 2 is split 2 ways. 100 ms per step."]
     remote.notices.begin()
+    remote.notices.loop([said("a mask"), said("a mask")])
     remote.forward(make_call(torch.ones(1, 4, 3, 8, 8)), never)
     remote.finish_run()
-    assert shown[1:] == ["Last run: Latent 3 × 8 × 8. cfg 2: the batch of 2 is split 2 ways."]  # one may have compiled
+    why = "Sampled step by step, because the loop in the pool does not know a mask."
+    assert shown[1].endswith(why)
+    assert HISTORY.to_mapping()["runs"][0] | {"loop": "steps", "why": "a mask"} == HISTORY.to_mapping()["runs"][0]
+    remote.notices.begin()
+    remote.notices.loop([])
+    remote.forward(make_call(torch.ones(1, 4, 3, 8, 8)), never)
+    remote.finish_run()
+    assert HISTORY.to_mapping()["runs"][0] | {"loop": "pool", "why": ""} == HISTORY.to_mapping()["runs"][0]
+    assert shown[2:] == ["Last run: Latent 3 × 8 × 8. cfg 2: the batch of 2 is split 2 ways."]  # one may have compiled
 
 
 def test_a_run_that_is_stopped_or_refused_leaves_the_last_good_one_as_it_is():

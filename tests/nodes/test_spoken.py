@@ -12,7 +12,7 @@ import pytest
 
 from nodes.config_meaning import explain_limits
 from nodes.panel.settings import LANGUAGES
-from nodes.run_notices import IN_TURN, USE_PARALLEL_SAMPLER
+from nodes.run_notices import IN_TURN
 from nodes.spoken import TABLES, in_language, read_table
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, PoolError
@@ -85,7 +85,7 @@ def test_what_is_english_alone_is_said_and_in_no_table(said_by_the_code):
 
 @pytest.mark.parametrize("language", OTHERS)
 def test_plans_leave_no_english(language):
-    texts = plan_texts() | {together((IN_TURN, USE_PARALLEL_SAMPLER))}
+    texts = plan_texts() | {together(IN_TURN)}
     texts |= {explain_limits(details_of(ParallelConfig(), 2, model, TYPICAL, CPU)) for model in (FLUX_DEV, UNET)}
     assert len(texts) > 100
     left = {str(text): in_language(text, language) for text in texts}

@@ -94,7 +94,7 @@ class HostGuider:
         ]
 
     def __call__(self, x, sigma, model_options, seed):
-        options = {"sampler_calc_cond_batch_function": self.evaluate}
+        options = {**model_options, "sampler_calc_cond_batch_function": self.evaluate}
         return self.comfy.samplers.sampling_function(self, x, sigma, [{}], [{}], self.cfg, model_options=options)
 
 
@@ -106,7 +106,7 @@ def latents(device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def our_run(name, sampling, sigmas, cfg, prediction, mask, noise, latent, on_step) -> torch.Tensor:
-    """What PoolSampler and the ranks make of a run together: start and end are scaled by ComfyUI, as there."""
+    """What PoolLoop and the ranks make of a run together: start and end are scaled by ComfyUI, as there."""
     sampler, kind = find_sampler(name), find_prediction(prediction)
     inpaint = None
     if mask is not None:
@@ -227,18 +227,105 @@ def test_ddim_differs_from_euler_under_a_mask_only(comfy):
 
 
 def test_the_node_knows_which_outputs_the_pool_can_read(comfy):
-    pool_sampler = import_module("nodes.pool_sampler")
+    pool_loop = import_module("nodes.pool_loop")
     known = {"FLUX": "flow", "FLOW": "flow", "EPS": "eps", "V_PREDICTION": "v_prediction"}
     known |= {"V_PREDICTION_EDM": "v_prediction", "V_PREDICTION_CONTINUOUS": "v_prediction"}
     for name in (*known, "EDM", "IMG_TO_IMG", "FLOW_COSMOS", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"):
         sampling = comfy.model_base.model_sampling(
             SimpleNamespace(sampling_settings={}), comfy.model_base.ModelType[name]
         )
-        assert pool_sampler.prediction_name(sampling) == known.get(name, "")
-        obstacles = pool_sampler.sampling_obstacles(SimpleNamespace(model_sampling=sampling))
+        assert pool_loop.prediction_name(sampling) == known.get(name, "")
+        obstacles = pool_loop.sampling_obstacles(SimpleNamespace(model_sampling=sampling))
         assert bool(obstacles) == (name not in known)
     scaled = model_sampling(comfy, "FLUX", noise_scale=1.7)
-    assert pool_sampler.sampling_obstacles(SimpleNamespace(model_sampling=scaled)) == ["a noise scale"]
+    assert pool_loop.sampling_obstacles(SimpleNamespace(model_sampling=scaled)) == ["a noise scale"]
     scaled = model_sampling(comfy, "EPS")
     scaled.sigma_data = 0.5
-    assert pool_sampler.sampling_obstacles(SimpleNamespace(model_sampling=scaled)) == ["a scale of the data"]
+    assert pool_loop.sampling_obstacles(SimpleNamespace(model_sampling=scaled)) == ["a scale of the data"]
+
+
+def test_all_of_comfyuis_samplers_are_known_by_their_objects_and_no_others(comfy):
+    known = import_module("nodes.known_samplers").known_sampler
+    names = {name: known(comfy.samplers.sampler_object(name)) for name in comfy.samplers.SAMPLER_NAMES}
+    assert {name: each.name for name, each in names.items()} == {name: name for name in comfy.samplers.SAMPLER_NAMES}
+    assert [name for name, each in names.items() if each.random_inpaint] == ["ddim"]
+    options = known(comfy.samplers.ksampler("dpmpp_2m_sde", {"eta": 0.3}))
+    assert (options.name, options.options, options.title) == ("dpmpp_2m_sde", {"eta": 0.3}, "dpmpp_2m_sde with options")
+    own = comfy.samplers.KSAMPLER(lambda model, x, sigmas, **options: x)
+    changed = comfy.samplers.sampler_object("euler")
+    changed.sample = print
+    derived = type("Other", (comfy.samplers.KSAMPLER,), {})(comfy.samplers.sampler_object("euler").sampler_function)
+    assert [known(each) for each in (own, changed, derived)] == [None, None, None]
+
+
+def test_what_no_data_can_say_of_a_comfyui_loop_is_named(comfy):
+    known, host_loop = (import_module(f"nodes.{name}") for name in ("known_samplers", "host_loop"))
+    sampling = model_sampling(comfy, "FLUX")
+
+    def obstacles(name, sampling=sampling, **options):
+        sampler = known.known_sampler(comfy.samplers.ksampler(name, options))
+        return host_loop.host_obstacles(sampler, sampling)
+
+    assert obstacles("er_sde", max_stage=2) == []
+    assert obstacles("er_sde", noise_scaler=print) == ["the sampler er_sde with options"]
+    assert obstacles("heun", s_churn=0.5) == ["the sampler heun with options"]  # of the process's own random numbers
+    ruled = type("Ruled", (type(sampling),), {"timestep": lambda self, sigma: sigma})()
+    assert obstacles("er_sde", ruled) == ["the model sampling Ruled"]
+
+
+@pytest.mark.parametrize("name", ["FLUX", "FLOW", "EPS", "V_PREDICTION", "EDM", "FLOW_COSMOS", "V_PREDICTION_DDPM"])
+def test_a_model_sampling_travels_as_data_and_does_the_same(comfy, name):
+    from parallel_runtime.networks.comfyui.host_samplers import make_sampling
+
+    config = SimpleNamespace(sampling_settings=SETTINGS.get(name, {}))
+    sampling = comfy.model_base.model_sampling(config, comfy.model_base.ModelType[name])
+    data = import_module("nodes.host_loop").read_sampling(sampling)
+    made = make_sampling(data.bases, data.values, data.tensors)
+    sigma = torch.tensor([0.7, 0.4])
+    noise, latent, output = latents("cpu")
+    for method, arguments in {
+        "timestep": (sigma,), "percent_to_sigma": (0.2,), "calculate_input": (sigma, noise),
+        "calculate_denoised": (sigma, output, noise), "noise_scaling": (sigma[:, None, None, None], noise, latent),
+        "inverse_noise_scaling": (sigma[0], latent),
+    }.items():  # fmt: skip
+        ours, theirs = (getattr(each, method)(*arguments) for each in (made, sampling))
+        assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs)), method
+
+
+def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
+    from parallel_runtime.errors import RequestError
+    from parallel_runtime.networks.comfyui.host_samplers import HostSampler, make_sampling
+
+    with pytest.raises(RequestError, match="no sampler sample_euler"):
+        HostSampler("sample_euler", {})
+    for name in ("torch", "reshape_sigma", "nothing"):
+        with pytest.raises(RequestError, match=f"no model sampling {name}"):
+            make_sampling([name], {}, {})
+
+
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+@pytest.mark.parametrize("name", ["res_multistep", "er_sde", "gradient_estimation_cfg_pp", "dpm_adaptive", "dpmpp_sde"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cfg, masked):
+    from parallel_runtime.networks.comfyui.host_samplers import HostSampler
+
+    sampling, sigmas = model_sampling(comfy, "FLUX"), schedule(comfy, "simple_8")
+    noise, latent, mask = latents("cpu")
+    steps: list[tuple[int, torch.Tensor]] = []
+    theirs: list[tuple[int, torch.Tensor]] = []
+    wanted = comfy.samplers.sampler_object(name).sample(
+        HostGuider(comfy, sampling, cfg), sigmas.clone(), {"seed": SEED, "model_options": {}},
+        lambda index, denoised, x, total: theirs.append((index, denoised)), noise.clone(), latent,
+        mask if masked else None,
+    )  # fmt: skip
+    start = sampling.noise_scaling(sigmas[0], noise, latent, True)
+    ours = HostSampler(name, {}).run(
+        # At CFG 1 the negative branch is left out, but for samplers that look at it.
+        lambda x, timestep: predict(x, timestep)[: 2 if cfg != 1.0 or name.endswith("cfg_pp") else 1],
+        sampling, start, sigmas, cfg=cfg, seed=SEED,
+        inpaint=Inpaint(mask, latent, noise) if masked else None,
+        on_step=lambda index, denoised: steps.append((index, denoised)),
+    )  # fmt: skip
+    assert (ours - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+    assert [index for index, _ in steps] == [index for index, _ in theirs]
+    assert (steps[-1][1] - theirs[-1][1]).abs().max() <= 1e-6 * theirs[-1][1].abs().max()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from parallel_runtime.requests.requests import ConditioningRef, PatchNames, Sample, concat_name
+from parallel_runtime.requests.requests import ConditioningRef, PatchNames, Sample, concat_name, sampling_name
 
 from .conditioning_cache import ConditioningCache
 from .requests import LoopRequest
@@ -34,6 +34,7 @@ def loop_job(
     if request.inpaint is not None:
         inpaint = request.inpaint
         tensors |= {"mask": inpaint.mask, "latent_image": inpaint.latent_image, "noise": inpaint.noise}
+    tensors |= {sampling_name(name): tensor for name, tensor in request.sampling.items()}
     job = Sample(
         model=model,
         sampler=request.sampler,
@@ -48,5 +49,6 @@ def loop_job(
         concat=bool(request.concat),
         patches=patches,
         joined=request.joined,
+        host=request.host,
     )
     return job, tensors

@@ -12,7 +12,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import Identity, identity
-from parallel_runtime.requests.requests import ComfyuiCode
+from parallel_runtime.requests.requests import ComfyuiCode, HostLoop
 from parallel_runtime.said import said
 
 
@@ -81,6 +81,7 @@ class LoopRequest:
         prediction: see parallel_runtime.sampling.prediction.
         concat: for each branch, channels (B, C', ...) appended to its x; empty where there are none.
         joined: ComfyUI, with the memory that it saw, put the branches into one call.
+        host: that ComfyUI's own code for the sampler runs it; `sampling`: the tensors that it names.
     """
 
     sampler: str
@@ -96,6 +97,8 @@ class LoopRequest:
     concat: tuple[torch.Tensor, ...] = ()
     timesteps: torch.Tensor | None = None
     joined: bool = True
+    host: HostLoop | None = None
+    sampling: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def check_finite(self) -> None:
         """Refuse what can only end in a picture of nothing.

@@ -1,0 +1,80 @@
+"""The denoising loop of one `Sample` request by ComfyUI's own code for its sampler, run alike on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ..errors import RequestError
+from ..networks.comfyui.host_code import use_comfyui
+from ..networks.comfyui.host_samplers import HostSampler, make_sampling
+from ..requests.requests import HostLoop, Sample, sampling_name
+from ..said import said
+from ..sampling.denoiser import Predict
+from .denoise import Loop, Told
+
+_ADAPTIVE = "dpm_adaptive"
+
+
+class HostDenoising(Loop):
+    """A loop of ComfyUI's samplers. Arguments as of `Loop`.
+
+    Raises:
+        RequestError: a sampler that this ComfyUI does not have, or branches that guidance cannot combine.
+        ConfigurationError: there is no ComfyUI on this rank's host.
+    """
+
+    def __init__(self, request: Sample, host: HostLoop, dtype: torch.dtype, device: torch.device, unlike: bool):
+        super().__init__(request, dtype, unlike)
+        self._host = host
+        if unlike and request.sampler == _ADAPTIVE:  # ranks would take steps of other lengths
+            raise RequestError(
+                said(
+                    "Sampler {name} chooses its steps by what it sees, which GPUs of several models see otherwise.",
+                    name=repr(_ADAPTIVE),
+                ),
+                said("Choose another sampler, or GPUs of one model."),
+            )
+        use_comfyui(host.comfyui.folder, {**host.comfyui.options, "cpu": device.type == "cpu"})
+        self._sampler = HostSampler(request.sampler, host.options)
+
+    def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Also the noise, which ComfyUI's samplers draw where the latent is.
+
+        Raises:
+            RequestError: ComfyUI would draw it elsewhere, or what the sampler reads did not come.
+        """
+        super().check(tensors, device)
+        if device.type != self.request.noise_device:
+            raise RequestError(
+                said(
+                    "The noise of this sampler is drawn on {noise_device}, and this rank is on {device}.",
+                    noise_device=self.request.noise_device,
+                    device=device,
+                ),
+                said("Run the pool on the kind of device that ComfyUI uses."),
+            )
+        self._make_sampling(tensors)
+
+    def _steps(self, predict: Predict, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
+        return self._sampler.run(
+            predict,
+            self._make_sampling(tensors),
+            tensors["x"],
+            tensors["sigmas"],
+            cfg=self.request.cfg,
+            seed=self.request.seed,
+            inpaint=self.inpaint(tensors),
+            on_step=on_step,
+        )
+
+    def _make_sampling(self, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+        missing = [name for name in self._host.tensors if sampling_name(name) not in tensors]
+        if missing:
+            what = ", ".join(missing)
+            raise RequestError(
+                said("The model sampling's {what} did not come with it.", what=what), said("Report this.")
+            )
+        held = {name: tensors[sampling_name(name)] for name in self._host.tensors}
+        return make_sampling(self._host.bases, self._host.values, held)

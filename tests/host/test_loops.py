@@ -1,0 +1,45 @@
+"""Every sampler of this ComfyUI, under every node that samples: its loop runs in the pool, with the same latent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from .test_same_picture import PICTURE
+from .workflow import SAVE, Workflow
+
+pytestmark = pytest.mark.host
+
+SAMPLERS = [
+    "euler", "euler_cfg_pp", "euler_ancestral", "euler_ancestral_cfg_pp", "heun", "heunpp2", "exp_heun_2_x0",
+    "exp_heun_2_x0_sde", "dpm_2", "dpm_2_ancestral", "lms", "dpm_fast", "dpm_adaptive", "dpmpp_2s_ancestral",
+    "dpmpp_2s_ancestral_cfg_pp", "dpmpp_sde", "dpmpp_sde_gpu", "dpmpp_2m", "dpmpp_2m_cfg_pp", "dpmpp_2m_sde",
+    "dpmpp_2m_sde_gpu", "dpmpp_2m_sde_heun", "dpmpp_2m_sde_heun_gpu", "dpmpp_3m_sde", "dpmpp_3m_sde_gpu", "ddpm", "lcm",
+    "ipndm", "ipndm_v", "deis", "res_multistep", "res_multistep_cfg_pp", "res_multistep_ancestral",
+    "res_multistep_ancestral_cfg_pp", "gradient_estimation", "gradient_estimation_cfg_pp", "er_sde", "seeds_2",
+    "seeds_3", "sa_solver", "sa_solver_pece", "ddim", "uni_pc", "uni_pc_bh2",
+]  # fmt: skip
+NODES = {
+    "KSampler": Workflow(),
+    "KSampler, cfg, a batch": Workflow(cfg=4.0, lengths=(9, 5), latent=(0, 2, 14, 20)),
+    "KSampler, a mask, denoise 0.6": Workflow(cfg=4.0, latent=PICTURE, mask=True, denoise=0.6),
+    "KSampler Advanced": Workflow(sampler_node="KSamplerAdvanced", cfg=4.0, latent=PICTURE, steps=6),
+    "SamplerCustomAdvanced": Workflow(sampler_node="SamplerCustomAdvanced", cfg=4.0),
+}
+
+
+def in_the_pool(host, workflow: Workflow, parallel: Workflow) -> None:
+    """Assert that a loop in the pool gives Load Diffusion Model's latent, to 1e-4 of its scale."""
+    ours, theirs = (host.latent(host.run(each.prompt()), SAVE) for each in (parallel, workflow))
+    assert theirs.std() > 0.1
+    assert (ours - theirs).abs().max() < 1e-4 * max(1.0, float(theirs.abs().max()))
+    assert host.last_run()["loop"] == "pool", host.last_run()["why"]
+
+
+@pytest.mark.slow_but_for("KSampler, cfg, a batch-er_sde")
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("by", NODES)
+def test_every_sampler_runs_in_the_pool_under_every_node(host, by, sampler):
+    workflow = replace(NODES[by], sampler=sampler)
+    in_the_pool(host, workflow, workflow.on("cpu:2"))
