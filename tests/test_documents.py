@@ -187,6 +187,24 @@ def test_every_relative_link_and_picture_exists(document):
     assert [target for target in targets if not (document.parent / target.partition("#")[0]).exists()] == []
 
 
+def anchors(document: Path) -> set[str]:
+    """Of a document's headings, as GitHub makes them of what is read there."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    read = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in read}
+
+
+def test_every_link_into_a_document_meets_a_heading():
+    dead = []
+    for document in [*DOCUMENTS, ROOT / "benchmarks" / "results" / "in_comfyui.md"]:
+        for target in LINK.findall(document.read_text(encoding="utf-8")):
+            path, _, anchor = target.partition("#")
+            file = document.parent / path if path else document
+            if anchor and "://" not in target and file.suffix == ".md" and anchor not in anchors(file):
+                dead.append((document.name, target))
+    assert dead == []
+
+
 def test_pictures_are_small():
     pictures = list((ROOT / "docs" / "images").iterdir())
     assert pictures
