@@ -36,6 +36,8 @@ def compare(rank: int, world_size: int, path: str, folder: str, device: str) -> 
 
 def _forward(pool: PoolRank, name: str) -> torch.Tensor:
     reference, tensors = flux_tensors(rows=pool.ranks)
+    if pool.device.type != "cpu":  # in the model's type, as ComfyUI sends them; the timestep stays
+        tensors = {key: each if key == "timestep" else each.to(torch.bfloat16) for key, each in tensors.items()}
     return pool.run(Forward(name, reference), tensors)[1]["output"].cpu()
 
 

@@ -21,6 +21,8 @@ EMPTY, FULL = "caches empty", "caches full"
 _LONGEST = 120.0
 """Seconds for one prompt."""
 _CANCEL_AT = 3
+_CHOOSING = 4.0
+"""Seconds for which an artist looks for a file."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Turn:
         size: parts of the family's own width and height.
         batch, cfg: of the picture; 0: the family's.
         lora: strength; 0: none.
+        chosen: a file is looked for and chosen before, which takes a moment.
         freed: *Unload Models* and *Free model and node cache* are pressed before.
         cancelled: it is cancelled after some steps.
     """
@@ -42,6 +45,7 @@ class Turn:
     batch: int = 1
     cfg: float = 0.0
     lora: float = 0.0
+    chosen: bool = False
     freed: bool = False
     custom: bool = False
     cancelled: bool = False
@@ -63,7 +67,7 @@ TURNS: Sequence[Turn] = (
     *(Turn("832 × 1216", size=_TALL),) * 2,
     *(Turn("batch 2", batch=2, steps=12),) * 2,
     *(Turn("CFG 3.5", cfg=3.5, steps=12),) * 2,
-    Turn("LoRA on", lora=0.8),
+    Turn("LoRA on", lora=0.8, chosen=True),
     Turn("other strength", lora=0.5),
     Turn("LoRA off"),
     *(Turn("float8 file", file=FLOAT8),) * 2,
@@ -113,6 +117,8 @@ def play(bench: Bench, found: Found, way: Way, turns: Sequence[Turn]) -> None:
     found |= {"kind": "journey", "way": way.title}
     for turn in turns:
         rows.append(row := {"what": turn.what, "shape": turn.shape, "error": ""})
+        if turn.chosen:
+            bench.wait(_CHOOSING)
         if turn.freed:
             bench.server.api.free()
             bench.wait(1)
