@@ -114,7 +114,7 @@ class RunNotices:
         """A rank compiles; several may, and each says so every second."""
         if self._compiles_since is None:
             self._compiles_since = self._clock()
-        text = said("Compiling for this size: about a minute, once ({seconds} s so far).", seconds=self._seconds)
+        text = said("Compiling {model}, once per machine: {seconds} s.", model=self._model, seconds=self._seconds)
         if text != self.waits.last:
             self.waits.tell(text)
             self._move_bar(min(self._seconds, 57), 60)
