@@ -105,6 +105,9 @@ def read(pieces: Sequence[Piece], device: torch.device, on_bytes: OnBytes) -> No
         waiting.put(piece)
     counted = _Count()
     stop = threading.Event()
+    if device.type == "cuda":
+        # Threads copy on streams of their own: what the caller's still does in memory that is the targets' by now.
+        torch.cuda.current_stream(device).synchronize()
     with contextlib.ExitStack() as stack:
         files = {file: stack.enter_context(_open(file)) for file in {piece.file for piece in pieces}}
         readers = stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="weights"))
