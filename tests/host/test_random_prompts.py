@@ -162,5 +162,7 @@ def test_any_sequence_of_prompts_gives_the_pictures_of_load_diffusion_model(host
             artist.act()
     except BaseException:
         print("What was done:", *artist.done[-12:], sep="\n")
+        for log in sorted((host.base / "pools").glob("pool-*.log"), key=lambda log: log.stat().st_mtime)[-2:]:
+            print(log.name, *log.read_text(errors="replace").splitlines()[-30:], sep="\n")
         raise
     print(f"{len(artist.done)} prompts and other acts")
