@@ -62,7 +62,7 @@ def test_a_start_is_told_in_order_from_the_first_half_second_on(host):
     assert len(bars) > 2
     assert bars == sorted(bars)
     # What ran stands on KSampler, too.
-    assert re.match(r"latent 14 × 20, ulysses 2: ", [text for node, text in run.texts if node == SAMPLER][-1])
+    assert re.match(r"Latent 14 × 20\. ulysses 2: ", [text for node, text in run.texts if node == SAMPLER][-1])
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.host
 
 SEED = "RANDOM_PROMPTS_SEED"
 """Environment variable: plays a sequence again."""
+SHORT = 60
 LORAS = ("lora", "lokr", "loha", "diff")
 OTHERS = ("schnell.safetensors", "canny.safetensors")
 """Models that no LoRA of these is made for."""
@@ -150,10 +151,11 @@ def host(host):
 
 
 @pytest.mark.parametrize(
-    "seconds", [pytest.param(60, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.long)]
+    "seconds", [pytest.param(SHORT, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.long)]
 )
 def test_any_sequence_of_prompts_gives_the_pictures_of_load_diffusion_model(host, seconds):
-    seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(1 << 30))
+    # CI draws the same sequence each time; the long one before a release draws a new one.
+    seed = int(os.environ.get(SEED) or (1 if seconds == SHORT else random.SystemRandom().randrange(1 << 30)))
     print(f"{SEED}={seed}")
     artist = Artist(host, seed)
     until = time.monotonic() + seconds
