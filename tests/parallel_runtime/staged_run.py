@@ -137,7 +137,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     facts = describe_model(FLUX, dict(transformer.config), shapes, 4)
     resident = Resident(
         "m", DiffusersFamily(FLUX, dict(transformer.config)), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
-        ParallelPlan(), Structure.wrap(transformer, FLUX, "auto", False, False),
+        ParallelPlan(), Structure.wrap(transformer, FLUX, "auto", False),
     )  # fmt: skip
     meshes = Meshes(rank, world_size)
     outputs = {}
