@@ -36,7 +36,7 @@ _FORMATS = """## Formats
 | int8 by tensor, also rotated (`convrot`) | ComfyUI's, in the format of the file |
 | nvfp4, mxfp8 | ComfyUI's, in the format of the file |
 | a diffusers folder | diffusers' |
-| GGUF, where the pack ComfyUI-GGUF is installed | ComfyUI's, with that pack's reader and operations, not compiled |"""
+| GGUF, where the pack ComfyUI-GGUF is installed | ComfyUI's, with that pack's reader and operations, compiled |"""
 
 
 def write_families() -> str:
