@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -282,8 +283,14 @@ def _name_of(sampler: Any) -> str:
     return str(getattr(function, "__name__", type(sampler).__name__)).removeprefix("sample_")
 
 
+_OF_SEVERAL = "CFGGuider.sample.<locals>.callback"
+"""ComfyUI's own, around another one: of several latents in one it takes them apart."""
+
+
 def _is_comfyuis(callback: Any) -> bool:
     """Whether a callback is none, or that of ComfyUI's nodes, which reads the denoised latent alone."""
+    if getattr(callback, "__qualname__", "") == _OF_SEVERAL and callback.__module__ == "comfy.samplers":
+        return _is_comfyuis(inspect.getclosurevars(callback).nonlocals.get("packed_callback"))
     return callback is None or (
         getattr(callback, "__module__", "") == "latent_preview"
         and getattr(callback, "__qualname__", "") == "prepare_callback.<locals>.callback"

@@ -162,7 +162,7 @@ FAMILIES: dict[str, ComfyFamily] = {
     "joyimage": ComfyFamily([[1, 16, 1, 6, 10]], _T5, values={"reference_latents": {"list": [[1, 16, 1, 4, 6]]}}),
     "kandinsky-5": ComfyFamily([_VIDEO], (9, 3584), pooled=768),
     "sd3": ComfyFamily([[2, 16, 9, 7]], _TEXT),
-    "cogvideox": ComfyFamily([_VIDEO], _TEXT, per_step="the model sampling"),
+    "cogvideox": ComfyFamily([_VIDEO], _TEXT),
     "hunyuan-3d-2": ComfyFamily([[1, 64, 37]], _TEXT),
     "hunyuan-3d-21": ComfyFamily([[1, 64, 37]], (9, 1024), per_step="rows of a batch"),
     "stable-audio-3": ComfyFamily([[1, 256, 45]], (9, 768), values={"seconds_total": 30}),
@@ -191,7 +191,7 @@ LARGE_FAMILIES: dict[str, ComfyFamily] = {
     ),
     "mage-flow": ComfyFamily([[1, 128, 5, 7]], (9, 2560), per_step="timesteps of the model's own"),
     "auraflow": ComfyFamily([[2, 4, 9, 7]], (9, 2048)),
-    "cosmos-predict-2": ComfyFamily([_VIDEO], (9, 1024), per_step="the model sampling"),
+    "cosmos-predict-2": ComfyFamily([_VIDEO], (9, 1024)),
     "anima": ComfyFamily(
         [[1, 16, 1, 6, 10]], (9, 1024), values={"t5xxl_ids": {"integers": [3, 1, 4, 1, 5]}, "t5xxl_weights": [5]}
     ),
