@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -118,14 +116,8 @@ class HeldNetwork(PatchableNetwork):
         gc.collect()  # a cut block holds the forward that it stands for, in a circle
 
 
-def load_network(
-    file: HostFile, dtype: torch.dtype | None, fast_float8: bool, first_blocks: Mapping[str, int] | None = None
-) -> nn.Module:
+def load_network(file: HostFile, dtype: torch.dtype | None, fast_float8: bool) -> nn.Module:
     """ComfyUI's own loader on the file; the network is on the CPU.
-
-    Args:
-        first_blocks: list of blocks -> how many of them are read; the network is as deep as what is read. None reads
-            all.
 
     Raises:
         UnsupportedModelError: ComfyUI cannot read it, with its reason.
@@ -143,8 +135,6 @@ def load_network(
         model_options["custom_operations"] = file.pack.operations()
     else:
         state_dict, metadata = comfy.utils.load_torch_file(str(file.path), return_metadata=True)
-    if first_blocks is not None:
-        state_dict = {name: value for name, value in state_dict.items() if _is_read(name, first_blocks)}
     beside = file.beside & file.outside.keys()
     if beside:  # ComfyUI would leave out what has not the prefix
         kept = {name: state_dict[name] for name in beside}
@@ -160,10 +150,3 @@ def load_network(
     if patcher is None:
         raise UnsupportedModelError(said("ComfyUI does not recognise {path}.", path=file.path), "Choose another file.")
     return patcher.model.diffusion_model
-
-
-def _is_read(name: str, first_blocks: Mapping[str, int]) -> bool:
-    found = (re.search(rf"(?:^|\.){re.escape(path)}\.(\d+)\.", name) for path in first_blocks)
-    return all(
-        match is None or int(match[1]) < count for match, count in zip(found, first_blocks.values(), strict=True)
-    )

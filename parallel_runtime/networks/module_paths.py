@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
-
-from .diffusers.spec import ModelSpec
 
 
 def matches(path: str, pattern: str) -> bool:
@@ -25,15 +22,3 @@ def find_modules(transformer: nn.Module, patterns: Iterable[str]) -> dict[str, n
         for path, module in transformer.named_modules()
         if any(matches(path, pattern) for pattern in patterns)
     }
-
-
-def first_blocks(module: nn.Module, spec: ModelSpec) -> dict[nn.Module, nn.Module]:
-    """Every block that is compiled, with the first of its kind: of its class, its parameters of the same shapes."""
-    firsts: dict[Any, nn.Module] = {}
-    found = {}
-    for pattern in spec.block_lists:
-        for blocks in find_modules(module, (pattern,)).values():
-            for block in blocks.children():
-                shapes = tuple((name, parameter.shape) for name, parameter in block.named_parameters())
-                found[block] = firsts.setdefault((type(block), shapes), block)
-    return found

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..acceleration.peer_sharing import PeerSharing
 from ..acceleration.recordings import RecordedForward
 from ..mesh.mesh import Layout, Mesh, single_rank_mesh
 from ..streaming.block_stream import BlockStream
@@ -116,14 +115,6 @@ class ParallelTransformer(RepeatedCalls):
             # A graph ends where all its streams have come together, so that one of a stream of weights is not cut.
             pulse = pulse_of(parts.transformer, parts.spec) if stream is None else None
             self._recorded = RecordedForward(self.call_at_once, made_outside=self.made_outside, pulse=pulse)
-
-    def peer_sharing(self) -> PeerSharing:
-        """Peer memory in the shapes of this transformer's attention."""
-        return self._parts.peer_sharing()
-
-    def exchange_through(self, peers: PeerSharing | None) -> None:
-        """Take other buffers for the exchange of heads."""
-        self._borders.split.exchange_through(peers)
 
     def check_ring(self, layout: Layout) -> None:
         """See `MeshCheck.check_ring`."""

@@ -45,15 +45,6 @@ class SequenceSplit:
         """What attention reads beside its arguments, in this forward."""
         return [tokens.read() for tokens in self._all]
 
-    def exchange_through(self, peers: PeerSharing | None) -> None:
-        """Exchange heads over other memory from the next forward on."""
-        for tokens in self._all:
-            tokens.peers = peers
-
-    def peer_bytes(self) -> int | None:
-        """Of the memory that the ranks shared in the last forward, None where they shared none."""
-        return None if self.tokens.buffers is None else self.tokens.buffers.memory.numel()
-
     def set_mesh(self, mesh: Mesh) -> None:
         """Split over another mesh from the next forward on."""
         self._mesh = mesh

@@ -39,7 +39,7 @@ class CompiledCut:
 
     @property
     def room(self) -> int:
-        """See `Compiled`."""
+        """How many graphs each forward may still get."""
         return self.methods.room
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:

@@ -9,8 +9,7 @@ every block.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
@@ -18,16 +17,15 @@ import torch
 from torch import nn
 
 from ...errors import UnsupportedModelError
-from ...mesh.mesh import single_rank_mesh
 from ...said import said
 from .attention_operator import TRACED, in_order
 from .block_call import KEYWORD, BlockCall
 from .blocks import Blocks
-from .host_modulation import HostModulation, Layers, compute, forget
+from .host_modulation import HostModulation, Layers
 from .live_patches import FOR_FUNCTIONS
 from .own_arguments import GRID, OwnArguments, name_argument
 from .own_objects import is_guide_mask
-from .token_split import RunBlock, Streams, TokenSplit, put
+from .token_split import Streams, TokenSplit, put
 from .whole_patches import over_all_tokens
 
 # Patches that ComfyUI calls inside of a block, with the tokens that the block has.
@@ -208,28 +206,7 @@ class CutBlock:
             if options := call["transformer_options"]:
                 call["transformer_options"] = {name: options[name] for name in options if name not in FOR_FUNCTIONS}
             args, kwargs = call.args, call.kwargs
-        return self.compute(run, args, kwargs)
-
-    def compute(self, run: RunBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The block's own forward, with arguments of this rank's tokens alone, by what runs it."""
         return run(self._forward, args, kwargs, self._varying)
-
-    @contextmanager
-    def modulated_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """Inside, the block's modulation is ready as in a forward of the network. No collective."""
-        call = BlockCall(self._signature, self._blocks.positional, args, kwargs)
-        for name, layers in self._modulated.items():
-            compute(call[name], layers, single_rank_mesh())
-        try:
-            yield
-        finally:
-            for layers in self._modulated.values():
-                forget(layers)
-
-    @property
-    def is_modulated(self) -> bool:
-        """Some of the block's modulation is ready."""
-        return any(layer.ready is not None for layers in self._modulated.values() for layer in layers)
 
     def _varying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, int]]:
         """Arguments that have tokens, or rows for such, with the dims that these are on."""
