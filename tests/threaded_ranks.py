@@ -19,7 +19,6 @@ import torch
 import torch._inductor.decomposition
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
-from torch import nn
 
 from parallel_runtime.acceleration import peer_memory
 from parallel_runtime.acceleration import recordings as graphs
@@ -319,7 +318,7 @@ def stand_in(communicator: Communicator, hardware: Hardware, patch: pytest.Monke
     patch.setattr(functional, "all_gather_into_tensor", communicator.all_gather, raising=False)
     patch.setattr(functional, "all_to_all_single", communicator.all_to_all, raising=False)
     patch.setattr(functional, "wait_tensor", lambda tensor: tensor, raising=False)
-    patch.setattr(nn.Module, "compile", lambda *args, **kwargs: None)
+    patch.setattr(torch, "compile", lambda function, **options: function)
     patch.setattr(gc, "collect", lambda *args: 0)  # it takes most of the time, and frees little here
     patch.setattr(graphs, "_has_memory", lambda: communicator.rank not in hardware.no_room)
     _share_memory(communicator, hardware, patch)
