@@ -107,8 +107,8 @@ def test_other_sites_are_refused_wrong_requests_are_told_and_nothing_is_secret(h
         assert post(f"/parallel_dit/{path}", " " * 200_000 + "{}")[0] == 413
         for method in ("GET", "PUT", "DELETE", "PATCH"):
             assert post(f"/parallel_dit/{path}", "{}", method)[0] in (404, 405)
-    assert post("/parallel_dit/sentences", "[" * 100_000)[0] == 400
-    assert post("/parallel_dit/sentences", json.dumps(["a" * 10_000] * 20))[0] == 413
+    assert post("/parallel_dit/error", "[" * 100_000)[0] == 400
+    assert post("/parallel_dit/error", json.dumps(["a" * 10_000] * 20))[0] == 413
     # Whatever ComfyUI makes of a name that is not its own, it makes of ours: `/free` is a route of its.
     for headers in (
         {"Host": "evil.example", "Origin": "http://evil.example"},
