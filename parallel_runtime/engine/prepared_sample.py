@@ -40,7 +40,7 @@ class PreparedSample(Prepared):
 
     @property
     def takes_part(self) -> bool:
-        """See `Prepared`."""
+        """Whether this rank has a place in the plan."""
         return self.placed.place is not None
 
     @classmethod

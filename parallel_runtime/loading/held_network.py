@@ -101,7 +101,7 @@ class HeldNetwork(PatchableNetwork):
         """It is here, and its blocks are cut."""
 
     def settle(self, patches: object) -> None:
-        """See `HeldWeights`: nobody else reads them. What the network keeps was made with the patches of before."""
+        """Take note of the patches in place: what the network keeps was made with those of before."""
         if patches != self._settled:
             self.own_cache.clear(self.network)
             self._settled = patches

@@ -48,7 +48,7 @@ class GgufLayer(nn.Module):
         return F.linear(input, weight, None if self.added is None else self.added.to(input.dtype))
 
     def look_inside(self) -> None:
-        """See what the parameters are now; before a graph is called."""
+        """Take note of what the parameters are now; before a graph is called."""
         weight: Any = self._parameters["weight"]
         bias: Any = self._parameters["bias"]
         seen = (weight, bias), tuple(each.data_ptr() for each in (weight, bias) if each is not None)
