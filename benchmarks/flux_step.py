@@ -107,8 +107,9 @@ def run_diffusers(path: Path, compiled: bool, sizes: list[int], steps: int, out:
     from diffusers.models.attention_dispatch import attention_backend
 
     from parallel_runtime.loading.checkpoint import open_checkpoint
-    from parallel_runtime.loading.weights import load_transformer
     from parallel_runtime.networks.diffusers.flux import FLUX
+
+    from .load_transformer import load_transformer
 
     device = torch.device("cuda")
     checkpoint = open_checkpoint(path)

@@ -29,12 +29,12 @@ from parallel_runtime.attention.kernels import Attend
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
-from parallel_runtime.pipefusion.lone import LoneRunner, whole_stage
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.planning.cut import Patch
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample
 
+from .lone_stage import LoneRunner, whole_stage
 from .picture_distance import psnr, ssim
 from .quality_models import Subject, learn_to_draw, make_random, open_real
 from .quality_report import table, write_report

@@ -19,8 +19,9 @@ from diffusers import AutoencoderKL, FluxTransformer2DModel
 from safetensors.torch import load_file
 
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.flux import FLUX
+
+from .load_transformer import load_transformer
 
 _CONFIG: dict[str, Any] = {
     "patch_size": 1,

@@ -20,11 +20,11 @@ from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.parallel_transformer import parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.share_blocks import share_blocks
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample
 
+from ..share_blocks import share_blocks
 from ..step_control import StepControl
 from .case import Case
 from .measure import Engine, main

@@ -20,7 +20,7 @@ from ..planning.limits import check_steps
 from ..requests.control import Control
 from ..requests.requests import Answer, Sample
 from ..said import said
-from ..sampling.samplers import SUPPORTED, require_patchwise
+from ..sampling.samplers import SUPPORTED
 from .memory_checks import require_memory
 from .prepared import Prepared, Results
 from .rank_state import Placed, RankState, StagedRun
@@ -77,8 +77,6 @@ class PreparedSample(Prepared):
                     said("Choose one of {able}, or set stages to 1.", able=", ".join(SUPPORTED)),
                 )
             denoising.require_noise_of_first_rank()
-            if plan.patches > 1:
-                require_patchwise(denoising.sampler)
             if place is not None:
                 parts = check_patches(state, request.branches, resident, place, plan.patches, x, meta)
                 kept = kept_bytes(resident.facts, resident.owned(place), place.layout, parts)

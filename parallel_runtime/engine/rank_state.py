@@ -41,6 +41,8 @@ from .residency import Residency
 from .resident import Resident
 
 _PATCHED = "patched"
+_MEASURED = 64
+"""Sizes of requests of which the last peak is known."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,10 @@ class RankState:
             return placed.details
         beside += int(CONTEXT_BYTES.value)  # which the prediction has, and PyTorch does not know
         # Replayed recordings take nothing anew: what the first run took counts.
-        self._beside[placed.size] = beside = max(beside, self._beside.get(placed.size, 0))
+        beside = max(beside, self._beside.pop(placed.size, 0))
+        self._beside[placed.size] = beside
+        if len(self._beside) > _MEASURED:
+            del self._beside[next(iter(self._beside))]
         return msgspec.structs.replace(placed.details, used_bytes=placed.resident.size + beside)
 
     def shares_patches(self, resident: Resident, patches: WeightPatches) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
 import torch
@@ -24,30 +24,6 @@ from .checkpoint import Checkpoint
 from .held_weights import ArenaWeights, HeldWeights, MakeArena, MappedWeights
 
 _log = logging.getLogger(__name__)
-
-
-def load_transformer(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device,
-    check_cancel: Callable[[], None] | None = None,
-) -> torch.nn.Module:
-    """Build the transformer, in eval mode and without gradients. Works offline: no hub is ever asked.
-
-    Args:
-        dtype: of every parameter.
-        device: of every parameter and buffer.
-        check_cancel: called between tensors; raises to give up.
-
-    Raises:
-        CheckpointError: tensors are missing or have another shape than the config says; nothing is read then.
-        UnsupportedModelError: the installed diffusers does not build this model.
-    """
-    transformer = build_transformer(checkpoint)
-    weights = hold_weights(transformer, checkpoint, check_weights(transformer, checkpoint), dtype, device)
-    weights.fill(lambda done, total: check_cancel() if check_cancel is not None else None)
-    give_weights(transformer, checkpoint, weights)
-    return transformer
 
 
 def hold_weights(

@@ -49,14 +49,12 @@ class Sampler:
         method: what it does, as a generator.
         adds_noise: needs a source of noise.
         end: where a run ends whose last sigma is 0.
-        patchwise: holds for any part of a latent; false for one that looks at the whole (a norm, an error estimate).
     """
 
     name: str
     method: Method
     adds_noise: bool = False
     end: float = 0.0
-    patchwise: bool = True
 
     def end_sigma(self, sigmas: torch.Tensor) -> torch.Tensor:
         """Sigma of the latent that a run over these sigmas returns, 0-dim."""
@@ -143,20 +141,3 @@ def find_sampler(name: str) -> Sampler:
             "Choose one of these, or use KSampler: it runs every sampler per step.",
         )
     return SAMPLERS[name]
-
-
-def require_patchwise(sampler: Sampler) -> None:
-    """Refuse a sampler that cannot run over parts of a latent.
-
-    Raises:
-        RequestError: it looks at the whole latent; with the samplers that do not.
-    """
-    if not sampler.patchwise:
-        able = ", ".join(name for name, one in SAMPLERS.items() if one.patchwise)
-        raise RequestError(
-            said(
-                "Sampler {name} looks at the whole latent, and PipeFusion steps patch by patch.",
-                name=repr(sampler.name),
-            ),
-            said("Choose one of {able}, or set the pipeline's patches to 1.", able=able),
-        )

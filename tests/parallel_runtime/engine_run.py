@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.share_blocks import share_blocks
 from parallel_runtime import memory
 from parallel_runtime.config import ParallelConfig, ParallelPlan
 from parallel_runtime.engine import rank_state
@@ -19,7 +20,6 @@ from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.networks.stale_keys import StaleKeys
 from parallel_runtime.pipefusion.kept import kept_bytes
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.share_blocks import share_blocks
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.planning.describe import describe_model
 from parallel_runtime.requests.conditioning import Conditioning

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.spec import ModelSpec, TensorInfo, WeightRule
 
 CPU = torch.device("cpu")

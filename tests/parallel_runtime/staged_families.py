@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.lone_stage import LoneRunner, whole_stage
+from benchmarks.share_blocks import share_blocks
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.mesh.links import Links, build_links
@@ -13,9 +15,7 @@ from parallel_runtime.mesh.mesh import build_mesh
 from parallel_runtime.networks.absent_blocks import keep_blocks
 from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
-from parallel_runtime.pipefusion.lone import LoneRunner, whole_stage
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.share_blocks import share_blocks
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample

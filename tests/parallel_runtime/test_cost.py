@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.share_blocks import share_blocks
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.engine import measure
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.networks.absent_blocks import keep_blocks
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.pipefusion.share_blocks import share_blocks
 from parallel_runtime.planning.cost import predict
 from parallel_runtime.planning.cut import most_parameters, stage_speeds
 from parallel_runtime.planning.describe import describe_model, describe_request, parameter_shapes

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.headers import original_header
 from parallel_runtime.networks.diffusers.registry import MODELS
 from parallel_runtime.networks.diffusers.spec import TensorInfo

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.share_blocks import share_blocks
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.mesh.links import build_links
@@ -16,7 +17,6 @@ from parallel_runtime.networks.absent_blocks import keep_blocks
 from parallel_runtime.networks.parallel_transformer import parallelize
 from parallel_runtime.pipefusion.denoise import forward_once
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.share_blocks import share_blocks
 from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.conditioning import Conditioning
 from tests.families import FAMILIES, build, run

@@ -6,8 +6,8 @@ import numpy
 import pytest
 import torch
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.centred_rotary import rotary_embedding
 from parallel_runtime.networks.diffusers.hunyuan_dit import HUNYUAN_DIT
 from tests.parallel_runtime.model_forward import CPU

@@ -41,7 +41,7 @@ from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_pa
 leave_out_unused_packages()
 import torch
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.parallel_transformer import parallelize
 checkpoint = open_checkpoint(Path(sys.argv[1]))

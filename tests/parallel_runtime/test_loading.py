@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
-from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.diffusers.registry import find_by_name, find_by_transformer_class
+from parallel_runtime.networks.diffusers.registry import find_by_name
 from tests.tiny_flux import (
     make_state_dict,
     tiny_config,
@@ -160,7 +160,7 @@ import sys
 from pathlib import Path
 import torch
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.networks.diffusers.flux import FLUX
 
 def proportional():
@@ -255,8 +255,7 @@ def test_opening_needs_neither_diffusers_nor_a_network(tmp_path):
     assert done.stdout.split() == ["flux", "False"], done.stderr
 
 
-def test_the_registry_finds_by_name_and_class_and_lists_what_it_has():
-    assert find_by_name("flux") is find_by_transformer_class("FluxTransformer2DModel") is FLUX
-    for find in (find_by_name, find_by_transformer_class):
-        with pytest.raises(UnsupportedModelError, match=r"kandinsky.*FLUX\.1"):
-            find("kandinsky")
+def test_the_registry_finds_by_name_and_lists_what_it_has():
+    assert find_by_name("flux") is FLUX
+    with pytest.raises(UnsupportedModelError, match=r"kandinsky.*FLUX\.1"):
+        find_by_name("kandinsky")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.errors import CheckpointError, ParallelError, UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.registry import MODELS
 from tests.tiny_flux import tiny_config, write_diffusers_folder, write_original
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.pixart import PIXART
 from parallel_runtime.networks.diffusers.spec import TensorInfo
 from tests.family_files import FILES, header

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import PREDICTIONS
-from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, find_sampler, require_patchwise
+from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
 
 SEED = 11
 SIGMAS = {"flow": (1.0, 0.9, 0.7, 0.45, 0.2, 0.05, 0.0), "eps": (14.6, 7.0, 3.0, 1.2, 0.5, 0.1, 0.0)}
@@ -86,11 +83,3 @@ def test_a_draw_is_forgotten_when_every_part_took_it():
     assert len(first._draws._waiting) == 1
     second.draw(torch.empty(1, 1))
     assert not first._draws._waiting
-
-
-def test_a_sampler_that_looks_at_the_whole_is_refused_by_name():
-    require_patchwise(find_sampler("euler"))
-    adaptive = replace(find_sampler("euler"), name="adaptive", patchwise=False)
-    with pytest.raises(RequestError, match="'adaptive'.*patch by patch") as refusal:
-        require_patchwise(adaptive)
-    assert "dpmpp_2m" in refusal.value.fix

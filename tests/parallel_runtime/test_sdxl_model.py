@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.errors import CheckpointError, UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.sdxl import SDXL
 from parallel_runtime.networks.diffusers.spec import TensorInfo
 from tests.parallel_runtime.model_forward import CPU, header_of, rules_of

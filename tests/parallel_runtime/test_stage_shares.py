@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.lone_stage import LoneRunner, whole_stage
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.pipefusion.kept import kept_bytes
-from parallel_runtime.pipefusion.lone import LoneRunner, whole_stage
 from parallel_runtime.planning.cut import assign_blocks, stage_speeds
 from parallel_runtime.planning.describe import describe_model
 from parallel_runtime.requests.conditioning import Conditioning

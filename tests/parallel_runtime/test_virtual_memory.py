@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.loading import virtual_memory
 from parallel_runtime.loading.arena import VirtualArena, place_tensor
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.virtual_memory import VirtualMemoryError, VirtualRegion
-from parallel_runtime.loading.weights import build_transformer, check_weights, hold_weights, load_transformer
+from parallel_runtime.loading.weights import build_transformer, check_weights, hold_weights
 from tests.tiny_flux import tiny_config, write_original
 
 GRANULARITY = 2 << 20

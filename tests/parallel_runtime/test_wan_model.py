@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.wan import WAN
 from tests.family_files import FILES, header
 from tests.parallel_runtime.model_forward import rules_of

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime import memory
 from parallel_runtime.attention.projections import neighbours, place_side_by_side
 from parallel_runtime.config import ParallelConfig
@@ -27,7 +28,7 @@ from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
 from parallel_runtime.loading.held_weights import ArenaWeights
 from parallel_runtime.loading.host_copies import HostCopies
-from parallel_runtime.loading.weights import build_transformer, check_weights, hold_weights, load_transformer
+from parallel_runtime.loading.weights import build_transformer, check_weights, hold_weights
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, tensor_name
 from tests.parallel_runtime.staged_run import Quiet

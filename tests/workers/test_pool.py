@@ -13,10 +13,10 @@ import psutil
 import pytest
 import torch
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, ConfigurationError, PoolError, RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.samplers import SUPPORTED
 from tests.patience import wait_until

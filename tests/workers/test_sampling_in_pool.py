@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.load_transformer import load_transformer
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.weights import load_transformer
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.denoiser import Denoiser
 from parallel_runtime.sampling.noise import NoiseSource

@@ -32,15 +32,3 @@ def find_by_name(name: str) -> ModelSpec:
         if spec.name == name:
             return spec
     raise UnsupportedModelError(said("No model family is called {name}.", name=repr(name)), supported())
-
-
-def find_by_transformer_class(name: str) -> ModelSpec:
-    """Return the family whose diffusers transformer class is `name`.
-
-    Raises:
-        UnsupportedModelError: there is none.
-    """
-    for spec in MODELS:
-        if spec.transformer_class == name:
-            return spec
-    raise UnsupportedModelError(said("The diffusers class {name} is not supported.", name=name), supported())

@@ -1,4 +1,4 @@
-"""Which blocks a stage gets, from a transformer that has all of them; engines plan it from the file's header."""
+"""Which blocks a stage gets, from a transformer that is there; engines plan it from the file's header."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ..networks.absent_blocks import block_paths, stages_of
-from ..networks.diffusers.spec import ModelSpec
-from ..planning.cut import Assignment, assign_blocks
+from parallel_runtime.networks.absent_blocks import block_paths, stages_of
+from parallel_runtime.networks.diffusers.spec import ModelSpec
+from parallel_runtime.planning.cut import Assignment, assign_blocks
 
 
 def share_blocks(

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..mesh.links import Link, Links
-from ..mesh.mesh import single_rank_mesh
-from ..networks.absent_blocks import block_paths, keep_blocks
-from ..networks.diffusers.spec import ModelSpec
-from ..requests.conditioning import Conditioning
-from .runner import StageRunner
-from .stage import Stage
+from parallel_runtime.mesh.links import Link, Links
+from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.networks.absent_blocks import block_paths, keep_blocks
+from parallel_runtime.networks.diffusers.spec import ModelSpec
+from parallel_runtime.pipefusion.runner import StageRunner
+from parallel_runtime.pipefusion.stage import Stage
+from parallel_runtime.requests.conditioning import Conditioning
 
 
 class _Loop:

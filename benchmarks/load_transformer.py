@@ -1,0 +1,34 @@
+"""A transformer of diffusers with the weights of its file, in one call; engines hold and fill weights step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from parallel_runtime.loading.checkpoint import Checkpoint
+from parallel_runtime.loading.weights import build_transformer, check_weights, give_weights, hold_weights
+
+
+def load_transformer(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    check_cancel: Callable[[], None] | None = None,
+) -> torch.nn.Module:
+    """Build the transformer, in eval mode and without gradients. Works offline: no hub is ever asked.
+
+    Args:
+        dtype: of every parameter.
+        device: of every parameter and buffer.
+        check_cancel: called between tensors; raises to give up.
+
+    Raises:
+        CheckpointError: tensors are missing or have another shape than the config says; nothing is read then.
+        UnsupportedModelError: the installed diffusers does not build this model.
+    """
+    transformer = build_transformer(checkpoint)
+    weights = hold_weights(transformer, checkpoint, check_weights(transformer, checkpoint), dtype, device)
+    weights.fill(lambda done, total: check_cancel() if check_cancel is not None else None)
+    give_weights(transformer, checkpoint, weights)
+    return transformer
