@@ -54,7 +54,6 @@ class ParallelConfig:
         weights: one of WEIGHTS. Every GPU has all of them; each keeps its share of every block, and gets the others'
             just before the block runs; or blocks come from memory of the host, of which each rank fills its share.
         resident: blocks that stay whole on each GPU where weights stream; `choose_weights` finds it, whatever it is.
-        dealt: with weights "host", blocks that are dealt out over the GPUs all the same; found likewise.
         hosts: machines that the pool spans; each brings as many devices (docs/several-hosts.md).
         version: schema of this configuration; a newer one than ours is refused.
 
@@ -76,7 +75,6 @@ class ParallelConfig:
     may_change_pixels: bool = False
     weights: str = "auto"
     resident: int = 0
-    dealt: int = 0
     version: int = CONFIG_VERSION
 
     def __post_init__(self) -> None:

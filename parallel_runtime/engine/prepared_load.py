@@ -17,7 +17,6 @@ from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
 from ..requests.requests import Answer, Load, Loaded
 from ..said import said, together
-from ..streaming.dealer import may_mix
 from .measure import measure_machine
 from .prepared import Prepared, Results
 from .rank_state import RankState
@@ -61,7 +60,7 @@ class PreparedLoad(Prepared):
         # Whatever fails on all ranks alike comes before any model is let go.
         opened = state.take_opened(request)
         about = request.ranks, opened.facts, machine, opened.weight_bytes
-        config = choose_weights(config, *about, mixes=may_mix(state.device))
+        config = choose_weights(config, *about)
         loaded = plan_loading(config, request.ranks, opened.facts, machine)
         resolve_plan(config, request.ranks, opened.facts, TYPICAL, machine, loaded)
         place = state.meshes.place(loaded, opened.facts.mirrored) if loaded.pipe > 1 else None

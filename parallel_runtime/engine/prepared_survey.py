@@ -13,7 +13,6 @@ from ..planning.weights_choice import choose_weights
 from ..requests.control import Control
 from ..requests.facts import CPU
 from ..requests.requests import Answer, Survey, Surveyed
-from ..streaming.dealer import may_mix
 from .prepared import Prepared, Results
 from .rank_state import RankState
 
@@ -46,7 +45,7 @@ class PreparedSurvey(Prepared):
         machine = replace(load.machine or CPU, speeds=tuple(state.meshes.speeds or ()), free_bytes=0)
         opened = state.open(load)
         facts, weight_bytes = opened.facts, opened.weight_bytes
-        config = choose_weights(config, load.ranks, facts, machine, weight_bytes, may_mix(state.device))
+        config = choose_weights(config, load.ranks, facts, machine, weight_bytes)
         cost = choose(config, load.ranks, facts, TYPICAL, machine).cost
         needs = int(cost.weight_bytes * weight_bytes / (facts.parameters * facts.bytes_per_parameter))
         # A rank that the model does not use may be as full as it likes.

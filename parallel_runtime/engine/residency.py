@@ -91,9 +91,9 @@ class Residency:
         dealer = None
         key: Hashable = (opened.identity, loaded.pipe, owned)
         if mode != "whole":
-            key = (opened.identity, mode, request.ranks, config.resident, config.dealt)
+            key = (opened.identity, mode, request.ranks, config.resident)
             streaming = Streaming(mode, self._rank, request.ranks, self._folder)
-            dealer = Dealer(streaming, key, self._device, config.resident, config.dealt)
+            dealer = Dealer(streaming, key, self._device, config.resident)
             dealer.check()
         # Every rank alike, also one that the model does not use.
         self.store.make_way(key)

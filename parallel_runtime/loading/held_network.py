@@ -19,7 +19,6 @@ from ..networks.comfyui.token_split import TokenSplit
 from ..networks.marked_blocks import mark_blocks
 from ..said import said
 from ..streaming.block_stream import BlockStream
-from ..streaming.mixed_blocks import MixedBlocks
 from ..streaming.shared_blocks import SharedBlocks
 from .files import identity
 from .host_file import HostFile
@@ -40,7 +39,7 @@ class HeldNetwork(PatchableNetwork):
 
     keeps_addresses = False
     stream: BlockStream | None = None
-    shared: SharedBlocks | MixedBlocks | None = None
+    shared: SharedBlocks | None = None
 
     def __init__(
         self, file: HostFile, data: Network | None, dtype: torch.dtype | None, device: torch.device, fast_float8: bool

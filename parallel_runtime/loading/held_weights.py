@@ -18,7 +18,6 @@ from ..networks.diffusers.spec import WeightRule
 from ..patching.patched_weights import Patchable
 from ..said import said
 from ..streaming.block_stream import BlockStream
-from ..streaming.mixed_blocks import MixedBlocks
 from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, lay_out, place_tensor
 from .checkpoint import Checkpoint
@@ -50,7 +49,7 @@ class HeldWeights(Patchable, Protocol):
         ...
 
     @property
-    def shared(self) -> SharedBlocks | MixedBlocks | None:
+    def shared(self) -> SharedBlocks | None:
         """What other ranks read of them; None where they read nothing."""
         ...
 
@@ -85,7 +84,7 @@ class WeightsOfModule(PatchableParameters):
     """What kinds of them have in common: tensors that modules share, by name."""
 
     stream: BlockStream | None = None
-    shared: SharedBlocks | MixedBlocks | None = None
+    shared: SharedBlocks | None = None
 
     def __init__(
         self,

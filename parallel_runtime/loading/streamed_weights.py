@@ -13,7 +13,6 @@ from ..patching.patch_data import UNPATCHED
 from ..streaming.block_stream import SLOTS, BlockStream
 from ..streaming.deal import ALIGNMENT
 from ..streaming.dealer import Dealer
-from ..streaming.mixed_blocks import MixedBlocks
 from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, Layout, lay_out, make_arena, place_tensor
 from .checkpoint import Checkpoint
@@ -36,7 +35,7 @@ class StreamedWeights(WeightsOfModule):
     """
 
     stream: BlockStream
-    shared: SharedBlocks | MixedBlocks
+    shared: SharedBlocks
 
     def __init__(
         self,

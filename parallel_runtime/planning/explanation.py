@@ -184,13 +184,9 @@ def _why_pipe(choice: Choice, machine: MachineFacts) -> Said:
 
 def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineFacts) -> Said:
     """Where weights are that stream, why, and what that costs."""
-    copies = coming.copies(model, machine)
     short = machine.usable_bytes and choice.alone.bytes > machine.usable_bytes
-    where = said("dealt out over the GPUs")
-    if "host" in copies:
-        where = said("in memory of the host")
-        if len(copies) > 1:
-            where = said("in memory of the host and dealt out over the GPUs")
+    dealt, size = coming.weights == "dealt", coming.copied_bytes(model)
+    where = said("dealt out over the GPUs") if dealt else said("in memory of the host")
     template = "Weights are {where}: each GPU holds {rest}, and copies {copied}. The picture is the same."
     if short:
         template = (
@@ -202,24 +198,18 @@ def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineF
     stay = model.blocks - len(coming.sizes(model))
     if stay:
         holds.append(said("{stay} of {blocks} blocks whole", stay=stay, blocks=model.blocks))
-    if len(copies) > 1:
-        holds.append(said("its share of {count} more", count=len(coming.dealt_sizes(model))))
-    sources = {"dealt": said("the others"), "host": said("the host") if len(copies) > 1 else said("there")}
-    copied = [
-        said(
-            "{size} GiB from {source}{over}" if number else "{size} GiB a step from {source}{over}",
-            size=_gib(size),
-            source=sources[kind],
-            over=_over(link, size, machine),
-        )
-        for number, (kind, (size, link)) in enumerate(copies.items())
-    ]
+    copied = said(
+        "{size} GiB a step from {source}{over}",
+        size=_gib(size),
+        source=said("the others") if dealt else said("there"),
+        over=_over(coming.link(machine), size, machine),
+    )
     return said(
         template,
         where=where,
         has=_gib(machine.usable_bytes),
         rest=together(holds, ", "),
-        copied=together(copied, " and "),
+        copied=copied,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import replace
 
 from ..config import STREAMED, ParallelConfig
@@ -17,9 +16,6 @@ larger than TYPICAL, too."""
 
 _WORTH_THE_HOST = 0.9
 """Weights in the host's memory take at most this share of a step of dealt ones, or the host's memory stays free."""
-_WORTH_DEALING = 0.9
-"""A step takes at most this share with blocks of such weights dealt out over the GPUs, or none are: what is
-dealt leaves the GPUs for any other model."""
 _RESERVE = 512 << 20
 """That a load leaves free beside the weights (`parallel_runtime.memory`, which needs torch)."""
 
@@ -30,12 +26,10 @@ def choose_weights(
     model: ModelFacts,
     machine: MachineFacts,
     weight_bytes: int,
-    mixes: bool = True,
 ) -> ParallelConfig:
     """Return the configuration that a model is loaded with: that of the artist, or with weights that stream, and how
     many blocks stay where they do: as many as fit on `auto` and `host`, on `dealt` the first, behind which the next is
-    on its way. Where they come from the host, some blocks are dealt out over the GPUs all the same where that makes a
-    step shorter.
+    on its way.
 
     Weights stream where whole ones certainly do not fit, or where stages would compute in turn for that. What is in
     doubt stays as it is, and stages stay where nothing that streams fits either. Where others hold memory of a GPU,
@@ -44,7 +38,6 @@ def choose_weights(
     Args:
         machine: as it comes with the request; the same on all ranks.
         weight_bytes: of the whole model on a device, by its file.
-        mixes: the GPUs can read each other's memory, as all ranks have found.
 
     Raises:
         ConfigurationError: see `check_limits`.
@@ -52,7 +45,7 @@ def choose_weights(
     if config.weights in STREAMED and model.blocks > 1:
         # The link to the host's memory is the slowest: what is on the GPU need not come over it in each step.
         most = model.blocks if config.weights == "host" else 1
-        return _placed(config, most, ranks, model, machine, weight_bytes, mixes)[0]
+        return _placed(config, most, ranks, model, machine, weight_bytes)[0]
     if config.weights != "auto" or not _may_stream(config, model, machine):
         return config
     choice = choose(config, ranks, model, TYPICAL, machine)
@@ -60,9 +53,7 @@ def choose_weights(
         return config  # the artist prefers PipeFusion
     if choice.reason != "memory" and weight_bytes <= machine.usable_bytes - (_RESERVE if machine.is_crowded else 0):
         return config
-    return next(
-        (wish for wish, _ in _fitting(config, model.blocks, ranks, model, machine, weight_bytes, mixes)), config
-    )
+    return next((wish for wish, _ in _fitting(config, model.blocks, ranks, model, machine, weight_bytes)), config)
 
 
 def ways_out(
@@ -78,7 +69,7 @@ def ways_out(
             way=said("{weights} and stages to 1", weights=wish.weights) if in_stages else wish.weights,
             size=f"{needs / GIB:.1f}",
         )
-        for wish, needs in _fitting(replace(config, pipe=1), 1, ranks, model, machine, weight_bytes, False)
+        for wish, needs in _fitting(replace(config, pipe=1), 1, ranks, model, machine, weight_bytes)
     ]
 
 
@@ -95,7 +86,6 @@ def _fitting(
     model: ModelFacts,
     machine: MachineFacts,
     weight_bytes: int,
-    mixes: bool,
 ) -> list[tuple[ParallelConfig, int]]:
     """The configurations that fit with weights that stream, in the order of preference, and bytes on each GPU: dealt
     before host, but where both links were measured and host is faster.
@@ -111,7 +101,7 @@ def _fitting(
         if weights == "host" and machine.host_bytes and coming > machine.host_bytes:
             continue
         wish = replace(config, weights=weights)
-        wish, needs = _placed(wish, most, ranks, model, machine, weight_bytes, mixes)
+        wish, needs = _placed(wish, most, ranks, model, machine, weight_bytes)
         if needs <= machine.usable_bytes:
             found.append((wish, needs))
             seconds[weights] = choose(wish, ranks, model, TYPICAL, machine).cost.seconds
@@ -126,49 +116,23 @@ def _placed(
     model: ModelFacts,
     machine: MachineFacts,
     weight_bytes: int,
-    mixes: bool,
 ) -> tuple[ParallelConfig, int]:
-    """A configuration with how many blocks stay where weights stream, and how many are dealt where the others come from
-    the host; and bytes on each GPU then. Where memory is not known the first stays.
+    """A configuration with how many blocks stay where weights stream, and bytes on each GPU then. Where memory is not
+    known the first stays.
 
     Args:
         config: with weights that stream.
         most: blocks that may stay.
     """
-    cost = choose(replace(config, resident=0, dealt=0), ranks, model, TYPICAL, machine).cost
+    cost = choose(replace(config, resident=0), ranks, model, TYPICAL, machine).cost
     beside, exact, memory = cost.bytes - cost.weight_bytes, _exact(model, weight_bytes), machine.usable_bytes
     room = int(min(machine.memory_bytes * _FILLED, memory - beside) / exact)
     for resident in range(min(most, model.blocks - 1), -1, -1):
-        coming = Coming(config.weights, ranks, resident)
-        weights = coming.kept_bytes(model)
+        weights = Coming(config.weights, ranks, resident).kept_bytes(model)
         least = resident <= 1 and (not memory or weights * exact + beside <= memory)
         if least or weights <= room:
             break
-    if mixes and config.weights == "host" and ranks > 1 and machine.link.peer_access:
-        coming = _mixed(coming, model, machine, room, cost.computing_seconds)
-    needs = int(coming.kept_bytes(model) * exact) + beside
-    return replace(config, resident=coming.resident, dealt=coming.dealt), needs
-
-
-def _mixed(plain: Coming, model: ModelFacts, machine: MachineFacts, room: int, computing: float) -> Coming:
-    """Blocks that stay and blocks that are dealt, so that a step is the shortest; `plain` where that gains little.
-
-    Args:
-        plain: from the host alone.
-        room: bytes for weights on each GPU.
-        computing: seconds of a step whose weights are there.
-    """
-    best, least = plain, max(computing, plain.seconds(model, machine)) * _WORTH_DEALING
-    for resident in range(plain.resident, 0, -1):
-        split = replace(plain, resident=resident)
-        counts = range(len(split.sizes(model)))
-        # The most that fit.
-        dealt = bisect_right(counts, room, key=lambda count: replace(split, dealt=count).kept_bytes(model)) - 1
-        split = replace(split, dealt=max(dealt, 0))
-        seconds = max(computing, split.seconds(model, machine))
-        if split.dealt and seconds < least:
-            best, least = split, seconds
-    return best
+    return replace(config, resident=resident), int(weights * exact) + beside
 
 
 def _exact(model: ModelFacts, weight_bytes: int) -> float:

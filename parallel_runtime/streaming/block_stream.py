@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 
 from .deal import resident_blocks
-from .mixed_blocks import MixedBlocks
 from .shared_blocks import SharedBlocks
 
 _T = TypeVar("_T")
@@ -38,7 +37,7 @@ class BlockStream:
         stay = resident_blocks(self._resident, len(blocks))
         return [block for number, block in enumerate(blocks) if number not in stay]
 
-    def set_up(self, shared: SharedBlocks | MixedBlocks | None, slots: Sequence[torch.Tensor]) -> None:
+    def set_up(self, shared: SharedBlocks | None, slots: Sequence[torch.Tensor]) -> None:
         """Take blocks from there.
 
         Args:
@@ -54,7 +53,7 @@ class BlockStream:
             self._here = [torch.cuda.Event() for _ in slots]
 
     @property
-    def _shared(self) -> SharedBlocks | MixedBlocks:
+    def _shared(self) -> SharedBlocks:
         assert self._given is not None, "a stream of weights that are not here"
         return self._given
 

@@ -17,13 +17,6 @@ def resident_blocks(count: int, blocks: int) -> tuple[int, ...]:
     return tuple(number * blocks // count for number in range(count))
 
 
-def dealt_blocks(count: int, coming: int) -> tuple[int, ...]:
-    """Which of the blocks that come are dealt out over the devices, where so many are and the others come from the
-    host: evenly between these. One block at least comes from there."""
-    count = min(count, coming - 1)
-    return tuple(number * coming // count for number in range(count))
-
-
 @dataclass(frozen=True)
 class Deal:
     """Pieces of blocks. Every block is cut alike, so that ranks that fetch one fetch from all others at once.

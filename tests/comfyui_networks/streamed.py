@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, Load, tensor_name
-from parallel_runtime.streaming.mixed_blocks import MixedBlocks
 from tests.parallel_runtime.streamed_run import KINDS, PoolRank, staying
 
 
@@ -33,10 +32,9 @@ def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list
         code = ComfyuiCode(comfyui, {"cpu": True}, "float32" if name == "plain" else "", False)
         outputs: dict[str, torch.Tensor] = {}
         for weights in ("whole", *KINDS):
-            taken = "host" if weights == "mixed" else weights
-            config = ParallelConfig(devices=f"cpu:{world_size}", weights=taken)
+            config = ParallelConfig(devices=f"cpu:{world_size}", weights=weights)
             model = f"{name} {weights}"
-            with staying(2, dealt=1 if weights == "mixed" else 0) if taken == "host" else nullcontext():
+            with staying(2) if weights == "host" else nullcontext():
                 pool.run(Load(model, str(path), "float32", config.to_mapping(), world_size, comfyui=code))
             outputs[weights] = _forward(pool, model)
             outputs[f"{weights} patched"] = _forward(pool, model, patches)
@@ -45,7 +43,6 @@ def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list
                 for state in ("", " patched", " again"):
                     found[f"{model}{state}"] = torch.equal(outputs[weights + state], outputs["whole" + state])
                 shared = pool.weights(model).shared
-                assert isinstance(shared, MixedBlocks) == (weights == "mixed")
                 found[f"{model} share"] = shared.size / sum(shared.sizes)
         assert not outputs["whole"].isnan().any()
         assert not torch.equal(outputs["whole"], outputs["whole patched"])

@@ -31,7 +31,7 @@ CROWDED = replace(SMALL, free_bytes=12 * GIB)
 LARGE = known_gpu("NVIDIA H200", 140 * GIB, PCIE)
 CONFIGS = (
     {}, {"pipe": 2}, {"pipe": 4, "patches": 4}, {"ring": 2}, {"ulysses": 2}, {"data": 2}, {"may_change_pixels": True},
-    {"weights": "dealt"}, {"weights": "host"}, {"weights": "host", "resident": 2, "dealt": 20},
+    {"weights": "dealt"}, {"weights": "host"}, {"weights": "host", "resident": 2},
 )  # fmt: skip
 _ENGLISH = re.compile(r"\b(?!faster, slightly different)[a-z]{2,},? [a-z]{2,} [a-z]{2,}\b")
 _NAMES = re.compile(r"\*[^*]+\*|git lfs pull|pip install -r")

@@ -25,9 +25,9 @@ def compare(rank: int, world_size: int, path: str, folder: str, device: str) -> 
         expected = outputs[0] if expected is None else expected
         found[weights] = all(torch.equal(output, expected) for output in outputs)
         found[f"{weights} recorded"] = count_recordings(pool.engine, weights)
-        if weights == "mixed":
+        if weights == "dealt":
             shared = pool.weights(weights).shared
-            found["a part of it on the device"] = shared.on_device and shared.device_bytes < shared.size
+            found["on the device"] = shared.on_device and shared.device_bytes == shared.size
         pool.run(Release(weights))
         found[f"{weights} gone"] = not pool.weights(weights).here
         found[f"{weights} back"] = all(torch.equal(_forward(pool, weights), expected) for _ in range(_CALLS))

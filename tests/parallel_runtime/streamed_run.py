@@ -34,7 +34,6 @@ from parallel_runtime.requests.requests import (
     tensor_name,
 )
 from parallel_runtime.streaming import dealer, shared_blocks
-from parallel_runtime.streaming.mixed_blocks import MixedBlocks
 from parallel_runtime.streaming.share_memory import HostShare
 from parallel_runtime.streaming.shared_blocks import Streaming
 from tests.parallel_runtime.staged_run import Quiet
@@ -67,10 +66,7 @@ class PoolRank:
             return prepared.run(here, Quiet())
 
     def load(self, name: str, path: str, **options: Any) -> Any:
-        """Load a model under a name; with weights "mixed" two blocks are dealt, and those of the host come between."""
-        if options.get("weights") == "mixed":
-            with staying(1, dealt=2):
-                return self.load(name, path, **options | {"weights": "host"})
+        """Load a model under a name."""
         if self.device.type == "cpu":
             config = ParallelConfig(devices=f"cpu:{self.ranks}", **options)
             return self.run(Load(name, path, "float32", config.to_mapping(), self.ranks))[0]
@@ -96,15 +92,15 @@ class PoolRank:
         return held.weights
 
 
-KINDS = ("dealt", "host", "mixed")
+KINDS = ("dealt", "host")
 
 
 @contextmanager
-def staying(count: int, dealt: int = 0) -> Iterator[None]:
-    """Loads keep so many blocks whole on each rank, and deal so many of those that the host has, whatever fits."""
+def staying(count: int) -> Iterator[None]:
+    """Loads keep so many blocks whole on each rank, whatever fits."""
 
     def choose(config: ParallelConfig, *about: Any, **more: Any) -> ParallelConfig:
-        return replace(config, resident=count, dealt=dealt if config.weights == "host" else 0)
+        return replace(config, resident=count)
 
     with patch.object(prepared_load, "choose_weights", choose):
         yield
@@ -186,15 +182,13 @@ def compare(rank: int, world_size: int, path: str, other: str, folder: str) -> d
         for number in (0, 1, 0):
             name = f"{weights} {number}"
             found[f"{name} forward"] = torch.equal(forward(pool, name), expected[str(number)])
-        if weights != "mixed":
-            with staying(3):
-                pool.load(f"{weights} more", path, weights=weights)
-            found[f"{weights} more"] = torch.equal(forward(pool, f"{weights} more"), expected["0"])
-            found[f"{weights} stay"] = len(pool.weights(f"{weights} more").shared.deal.sizes) == 2
+        with staying(3):
+            pool.load(f"{weights} more", path, weights=weights)
+        found[f"{weights} more"] = torch.equal(forward(pool, f"{weights} more"), expected["0"])
+        found[f"{weights} stay"] = len(pool.weights(f"{weights} more").shared.deal.sizes) == 2
         found[f"{weights} run"] = torch.equal(sample(pool, f"{weights} 0"), sample(pool, "whole 0"))
         own = pool.weights(f"{weights} 0")
         shared = own.shared
-        found[f"{weights} is"] = isinstance(shared, MixedBlocks) == (weights == "mixed")
         found[f"{weights} bytes"] = [own.size, shared.size, sum(shared.sizes), max(shared.sizes)]
         pool.run(Release(f"{weights} 0"))
         found[f"{weights} here"] = own.here
@@ -238,9 +232,8 @@ def _leave(pool: PoolRank, files: tuple[str, str], expected: dict[str, torch.Ten
     ):
         pool.load("beside", files[0], weights="host")
         pool.load("leaves 0", files[0], weights="dealt")
-        with staying(2, dealt=1):
-            pool.load("leaves 1", files[1], weights="host")
-        found["part on the device"] = _as_planned(pool, "leaves 1")
+        pool.load("leaves 1", files[1], weights="dealt")
+        found["share on the device"] = _as_planned(pool, "leaves 1")
         for number in (0, 1, 1, 0):
             name, other = f"leaves {number}", f"leaves {1 - number}"
             found[f"{name} back"] = torch.equal(forward(pool, name), expected[str(number)])
@@ -256,18 +249,16 @@ def _leave(pool: PoolRank, files: tuple[str, str], expected: dict[str, torch.Ten
 
 
 def _as_planned(pool: PoolRank, name: str) -> bool:
-    """Whether a model of which one block is dealt has what the plan reckons with on the device, and the rest not."""
+    """Whether a model that is dealt out has what the plan reckons with on the device."""
     weights, facts = pool.weights(name), pool.engine.residency.get(name).facts
-    planned = Coming("host", pool.ranks, resident=2, dealt=1).kept_bytes(facts)
-    sizes, dealt = weights.shared.sizes, weights.shared.device_bytes
-    shares = sum(weights.shared.own_piece(block)[2].numel() for block in range(len(sizes)))
-    return abs(weights.size - planned) < 0.05 * planned and 0 < dealt < weights.shared.size and shares <= sum(sizes)
+    planned = Coming("dealt", pool.ranks, resident=2).kept_bytes(facts)
+    return abs(weights.size - planned) < 0.05 * planned and weights.shared.device_bytes == weights.shared.size
 
 
 def _repeat(pool: PoolRank, expected: torch.Tensor) -> bool:
     """Steps of two kinds of weights in turn, without a PREPARE."""
     reference, tensors = flux_tensors()
-    for kind, name in enumerate(("dealt 0", "mixed 0"), 1):
+    for kind, name in enumerate(("dealt 0", "host 0"), 1):
         pool.run(Forward(name, reference, kind=kind), tensors)
     step = {name: tensors[name] for name in ("x", "timestep")}
     outputs = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,7 @@ from parallel_runtime.planning.plan import TYPICAL, choose
 from parallel_runtime.planning.weights_choice import choose_weights, ways_out
 from parallel_runtime.requests.facts import CPU, ETHERNET, FLUX_DEV, GIB, HOST_MEMORY, NVLINK, PCIE, known_gpu
 from parallel_runtime.streaming import block_stream
-from parallel_runtime.streaming.deal import dealt_blocks, resident_blocks
+from parallel_runtime.streaming.deal import resident_blocks
 
 AUTO = ParallelConfig()
 WEIGHTS = FLUX_DEV.parameters * FLUX_DEV.bytes_per_parameter
@@ -90,81 +89,6 @@ def test_as_many_blocks_stay_as_fit_or_the_first(config, memory, stay):
     if memory and config.weights != "dealt":
         assert more > machine.memory_bytes * 2 / 3
     assert choose_weights(config, 2, replace(FLUX_DEV, block_sizes=()), machine, WEIGHTS).resident == 0
-
-
-FAST = replace(LARGE, link=replace(NVLINK, peer=100.0, measured=True), host_rate=54.0, measured=True)
-"""H200s on NVLink, both links measured."""
-
-
-@pytest.mark.parametrize(
-    ("config", "ranks", "machine", "dealt"),
-    [
-        (AUTO, 2, replace(FAST, free_bytes=12 * GIB), True),
-        (AUTO, 4, replace(FAST, free_bytes=7 * GIB), True),
-        (ParallelConfig(weights="host"), 2, replace(FAST, free_bytes=16 * GIB), True),
-        # All fits the GPUs, or nearly: the host alone is as fast.
-        (ParallelConfig(weights="host"), 2, replace(FAST, free_bytes=24 * GIB), False),
-        (ParallelConfig(weights="dealt"), 2, replace(FAST, free_bytes=24 * GIB), False),
-        (AUTO, 2, replace(FAST, free_bytes=22 * GIB), False),
-        (AUTO, 1, replace(FAST, free_bytes=12 * GIB), False),
-        (AUTO, 2, replace(FAST, free_bytes=12 * GIB, link=replace(HOST_MEMORY, measured=True)), False),
-        # The others' memory is no nearer than the host's.
-        (AUTO, 2, replace(FAST, free_bytes=12 * GIB, link=replace(PCIE, peer=54.0, measured=True)), False),
-        (AUTO, 2, replace(FAST, free_bytes=12 * GIB, link=replace(PCIE, peer=20.0, measured=True)), False),
-        (ParallelConfig(weights="host"), 2, replace(FAST, memory_bytes=0), False),
-    ],
-)
-def test_blocks_are_dealt_beside_those_of_the_host_where_that_makes_a_step_shorter(config, ranks, machine, dealt):
-    chosen = choose_weights(config, ranks, FLUX_DEV, machine, WEIGHTS)
-    assert (chosen.dealt > 0) == dealt
-    without = choose_weights(config, ranks, FLUX_DEV, machine, WEIGHTS, mixes=False)
-    assert without.dealt == 0
-    if not dealt:
-        assert chosen == without
-        return
-    assert chosen.weights == "host"
-    costs = [choose(each, ranks, FLUX_DEV, TYPICAL, machine).cost for each in (chosen, without)]
-    assert costs[0].seconds < costs[1].seconds * 0.9
-    assert costs[0].bytes <= machine.usable_bytes
-    # No other split that fits is faster; one block at least comes from the host.
-    beside = costs[0].bytes - costs[0].weight_bytes
-    for stay in range(1, FLUX_DEV.blocks - 1, 5):
-        for count in range(0, FLUX_DEV.blocks - stay, 5):
-            other = Coming("host", ranks, stay, count)
-            if other.kept_bytes(FLUX_DEV) + beside <= machine.usable_bytes:
-                seconds = max(other.seconds(FLUX_DEV, machine), costs[0].computing_seconds)
-                assert seconds > costs[0].seconds * 0.999
-    assert len(Coming.of(chosen, ranks).sizes(FLUX_DEV)) > chosen.dealt
-
-
-def test_a_split_is_reckoned_by_what_each_link_carries():
-    split = Coming("host", 4, resident=1, dealt=30)
-    sizes = split.sizes(FLUX_DEV)
-    assert (len(sizes), len(split.dealt_sizes(FLUX_DEV))) == (56, 30)
-    dealt, coming = 2 * sum(split.dealt_sizes(FLUX_DEV)), 2 * sum(sizes)
-    copies = split.copies(FLUX_DEV, FAST)
-    assert {where: copied for where, (copied, _) in copies.items()} == {
-        "dealt": pytest.approx(dealt * 3 / 4, abs=4),
-        "host": coming - dealt,
-    }
-    assert split.seconds(FLUX_DEV, FAST) == pytest.approx(dealt * 3 / 4 / 100e9 + (coming - dealt) / 54e9)
-    assert split.kept_bytes(FLUX_DEV) == pytest.approx(Coming("host", 4, 1).kept_bytes(FLUX_DEV) + dealt / 4, abs=4)
-    assert dealt_blocks(2, 4) == (0, 2)
-    assert dealt_blocks(9, 4) == (0, 1, 2)
-    assert dealt_blocks(2, 1) == ()
-
-
-def test_the_loader_says_what_is_dealt_and_what_comes_from_the_host():
-    machine = replace(FAST, free_bytes=12 * GIB)
-    chosen = choose_weights(AUTO, 2, FLUX_DEV, machine, WEIGHTS)
-    text = explain(chosen, 2, FLUX_DEV, TYPICAL, machine)
-    assert "Weights are in memory of the host and dealt out over the GPUs, because the whole model does not" in text
-    assert f"{chosen.resident} of 57 blocks whole, its share of {chosen.dealt} more, and copies " in text
-    assert re.search(
-        r"copies \d+\.\d GiB a step from the others \(\d+\.?\d* ms at the measured 100 GB/s, beside the blocks\) and "
-        r"\d+\.\d GiB from the host \(\d+\.?\d* ms at the measured 54 GB/s, beside the blocks\)\. The picture",
-        text,
-    )
 
 
 def test_blocks_that_stay_lie_evenly_between_those_that_come_and_one_comes():

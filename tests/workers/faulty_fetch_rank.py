@@ -1,29 +1,18 @@
-"""A rank whose copies of a block fail or pause half-way, where a test asks for it while it runs; as many blocks are
-dealt beside those of the host as a configuration asks for."""
+"""A rank whose copies of a block fail or pause half-way, where a test asks for it while it runs."""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from parallel_runtime.config import ParallelConfig
-from parallel_runtime.engine import prepared_load
 from parallel_runtime.streaming.shared_blocks import SharedBlocks
 from tests.workers.faulty_rank import fail
 from workers.rank import start
 
 _fetch = SharedBlocks.fetch
-_choose = prepared_load.choose_weights
-
-
-def choose_weights(config: ParallelConfig, *about: Any, **more: Any) -> ParallelConfig:
-    """What is chosen, but for what is dealt."""
-    return replace(_choose(config, *about, **more), dealt=config.dealt)
 
 
 def fetch(self: SharedBlocks, block: int, slot: torch.Tensor) -> None:
@@ -41,5 +30,4 @@ def fetch(self: SharedBlocks, block: int, slot: torch.Tensor) -> None:
 
 if __name__ == "__main__":
     SharedBlocks.fetch = fetch  # type: ignore[method-assign]
-    prepared_load.choose_weights = choose_weights
     start.main()
