@@ -10,7 +10,7 @@ from .log_tail import read_tail
 from .redaction import clean
 from .status import read_status
 
-PACKAGES = ("torch", "diffusers", "safetensors", "msgspec", "yunchang", "nvidia-ml-py", "comfyui-frontend-package")
+PACKAGES = ("torch", "diffusers", "safetensors", "msgspec", "nvidia-ml-py", "comfyui-frontend-package")
 _LINES = 60
 
 

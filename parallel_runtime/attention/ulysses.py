@@ -4,11 +4,11 @@ Before attention every rank holds all heads of its own tokens, inside it holds a
 functional all-to-all carries query, key and value together, a second one the attended values; both trace under
 torch.compile(fullgraph=True), checked in the tests.
 
-The exchange is ours and not yunchang's, which is the plain path behind it (yunchang_exchange.py): its all_to_all_5D
-and 4D copy before and after the collective, and once more under torch.compile, where an in-place collective becomes a
-functional one and a copy (measured: docs/performance.md). Here the wire has the tokens outermost, so what arrives
-already is the whole sequence and attention reads it as strided views; what is sent is written in wire order by the
-kernel that makes it. Uneven shares are padded on the wire only: no padded key is ever attended.
+The exchange is ours and not yunchang's: its all_to_all_5D and 4D copy before and after the collective, and once more
+under torch.compile, where an in-place collective becomes a functional one and a copy (measured: docs/performance.md).
+Here the wire has the tokens outermost, so what arrives already is the whole sequence and attention reads it as
+strided views; what is sent is written in wire order by the kernel that makes it. Uneven shares are padded on the wire
+only: no padded key is ever attended.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from ..acceleration.peer_exchange import peer_attention
 from ..attention.kernels import AttentionKernel
 from ..attention.ring import RingAttention
 from ..attention.ulysses import ulysses_attention
-from ..attention.yunchang_exchange import chosen_exchange, exchange_and_attend
 from ..errors import UnsupportedModelError
 from ..said import said
 from .attended_tokens import AttendedTokens
@@ -47,7 +46,6 @@ class SequenceAttention:
         self._kernel = kernel
         self._tokens = tokens
         self._kept = kept
-        self._exchange = chosen_exchange()
 
     def __call__(
         self,
@@ -79,16 +77,6 @@ class SequenceAttention:
             )
         if tokens.ulysses_group is None:
             return (self._kept or self.attend_slots)(query, key, value, mask, scale)
-        if self._exchange is not None and mask is None and tokens.wire is None and not query.shape[2] % tokens.ulysses:
-            return exchange_and_attend(
-                query,
-                key,
-                value,
-                exchange=self._exchange,
-                kernel=self._kept or self.attend_slots,
-                group=tokens.ulysses_group,
-                scale=scale,
-            )
         return ulysses_attention(
             query,
             key,

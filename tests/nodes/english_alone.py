@@ -87,9 +87,6 @@ ALONE = frozenset(
         "{text} is not an address with a port.",
         "{title} of diffusers {version} has parameters that this version of Parallel DiT does not know, such "
         "as {unserved}.",
-        "Take exchange out of {variable}, or install yunchang.",
-        "{variable} switches our exchange off, and the Python package yunchang, whose exchange runs then, is not "
-        "installed.",
         "{variable} holds {unknown}, which cannot be switched off.",
     }
 )

@@ -22,7 +22,6 @@ from .driver import DriverGpu, list_gpus
 OLDEST = {
     "torch": "2.6",
     "diffusers": "0.42",
-    "yunchang": "0.6.4",
     "safetensors": "0.4.3",
     "msgspec": "0.18",
     "psutil": "5.9",
@@ -32,8 +31,8 @@ OLDEST = {
 """Oldest version of each package that is supported."""
 OF_COMFYUI = ("torch", "safetensors", "psutil")
 """Those that ComfyUI brings: an install for this pack must never replace them."""
-EXTRAS = ("diffusers", "yunchang")
-"""Those without which the pack does all but run diffusers' classes and exchange by yunchang."""
+EXTRAS = ("diffusers",)
+"""Those without which the pack does all but run diffusers' classes."""
 _SHOWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NCCL_")
 _NOT_SHOWN = "NCCL_VERSION"  # container images note in it what they were built with; NCCL does not read it
 
