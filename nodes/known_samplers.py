@@ -11,8 +11,8 @@ import comfy.samplers
 from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.said import Said, said
 
-_GUIDERS = {"comfy.samplers:CFGGuider", "comfy_extras.nodes_custom_sampler:Guider_Basic"}
-"""Guiders that evaluate a positive and a negative conditioning, with one scale between them."""
+from .transportable import GUIDERS
+
 _RULES = ("sampling_function", "calc_cond_batch", "cfg_function", "KSamplerX0Inpaint")
 """What an evaluation goes through, which other packs may have replaced."""
 
@@ -60,7 +60,7 @@ def guider_obstacles(guider: Any) -> list[Said]:
     """
     kind = type(guider)
     own = vars(guider).keys() & vars(comfy.samplers.CFGGuider).keys()
-    if class_name(kind) not in _GUIDERS or own:
+    if class_name(kind) not in GUIDERS or own:
         return [said("the guider {name}", name=kind.__name__)]
     changed = [name for name in _RULES if getattr(comfy.samplers, name).__module__ != "comfy.samplers"]
     return [said("another comfy.samplers.{name}", name=name) for name in changed]

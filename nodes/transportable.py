@@ -50,6 +50,8 @@ _MODEL_FUNCTIONS = {
     "multigpu_clones": said("ComfyUI's own multi-GPU split"),
     "registered_hooks": said("conditioning hooks"),
 }
+GUIDERS = {"comfy.samplers:CFGGuider", "comfy_extras.nodes_custom_sampler:Guider_Basic"}
+"""Guiders that evaluate a positive and a negative conditioning, with one scale between them."""
 _CONDITION_PARTS = {
     "area": said("an area"),
     "mask": said("a mask"),

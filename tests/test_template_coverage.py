@@ -8,6 +8,7 @@ from benchmarks.template_coverage import file_names
 from benchmarks.template_coverage.file_names import find_runner
 from benchmarks.template_coverage.installed import installed_version, read_templates
 from benchmarks.template_coverage.judgement import judge
+from benchmarks.template_coverage.loops import step_reasons
 from benchmarks.template_coverage.models_page import PAGE, families_of, version_of, write_families, write_page
 from benchmarks.template_coverage.node_types import NODE_TYPES, SAMPLERS, Effect, NodeType
 from benchmarks.template_coverage.prompt_graph import read_prompt
@@ -256,6 +257,34 @@ def test_what_goes_into_a_guider_is_judged_too():
         graph.add("SamplerCustomAdvanced", "LATENT", guider=("GUIDER", guider), sampler=("SAMPLER", loop)),
     )
     assert {text.partition(":")[0] for text in reasons(graph)} == {"ConditioningOfTomorrow", "SamplerARVideo"}
+
+
+def steps_of(graph: Graph) -> tuple[str, ...]:
+    return step_reasons(read_prompt(graph.workflow()))
+
+
+def test_loops_run_in_the_pool_unless_the_graph_acts_between_steps():
+    graph = Graph()
+    save(graph, sample(graph, add_lora(graph, load(graph))))
+    assert steps_of(graph) == ()
+    graph = Graph()
+    save(graph, sample(graph, graph.add("EasyCache", "MODEL", model=("MODEL", load(graph)))))
+    assert steps_of(graph) == ("a wrapper of a node (easycache)",)
+
+
+def test_guiders_samplers_and_families_say_why_their_loops_go_step_by_step():
+    graph = Graph()
+    guider = graph.add("DualCFGGuider", "GUIDER", model=("MODEL", load(graph, "mage_flow.safetensors")))
+    loop = graph.add("VOIDSampler", "SAMPLER")
+    inputs = {"guider": ("GUIDER", guider), "sampler": ("SAMPLER", loop)}
+    save(graph, graph.add("SamplerCustomAdvanced", "LATENT", **inputs))
+    assert set(steps_of(graph)) == {
+        "the guider Guider_DualCFG", "the sampler VOIDSampler", "timesteps of the model's own"
+    }  # fmt: skip
+    graph = Graph()
+    masked = graph.add("SetLatentNoiseMask", "LATENT")
+    save(graph, sample(graph, load(graph, "ltx-video-2b.safetensors"), latent=masked))
+    assert steps_of(graph) == ("the noise mask of LTXV",)
 
 
 def _weights(**changes):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from .installed import PACKAGE, installed_version, read_templates
-from .totals import judge_all, reason_totals, total, total_lines
+from .totals import judge_all, reason_totals, step_totals, total, total_lines
 
 
 def main() -> int:
@@ -41,13 +41,17 @@ def main() -> int:
         write_results(done, how, EXECUTED)
     for each in judged:
         families = "; ".join(map(str, each.runners))
-        print(f"{each.status:9}  {each.usage:6}  {each.name}  [{families}]  {each.why}".rstrip())
+        loop = "pool" if each.loops_in_pool else f"steps: {', '.join(each.steps)}"
+        print(f"{each.status:9}  {each.usage:6}  {each.name}  [{families}]  {each.why}  {loop}".rstrip())
     whole = total(judged)
     print(f"\n{PACKAGE} {version}: {whole.templates} templates sample with a local diffusion model")
     for what, count in total_lines(judged):
         print(f"{what}: {count}")
     print("\nfirst reasons of the others, by use:")
     for reason, found in reason_totals(judged):
+        print(f"  {found.of(whole)}: {reason}")
+    print("\nwhy loops go step by step, by use; a template may have several:")
+    for reason, found in step_totals(judged):
         print(f"  {found.of(whole)}: {reason}")
     if arguments.json is not None:
         data = {

@@ -112,7 +112,7 @@ class Run:
             return self._value(source, chosen) if chosen in source.links else None
         return self._value(source, "value") if source.kind == "PrimitiveBoolean" else None
 
-    def _carries(self, node: Node, name: str, *types: str) -> bool:
+    def carries(self, node: Node, name: str, *types: str) -> bool:
         """Whether an input takes something of these types."""
         to = node.links[name]
         outputs = self.prompt[to.node].outputs
@@ -120,11 +120,11 @@ class Run:
 
     def _takes_model(self, path: Path) -> bool:
         node = self.prompt[path]
-        return any(self._carries(node, name, "MODEL") for name in self.links(node))
+        return any(self.carries(node, name, "MODEL") for name in self.links(node))
 
     def loaders_of(self, path: Path) -> set[Path]:
         """Loaders of the MODELs that a node takes."""
-        upstream = self.reached([path], lambda node, name: self._carries(node, name, "MODEL"))
+        upstream = self.reached([path], lambda node, name: self.carries(node, name, "MODEL"))
         return {each for each in upstream if not self._takes_model(each)} - {path}
 
     def sampled_loaders(self) -> set[Path]:
@@ -143,24 +143,24 @@ class Run:
 
     def before_model(self, path: Path) -> set[Path]:
         """What is before a sampler's MODEL, its own or a guider's."""
-        return self.reached([path], lambda node, name: self._carries(node, name, "MODEL", "GUIDER"))
+        return self.reached([path], lambda node, name: self.carries(node, name, "MODEL", "GUIDER"))
 
     def model_nodes(self, loaders: set[Path]) -> set[Path]:
         """Nodes that take a MODEL of these loaders, and the samplers and conditionings that go into them."""
         takers = {path for path in self.live if self._takes_model(path) and self.loaders_of(path) & loaders}
         ends = takers | {path for path in self.live if self._guides(path, takers)}
-        beside = self.reached(ends, lambda node, name: self._carries(node, name, "SAMPLER", "CONDITIONING", "GUIDER"))
+        beside = self.reached(ends, lambda node, name: self.carries(node, name, "SAMPLER", "CONDITIONING", "GUIDER"))
         return (takers | beside) - loaders
 
     def _guides(self, path: Path, takers: set[Path]) -> bool:
         """Whether a node samples with a guider that has one of these MODELs."""
         node = self.prompt[path]
-        return any(to.node in takers and self._carries(node, name, "GUIDER") for name, to in self.links(node).items())
+        return any(to.node in takers and self.carries(node, name, "GUIDER") for name, to in self.links(node).items())
 
     def distance(self, path: Path) -> int:
         """Nodes between it and the farthest loader, so that reasons come in the order of execution."""
         node = self.prompt[path]
-        before = [to.node for name, to in self.links(node).items() if self._carries(node, name, "MODEL")]
+        before = [to.node for name, to in self.links(node).items() if self.carries(node, name, "MODEL")]
         return 1 + max(map(self.distance, before), default=0)
 
     def file(self, path: Path) -> str:

@@ -11,7 +11,7 @@ from parallel_runtime.networks.comfyui.networks import NETWORKS
 from parallel_runtime.networks.diffusers.registry import MODELS
 
 from .installed import PACKAGE
-from .totals import Judged, reason_totals, total, total_lines
+from .totals import Judged, reason_totals, step_totals, total, total_lines
 
 CANVAS = Path(__file__).resolve().parents[1] / "results" / "templates_on_canvas.json"
 EXECUTED = Path(__file__).resolve().parents[1] / "results" / "templates_executed.json"
@@ -71,6 +71,10 @@ def write_templates(judged: Sequence[Judged], version: str) -> str:
         f"| {reason} | {found.templates} | {100 * found.usage / whole.usage:.1f} % |"
         for reason, found in reason_totals(judged)
     )
+    steps = "\n".join(
+        f"| {reason} | {found.templates} | {100 * found.usage / whole.usage:.1f} % |"
+        for reason, found in step_totals(judged)
+    )
     left = "\n".join(
         f"| `{each.name}` | {each.usage} | {'; '.join(map(str, each.judgement.reasons))} | {_families(each)} |"
         for each in judged
@@ -97,14 +101,24 @@ All that do not convert now; families are told by the names of their files:
 
 | Template | Opened | Reasons | Runs on |
 |---|---|---|---|
-{left}"""
+{left}
+
+A sampler's loop runs in the pool, whatever node samples, where nothing of the graph acts between its steps in ComfyUI's
+process; elsewhere ComfyUI's loop calls the pool step by step, which is slower by some milliseconds a step. Why loops
+go step by step; a template may have several reasons:
+
+| Why | Templates | Use |
+|---|---|---|
+{steps}"""
 
 
-def write_executed() -> str:
+def write_executed(judged: Sequence[Judged]) -> str:
     """The part of the page that says which templates were run, by the file of results."""
     found = json.loads(EXECUTED.read_text(encoding="utf-8"))
+    loops = {each.name: "pool" if each.loops_in_pool else f"steps: {', '.join(each.steps)}" for each in judged}
     rows = "\n".join(
-        f"| `{each['name']}` | {', '.join(each['files'])} | {each['latents']} | {each['difference']:.0e} |"
+        f"| `{each['name']}` | {', '.join(each['files'])} | {each['latents']} | {each['difference']:.0e} "
+        f"| {loops.get(each['name'], '?')} |"
         for each in found["executed"]
     )
     left = "\n".join(f"| `{each['name']}` | {each['error'].replace('|', ' ')} |" for each in found["left"])
@@ -117,8 +131,8 @@ weights (of the largest, they stay in float8, and products are computed in float
 stand in with random values of the family's shapes; sizes, lengths and steps are cut; all else is the template's. The
 difference is the largest of any number of a sampler's latent, as a share of the latent's largest number.
 
-| Template | Small files | Latents | Difference |
-|---|---|---|---|
+| Template | Small files | Latents | Difference | Loop, by the graph |
+|---|---|---|---|---|
 {rows}
 
 Tried as well, and not run, as nothing stands in for what they need, or ComfyUI's own graph fails, small or as it is:
@@ -143,7 +157,7 @@ and choices were valid, {"in all of them" if not others else f"but for these:{ot
 
 def write_page(judged: Sequence[Judged], version: str) -> str:
     """The whole page."""
-    return f"{write_families()}\n\n{write_templates(judged, version)}\n\n{write_canvas()}\n\n{write_executed()}\n"
+    return f"{write_families()}\n\n{write_templates(judged, version)}\n\n{write_canvas()}\n\n{write_executed(judged)}\n"
 
 
 def families_of(page: str) -> str:

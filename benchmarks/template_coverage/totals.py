@@ -9,16 +9,22 @@ from typing import Any
 from .file_names import Runner, find_runner
 from .installed import Template
 from .judgement import Judgement, judge
+from .loops import step_reasons
 from .prompt_graph import read_prompt
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A template that samples with a local diffusion model."""
+    """A template that samples with a local diffusion model.
+
+    Args:
+        steps: why loops of it go step by step.
+    """
 
     name: str
     usage: int
     judgement: Judgement
+    steps: tuple[str, ...] = ()
 
     @property
     def runners(self) -> list[Runner]:
@@ -34,6 +40,11 @@ class Judged:
     def tokens_split(self) -> bool:
         """Ranks share out the tokens of one picture for each of its files."""
         return all(runner.tokens_split for runner in self.runners)
+
+    @property
+    def loops_in_pool(self) -> bool:
+        """All of its loops run in the pool."""
+        return self.judgement.converts and not self.steps
 
     @property
     def status(self) -> str:
@@ -58,6 +69,8 @@ class Judged:
             "files": list(self.judgement.files),
             "runners": [str(runner) for runner in self.runners],
             "tokens_split": self.tokens_split,
+            "loop": "pool" if self.loops_in_pool else "steps",
+            "steps": list(self.steps),
         }
 
 
@@ -76,8 +89,12 @@ class Total:
 
 def judge_all(templates: Iterable[Template]) -> list[Judged]:
     """Those that sample with a local diffusion model, in the order given."""
-    found = ((each, judge(read_prompt(each.workflow))) for each in templates)
-    return [Judged(each.name, each.usage, judgement) for each, judgement in found if judgement is not None]
+    found = ((each, prompt, judge(prompt)) for each in templates for prompt in [read_prompt(each.workflow)])
+    return [
+        Judged(each.name, each.usage, judgement, step_reasons(prompt))
+        for each, prompt, judgement in found
+        if judgement is not None
+    ]
 
 
 def total(judged: Sequence[Judged], holds: Callable[[Judged], bool] = lambda each: True) -> Total:
@@ -94,6 +111,7 @@ def total_lines(judged: Sequence[Judged]) -> list[tuple[str, str]]:
         ("convert now", total(now).of(whole)),
         ("of these, one picture's tokens are shared out", total(now, lambda each: each.tokens_split).of(whole)),
         ("of these, `network` is set to ComfyUI", total(now, lambda each: each.needs_own_network).of(whole)),
+        ("of these, all loops run in the pool", total(now, lambda each: each.loops_in_pool).of(whole)),
     ]
 
 
@@ -104,3 +122,12 @@ def reason_totals(judged: Sequence[Judged]) -> list[tuple[str, Total]]:
         if each.judgement.first is not None:
             stopped.setdefault(str(each.judgement.first), []).append(each)
     return sorted(((reason, total(found)) for reason, found in stopped.items()), key=lambda pair: -pair[1].usage)
+
+
+def step_totals(judged: Sequence[Judged]) -> list[tuple[str, Total]]:
+    """(why loops go step by step, templates that have it, whatever else they have), most used first."""
+    having: dict[str, list[Judged]] = {}
+    for each in judged:
+        for reason in each.steps if each.judgement.converts else ():
+            having.setdefault(reason, []).append(each)
+    return sorted(((reason, total(found)) for reason, found in having.items()), key=lambda pair: -pair[1].usage)

@@ -1,0 +1,161 @@
+"""Why a template's loops would go step by step: what its graph brings, asked of the code that decides at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from nodes.transportable import GUIDERS, condition_obstacles, loop_obstacles
+from parallel_runtime.networks.comfyui.networks import NETWORKS
+
+from .file_names import class_of
+from .judgement import Prompt, Run
+from .node_types import NODE_TYPES
+from .prompt_graph import Path
+
+_SAMPLING = {"KSampler", "KSamplerAdvanced", "ParallelSampler", "SamplerCustom", "SamplerCustomAdvanced"}
+_EXTRAS = "comfy_extras.nodes_"
+_GUIDERS = {
+    "BasicGuider": f"{_EXTRAS}custom_sampler:Guider_Basic",
+    "CFGGuider": "comfy.samplers:CFGGuider",
+    "DualCFGGuider": f"{_EXTRAS}custom_sampler:Guider_DualCFG",
+    "DualModelGuider": f"{_EXTRAS}custom_sampler:Guider_DualModel",
+    "LTXVDualCFGGuider": f"{_EXTRAS}lt:Guider_LTXAVDualCFG",
+}
+"""Class of the GUIDER that a node gives."""
+_OWN_SAMPLERS = {"VOIDSampler": "the sampler VOIDSampler", "SamplerARVideo": "the sampler SamplerARVideo"}
+"""Nodes that give a SAMPLER which is not of ComfyUI's list."""
+
+
+def _function(code: str) -> Callable[[], None]:
+    """A function that is called as a node's: all that is asked of it is its name."""
+
+    def stand_in() -> None:
+        pass
+
+    stand_in.__module__, _, stand_in.__qualname__ = code.partition(":")
+    return stand_in
+
+
+def _after(code: str) -> dict[str, Any]:
+    return {"sampler_post_cfg_function": [_function(_EXTRAS + code)]}
+
+
+def _wrapper(kind: str, name: str) -> dict[str, Any]:
+    return {"transformer_options": {"wrappers": {kind: {name: [_function(f"{_EXTRAS}x:{name}")]}}}}
+
+
+def _inside(**options: Any) -> dict[str, Any]:
+    return {"transformer_options": options}
+
+
+_PATCHES = _inside(patches={"attn1_patch": [_function(f"{_EXTRAS}x:patch")]})
+_MODEL_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "CFGNorm": _after("cfg:CFGNorm.execute.<locals>.cfg_norm"),
+    "CFGZeroStar": _after("cfg:CFGZeroStar.execute.<locals>.cfg_zero_star"),
+    "RescaleCFG": {
+        "sampler_cfg_function": _function(f"{_EXTRAS}model_advanced:RescaleCFG.patch.<locals>.rescale_cfg")
+    },
+    "VideoLinearCFGGuidance": {
+        "sampler_cfg_function": _function(f"{_EXTRAS}video_model:VideoLinearCFGGuidance.patch.<locals>.linear_cfg")
+    },
+    "LatentApplyOperationCFG": {
+        "sampler_pre_cfg_function": [
+            _function(f"{_EXTRAS}latent:LatentApplyOperationCFG.execute.<locals>.pre_cfg_function")
+        ]
+    },
+    "LTXVReferenceAudio": _after("lt:LTXVReferenceAudio.execute.<locals>.post_cfg_function"),
+    "SkipLayerGuidanceDiT": _after("slg:SkipLayerGuidanceDiT.execute.<locals>.post_cfg_function"),
+    "SkipLayerGuidanceDiTSimple": {
+        "sampler_calc_cond_batch_function": _function(
+            f"{_EXTRAS}slg:SkipLayerGuidanceDiTSimple.execute.<locals>.calc_cond_batch_function"
+        )
+    },
+    "DifferentialDiffusion": {
+        "denoise_mask_function": _function(f"{_EXTRAS}differential_diffusion:DifferentialDiffusion.forward")
+    },
+    "CFGOverride": _wrapper("predict_noise", "CFGOverride"),
+    "HiDreamO1PatchSeamSmoothing": _wrapper("diffusion_model", "hidream_o1_patch_seam_smoothing"),
+    "TripoSplatSamplingPreview": _wrapper("outer_sample", "triposplat_sampling_preview"),
+    "EasyCache": _wrapper("predict_noise", "easycache"),
+    "ContextWindowsManual": {"context_handler": _function("comfy.context_windows:IndexListContextHandler")},
+    "ChromaRadianceOptions": _inside(chroma_radiance_options={"nerf_tile_size": 32}),
+    "ScaleROPE": _inside(rope_options={"scale_x": 2.0}),
+    "WanAnimate2Cache": _inside(animate2_cache=_function("comfy.ldm.wan.model_animate2:PoseBranchCache")),
+    **dict.fromkeys(
+        (
+            "AnimaLLLiteApply", "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "USOStyleReference",
+            "WanInfiniteTalkToVideo", "FluxKVCache",
+        ),
+        _PATCHES,
+    ),
+}  # fmt: skip
+"""What nodes put into `model_options`; of others, nothing that a loop reads."""
+_ENTRIES: Mapping[str, Mapping[str, Any]] = {
+    "ControlNetApply": {"control": True},
+    "ControlNetApplyAdvanced": {"control": True},
+    "ControlNetApplySD3": {"control": True},
+    "ControlNetInpaintingAliMamaApply": {"control": True},
+}
+"""What nodes put into a conditioning that is more than a text."""
+_MASKS = {
+    "SetLatentNoiseMask", "InpaintModelConditioning", "VAEEncodeForInpaint", "LTXVImgToVideo", "LTXVAddGuide",
+    "LTXVImgToVideoInplace", "Wan22ImageToVideoLatent", "CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent",
+    "LTXVSetAudioVideoMaskByTime", "LTXVImgToVideoAdvanced",
+}  # fmt: skip
+"""Nodes that give a latent a noise mask."""
+_OWN_MASK_RULE = (
+    ("ltx-2", "LTXAV"), ("ltx-video", "LTXV"), ("wan2.2_ti2v", "WAN22"), ("cosmos", "Cosmos"),
+    ("minimax_h3", "MiniMaxH3"),
+)  # fmt: skip
+"""Files whose models treat what a mask keeps in a way of their own, by a part of the name."""
+_SEVERAL_LATENTS = {
+    "lightricks.av_model:LTXAVModel", "minimax.model:MiniMaxH3Model", "triposplat.model:LatentSeqMMFlowModel"
+}  # fmt: skip
+_OWN_TIMESTEPS = {"mage_flow.model:MageFlowTransformer2DModel", "minimax_music.dit:MiniMaxMusic3DiT"}
+
+
+def step_reasons(prompt: Prompt) -> tuple[str, ...]:
+    """Why loops of a prompt's sampled models would go step by step; () where all run in the pool."""
+    run = Run(prompt)
+    sampled = run.sampled_loaders()
+    samplers = [path for path in sorted(run.live) if prompt[path].kind in _SAMPLING and run.samples_with(path, sampled)]
+    return tuple(dict.fromkeys(text for path in samplers for text in _reasons(run, path, sampled)))
+
+
+def _reasons(run: Run, sampler: Path, loaders: set[Path]) -> Iterator[str]:
+    """Of one sampler."""
+    around = run.reached([sampler], lambda node, name: run.carries(node, name, "MODEL", "GUIDER", "SAMPLER"))
+    said = run.reached([sampler], lambda node, name: run.carries(node, name, "GUIDER", "CONDITIONING"))
+    latents = run.reached([sampler], lambda node, name: run.carries(node, name, "LATENT"))
+    for path in sorted(around):
+        node = run.prompt[path]
+        if "GUIDER" in node.outputs and (guider := _GUIDERS.get(node.kind)) not in GUIDERS:
+            yield f"the guider {node.kind if guider is None else guider.partition(':')[2]}"
+        if node.kind in _OWN_SAMPLERS:
+            yield _OWN_SAMPLERS[node.kind]
+        if node.kind in _MODEL_OPTIONS and not NODE_TYPES[node.kind].idle(node.widgets):
+            yield from map(str, loop_obstacles(_MODEL_OPTIONS[node.kind]))
+    entries = [_ENTRIES[kind] for kind in sorted({run.prompt[path].kind for path in said}) if kind in _ENTRIES]
+    for each in entries:
+        yield from map(str, condition_obstacles({"positive": [each]}))
+    if any(run.prompt[path].kind == "ConditioningCombine" for path in said):
+        yield from map(str, condition_obstacles({"positive": [{}, {}]}))
+    masked = any(run.prompt[path].kind in _MASKS for path in latents)
+    files = [run.file(path).lower() for path in sorted(around & loaders)]
+    for file in files:
+        yield from _family_reasons(file, masked)
+
+
+def _family_reasons(file: str, masked: bool) -> Iterator[str]:
+    path = class_of(file.replace("\\", "/").rsplit("/", 1)[-1])
+    if path in _SEVERAL_LATENTS:
+        yield "several latents in one"
+    if path in _OWN_TIMESTEPS:
+        yield "timesteps of the model's own"
+    network = NETWORKS.get(f"comfy.ldm.{path}")
+    if network is not None and network.rows_together:
+        yield "rows of a batch that depend on one another"
+    for part, name in _OWN_MASK_RULE:
+        if masked and part in file:
+            yield f"the noise mask of {name}"
