@@ -54,6 +54,10 @@ class OtherNetworkError(RequestError):
     """A request that diffusers' class of the model does not take, and ComfyUI's own network does."""
 
 
+class PeerFailedError(ParallelError):
+    """Another rank of a mesh failed in its part of a call, and tells why: nothing is wrong with this one's."""
+
+
 class NotLoadedError(RequestError):
     """A request for a model that the ranks do not have, or have forgotten; loading it again helps."""
 

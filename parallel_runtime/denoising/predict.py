@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ..mesh.agreement import agreed_dtype
+from ..mesh.agreement import agreed_dtype, failing_together
 from ..mesh.mesh import Layout, Mesh
 from ..networks.batch import gather_batch, share_of_batch, some_have_no_rows
 from ..networks.network import Network
@@ -32,17 +33,20 @@ class Call:
         return self.x.shape[0]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Predictor:
     """Runs calls on the ranks of one mesh. Every rank of the mesh holds the full inputs and gets the full outputs.
 
     Args:
         joined: calls go through one forward where they can, see `merge`. It takes the memory of both.
+        tried: such calls have gone well. In the first one the ranks agree on that, as a model finds what is wrong with
+            a branch by computing it, and another rank may have that.
     """
 
     transformer: Network
     mesh: Mesh
     joined: bool = True
+    tried: bool = False
 
     def __call__(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         """Predictions, one per call, in the shape of the latent part of its x and in the type that the network gives.
@@ -54,7 +58,9 @@ class Predictor:
         if self.transformer.rows_together or any(call.conditioning.together for call in calls):
             return [self._forward(call) for call in calls]
         total, at_once = sum(call.batch for call in calls), _rows_at_once(calls)
-        outputs = [self._forward(call) for call in own_calls(calls, self.mesh, self.joined)]
+        with nullcontext() if self.tried else failing_together(self.mesh.batch, calls[0].x.device):
+            outputs = [self._forward(call) for call in own_calls(calls, self.mesh, self.joined)]
+        self.tried = True
         local = torch.cat(outputs) if outputs else None
         # A rank whose share is empty computes nothing, but joins the gather: every rank must.
         if some_have_no_rows(total, self.mesh, at_once):

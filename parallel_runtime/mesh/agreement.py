@@ -10,10 +10,14 @@ begins anew in RUN, under a number that none of them had.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+
+from ..errors import PeerFailedError
+from ..said import said
 
 NONE = 0
 """The number of a rank that has nothing, or lost it."""
@@ -72,6 +76,23 @@ def all_agree(agreed: bool, group: dist.ProcessGroup | None, device: torch.devic
     vote = torch.tensor(int(agreed), device=device)
     dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=group)
     return bool(vote.item())
+
+
+@contextmanager
+def failing_together(group: dist.ProcessGroup | None, device: torch.device) -> Iterator[None]:
+    """Around work without exchanges over this group: where it fails on one rank it fails on all of them, so that none
+    waits for another. Collective over it, and each rank waits for the others' work.
+
+    Raises:
+        PeerFailedError: it failed on another rank.
+    """
+    try:
+        yield
+    except Exception:
+        all_agree(False, group, device)
+        raise
+    if not all_agree(True, group, device):
+        raise PeerFailedError(said("Another rank failed in its part of a step."), said("See what that one says."))
 
 
 def agreed_dtype(own: torch.dtype | None, group: dist.ProcessGroup | None, device: torch.device) -> torch.dtype:

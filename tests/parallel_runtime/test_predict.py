@@ -147,3 +147,11 @@ def test_ranks_without_rows_gather_in_the_type_that_the_network_gives(ranks):
     for found in run_ranks(ranks, "tests.parallel_runtime.predict_run:predict", timeout=60):
         assert len(found) == 12
         assert not [case for case, right in found.items() if not right]
+
+
+def test_what_one_rank_fails_at_is_known_to_all_and_none_waits_for_it():
+    good = "[2.0, 2.0]"
+    assert run_ranks(2, "tests.parallel_runtime.predict_run:predict_what_one_fails_at", timeout=60) == [
+        {"first": "PeerFailedError", "second": good},
+        {"first": "ValueError", "second": good},
+    ]

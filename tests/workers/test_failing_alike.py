@@ -30,8 +30,15 @@ def counts(world: int, pair: int | None = None, ranks: int = 2) -> tuple[Launche
     return (everyone,) if pair is None else (everyone, Launched((0, 1), PAIR, pair))
 
 
-def fail(job: ActiveJob, rank: int, launched: tuple[Launched, ...] | None, unbegun: bool = False) -> None:
-    info = ErrorInfo("PoolError", f"Rank {rank} of the worker pool failed with ValueError: no.", "", rank)
+def fail(
+    job: ActiveJob,
+    rank: int,
+    launched: tuple[Launched, ...] | None,
+    unbegun: bool = False,
+    consequence: bool = False,
+) -> None:
+    text = f"Rank {rank} of the worker pool failed with ValueError: no."
+    info = ErrorInfo("PoolError", text, "", rank, consequence=consequence)
     job.answer(Frame(Failed(1, rank, info, unbegun=unbegun, launched=launched), b"", None))
 
 
@@ -48,6 +55,14 @@ def test_ranks_that_launched_the_same_have_failed_alike():
     fail(job, 0, counts(7))
     assert job.failed_alike
     assert not job.broken
+
+
+def test_what_failed_on_one_rank_is_told_and_not_that_others_stopped_for_it():
+    job = running()
+    fail(job, 0, counts(7), consequence=True)
+    fail(job, 1, counts(7))
+    assert job.failed_alike
+    assert job.failure.rank == 1
 
 
 @pytest.mark.parametrize("other", [counts(8), counts(7, 1), None])
@@ -88,7 +103,7 @@ def test_calls_that_no_rank_keeps_are_waited_for_as_long_as_it_takes():
 def test_the_artist_reads_what_the_model_said():
     info = describe(ValueError("no."), 1)
     told = of_all_ranks(info, "pool.log")
-    assert (told.type, told.cause) == ("RequestError", "The model failed on every rank with ValueError: no.")
+    assert (told.type, told.cause) == ("RequestError", "The model failed with ValueError: no.")
     assert "stays loaded" in told.fix
     typed = of_all_ranks(ErrorInfo("RequestError", "A cause.", "A fix.", 0), "pool.log")
     assert (typed.cause, typed.fix) == ("A cause.", "A fix.")

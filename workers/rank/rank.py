@@ -17,7 +17,7 @@ from parallel_runtime import memory
 from parallel_runtime.acceleration.launched import launched
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
-from parallel_runtime.errors import NotLoadedError, ParallelError
+from parallel_runtime.errors import NotLoadedError, ParallelError, PeerFailedError
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Forward, Invoke, Sample, Step
 
@@ -202,7 +202,7 @@ class Rank:
         if not isinstance(error, ParallelError):
             log.error("job %d: %s", number, trace)
         info = describe(error, self.rank, trace)
-        if is_lost_peer(error):
+        if is_lost_peer(error) or isinstance(error, PeerFailedError):
             info = msgspec.structs.replace(info, consequence=True)
         self.connection.send(Failed(number, self.rank, info, cancelled, launched=launched))
 

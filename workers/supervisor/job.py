@@ -143,8 +143,8 @@ class ActiveJob:
 
     @property
     def failure(self) -> Failed:
-        """The failure to tell: a real one before a cancelled one, the lowest rank's first."""
-        return min(self.failed.values(), key=lambda failed: (failed.cancelled, failed.rank))
+        """The failure to tell: a real one before a cancelled one or its consequence, the lowest rank's first."""
+        return min(self.failed.values(), key=lambda each: (each.cancelled, each.error.consequence, each.rank))
 
 
 def _used(done: Done) -> int:

@@ -17,7 +17,7 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
     Args:
         traceback: for the log and for developers, not for the artist.
-        consequence: a collective broke because another rank was lost; that rank is to blame.
+        consequence: another rank was lost or failed; that rank is to blame.
     """
 
     type: str
@@ -45,12 +45,12 @@ def describe(error: BaseException, rank: int | None, traceback: str = "") -> Err
 
 
 def of_all_ranks(info: ErrorInfo, log: str) -> ErrorInfo:
-    """An error that all ranks raised alike, in a run: the model's own, so to say."""
+    """An error that ended a run on all ranks, none of which waits: the model's own, so to say."""
     if info.type != "PoolError":
         return msgspec.structs.replace(info, fix=info.fix or said("The log is {log}.", log=log))
     cause = info.cause
     if cause.template == _RANK_FAILED and isinstance(cause.values, dict):
-        cause = said("The model failed on every rank with {error}.", error=cause.values["error"])
+        cause = said("The model failed with {error}.", error=cause.values["error"])
     fix = said(
         "See whether all that the sampler gets is made for this model, which stays loaded; the log is {log}.", log=log
     )
