@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ...acceleration.host_watch import tabulated
+from .agreed_scales import agree_on_scales
 from .attention_names import ask_the_split
 from .blocks import Network
 from .cut_blocks import cut_blocks
@@ -23,6 +24,7 @@ def prepare_network(network: nn.Module, data: Network, split: TokenSplit) -> Non
     ask_the_split(data.attention_in)
     leave_numbers_on_the_gpu(data.numbers_in)
     hide_quantised(network)
+    agree_on_scales(network, split)
     use_gguf_kernels(network)
     for name in data.tables:
         module = network.get_submodule(name)

@@ -102,6 +102,8 @@ class TokenSplit:
         """Runs the forward of a block on this rank's tokens; None: it is called."""
         self.functions = False
         """Functions of nodes act between blocks, and a block is not given them: its graph is the same as without."""
+        self.layers_alike = True
+        """Every rank runs the same layers of a block that is cut."""
         self.modulation = HostModulation()
         self.joined: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
         """What this rank has of tensors that all blocks are given, with each, for this forward."""
