@@ -1,4 +1,4 @@
-"""One scale for the tokens of all ranks, where ComfyUI takes it from what a layer is given: nvfp4 without input_scale."""
+"""One scale for all ranks' tokens where ComfyUI takes it from what a layer is given: nvfp4 without input_scale."""
 
 from __future__ import annotations
 
