@@ -15,7 +15,6 @@ import torch
 
 from ..errors import RequestError
 from ..said import said
-from . import flow
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,24 @@ def _exploding(latent: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -
     return noise * sigma + latent
 
 
+def _straight(latent: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    return sigma * noise + (1.0 - sigma) * latent
+
+
+def _denoised_from_velocity(x: torch.Tensor, output: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    """The end of the straight line through x along the velocity dx/dsigma (Liu et al. 2022)."""
+    return x - output.to(x.dtype) * sigma
+
+
 def _denoised_from_v(x: torch.Tensor, output: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """v = alpha * noise - sigma_vp * latent (Salimans & Ho 2022), on the scale of the exploding path."""
     variance = sigma**2 + 1.0
     return x / variance - output.to(x.dtype) * sigma / variance**0.5
 
 
-FLOW = Prediction("flow", _unscaled, flow.denoised_from_velocity, flow.add_noise, is_flow=True)
+FLOW = Prediction("flow", _unscaled, _denoised_from_velocity, _straight, is_flow=True)
 # x minus the noise in it: the same line as along a velocity.
-EPS = Prediction("eps", _unit_variance, flow.denoised_from_velocity, _exploding)
+EPS = Prediction("eps", _unit_variance, _denoised_from_velocity, _exploding)
 V_PREDICTION = Prediction("v_prediction", _unit_variance, _denoised_from_v, _exploding)
 
 PREDICTIONS: Mapping[str, Prediction] = MappingProxyType({kind.name: kind for kind in (FLOW, EPS, V_PREDICTION)})

@@ -12,7 +12,6 @@ import torch
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, Predict
-from parallel_runtime.sampling.flow import add_noise
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import FLOW
 from parallel_runtime.sampling.samplers import OnStep, StepState, find_sampler
@@ -123,7 +122,7 @@ def sample_latent(
         noise_source = NoiseSource(settings.seed, drawn_on, settings.noise_scale)
     x = sampler(
         Denoiser(predict, FLOW, sigmas * settings.multiplier, settings.cfg, inpaint),
-        add_noise(latent_image, start, sigmas[0]),
+        FLOW.add_noise(latent_image, start, sigmas[0]),
         sigmas,
         noise=noise_source,
         on_step=on_step,

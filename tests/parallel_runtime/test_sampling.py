@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.sampling.flow import add_noise
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import EPS, FLOW
 from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, StepState, find_sampler
@@ -83,7 +82,7 @@ def test_one_possible_picture_is_reached_on_a_straight_line_whatever_the_steps(n
 def test_samplers_that_add_noise_keep_the_noise_level_of_the_path(name, schedule):
     data, sigmas = GaussianData(0.8, 0.0), SCHEDULES[schedule]
     clean, count = torch.full((1, 4, 200, 200), 0.8), 160_000
-    x = add_noise(clean, gaussian(*clean.shape), torch.tensor(sigmas[0]))
+    x = FLOW.add_noise(clean, gaussian(*clean.shape), torch.tensor(sigmas[0]))
     result = run(name, data.denoise, x, sigmas)
     if sigmas[-1] == 0:
         torch.testing.assert_close(result, clean, atol=1e-6, rtol=0)

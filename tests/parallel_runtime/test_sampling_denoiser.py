@@ -10,7 +10,6 @@ import torch
 
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, combine_branches, needs_uncond
-from parallel_runtime.sampling.flow import add_noise
 from parallel_runtime.sampling.prediction import EPS, FLOW, V_PREDICTION, find_prediction
 from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
 from parallel_runtime.sampling.steps import Evaluation
@@ -152,7 +151,7 @@ def test_a_run_cut_in_two_gives_the_run_in_one(name):
 
 def test_undoing_the_scale_of_a_noised_latent_leaves_latent_plus_noise_ratio():
     latent, noise = gaussian(1, 1, 2, 2), gaussian(1, 1, 2, 2, seed=1)
-    unscaled = undo_scaling(add_noise(latent, noise, torch.tensor(0.4)), torch.tensor(0.4))
+    unscaled = undo_scaling(FLOW.add_noise(latent, noise, torch.tensor(0.4)), torch.tensor(0.4))
     torch.testing.assert_close(unscaled, latent + noise * 0.4 / 0.6)
 
 
@@ -202,4 +201,4 @@ def test_ddim_puts_a_noise_of_its_own_under_the_mask(name, own_noise):
     sample_latent(SampleSettings(name, seed=8), predict, mask=torch.zeros(1, 1, 1, 1), **inputs)
     under = mask_noise(8, inputs["noise"]) if own_noise else inputs["noise"]
     for x, sigma in seen:
-        assert torch.equal(x, add_noise(inputs["latent_image"], under, sigma))
+        assert torch.equal(x, FLOW.add_noise(inputs["latent_image"], under, sigma))
