@@ -143,6 +143,12 @@ def compiled_by_comfyui(graph: Graph) -> Graph:
     }
 
 
+def anew(graph: Graph) -> Graph:
+    """The same picture, which ComfyUI may not take out of its cache."""
+    text = graph["positive"]
+    return {**graph, "positive": {**text, "inputs": {**text["inputs"], "again": 1}}}
+
+
 def decoded(graph: Graph, picture: Picture) -> Graph:
     """The graph with the latent decoded and the image saved."""
     prefix = graph[SAVE]["inputs"]["filename_prefix"]

@@ -52,8 +52,14 @@ class Predictor:
         """Predictions, one per call, in the shape of the latent part of its x and in the type that the network gives.
 
         All items of all calls form one list, which is cut into contiguous shares along the batch axes: so the two
-        CFG branches land on different ranks even where their texts differ in length.
+        CFG branches land on different ranks even where their texts differ in length. Calls that are joined come in
+        ComfyUI's order, the last one first: in a product's last bits a row's place counts.
         """
+        if self.joined:
+            return self._in_order(calls[::-1])[::-1]
+        return self._in_order(calls)
+
+    def _in_order(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         self.transformer.set_mesh(self.mesh)
         if self.transformer.rows_together or any(call.conditioning.together for call in calls):
             return [self._forward(call) for call in calls]

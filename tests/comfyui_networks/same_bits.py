@@ -86,7 +86,8 @@ def _compare(path: Path, file: str, format: str, attention: str, gpu: bool) -> l
             x = torch.randn(rows, *sizes, generator=generator).to(device)
             sigma = torch.full((rows,), 0.9 - 0.1 * call, device=device)
             entered.clear()
-            model.apply_model(x, sigma, transformer_options={}, **given)
+            with torch.inference_mode():  # as ComfyUI's executor has it
+                model.apply_model(x, sigma, transformer_options={}, **given)
             ((args, kwargs, expected),) = entered
             more = {
                 name: value for name, value in kwargs.items() if value is not None and name != "transformer_options"

@@ -105,9 +105,10 @@ def test_one_rank_rounds_an_int8_file_as_comfyui_does(host, formats, name):
 @pytest.mark.slow_but_for("ParallelSampler")
 @pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
 def test_one_rank_gives_the_bits_of_load_diffusion_model_with_comfyuis_attention(host, formats, sampler_node):
-    """One call of two rows, and of an int8 file, which turns last bits into quantisation levels, two calls."""
+    """One call of two rows, and two calls, also of an int8 file, which turns last bits into quantisation levels."""
     for workflow in (
         Workflow(cfg=4.0, steps=3),
+        Workflow(model="int8_tensorwise.safetensors", cfg=4.0, steps=3),
         Workflow(model="int8_tensorwise.safetensors", cfg=4.0, lengths=(9, 5), steps=3),
     ):
         parallel = replace(workflow.on("cpu:1", sampler_node), attention="ComfyUI")

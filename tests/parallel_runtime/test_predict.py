@@ -98,7 +98,7 @@ def test_branches_of_comfyuis_own_network_go_through_one_forward_as_with_ksample
     network = SimpleNamespace(rows_together=False, predict=predict, set_mesh=lambda mesh: None)
     calls = [of_comfyui(0, rope=[1.0]), of_comfyui(1, rope=[1.0])]
     one, other = Predictor(network, single_rank_mesh())(calls)
-    assert seen == [(4, [0, 1], [0.0, 0.0, 1.0, 1.0])]
+    assert seen == [(4, [1, 0], [1.0, 1.0, 0.0, 0.0])]
     assert one.unique().tolist() == [0.0]
     assert other.unique().tolist() == [1.0]
 
@@ -152,6 +152,6 @@ def test_ranks_without_rows_gather_in_the_type_that_the_network_gives(ranks):
 def test_what_one_rank_fails_at_is_known_to_all_and_none_waits_for_it():
     good = "[2.0, 2.0]"
     assert run_ranks(2, "tests.parallel_runtime.predict_run:predict_what_one_fails_at", timeout=60) == [
+        {"first": "ValueError", "second": good},  # of joined branches the last is the first rank's
         {"first": "PeerFailedError", "second": good},
-        {"first": "ValueError", "second": good},
     ]

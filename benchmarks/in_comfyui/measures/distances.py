@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from ..bench import COMPARED_SEED, Bench, Found
-from ..graphs import Graph, Way, compiled_by_comfyui, plain
+from ..graphs import Graph, Way, anew, compiled_by_comfyui, plain
 from ..runs import MeasurementError
 
 _NATIVE = Way()
@@ -39,7 +39,7 @@ class Change:
 
 
 CHANGES = (
-    Change("Load Diffusion Model, again"),
+    Change("Load Diffusion Model, again", changed=anew),
     Change("ComfyUI's network and attention, compile off", _AS_IT_IS, 1),
     Change("the same in Parallel Sampler", replace(_AS_IT_IS, sampler="ParallelSampler"), 1),
     Change("the fastest exact kernel", replace(_AS_IT_IS, attention="auto"), 1),

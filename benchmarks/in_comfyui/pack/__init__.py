@@ -54,12 +54,13 @@ class RandomText(io.ComfyNode):
                 io.Int.Input("width"),
                 io.Int.Input("pooled"),
                 io.Float.Input("guidance"),
+                io.Int.Input("again", default=0, tooltip="Another number, and ComfyUI makes the same text anew."),
             ],
             outputs=[io.Conditioning.Output()],
         )
 
     @classmethod
-    def execute(cls, seed: int, length: int, width: int, pooled: int, guidance: float) -> io.NodeOutput:
+    def execute(cls, seed: int, length: int, width: int, pooled: int, guidance: float, again: int) -> io.NodeOutput:
         generator = torch.Generator().manual_seed(seed)
         text = torch.randn(1, length, width, generator=generator)
         extras: dict[str, Any] = {}

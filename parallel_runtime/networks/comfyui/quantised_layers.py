@@ -33,6 +33,15 @@ _KINDS: dict[str, _Emptied] = {}
 """A layer without its weights for each description."""
 
 
+def _whole_products() -> Any:
+    """Inside, a product reaches quantised tensors whole, as in ComfyUI's inference mode.
+
+    With autograd's keys PyTorch takes it apart first, and what layouts make of the parts rounds otherwise: int8 layers
+    then leave some inputs unrounded. Inference mode itself would make tensors that nobody may write to later.
+    """
+    return torch._C._AutoDispatchBelowAutograd()
+
+
 class QuantisedLayer(nn.Module):
     """A layer becomes one by its class alone, of which its own class stays a base: weights and their names stay."""
 
@@ -52,7 +61,10 @@ class QuantisedLayer(nn.Module):
                 rounded = input.clamp(-_MOST, _MOST).to(torch.float8_e4m3fn)
                 return ours.float8_layer.default(rounded, self.inside, self.kind, input.dtype)
             return ours.quantised_layer.default(input, self.inside, self.kind)
-        return super().forward(input, *args, **kwargs)
+        if torch.compiler.is_compiling():
+            return super().forward(input, *args, **kwargs)
+        with _whole_products():
+            return super().forward(input, *args, **kwargs)
 
     def look_inside(self) -> None:
         """See what the parameters consist of now; before a graph is called."""
@@ -190,7 +202,8 @@ def quantised_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> t
     emptied = _KINDS[kind]
     if rounds_inside(emptied.own):  # and writes into what it is given
         x = x.clone()
-    output: torch.Tensor = emptied.own.forward(emptied.filled(inside), x)
+    with _whole_products():
+        output: torch.Tensor = emptied.own.forward(emptied.filled(inside), x)
     return output.contiguous()
 
 
@@ -202,7 +215,8 @@ def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> torch.Tensor:
 @operators.operator("activated_layer", "(Tensor x, Tensor[] inside, str kind, str activation) -> Tensor")
 def activated_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str) -> torch.Tensor:
     """What ComfyUI's layer gives for activation(x), rounded in one kernel where ComfyUI has one."""
-    output: torch.Tensor = _ACTIVATED[0](_KINDS[kind].filled(inside), x, activation)
+    with _whole_products():
+        output: torch.Tensor = _ACTIVATED[0](_KINDS[kind].filled(inside), x, activation)
     return output.contiguous()
 
 
@@ -220,7 +234,8 @@ def float8_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, dtype: 
     of_weight = layer.weight._params
     params = type(of_weight)(scale=_one(x.device), orig_dtype=dtype, orig_shape=tuple(rows.shape))
     given = type(layer.weight)(rows, layer.weight._layout_cls, params)
-    output: torch.Tensor = layer.forward_comfy_cast_weights(given, dtype, want_requant=True)
+    with _whole_products():
+        output: torch.Tensor = layer.forward_comfy_cast_weights(given, dtype, want_requant=True)
     return output.reshape(*x.shape[:-1], emptied.outputs).contiguous()
 
 
