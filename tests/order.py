@@ -25,7 +25,6 @@ LONGEST = (
     "tests/parallel_runtime/test_wan_forward.py",
     "tests/parallel_runtime/test_family_calls.py",
     "tests/host/test_checkpoints.py",
-    "tests/workers/test_growth.py",
     "tests/workers/test_doctor_check.py",
     "tests/parallel_runtime/test_lean_imports.py",
     "tests/workers/test_compiling_in_pool.py",

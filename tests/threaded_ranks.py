@@ -29,7 +29,7 @@ from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.networks import sequence_attention, shares
 from parallel_runtime.networks.parallel_transformer import ParallelTransformer
 from parallel_runtime.pipefusion.stage import Stage
-from parallel_runtime.requests.requests import Grow, Step
+from parallel_runtime.requests.requests import Step
 
 CPU = torch.device("cpu")
 
@@ -64,7 +64,6 @@ class Communicator:
         self._running: set[int] = set()
         self.made: dict[int, int] = defaultdict(int)
         self._failure = ""
-        self.coming = 0
 
     def run(self, rank: int, work: Callable[[], Any]) -> Any:
         """Call `work` as a rank."""
@@ -77,22 +76,13 @@ class Communicator:
                 self._look_for_the_lost()
                 self._changed.notify_all()
 
-    def enter_larger(self, ranks: int) -> None:
-        """Leave this world for one of so many ranks. No group of the old one is left."""
-        larger = Group(tuple(range(ranks)), f"world of {ranks}")
-        self.meet(larger, "enter")
-        with self._changed:
-            if self.world != larger:
-                self.world, self.groups = larger, {larger.group_name: larger}
-                self.made.clear()
-
     def calls_of(self, rank: int) -> int:
         """How many collective calls a rank has made."""
         return sum(count for (_, caller), count in self._counts.items() if caller == rank)
 
     def begin(self) -> None:
         """All ranks begin to run."""
-        self._running = set(range(max(self.world.size(), self.coming)))
+        self._running = set(self.world.ranks)
 
     @property
     def rank(self) -> int:
@@ -105,8 +95,8 @@ class Communicator:
     def note(self, group: Group, what: str, value: Any = None) -> dict[int, tuple[str, Any]]:
         """Tell what this rank does next in a group; it must be what the others do as their next."""
         rank = self.rank
-        if group.group_name not in self.groups and len(group.ranks) <= self.world.size():
-            self._fail(f"{what} in {group}, of a world that was left")
+        if group.group_name not in self.groups:
+            self._fail(f"{what} in {group}, which was left")
         with self._changed:
             number = self._counts[group.group_name, rank]
             self._counts[group.group_name, rank] += 1
@@ -237,20 +227,10 @@ class ThreadedPool:
     def __init__(self, world_size: int, patch: pytest.MonkeyPatch):
         self.communicator, self.hardware = Communicator(world_size), Hardware()
         stand_in(self.communicator, self.hardware, patch)
-        self._patch = patch
         self.engines = [Engine(CPU, rank, world_size) for rank in range(world_size)]
         self.control = Control(self.communicator)
         self.prepared: list[Prepared] = []
         """Of the last request that ran."""
-
-    def grow(self, ranks: int) -> None:
-        """More ranks come, as into a running pool."""
-        self.engines += [Engine(CPU, rank, 1) for rank in range(len(self.engines), ranks)]
-        for engine in self.engines:
-            engine.meet = lambda devices, first_name: self.communicator.enter_larger(len(devices))
-        self.communicator.coming = ranks
-        self.submit(Grow(tuple(range(ranks))), {})
-        self._patch.setattr(dist, "group", SimpleNamespace(WORLD=self.communicator.world))
 
     def submit(
         self, request: Any, tensors: Mapping[str, torch.Tensor], fails: tuple[int, bool] | None = None

@@ -17,11 +17,8 @@ from parallel_runtime.said import Said, said
 PACK_ROOT = Path(__file__).resolve().parent.parent
 NODE = "PARALLEL_DIT_NODE"
 """Which of the pool's hosts a rank is on, from 0."""
-FIRST = "PARALLEL_DIT_FIRST"
-"""The first of the ranks that a torchrun starts: above 0 where a running pool takes them in."""
 TORCHRUN = "torch.distributed.run"
 """Module of the ranks' parent, as its command line names it."""
-_SEEN_BY_RANKS = ("CUDA", "NCCL", "NVIDIA", "PARALLEL_DIT", "PYTHON", "PYTORCH", "TORCH", "TRITON", "LD_", "HF_")
 
 _DROPPED_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",  # ComfyUI may have chosen cudaMallocAsync for itself
@@ -60,10 +57,6 @@ class PoolSpec:
             return False
         # Over several hosts the first ranks are all on the first one, so that a part of such a pool is another thing.
         return self == other or (other.hosts == 1 and self.devices[: len(other.devices)] == other.devices)
-
-    def grows_to(self, other: PoolSpec) -> bool:
-        """Whether this pool is what `other` asks for, once more ranks have come behind those that are there."""
-        return self.hosts == 1 and self != other and other.holds(self)
 
     def overlaps(self, other: PoolSpec) -> bool:
         """Whether the two would compute on one device."""
@@ -133,30 +126,21 @@ def _gpus(count: int) -> Said:
     return said("one GPU, number 0") if count == 1 else said("{count} GPUs, 0 to {last}", count=count, last=count - 1)
 
 
-def settings_of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that may change what ranks do. Ranks of one pool have it alike."""
-    return {key: value for key, value in environment.items() if key.startswith(_SEEN_BY_RANKS)}
-
-
 def threads_of_rank(spec: PoolSpec, environment: Mapping[str, str]) -> int:
     """CPU threads that a rank computes with: its share of the cores, or fewer where $OMP_NUM_THREADS says so."""
     share, given = (os.cpu_count() or 1) // len(spec.devices), environment.get("OMP_NUM_THREADS", "")
     return max(1, min(share, int(given)) if given.isdecimal() else share)
 
 
-def rank_environment(
-    spec: PoolSpec, directory: Path, base: Mapping[str, str], interface: str = "lo", first: int = 0
-) -> dict[str, str]:
+def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], interface: str = "lo") -> dict[str, str]:
     """Environment of torchrun and its ranks.
 
     Args:
-        first: of the ranks, see FIRST.
         interface: network interface of the collectives. On one host everything listens on loopback only.
     """
     environment = {key: value for key, value in base.items() if key not in _DROPPED_VARIABLES}
     compiled = base.get("TORCHINDUCTOR_CACHE_DIR") or str(state_directory() / "compiled")
     environment |= {
-        FIRST: str(first),
         "PARALLEL_DIT_POOL": str(directory),
         "PARALLEL_DIT_DEVICES": str(spec),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PACK_ROOT), base.get("PYTHONPATH")])),
@@ -187,19 +171,12 @@ def take_place(spec: PoolSpec, environment: MutableMapping[str, str]) -> int:
     Args:
         environment: of a rank.
     """
-    local_rank = int(environment.get(FIRST, 0)) + int(environment["LOCAL_RANK"])
-    rank = int(environment.get(NODE, 0)) * len(spec.devices) + local_rank
-    environment["RANK"], environment["LOCAL_RANK"] = str(rank), str(local_rank)
-    tell_world(spec, environment)
+    rank = int(environment.get(NODE, 0)) * len(spec.devices) + int(environment["LOCAL_RANK"])
+    environment["RANK"], environment["WORLD_SIZE"] = str(rank), str(spec.world_size)
     return rank
 
 
-def tell_world(spec: PoolSpec, environment: MutableMapping[str, str]) -> None:
-    """Let a rank's environment name the world that it is in, or will be."""
-    environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"] = str(spec.world_size), str(len(spec.devices))
-
-
-def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str, first: int = 0) -> list[str]:
+def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str) -> list[str]:
     """Command line of the parent of one host's ranks.
 
     Each host has a torchrun of its own that knows nothing of the others, and meets over a file: over a network torchrun
@@ -210,11 +187,11 @@ def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str, first: i
         "-m",
         TORCHRUN,
         "--nnodes=1",
-        f"--nproc-per-node={len(spec.devices) - first}",
+        f"--nproc-per-node={len(spec.devices)}",
         "--max-restarts=0",
         "--monitor-interval=1",  # the supervisor hears of a rank's end by itself; a tenth of a second costs idle time
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={directory / f'rendezvous-{first}'}",
+        f"--rdzv-endpoint={directory / 'rendezvous'}",
         "--rdzv-conf=store_type=file",
         f"--rdzv-id={uuid.uuid4().hex}",
         "-m",

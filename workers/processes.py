@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 
@@ -58,13 +58,9 @@ async def wait_for_end(process: asyncio.subprocess.Process) -> int:
     return process.returncode
 
 
-async def end_descendants(grace_seconds: float, but: Collection[int] = ()) -> None:
-    """End every process below this one: first asked, then killed, however long that takes.
-
-    Args:
-        but: children of this one that stay, with all below them.
-    """
-    for pause in _ending(lambda: _descendants(but), grace_seconds):
+async def end_descendants(grace_seconds: float) -> None:
+    """End every process below this one: first asked, then killed, however long that takes."""
+    for pause in _ending(_descendants, grace_seconds):
         await asyncio.sleep(pause)
 
 
@@ -133,11 +129,10 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-def _descendants(but: Collection[int] = ()) -> list[psutil.Process]:
+def _descendants() -> list[psutil.Process]:
     """Living processes below this one. Dead ones that were handed to us as the subreaper are reaped on the way."""
     living = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            below = [] if child.pid in but else [child, *child.children(recursive=True)]
-            living += [process for process in below if _lives(process)]
+            living += [process for process in (child, *child.children(recursive=True)) if _lives(process)]
     return living

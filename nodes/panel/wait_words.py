@@ -33,11 +33,6 @@ WORDS: dict[str, dict[str, str]] = {
         "zh": "正在启动进程池：{total} 个 rank 中已就绪 {done} 个（{seconds} 秒）。",
         "ja": "プールを起動しています：{total} 個の rank のうち {done} 個が準備完了（{seconds} 秒）。",
     },
-    "growth": {
-        "en": "More GPUs join the pool ({seconds} s).",
-        "zh": "更多 GPU 正在加入进程池（{seconds} 秒）。",
-        "ja": "プールに GPU を追加しています（{seconds} 秒）。",
-    },
     "weights": {
         "en": "Loading: {done} of {total} GB.",
         "zh": "正在加载：{done} / {total} GB。",

@@ -157,13 +157,6 @@ class RecordedForward:
         for key in [key for key, kind in kinds.items() if kind.mesh is mesh]:
             del kinds[key]
 
-    def leave_world(self) -> None:
-        """Let go of what was recorded for several ranks, and of what is known of them. All ranks of the world do it."""
-        self._over = {ranks: recordings for ranks, recordings in self._over.items() if len(ranks) == 1}
-        for recordings in self._over.values():
-            for key in [key for key, kind in recordings.kinds.items() if kind.mesh.plan.world_size > 1]:
-                del recordings.kinds[key]
-
     def _recordings(self, mesh: Mesh) -> _Recordings:
         return self._over.setdefault(mesh.sequence_ranks, _Recordings())
 

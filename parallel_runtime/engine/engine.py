@@ -12,12 +12,11 @@ import torch
 
 from ..errors import NotLoadedError
 from ..requests.control import Control
-from ..requests.requests import Attach, Forward, Grow, Invoke, KeepPatches, Load, Release, Request, Step, Survey
+from ..requests.requests import Attach, Forward, Invoke, KeepPatches, Load, Release, Request, Step, Survey
 from ..said import said
 from .prepared import Prepared
 from .prepared_attach import PreparedAttach
 from .prepared_forward import PreparedForward
-from .prepared_growth import PreparedGrowth
 from .prepared_invoke import PreparedInvoke
 from .prepared_load import PreparedLoad
 from .prepared_patches import PreparedPatches
@@ -48,8 +47,6 @@ class Engine(RankState):
             return PreparedRelease.prepare(self, request)
         if isinstance(request, Step):
             return self.recall(request)
-        if isinstance(request, Grow):
-            return PreparedGrowth.prepare(self, request)
         if isinstance(request, KeepPatches):
             return PreparedPatches.prepare(self, request)
         if isinstance(request, Attach):

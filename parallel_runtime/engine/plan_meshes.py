@@ -64,7 +64,7 @@ class Meshes:
     share: Callable[[dist.ProcessGroup], GroupMemory] | None = None
     _groups: Groups = field(init=False)
     _joined: OrderedDict[tuple[ParallelPlan, bool], Joined | None] = field(default_factory=OrderedDict)
-    # One mesh for good, which outlives every world: what the first rank recorded by itself is kept by it.
+    # One mesh for good: what the first rank recorded by itself is kept by it.
     _alone: Joined = field(default_factory=lambda: Joined(single_rank_mesh()))
 
     def __post_init__(self) -> None:
@@ -95,12 +95,6 @@ class Meshes:
         if len(self._joined) > KEPT:
             self._leave_oldest()
         return self._joined[key]
-
-    def enter_world(self, world_size: int, speeds: Sequence[float] | None) -> None:
-        """Join groups of another world from now on; nobody may hold one of the last."""
-        self._joined.clear()
-        self.world_size, self.speeds = world_size, speeds
-        self._groups = Groups(self.rank, world_size, self.share)
 
     def free_memory(self) -> None:
         """Let the memory go that the ranks of groups share; every rank of the pool does so in the same request."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,21 +88,17 @@ class StagedRun:
 
 
 class RankState:
-    """What prepared requests work with.
+    """What prepared requests work with. Its constructor is collective over all ranks.
 
     Args:
         device: where this rank computes.
-        rank, world_size: place in the default process group; one rank needs none. A rank that will meet others is a
-            world of its own until then, whatever its number.
+        rank, world_size: place in the default process group; one rank needs none.
     """
 
     def __init__(self, device: torch.device, rank: int, world_size: int):
         self.device = device
         self.rank = rank
-        self.world_size = 1
-        self.meet: Callable[[tuple[int, ...], int], None] | None = None
-        """(devices, first name of a group): leaves the default process group and joins one of all ranks with these
-        devices; collective over them. None where nobody can start more ranks."""
+        self.world_size = world_size
         pool = os.environ.get("PARALLEL_DIT_POOL")  # its private folder on this host; a script has none
         self.residency = Residency(device, rank, folder=Path(pool) if pool else None)
         self.conditionings = ConditioningStore()
@@ -113,20 +109,14 @@ class RankState:
         """Prepared calls by their number. The client decides what is kept, so that all ranks keep the same."""
         self.machine: MachineFacts = CPU
         """Ranks plan by it, so it is the same on all of them: from the Load request, or out of a collective."""
-        self.unlike = False
+        self.unlike = devices_unlike(device, world_size)
         """Whether the ranks' devices are of several models."""
-        self.meshes = Meshes(rank, 1, leave=self.residency.leave, share=PeerMemory)
+        speeds = measure_speeds(device, world_size)
+        self.meshes = Meshes(rank, world_size, speeds, leave=self.residency.leave, share=PeerMemory)
         self._allocated = 0
         self._beside: dict[Hashable, int] = {}  # measured; for texts, as ranks may differ in it
         self._opened: tuple[Load, Opened | OpenedHost] | None = None
         self._told: dict[str, int] | None = None  # what the client knows of the weights that are here
-        self.enter_world(world_size)
-
-    def enter_world(self, world_size: int) -> None:
-        """Collective: every rank does so, when its engine starts, or in the same request."""
-        self.world_size = world_size
-        self.unlike = devices_unlike(self.device, world_size)
-        self.meshes.enter_world(world_size, measure_speeds(self.device, world_size))
 
     def forget_requests(self) -> None:
         """Let go of what earlier requests have left for later ones: calls and conditionings."""

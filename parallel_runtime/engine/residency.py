@@ -190,11 +190,6 @@ class Residency:
         for transformer in self._transformers():
             transformer.leave(mesh)
 
-    def leave_world(self) -> None:
-        """Let go of all that several ranks have in common, before their groups are destroyed."""
-        for transformer in self._transformers():
-            transformer.leave_world()
-
     def forget_runs(self) -> None:
         """Let go of what runs of any model have left behind. Every rank of the pool calls it."""
         for transformer in self._transformers():

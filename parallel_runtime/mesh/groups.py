@@ -84,16 +84,3 @@ class Groups:
             self._memory.pop(key, None)
             if group is not None:
                 dist.destroy_process_group(group)
-
-
-def names_used() -> int:
-    """How many names of groups this process has used; torch names them by their number."""
-    return dist.distributed_c10d._world.group_count
-
-
-def begin_names(count: int) -> None:
-    """Name groups from this number on; on every rank, before they meet in another world.
-
-    torch begins again at 0, but keeps by the group's name which peers share its memory.
-    """
-    dist.distributed_c10d._world.group_count = count

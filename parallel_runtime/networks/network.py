@@ -56,10 +56,6 @@ class Network(Protocol):
         """Let go of what was recorded over a mesh."""
         ...
 
-    def leave_world(self) -> None:
-        """Let go of all that is of several ranks."""
-        ...
-
     def forget_recordings(self) -> None:
         """Let go of the recordings, on this rank alone."""
         ...

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..acceleration.recordings import RecordedForward
-from ..mesh.mesh import Layout, Mesh, single_rank_mesh
+from ..mesh.mesh import Layout, Mesh
 from ..streaming.block_stream import BlockStream
 from ..streaming.streamed_calls import stream_calls
 from ..switches import is_on
@@ -137,11 +137,6 @@ class ParallelTransformer(RepeatedCalls):
         stays."""
         self.forget_calls()
         self._borders.forget()
-
-    def leave_world(self) -> None:
-        """Let go of all that is of several ranks, whose groups will be gone. What this rank has by itself stays."""
-        self.set_mesh(single_rank_mesh())
-        self.leave_calls_of_several()
 
     def unwrap(self) -> nn.Module:
         """Undo everything and return the transformer as it was. The wrapper is of no use afterwards."""

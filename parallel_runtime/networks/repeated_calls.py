@@ -79,8 +79,3 @@ class RepeatedCalls:
         """Let go of recordings. What is compiled stays."""
         if self._recorded is not None:
             self._recorded.clear()
-
-    def leave_calls_of_several(self) -> None:
-        """Let go of what calls over several ranks have left, whose groups will be gone."""
-        if self._recorded is not None:
-            self._recorded.leave_world()

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..acceleration.recordings import RecordedForward
 from ..mesh.agreement import NONE, agreed_history, offer_history
-from ..mesh.mesh import Layout, Mesh, single_rank_mesh
+from ..mesh.mesh import Layout, Mesh
 from ..networks.absent_blocks import (
     Relay,
     Replaced,
@@ -134,11 +134,6 @@ class Stage:
         """Run over another mesh with the same stages from the next forward on."""
         self.transformer.set_mesh(mesh)
         self.mesh = mesh
-
-    def leave_world(self) -> None:
-        """See `ParallelTransformer.leave_world`. A stage is never alone."""
-        self.forget_runs()
-        self.set_mesh(single_rank_mesh())
 
     def offers(self, layout: Layout) -> dict[str, int]:
         """See `ParallelTransformer.offers`."""

@@ -261,20 +261,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     park: bool = False
 
 
-class Grow(msgspec.Struct, frozen=True, tag=True):
-    """Go on with more ranks: leave the world of ranks, and meet in a larger one that begins with the same.
-
-    Models, weights, and what one rank recorded or compiled by itself stay. What is of several ranks begins anew, so
-    conditionings, prepared calls and names of models are forgotten on all of them.
-
-    Args:
-        devices: of all ranks, those that are here already first.
-    """
-
-    devices: tuple[int, ...]
-
-
-Request = Load | Survey | Forward | Step | Sample | Invoke | KeepPatches | Attach | Release | Grow
+Request = Load | Survey | Forward | Step | Sample | Invoke | KeepPatches | Attach | Release
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -337,16 +324,4 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     details: PlanDetails | None = None
 
 
-class Grown(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `Grow`.
-
-    Args:
-        devices: of all ranks.
-        held: see `Finished`.
-    """
-
-    devices: tuple[int, ...]
-    held: dict[str, int] | None = None
-
-
-Answer = Loaded | Surveyed | Finished | Grown
+Answer = Loaded | Surveyed | Finished

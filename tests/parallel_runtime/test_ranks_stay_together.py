@@ -99,9 +99,6 @@ class Client:
                 self.submit(Release(key), {})
             return
         loading = self.load(request)
-        if loading.ranks > len(self.pool.engines):
-            self.pool.grow(loading.ranks)
-            self.named.clear()
         troubled = min(1, len(self.pool.engines) - 1)
         for trouble in TROUBLES:
             setattr(self.pool.hardware, trouble, {troubled} if trouble in request.troubles else set())
@@ -199,46 +196,23 @@ LOSES = [Prompt(0, sampled=False, troubles=frozenset({"loses"})), Prompt(0, samp
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(requests=REQUESTS, start=st.sampled_from([1, 2, WORLD]))
-@example(requests=TO_FEWER_AND_BACK, start=WORLD)
-@example(requests=[Prompt(3, texts=(3, 5), troubles=frozenset({"cannot_record"})), Prompt(1)], start=WORLD)
-@example(requests=[Prompt(4, texts=(3, 3)), Prompt(4), Prompt(1)], start=WORLD)
-@example(requests=[Prompt(0, fails=(1, True)), Prompt(0), Prompt(0, size=1)], start=WORLD)
-@example(
-    requests=[Prompt(1), Prompt(1, size=1, troubles=frozenset({"no_peer_memory"})), Prompt(1, size=1)], start=WORLD
-)
-@example(
-    requests=[Prompt(0, sampled=False, troubles=frozenset({"loses"})), Prompt(0, sampled=False, size=1)], start=WORLD
-)
-@example(requests=[Prompt(7), Prompt(6), Prompt(1), Prompt(7, size=1)], start=WORLD)
-@example(requests=[Prompt(0), Prompt(5), Prompt(3, texts=(3, 3)), Prompt(0)], start=1)
-@example(requests=[Prompt(6), Prompt(0, compile=True), Prompt(7), Prompt(0, compile=True)], start=2)
-@example(requests=UNLOADED_BETWEEN_FAILURES, start=WORLD)
-def test_ranks_stay_together_whatever_is_asked_and_whatever_happens_to_one(paths, requests, start):
+@given(requests=REQUESTS)
+@example(requests=TO_FEWER_AND_BACK)
+@example(requests=[Prompt(3, texts=(3, 5), troubles=frozenset({"cannot_record"})), Prompt(1)])
+@example(requests=[Prompt(4, texts=(3, 3)), Prompt(4), Prompt(1)])
+@example(requests=[Prompt(0, fails=(1, True)), Prompt(0), Prompt(0, size=1)])
+@example(requests=[Prompt(1), Prompt(1, size=1, troubles=frozenset({"no_peer_memory"})), Prompt(1, size=1)])
+@example(requests=[Prompt(0, sampled=False, troubles=frozenset({"loses"})), Prompt(0, sampled=False, size=1)])
+@example(requests=[Prompt(7), Prompt(6), Prompt(1), Prompt(7, size=1)])
+@example(requests=[Prompt(0), Prompt(5), Prompt(3, texts=(3, 3)), Prompt(0)])
+@example(requests=[Prompt(6), Prompt(0, compile=True), Prompt(7), Prompt(0, compile=True)])
+@example(requests=UNLOADED_BETWEEN_FAILURES)
+def test_ranks_stay_together_whatever_is_asked_and_whatever_happens_to_one(paths, requests):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meshes, "KEPT", 2)  # groups are left and joined again
-        client = Client(ThreadedPool(start, patch), paths)
+        client = Client(ThreadedPool(WORLD, patch), paths)
         for request in requests:
             client.do(request)
-
-
-def test_what_a_rank_has_by_itself_outlives_a_growth_and_what_it_has_with_others_does_not(paths):
-    with pytest.MonkeyPatch.context() as patch:
-        pool = ThreadedPool(1, patch)
-        client = Client(pool, paths)
-        client.do(Prompt(5))
-        resident = next(iter(pool.engines[0].residency._residents.values()))
-        weights, transformer = resident.held, resident.transformer
-        alone = next(iter(transformer._recorded._over[(0,)].kinds.values())).replay
-        assert alone is not None
-        for configuration in (0, 1):  # two ranks, then four
-            client.do(Prompt(configuration))
-            held = [each.held for each in pool.engines[0].residency._residents.values()]
-            assert all(each is weights for each in held)
-        client.do(Prompt(5))
-        assert next(iter(transformer._recorded._over[(0,)].kinds.values())).replay is alone
-        assert (0, 1) not in transformer._recorded._over  # of the world of two
-        assert (0, 1, 2, 3) in transformer._recorded._over
 
 
 def test_plans_over_the_same_ranks_share_groups_and_memory_that_an_unload_frees(paths):

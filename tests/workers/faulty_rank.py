@@ -24,9 +24,8 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import RequestError
 from parallel_runtime.requests.control import Cancelled, Control
-from parallel_runtime.requests.requests import Answer, Finished, Grow, Load, Loaded, Request, Sample, Step
+from parallel_runtime.requests.requests import Answer, Finished, Load, Loaded, Request, Sample, Step
 from tests.prepared_work import PreparedWork
-from workers.launch import FIRST
 from workers.rank import inbox, start
 
 STEP_SECONDS = 0.02
@@ -76,8 +75,6 @@ class FaultyEngine(Engine):
             self._maybe(request.path, -1, control)
             answer: Answer = Loaded("none", 0, 0, False, request.path)
             return PreparedWork(run_it=lambda tensors, control, agreed: (answer, {}))
-        if isinstance(request, Grow):
-            return super().prepare(request, meta, control)
         if isinstance(request, Sample):
             self._maybe(request.sampler, -1, control)
             return PreparedWork(run_it=lambda tensors, control, agreed: self._steps(request, tensors, control))
@@ -129,17 +126,7 @@ class FaultyEngine(Engine):
             self.residency.pulse.mark()
 
 
-def fail_as_newcomer(fault: str) -> None:
-    """Fail before a running pool can take this rank in."""
-    if fault == "exits":
-        raise RuntimeError("CUDA-capable device(s) is/are busy or unavailable")
-    if fault == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    if os.environ[FIRST] != "0":
-        fail_as_newcomer(os.environ.get("TEST_NEWCOMERS", ""))
     listen = os.environ.get("FAULTY_LISTEN_SECONDS", "").split()  # of each rank
     if listen:
         inbox.LISTEN_SECONDS = float(listen[int(os.environ["RANK"])])

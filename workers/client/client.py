@@ -58,7 +58,7 @@ class PoolClient:
     graph has cached outlives both.
 
     Args:
-        spec: devices. More may be given to it as long as it `grows_to` them.
+        spec: devices.
         rank_module: what each rank runs.
     """
 
@@ -71,38 +71,27 @@ class PoolClient:
         self._models = LoadedModels()
         self._calls = Calls(self._submit)
         self._patches = PatchCache(self._submit)
-        self._keeper = Keeper(spec, rank_module, on_change=self._forget, on_answer=self._models.note)
+        self._keeper = Keeper(spec, rank_module, on_change=self._forget)
 
     @property
     def spec(self) -> PoolSpec:
-        """Devices that the pool has, or takes in with the next request that needs them."""
+        """Devices that the pool has."""
         return self._keeper.spec
-
-    @spec.setter
-    def spec(self, spec: PoolSpec) -> None:
-        self._keeper.spec = spec
 
     @property
     def pool(self) -> RunningPool | None:
         """The pool that was started last, and has not been closed; it may have died."""
         return self._keeper.pool
 
-    def grows_to(self, spec: PoolSpec) -> bool:
-        """Whether the pool, running or not, can take in what it lacks of `spec`, and keep what it has."""
-        return self._keeper.grows_to(spec)
-
-    def start(self, should_cancel: ShouldCancel = never, needed: PoolSpec | None = None) -> RunningPool:
-        """The running pool, started if need be, or grown.
-
-        Args:
-            needed: ranks that the pool must have; None for all of `spec`.
+    def start(self, should_cancel: ShouldCancel = never) -> RunningPool:
+        """The running pool, started if need be.
 
         Raises:
-            PoolError: it could not start, or not grow; in that case what it was lives on.
+            PoolError: it could not start.
             Cancelled: the artist did not want to wait.
         """
         with self._turns.take(should_cancel):
-            return self._keeper.start(should_cancel, needed)
+            return self._keeper.start(should_cancel)
 
     def load(
         self,

@@ -1,21 +1,19 @@
-"""Keeps a pool running: starts it, replaces one that died, and lets it take in more ranks."""
+"""Keeps a pool running: starts it, and replaces one that died."""
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from parallel_runtime.errors import PoolError, PoolLostError
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import Answer, Grow
 from parallel_runtime.said import said
 
-from ..launch import PoolSpec, settings_of_ranks
+from ..launch import PoolSpec
 from .running_pool import RunningPool
-from .submission import Callbacks, ShouldCancel, Submission
+from .submission import ShouldCancel
 from .waiting import Wait
 
 log = logging.getLogger("parallel_dit")
@@ -38,24 +36,19 @@ class Keeper:
     """At most one running pool. Its caller sees to it that one request works with it at a time.
 
     Args:
-        spec: devices. More may be given to it as long as it `grows_to` them.
+        spec: devices.
         rank_module: what each rank runs.
-        on_change: called before a pool starts or grows: what ranks held by name is gone then.
-        on_answer: gets the answer of a growth.
+        on_change: called before a pool starts: what ranks held by name is gone then.
     """
 
-    def __init__(
-        self, spec: PoolSpec, rank_module: str, *, on_change: Callable[[], None], on_answer: Callable[[Answer], None]
-    ):
+    def __init__(self, spec: PoolSpec, rank_module: str, *, on_change: Callable[[], None]):
         self.spec = spec
         self.pool: RunningPool | None = None
         self._rank_module = rank_module
         self._on_change = on_change
-        self._on_answer = on_answer
         self._end: PoolError | None = None
         """Why no pool starts any more."""
         self._pauses = False
-        self._grows = False
         self._deaths = 0  # in a row, without a job that succeeded in between
 
     @property
@@ -69,18 +62,10 @@ class Keeper:
         """What whoever works with the pool waits for."""
         if self._pauses:
             return Wait("pause")
-        if self._grows:
-            return Wait("growth")
         return self.pool.waits_for if self.pool is not None else Wait()
 
-    def grows_to(self, spec: PoolSpec) -> bool:
-        """Whether the pool, running or not, can take in what it lacks of `spec`, and keep what it has."""
-        pool = self.running
-        alike = pool is None or pool.settings == settings_of_ranks(os.environ)
-        return alike and self.spec.grows_to(spec)
-
-    def start(self, should_cancel: ShouldCancel, needed: PoolSpec | None = None) -> RunningPool:
-        """The running pool, started if need be, or grown; see `PoolClient.start`."""
+    def start(self, should_cancel: ShouldCancel) -> RunningPool:
+        """The running pool, started if need be; see `PoolClient.start`."""
         if self._end is not None:
             raise self._end
         self.settle(should_cancel)
@@ -94,7 +79,6 @@ class Keeper:
             self._on_change()
             self.pool = RunningPool(self.spec, self._rank_module)
         self.pool.wait_until_ready(should_cancel)
-        self._grow(self.pool, needed or self.spec, should_cancel)
         return self.pool
 
     def settle(self, should_cancel: ShouldCancel) -> None:
@@ -129,23 +113,6 @@ class Keeper:
         self._end = PoolError("ComfyUI is ending.", "Start it again.")
         if self.pool is not None:
             self.pool.close(seconds)
-
-    def _grow(self, pool: RunningPool, needed: PoolSpec, should_cancel: ShouldCancel) -> None:
-        wished = self.spec if self.spec.holds(needed) else needed
-        if pool.spec.holds(needed) or not pool.spec.grows_to(wished):
-            return
-        log.info("Parallel DiT: the pool on %s becomes %s", pool.spec, wished)
-        self._on_change()
-        growth = Submission(request=Grow(wished.devices), callbacks=Callbacks(should_cancel=should_cancel))
-        self._grows = True
-        try:
-            self._on_answer(pool.submit(growth).answer)
-        except PoolError:
-            if pool.alive:
-                self.spec = pool.spec  # the other devices are free for other pools
-            raise
-        finally:
-            self._grows = False
 
     def _back_off(self, should_cancel: ShouldCancel) -> None:
         """A pool that died once is replaced at once; one that dies again and again is replaced ever more slowly."""

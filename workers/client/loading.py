@@ -1,4 +1,4 @@
-"""Has a model loaded by the ranks of a pool, which is started or grown for it."""
+"""Has a model loaded by the ranks of a pool, which is started for it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def load_model(
         submit: runs a request in the pool that `keeper` has.
     """
     model.check_files()
-    needed = resolve_devices(model.config, torch.cuda.device_count)
+    ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
     if keeper.running is None:
         begin_reading(model.path)  # while the ranks start
-    pool = keeper.start(should_cancel, needed)
+    pool = keeper.start(should_cancel)
     machine = find_machine(pool.spec)
-    config, ranks = model.config.to_mapping(), needed.world_size
+    config = model.config.to_mapping()
     request = Load(model.key, model.path, model.dtype, config, ranks, machine, model.comfyui, model.patching)
     models.discard(model.key)
     callbacks = Callbacks(should_cancel=should_cancel)

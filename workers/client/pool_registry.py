@@ -21,8 +21,7 @@ log = logging.getLogger("parallel_dit")
 
 
 class _PoolRegistry:
-    """The process's pools. A GPU belongs to one pool. One whose ranks are the first of those that are wanted takes in
-    the others; one of which another pool needs GPUs otherwise is closed."""
+    """The process's pools. A GPU belongs to one pool; one of which another pool needs a GPU is closed."""
 
     def __init__(self) -> None:
         self._clients: list[PoolClient] = []
@@ -34,19 +33,15 @@ class _PoolRegistry:
                 # A configuration that wants the first ranks of a larger pool takes part of it: nothing restarts.
                 if client.spec.holds(spec):
                     return client
-            growing = next((client for client in self._clients if client.grows_to(spec)), None)
-            for client in [c for c in self._clients if c is not growing and c.spec.overlaps(spec)]:
+            for client in [c for c in self._clients if c.spec.overlaps(spec)]:
                 log.warning(
                     "Parallel DiT: the pool on %s ends, as another one needs its devices: %s. Loaders that are used in "
-                    "turn keep their models where the devices of one begin with all those of the other.",
+                    "turn keep their models where the devices of the first that runs begin with those of the other.",
                     client.spec,
                     spec,
                 )
                 client.retire()
                 self._clients.remove(client)
-            if growing is not None:
-                growing.spec = spec
-                return growing
             client = PoolClient(spec)
             self._clients.append(client)
             return client

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from parallel_runtime.errors import PoolError, SegmentError
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import Grown, Request, Step
+from parallel_runtime.requests.requests import Request, Step
 from parallel_runtime.said import said
 
-from ..launch import PoolSpec, settings_of_ranks
+from ..launch import PoolSpec
 from ..wire.bell import listen
 from ..wire.connection import ConnectionClosed, FrameError
 from ..wire.frames import Frame
@@ -52,14 +51,12 @@ class RunningPool:
     """Started by its constructor, which does not wait for the ranks; `wait_until_ready` does.
 
     Args:
-        spec: devices; more where the pool has taken in others since.
+        spec: devices.
         rank_module: what torchrun starts in each rank.
     """
 
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
         self.spec = spec
-        self.settings = settings_of_ranks(os.environ)
-        """What the environment told the ranks, and tells those that come."""
         self._wait = Wait()
         self._transport = Transport()
         self._patience = Patience()
@@ -261,8 +258,6 @@ class RunningPool:
                     self._wait = Wait("measuring")
                 elif isinstance(message, (Progress, Compiling, Done, Failed)):
                     self._wait = Wait()
-                    if isinstance(message, Done) and isinstance(message.answer, Grown):
-                        self.spec = replace(self.spec, devices=message.answer.devices)
                     self._jobs.take(message.number, frame)
         self._state.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["turn", "cancelled", "pause", "start", "growth", "weights", "measuring", "job"]
+Reason = Literal["turn", "cancelled", "pause", "start", "weights", "measuring", "job"]
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class Wait:
 
     Args:
         reason: `turn`: another request is being served; `cancelled`: a job that was cancelled ends; `pause`: a pool
-            that died again and again is not replaced at once; `start`: ranks come up; `growth`: more ranks join;
-            `weights`: they go to the devices; `measuring`: kernels and links are timed; `job`: the ranks are at work.
+            that died again and again is not replaced at once; `start`: ranks come up; `weights`: they go to
+            the devices; `measuring`: kernels and links are timed; `job`: the ranks are at work.
         done, total: ranks that are up, or bytes of weights that are on the device; 0 where nothing is counted.
     """
 

@@ -24,7 +24,7 @@ from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_pa
 
 from ..hosts.handshake import introduce, keep_alive
 from ..hosts.network import parse_address, read_secret, secret_path
-from ..launch import FIRST, PoolSpec, take_place
+from ..launch import PoolSpec, take_place
 from ..processes import DUMP_STACKS, die_with_parent
 from ..wire.connection import Connection
 from ..wire.protocol import Hello, Online
@@ -74,12 +74,9 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     laps.end("connection")
     world = World(spec, number, int(os.environ["LOCAL_RANK"]), Path(os.environ["PARALLEL_DIT_POOL"]))
     world.take_device()
-    joins_later = int(os.environ[FIRST]) > 0  # the others are at work; all meet in a `Grow`
-    if not joins_later:
-        world.enter()
+    world.enter()
     laps.end("device and group")
-    engine = make_engine(world.device, number, 1 if joins_later else spec.world_size)
-    engine.meet = world.enter_larger if spec.hosts == 1 else None
+    engine = make_engine(world.device, number, spec.world_size)
     rank = Rank(connection, engine, output, spec.hosts == 1)
     laps.end("engine")
     log.info("start: %s", laps)

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import datetime
-import os
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.mesh.groups import begin_names
-
 from ..hosts.store import open_store
-from ..launch import PoolSpec, tell_world, threads_of_rank
+from ..launch import PoolSpec
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 
 
 class World:
-    """This rank's way into the world, and from one into a larger one.
+    """This rank's way into the world.
 
     Args:
-        spec: of the ranks that this one is started to meet.
+        spec: of the pool.
         rank, local_rank: among all ranks, and among those of this host.
         folder: the pool's, on this host.
     """
@@ -52,18 +48,3 @@ class World:
             rank=self._rank,
             world_size=self._spec.world_size,
         )
-
-    def enter_larger(self, devices: tuple[int, ...], first_name: int) -> None:
-        """Leave the process group, and join that of a larger world; every rank of that one does.
-
-        Args:
-            devices: of all its ranks.
-            first_name: see `begin_names`.
-        """
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        begin_names(first_name)
-        self._spec = replace(self._spec, devices=devices)
-        tell_world(self._spec, os.environ)
-        torch.set_num_threads(threads_of_rank(self._spec, os.environ))
-        self.enter()

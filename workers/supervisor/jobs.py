@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from parallel_runtime.requests.requests import Grow, Request, Step
+from parallel_runtime.requests.requests import Step
 from parallel_runtime.said import said
 
 from ..pool_log import PoolLog
@@ -46,7 +46,6 @@ class Jobs:
         self._on_failure = on_failure
         self._waiting: deque[Frame] = deque()
         self._open = False
-        self._size_before = members.size  # the active job
         self._rested = 0.0  # since when no job was active
         self._begun = 0  # the last job that was handed out
         self._early: list[Frame] = []
@@ -74,14 +73,6 @@ class Jobs:
         while self._open and self._members.hung_up:
             await asyncio.sleep(_HEARD_SECONDS)
         await self._next()
-
-    def withdraw(self, kind: type[Request]) -> Frame | None:
-        """Take back a job of a kind, if one waits."""
-        for frame in self._waiting:
-            if isinstance(frame.message, Job) and isinstance(frame.message.request, kind):
-                self._waiting.remove(frame)
-                return frame
-        return None
 
     async def cancel(self, message: Cancel) -> None:
         """Tell the ranks to stop the active job, or forget one that waits.
@@ -120,9 +111,6 @@ class Jobs:
         frame = self._waiting.popleft()
         assert isinstance(frame.message, Job)
         request = frame.message.request
-        self._size_before = self._members.size
-        if isinstance(request, Grow):
-            self._members.size = len(request.devices)  # newcomers take part in what makes them ranks of the pool
         self.active = ActiveJob(
             frame.message.number,
             self._members.size,
@@ -171,7 +159,6 @@ class Jobs:
 
     async def _abandon(self, job: ActiveJob) -> None:
         await self._members.tell(Abandon(job.number))
-        self._members.size = self._size_before
         self._rest()
         failure = job.failure
         error = failure.error

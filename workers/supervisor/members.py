@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from parallel_runtime.said import Said, said
 
@@ -19,8 +19,6 @@ from ..wire.protocol import Join, Message, StartRanks, StoreLink
 from .reception import Guest
 from .verdict import Blame
 
-Value = TypeVar("Value")
-
 
 class Members:
     """Serves each connection until its end, which is a loss: nobody leaves a pool that goes on.
@@ -29,8 +27,7 @@ class Members:
         directory: the pool's, where rank 0 says where the store is.
         rank_module: what torchrun starts in each rank.
         on_frame: called with what a rank sent, and its number.
-        on_loss: called with the sign that a lost connection is, with who was lost, in words, and whether only as a
-            newcomer.
+        on_loss: called with the sign that a lost connection is, and with who was lost, in words.
         on_unread: called before, with a rank that ended and had not read all that was sent to it.
     """
 
@@ -41,11 +38,11 @@ class Members:
         rank_module: str,
         log: PoolLog,
         on_frame: Callable[[int, Frame], Coroutine[Any, Any, None]],
-        on_loss: Callable[[Blame, Said, bool], None],
+        on_loss: Callable[[Blame, Said], None],
         on_unread: Callable[[int], None],
     ):
         self.size = spec.world_size
-        """Ranks that are the pool, those that jobs go to. Behind them come newcomers, who wait to be taken in."""
+        """Ranks of the pool."""
         self.pids: dict[int, int] = {}
         self.devices: dict[int, str] = {}
         """What each rank computes on; a rank is here once it is online."""
@@ -62,19 +59,7 @@ class Members:
     @property
     def complete(self) -> bool:
         """Every rank is online."""
-        return not self.absent(range(self.size))
-
-    def expect(self, spec: PoolSpec) -> None:
-        """Let in newcomers, until the ranks are those of `spec`."""
-        self._spec = spec
-
-    def in_pool(self, of_ranks: Mapping[int, Value]) -> dict[int, Value]:
-        """The part of it that is of the pool's ranks, without newcomers."""
-        return {rank: value for rank, value in of_ranks.items() if rank < self.size}
-
-    def absent(self, ranks: Iterable[int]) -> list[int]:
-        """Who of these is not online."""
-        return [rank for rank in ranks if rank not in self.devices]
+        return len(self.devices) == self.size
 
     @property
     def missing(self) -> Said:
@@ -82,7 +67,8 @@ class Members:
         absent = self._spec.hosts - 1 - len(self._hosts)
         if absent:
             return said("{count} of {hosts} hosts did not join", count=absent, hosts=self._spec.hosts)
-        return said("Ranks {ranks} did not start", ranks=self.absent(range(self._spec.world_size)))
+        ranks = [rank for rank in range(self.size) if rank not in self.devices]
+        return said("Ranks {ranks} did not start", ranks=ranks)
 
     async def welcome(self, guest: Guest) -> None:
         """Serve a connection that the reception let in, until its end."""
@@ -90,7 +76,7 @@ class Members:
             await self._serve_store(guest)
         elif isinstance(guest.hello, Join):
             await self._serve_host(guest, guest.hello)
-        elif guest.hello.rank in self._ranks or guest.hello.rank not in range(self._spec.world_size):
+        elif guest.hello.rank in self._ranks or guest.hello.rank not in range(self.size):
             self._log.write(f"refused a connection from {guest.endpoint.name}, which is no rank that is awaited")
             guest.endpoint.socket.close()
         else:
@@ -100,19 +86,12 @@ class Members:
         self._ranks[rank], self.pids[rank] = guest, guest.pid
         while (frame := await guest.endpoint.receive()) is not None:
             await self._on_frame(rank, frame)
-        self._forget(rank)
-        if guest.endpoint.left_unread and rank < self.size:
+        if guest.endpoint.left_unread:
             self._on_unread(rank)
         where = said("Rank {rank} (process {pid}) ended", rank=rank, pid=guest.pid)
         if guest.host:
             where = said("Rank {rank} (process {pid} on {host}) ended", rank=rank, pid=guest.pid, host=guest.host)
-        self._on_loss(Blame.RANK_ENDED, where, rank >= self.size)
-
-    def _forget(self, rank: int) -> None:
-        """A newcomer is gone, and another may come; of a rank, who is told to be lost is still asked."""
-        if rank >= self.size:
-            del self._ranks[rank], self.pids[rank]
-            self.devices.pop(rank, None)
+        self._on_loss(Blame.RANK_ENDED, where)
 
     async def _serve_host(self, guest: Guest, join: Join) -> None:
         node, ranks = len(self._hosts) + 1, len(self._spec.devices)
@@ -123,9 +102,7 @@ class Members:
         self._hosts.append(join.name)
         await guest.endpoint.send(StartRanks(node, self._spec.hosts, ranks, self._spec.device_type, self._rank_module))
         await guest.endpoint.receive()  # it says nothing more: this returns at its end
-        self._on_loss(
-            Blame.HOST_LOST, said("Host {name} ({address}) dropped off", name=join.name, address=guest.host), False
-        )
+        self._on_loss(Blame.HOST_LOST, said("Host {name} ({address}) dropped off", name=join.name, address=guest.host))
 
     async def _serve_store(self, guest: Guest) -> None:
         """Its end is no loss: a rank opens and closes such connections as it likes."""
@@ -138,19 +115,17 @@ class Members:
     @property
     def hung_up(self) -> bool:
         """A rank of the pool has ended, of which `on_loss` may not be told yet."""
-        return any(guest.endpoint.hung_up for rank, guest in self._ranks.items() if rank < self.size)
+        return any(guest.endpoint.hung_up for guest in self._ranks.values())
 
     async def tell(self, message: Message) -> None:
         """Send a message to every rank of the pool."""
-        for rank, guest in list(self._ranks.items()):
-            if rank < self.size:
-                await guest.endpoint.send(message)
+        for guest in list(self._ranks.values()):
+            await guest.endpoint.send(message)
 
     async def hand_out(self, job: Frame) -> None:
         """Pass a job on as it came: its header to every rank, its payload to rank 0 alone."""
         for rank, guest in list(self._ranks.items()):
-            if rank < self.size:
-                await guest.endpoint.forward(job, with_payload=rank == 0)
+            await guest.endpoint.forward(job, with_payload=rank == 0)
 
     def dump_stacks(self) -> None:
         """Let every rank of this host write its stacks to the log."""

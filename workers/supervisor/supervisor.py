@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 
 from parallel_runtime.errors import ParallelError
-from parallel_runtime.requests.requests import Grow
 from parallel_runtime.said import Said, said, together
 
 from ..compiled_cache import prune
@@ -35,7 +34,6 @@ from ..wire.error_info import ErrorInfo, describe
 from ..wire.frames import Frame
 from ..wire.protocol import AskStatus, Cancel, Failed, Heartbeat, Job, Online, PoolState, Shutdown, Status
 from ..wire.unix_socket import listen_in
-from .growth import Growth
 from .jobs import Jobs
 from .members import Members
 from .reception import Reception
@@ -62,22 +60,10 @@ class Supervisor:
         self.log = log
         self.rank_module = rank_module
         self.members = Members(
-            spec, directory, rank_module, log, self._from_rank, self._member_lost, on_unread=self._rank_never_read
+            spec, directory, rank_module, log, self._from_rank, self._lost, on_unread=self._rank_never_read
         )
         self.jobs = Jobs(self.members, self.client, log, self._rank_failed)
-        self.torchruns: list[Torchrun] = []
-        self.growth = Growth(
-            spec=spec,
-            directory=directory,
-            rank_module=rank_module,
-            log=log,
-            members=self.members,
-            jobs=self.jobs,
-            client=self.client,
-            torchruns=self.torchruns,
-            watch=self._watch,
-            on_loss=self._lost,
-        )
+        self.torchrun: Torchrun | None = None
         self.error: ErrorInfo | None = None
         self._parent = parent
         self._listeners: list[socket.socket] = []
@@ -97,8 +83,8 @@ class Supervisor:
         for listener in self._listeners:
             listener.close()
         await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
-        for torchrun in self.torchruns:
-            await torchrun.wait()
+        if self.torchrun is not None:
+            await self.torchrun.wait()
         if self._hearing is not None:
             await asyncio.wait([self._hearing], timeout=PUMP_SECONDS)
         for task in self._tasks:
@@ -110,7 +96,6 @@ class Supervisor:
     async def _start(self) -> None:
         """Listen, and start the ranks. What fails here is the pool's death, with its cause."""
         start_seconds = read_seconds(os.environ, "PARALLEL_DIT_START_SECONDS", START_SECONDS)
-        self.growth.start_seconds = start_seconds
         self.jobs.stall.floor = read_seconds(os.environ, "PARALLEL_DIT_STALL_SECONDS", FLOOR_SECONDS)
         reception = Reception(self.log, self.members.welcome, self._watch)
         self._listeners.append(listen_in(self.directory, BACKLOG))
@@ -123,7 +108,7 @@ class Supervisor:
             self._watch(reception.remote(self._listeners[1], network.secret))
         environment = rank_environment(self.spec, self.directory, os.environ, interface)
         torchrun = await Torchrun.start(self.spec, self.directory, self.rank_module, environment, self.log)
-        self.torchruns.append(torchrun)
+        self.torchrun = torchrun
         self._hearing = self._watch(torchrun.hear())
         self._watch(self._watch_torchrun(torchrun))
         self._watch(self._watch_start(start_seconds))
@@ -155,21 +140,18 @@ class Supervisor:
 
     def status(self) -> Status:
         """The pool as the client may ask for it at any time."""
-        torchrun = self.torchruns[0].pid if self.torchruns else 0
+        torchrun = self.torchrun.pid if self.torchrun is not None else 0
         job = self.jobs.active.number if self.jobs.active else None
-        pids, devices = self.members.in_pool(self.members.pids), self.members.in_pool(self.members.devices)
+        pids, devices = dict(self.members.pids), dict(self.members.devices)
         return Status(self.state, pids, devices, torchrun, str(self.log.path), job, self.error)
 
     async def _serve_client(self) -> None:
         while (frame := await self.client.receive()) is not None:
             message = frame.message
-            if isinstance(message, Job) and isinstance(message.request, Grow):
-                self.growth.ask(frame)
-            elif isinstance(message, Job):
+            if isinstance(message, Job):
                 await self.jobs.add(frame)
             elif isinstance(message, Cancel):
-                if not await self.growth.cancel(message):
-                    await self.jobs.cancel(message)
+                await self.jobs.cancel(message)
             elif isinstance(message, AskStatus):
                 await self.client.send(self.status())
             elif isinstance(message, Shutdown):
@@ -185,12 +167,9 @@ class Supervisor:
         self.jobs.stall.answered(rank, now)
         if isinstance(message, Online):
             self.members.devices[rank] = message.device
-            if rank >= self.members.size:
-                await self.growth.look()
-            else:
-                await self.client.send(self.status())  # it counts who has come, and then that all have
-                if self.members.complete:
-                    await self.jobs.open()
+            await self.client.send(self.status())  # it counts who has come, and then that all have
+            if self.members.complete:
+                await self.jobs.open()
         else:
             await self.jobs.answer(frame)
 
@@ -249,12 +228,6 @@ class Supervisor:
     def _rank_never_read(self, rank: int) -> None:
         if self.jobs.active is not None and not self._verdict.of_rank:
             self.jobs.active.note_unread(rank)
-
-    def _member_lost(self, blame: Blame, what: Said, newcomer: bool) -> None:
-        if newcomer:
-            self.growth.lost(blame, what)
-        else:
-            self._lost(blame, what)
 
     def _lost(self, blame: Blame, what: Said) -> None:
         self._suspect(blame, self._loss(what))

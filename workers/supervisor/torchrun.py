@@ -29,10 +29,9 @@ class Torchrun:
         rank_module: str,
         environment: Mapping[str, str],
         log: PoolLog,
-        first: int = 0,
     ) -> Torchrun:
-        """Start the ranks of a pool from `first` on; arguments as of `torchrun_command`."""
-        command = torchrun_command(spec, directory, rank_module, first)
+        """Start the ranks of this host; arguments as of `torchrun_command`."""
+        command = torchrun_command(spec, directory, rank_module)
         return cls(await spawn(command, dict(environment), str(PACK_ROOT)), log)
 
     @property

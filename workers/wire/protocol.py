@@ -109,7 +109,7 @@ class StartRanks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Online(msgspec.Struct, frozen=True, tag=True):
-    """This rank has its device and its process group; or waits, with its device, to be taken into a running pool."""
+    """This rank has its device and its process group."""
 
     rank: int
     device: str

@@ -251,11 +251,6 @@ class HostNetwork(RepeatedCalls):
             return x_shape  # several latents in one row
         return (x_shape[0], self._latent.latent_channels, *x_shape[2:])
 
-    def leave_world(self) -> None:
-        """Let go of what is of several ranks."""
-        self.set_mesh(single_rank_mesh())
-        self.leave_calls_of_several()
-
     def forget_runs(self) -> None:
         """Let go of what runs have left behind on the device."""
         self.forget_calls()

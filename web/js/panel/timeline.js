@@ -4,7 +4,7 @@ import { seconds } from "./numbers.js";
 import { word } from "./words.js";
 
 const COLOURS = {
-  starting: "#c77d3a", growth: "#c77d3a", load: "#8a6fc9", weights: "#b05cab", measuring: "#5f8f9e", compile: "#c9a227",
+  starting: "#c77d3a", load: "#8a6fc9", weights: "#b05cab", measuring: "#5f8f9e", compile: "#c9a227",
   step: "var(--pdit-ours)", turn: "#888", cancelled: "#888", pause: "#888", rest: "var(--pdit-rest)",
 };
 
