@@ -39,6 +39,7 @@ def explain_limits(details: PlanDetails) -> Said:
                 model=details.model,
             )
         )
+        sentences.append(said("Its weights can only be whole, on each GPU."))
     if details.splits_sequence and details.has_stages:
         sentences.append(said("Stages can be up to {blocks}, its blocks.", blocks=details.blocks))
     elif details.splits_sequence:

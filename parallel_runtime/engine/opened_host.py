@@ -113,14 +113,6 @@ class OpenedHost:
                 ),
                 "Set weights to whole.",
             )
-        if self.described.data is None:
-            raise UnsupportedModelError(
-                said(
-                    "Blocks of {title} are not known, so that its weights cannot come one after the other.",
-                    title=self.facts.title,
-                ),
-                "Set weights to whole.",
-            )
         sizes = BlockStream(dealer.resident).coming(
             [size * self.facts.bytes_per_parameter for size in self.facts.block_sizes]
         )

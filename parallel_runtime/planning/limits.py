@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..config import AXES, SHOWN_AXES, ParallelConfig, ParallelPlan
+from ..config import AXES, SHOWN_AXES, STREAMED, ParallelConfig, ParallelPlan
 from ..errors import ConfigurationError
 from ..requests.facts import ModelFacts, RequestFacts
 from ..said import said, together
@@ -23,7 +23,8 @@ def check_limits(
         ConfigurationError: degrees that need more ranks than there are, more Ulysses ranks than heads, split
             tokens of a U-Net, stages of a model that cannot be cut, more stages than blocks, an odd number of stages
             where halves mirror one another, or a picture or patches with fewer tokens than ranks that share them; with
-            the valid choices and a valid configuration.
+            the valid choices and a valid configuration. Also weights that stream into a model whose blocks are not
+            known.
     """
     if ranks < 1 or model.heads < 1 or request.batch < 1 or request.tokens < 1:
         raise ConfigurationError(
@@ -35,6 +36,15 @@ def check_limits(
                 tokens=request.tokens,
             ),
             "Each is at least 1.",
+        )
+    if config.weights in STREAMED and not model.splits_sequence:
+        raise ConfigurationError(
+            said(
+                "Weights are {weights}, and those of {title} do not come block by block: each GPU has all of them.",
+                weights=config.weights,
+                title=model.title,
+            ),
+            "Set weights to whole.",
         )
     found = next(_violations(config, ranks, model, request, sequence), None)
     if found is not None:

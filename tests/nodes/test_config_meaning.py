@@ -22,6 +22,8 @@ def test_limits_are_those_of_the_model():
     assert explain_limits(staged).endswith("without CFG: stages 2 × ulysses 2.")
     unet = explain_limits(details_of(ParallelConfig(), 2, UNET, TYPICAL, CPU))
     assert "With SDXL, only cfg and data can be above 1" in unet
+    assert "can only be whole" in unet
+    assert "can only be whole" not in flux
     assert "tages" not in unet
     assert unet.endswith("one rank.")
 

@@ -254,6 +254,13 @@ def test_what_cannot_be_is_refused_with_both_numbers_and_the_valid_choices(confi
         resolve_plan(ParallelConfig(**config), 4, model, PICTURE, H200)
 
 
+@pytest.mark.parametrize("weights", ["dealt", "host"])
+def test_weights_that_cannot_come_block_by_block_are_refused_when_it_is_planned(weights):
+    whole = replace(FLUX_DEV, title="SDXL", splits_sequence=False)
+    with pytest.raises(ConfigurationError, match=rf"{weights}, and those of SDXL .* Set weights to whole"):
+        resolve_plan(ParallelConfig(weights=weights), 1, whole, PICTURE, H200)
+
+
 def test_a_warm_up_that_is_longer_than_the_run_is_refused_with_what_is_valid():
     plan = ParallelPlan(pipe=2, patches=2, warmup_steps=5)
     check_steps(plan, 5)
