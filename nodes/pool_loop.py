@@ -17,13 +17,16 @@ from tqdm.auto import trange
 
 from parallel_runtime.device_kind import device_kind
 from parallel_runtime.errors import OtherNetworkError
+from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES, Network
 from parallel_runtime.networks.comfyui.networks import find_network
+from parallel_runtime.networks.comfyui.seam import IN_LOOP
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.samplers import SAMPLERS
 
 from .host_loop import host_obstacles, make_host_loop
 from .interrupt import stopping_with_prompt
 from .known_samplers import KnownSampler, guider_obstacles, known_sampler
+from .own_timesteps import are_plain, find_shares, read_timesteps
 from .transportable import call_obstacles, condition_obstacles, loop_obstacles, split_branches, split_extra_channels
 
 if TYPE_CHECKING:
@@ -141,13 +144,19 @@ class PoolLoop:
         calls = self._evaluate_dry(known, x, sigmas[0].expand(x.shape[0]))
         # A sigma of 0 is never evaluated, and has no place in some tables.
         timesteps = torch.where(sigmas > 0, sampling.timestep(sigmas).float(), 0.0)
-        self.obstacles = call_obstacles(calls, tuple(x.shape), timesteps[0].expand(x.shape[0]), self.guider.cfg)
-        if self.obstacles:
+        shares = self._shares(known, calls, x, sigmas[0])
+        self.obstacles = call_obstacles(calls, tuple(x.shape), self.guider.cfg)
+        if self.remote.stages > 1 and any(LATENT_SHAPES in call.conditioning for call in calls):
+            self.obstacles.append(said("several latents in one"))
+        if shares is None or (shares and self.remote.stages > 1):
+            self.obstacles.append(said("timesteps of the model's own"))
+        if shares is None or self.obstacles:
             return None
         request = replace(
             self._request(known, calls, x, sigmas),
             timesteps=timesteps,
             inpaint=self._inpaint(known),
+            shares=shares,
         )
         try:
             latent = self._run(request)
@@ -182,20 +191,42 @@ class PoolLoop:
         found += condition_obstacles(self.guider.conds)
         if not _is_comfyuis(self.callback):
             found.append(said("a node that looks at each step"))
-        if self._rows_together(model) and self.guider.cfg != 1.0:
+        if self._rows_together() and self.guider.cfg != 1.0:
             found.append(said("rows of a batch that depend on one another"))
-        rule = type(model).scale_latent_inpaint
-        if self.denoise_mask is not None and rule is not comfy.model_base.BaseModel.scale_latent_inpaint:
+        if self.denoise_mask is not None and not (self._noised(model) or self._kept_clean(model)):
             found.append(said("the noise mask of {name}", name=type(model).__name__))
         adds_noise = by_comfyui or SAMPLERS[known.name].adds_noise
         if adds_noise and not self._same_noise(self.guider.model_patcher.load_device):
             found.append(said("noise of a device that the pool does not have"))
         return found
 
-    def _rows_together(self, model: Any) -> bool:
+    def _noised(self, model: Any) -> bool:
+        """Whether the model sees what a mask keeps with the noise of each step."""
+        return type(model).scale_latent_inpaint is comfy.model_base.BaseModel.scale_latent_inpaint
+
+    def _kept_clean(self, model: Any) -> bool:
+        """Whether the model sees what a mask keeps as it is, at each step."""
+        kept, sigma = self.latent_image, self.noise.new_ones(self.noise.shape[0])
+        seen = model.scale_latent_inpaint(
+            x=self.noise, sigma=sigma, noise=self.noise, latent_image=kept, denoise_mask=self.denoise_mask
+        )
+        return seen is kept
+
+    def _rows_together(self) -> bool:
         """Whether ComfyUI's own network runs, and takes the branches as one batch in ComfyUI's order."""
-        network = find_network(type(model.diffusion_model)) if self.remote.model.comfyui is not None else None
-        return network is not None and network.rows_together
+        return self._network is not None and self._network.rows_together
+
+    @property
+    def _in_loop(self) -> dict[str, bool]:
+        """What a branch's conditioning says where the network does more around a call than ComfyUI's process has
+        done."""
+        return {IN_LOOP: True} if self._network is not None and self._network.rescales else {}
+
+    @property
+    def _network(self) -> Network | None:
+        """What is known of the network, where it is ComfyUI's own."""
+        kind = type(self.guider.inner_model.diffusion_model)
+        return find_network(kind) if self.remote.model.comfyui is not None else None
 
     def _same_noise(self, device: torch.device) -> bool:
         """The pool draws ComfyUI's numbers: on a CPU always, on a GPU where the first rank has one of the same kind."""
@@ -214,6 +245,18 @@ class PoolLoop:
             self.guider(x, sigma, model_options=options, seed=self.extra_args["seed"])
         return calls
 
+    def _shares(
+        self, known: KnownSampler, calls: list[TransformerCall], x: torch.Tensor, sigma: torch.Tensor
+    ) -> Mapping[int, Mapping[str, torch.Tensor]] | None:
+        """The timesteps that the model makes of a step's, as shares of it; None where they are none."""
+        rows, told = x.shape[0], self.guider.inner_model.model_sampling.timestep
+        timestep, found = told(sigma).float().expand(rows), read_timesteps(calls)
+        if are_plain(found, timestep):
+            return {}
+        later = sigma / 2
+        others = read_timesteps(self._evaluate_dry(known, x, later.expand(rows)))
+        return find_shares((timestep, found), (told(later).float().expand(rows), others))
+
     def _inpaint(self, known: KnownSampler) -> InpaintInputs | None:
         from workers.client.client import InpaintInputs
 
@@ -224,7 +267,9 @@ class PoolLoop:
             # ddim: ComfyUI puts another noise under the mask than the one it starts from.
             generator = torch.Generator("cpu").manual_seed(self.extra_args["seed"] + 1)
             noise = torch.randn(noise.shape, generator=generator).to(noise)
-        return InpaintInputs(mask.expand_as(noise), self.latent_image.expand_as(noise), noise)
+        return InpaintInputs(
+            mask.expand_as(noise), self.latent_image.expand_as(noise), noise, not self._noised(self.guider.inner_model)
+        )
 
     def _request(
         self, known: KnownSampler, calls: list[TransformerCall], x: torch.Tensor, sigmas: torch.Tensor
@@ -245,7 +290,9 @@ class PoolLoop:
             sampler=known.name,
             sigmas=sigmas.float(),
             x=x,
-            branches=tuple(Branch(conditioning, index) for index, conditioning in split_branches(calls)),
+            branches=tuple(
+                Branch(conditioning | self._in_loop, index) for index, conditioning in split_branches(calls)
+            ),
             cfg=float(self.guider.cfg),
             seed=self.extra_args["seed"],
             noise_device=x.device.type if by_comfyui or SAMPLERS[known.name].adds_noise else "cpu",

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.requests.conditioning import BRANCHES, OPTIONS, Shared
 from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import Said, said, together
@@ -176,23 +175,18 @@ def condition_obstacles(conds: Mapping[str, Sequence[Mapping[str, Any]]]) -> lis
     return found
 
 
-def call_obstacles(
-    calls: Sequence[TransformerCall], latent_shape: Sequence[int], timestep: torch.Tensor, cfg: float
-) -> list[Said]:
+def call_obstacles(calls: Sequence[TransformerCall], latent_shape: Sequence[int], cfg: float) -> list[Said]:
     """Name what in the calls of one step is not a plain evaluation of each branch on the whole latent.
 
     Args:
         calls: of one evaluation by ComfyUI.
         latent_shape: (B, C, ...) of the latent; x may have more channels, if all branches have as many.
-        timestep: (B,) float32 that is expected of each branch.
         cfg: guidance scale; other than 1 it needs a negative branch.
     """
     found = []
     batch = latent_shape[0]
     if len({call.x.shape[1] for call in calls}) > 1:
         found.append(said("extra input channels for one conditioning only"))
-    if any(LATENT_SHAPES in call.conditioning for call in calls):  # of which each may have a timestep of its own
-        found.append(said("several latents in one"))
     for call in calls:
         branches = len(call.cond_or_uncond)
         wanted, shape = (branches * batch, *latent_shape[1:]), tuple(call.x.shape)
@@ -200,11 +194,6 @@ def call_obstacles(
             found.append(
                 said("a model input of shape {shape} for a latent of {latent}", shape=shape, latent=tuple(latent_shape))
             )
-        expected = timestep.float().repeat(branches)
-        # Of another type, the later ones are rounded though this one is not (Mage-Flow).
-        exact = call.timestep.dtype == expected.dtype and call.timestep.shape == expected.shape
-        if not exact or not torch.equal(call.timestep, expected):
-            found.append(said("timesteps of the model's own"))
         if branches > 1:
             found += [
                 said("a shared input {name}", name=name)

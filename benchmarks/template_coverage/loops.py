@@ -104,14 +104,8 @@ _MASKS = {
     "LTXVSetAudioVideoMaskByTime", "LTXVImgToVideoAdvanced",
 }  # fmt: skip
 """Nodes that give a latent a noise mask."""
-_OWN_MASK_RULE = (
-    ("ltx-2", "LTXAV"), ("ltx-video", "LTXV"), ("wan2.2_ti2v", "WAN22"), ("cosmos", "Cosmos"),
-    ("minimax_h3", "MiniMaxH3"),
-)  # fmt: skip
+_OWN_MASK_RULE = (("cosmos", "Cosmos"), ("minimax_h3", "MiniMaxH3"))
 """Files whose models treat what a mask keeps in a way of their own, by a part of the name."""
-_SEVERAL_LATENTS = {
-    "lightricks.av_model:LTXAVModel", "minimax.model:MiniMaxH3Model", "triposplat.model:LatentSeqMMFlowModel"
-}  # fmt: skip
 _OWN_TIMESTEPS = {"mage_flow.model:MageFlowTransformer2DModel", "minimax_music.dit:MiniMaxMusic3DiT"}
 
 
@@ -149,8 +143,6 @@ def _reasons(run: Run, sampler: Path, loaders: set[Path]) -> Iterator[str]:
 
 def _family_reasons(file: str, masked: bool) -> Iterator[str]:
     path = class_of(file.replace("\\", "/").rsplit("/", 1)[-1])
-    if path in _SEVERAL_LATENTS:
-        yield "several latents in one"
     if path in _OWN_TIMESTEPS:
         yield "timesteps of the model's own"
     network = NETWORKS.get(f"comfy.ldm.{path}")

@@ -17,7 +17,8 @@ from ..sampling.noise import NoiseSource
 from ..sampling.prediction import find_prediction
 from ..sampling.samplers import StepState, find_sampler
 from .checks import FIXED_CHANNELS, INPAINT, check_inputs
-from .predict import Call, Predictor
+from .own_timesteps import call_of, read_shares
+from .predict import Predictor
 
 Told = Callable[[int, torch.Tensor], None]
 """(index of a step, its denoised latent), once a step; what it raises ends the run, on all ranks."""
@@ -53,6 +54,7 @@ class Loop:
             RequestError: see `check_inputs`.
         """
         check_inputs(self.request, tensors)
+        read_shares(self.request, tensors)
 
     def run(
         self,
@@ -72,12 +74,14 @@ class Loop:
             Cancelled: on all ranks before the same step.
         """
         total = len(tensors["sigmas"]) - 1
+        shares = read_shares(self.request, tensors)
 
         def predict(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
             if self.unlike:
                 x = of_first_rank(x, predictor.mesh)
             inputs = self.model_inputs(x, tensors)
-            calls = [Call(seen, timestep, branch) for seen, branch in zip(inputs, branches, strict=True)]
+            each = zip(inputs, branches, shares, strict=True)
+            calls = [call_of(seen, timestep, branch, own) for seen, branch, own in each]
             return [output.float() for output in predictor(calls)]
 
         def on_step(index: int, denoised: torch.Tensor) -> None:
@@ -98,7 +102,9 @@ class Loop:
 
     def inpaint(self, tensors: Mapping[str, torch.Tensor]) -> Inpaint | None:
         """The noise mask, if there is one."""
-        return next((Inpaint(*read) for read in INPAINT.read(self.request, tensors)), None)
+        for mask, latent_image, noise in INPAINT.read(self.request, tensors):
+            return Inpaint(mask, latent_image, noise, self.request.inpaint_clean)
+        return None
 
     def _steps(self, predict: Predict, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
         """Take all steps."""

@@ -171,6 +171,11 @@ def sampling_name(name: str) -> str:
     return f"sampling.{name}"
 
 
+def share_name(branch: int, argument: str) -> str:
+    """Name under which a model's own timestep travels, as a share of the loop's."""
+    return f"share.{branch}.{argument}"
+
+
 class Sample(msgspec.Struct, frozen=True, tag=True):
     """A whole denoising loop.
 
@@ -178,7 +183,9 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     what the transformer is told at each; with `inpaint` also `mask`, `latent_image`, `noise`, shaped like `x`; with
     `concat` also one `concat_name(index)` per branch, channels that are appended to its x at every step; and the new
     conditionings' own. `prediction` names what the transformer's output means (sampling.prediction), `patches` what the
-    weights are to have; branches that are alike are one forward if `joined`. With `host`, the latent that comes back is
+    weights are to have; branches that are alike are one forward if `joined`. Where the model makes timesteps of the
+    loop's, `own_timesteps` names them, "" for the first, and with each comes a `share_name(index, name)` per branch.
+    With `inpaint_clean` the model sees what a mask keeps without noise. With `host`, the latent that comes back is
     scaled as ComfyUI's sampler returns it.
     """
 
@@ -189,6 +196,8 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     seed: int
     noise_device: str
     inpaint: bool = False
+    inpaint_clean: bool = False
+    own_timesteps: tuple[str, ...] = ()
     preview: bool = False
     dropped: tuple[int, ...] = ()
     prediction: str = "flow"

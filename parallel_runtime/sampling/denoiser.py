@@ -67,15 +67,18 @@ class Inpaint:
         mask: 1 where the picture is made anew, 0 where it stays; values between mix.
         latent_image: what stays, on the scale of the model (after ComfyUI's process_in).
         noise: what the kept part is noised with while the loop runs.
+        clean: it is not noised: the model is told that it is finished.
     """
 
     mask: torch.Tensor
     latent_image: torch.Tensor
     noise: torch.Tensor
+    clean: bool = False
 
     def before(self, x: torch.Tensor, sigma: torch.Tensor, prediction: Prediction) -> torch.Tensor:
         """Return what the model sees: the kept part stands at this sigma of its own noise path."""
-        return x * self.mask + prediction.add_noise(self.latent_image, self.noise, sigma) * (1.0 - self.mask)
+        kept = self.latent_image if self.clean else prediction.add_noise(self.latent_image, self.noise, sigma)
+        return x * self.mask + kept * (1.0 - self.mask)
 
     def after(self, denoised: torch.Tensor) -> torch.Tensor:
         """Return the denoised latent with the kept part put back."""
@@ -83,7 +86,7 @@ class Inpaint:
 
     def part(self, index: Any) -> Inpaint:
         """The same for a part of the latent; the tensors must have the latent's own shape."""
-        return Inpaint(self.mask[index], self.latent_image[index], self.noise[index])
+        return Inpaint(self.mask[index], self.latent_image[index], self.noise[index], self.clean)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ _T5 = (9, 4096)
 FAMILIES: dict[str, ComfyFamily] = {
     "wan-t2v": ComfyFamily([_VIDEO], _T5),
     "wan-i2v": ComfyFamily([_VIDEO], _T5, values={"clip_vision_output": _SEEN, **_START}),
-    "wan-22-5b": ComfyFamily([[1, 48, 3, 6, 10]], _T5, mask=True, per_step="the noise mask of WAN22"),
+    "wan-22-5b": ComfyFamily([[1, 48, 3, 6, 10]], _T5, mask=True),
     "wan-fun-control": ComfyFamily(
         [_VIDEO], _T5, values={"clip_vision_output": _SEEN, "concat_latent_image": [1, 32, 3, 6, 10]}
     ),
@@ -131,9 +131,9 @@ FAMILIES: dict[str, ComfyFamily] = {
             "concat_latent_image": _SQUARE,
         },
     ),
-    "ltx-video": ComfyFamily([[1, 128, 3, 4, 7]], _TEXT, values={"frame_rate": 24, **_ALL}, negative=_KEPT),
-    "ltx-2": ComfyFamily([[1, 128, 3, 4, 7], [1, 8, 13, 16]], (9, 96), per_step="several latents"),
-    "minimax-h3": ComfyFamily([[1, 24, 3, 6, 8], [1, 32, 2, 11]], _TEXT, per_step="several latents"),
+    "ltx-video": ComfyFamily([[1, 128, 3, 4, 7]], _TEXT, values={"frame_rate": 24, **_ALL}, negative=_KEPT, mask=True),
+    "ltx-2": ComfyFamily([[1, 128, 3, 4, 7], [1, 8, 13, 16]], (9, 96), mask=True),
+    "minimax-h3": ComfyFamily([[1, 24, 3, 6, 8], [1, 32, 2, 11]], _TEXT),
     "krea-2": ComfyFamily([[1, 16, 10, 14]], (9, 320), values={"reference_latents": {"list": [[1, 16, 6, 6]]}}),
     "hunyuan-video": ComfyFamily(
         [_VIDEO],

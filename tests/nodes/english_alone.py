@@ -31,6 +31,7 @@ ALONE = frozenset(
         "The noise of this sampler is drawn on {noise_device}, and this rank is on {device}.",
         "Run the pool on the kind of device that ComfyUI uses.",
         "The model sampling's {what} did not come with it.",
+        "The model's own timesteps did not come along for each picture.",
         "The ComfyUI of the ranks has no model sampling {name}.",
         "The ComfyUI of the ranks has no sampler {name}.",
         "Update it.",

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from parallel_runtime.requests.requests import ConditioningRef, PatchNames, Sample, concat_name, sampling_name
+from parallel_runtime.requests.requests import (
+    ConditioningRef,
+    PatchNames,
+    Sample,
+    concat_name,
+    sampling_name,
+    share_name,
+)
 
 from .conditioning_cache import ConditioningCache
 from .requests import LoopRequest
@@ -35,6 +42,8 @@ def loop_job(
         inpaint = request.inpaint
         tensors |= {"mask": inpaint.mask, "latent_image": inpaint.latent_image, "noise": inpaint.noise}
     tensors |= {sampling_name(name): tensor for name, tensor in request.sampling.items()}
+    own = {branch.index: request.shares.get(branch.index, {}) for branch in request.branches}
+    tensors |= {share_name(index, name): share for index, shares in own.items() for name, share in shares.items()}
     job = Sample(
         model=model,
         sampler=request.sampler,
@@ -43,6 +52,8 @@ def loop_job(
         seed=request.seed,
         noise_device=request.noise_device,
         inpaint=request.inpaint is not None,
+        inpaint_clean=request.inpaint is not None and request.inpaint.clean,
+        own_timesteps=tuple(sorted({name for shares in own.values() for name in shares})),
         preview=request.preview,
         dropped=dropped,
         prediction=request.prediction,

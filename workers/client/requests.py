@@ -64,11 +64,12 @@ class Branch:
 
 @dataclass(frozen=True)
 class InpaintInputs:
-    """Noise mask of an inpainting loop; all shaped like x, float32."""
+    """Noise mask of an inpainting loop; all shaped like x, float32. What stays has no noise if `clean`."""
 
     mask: torch.Tensor
     latent_image: torch.Tensor
     noise: torch.Tensor
+    clean: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class LoopRequest:
         prediction: see parallel_runtime.sampling.prediction.
         concat: for each branch, channels (B, C', ...) appended to its x; empty where there are none.
         joined: ComfyUI, with the memory that it saw, put the branches into one call.
+        shares: of each branch, by name, the model's own timesteps as shares of the loop's; empty where it has none.
         host: that ComfyUI's own code for the sampler runs it; `sampling`: the tensors that it names.
     """
 
@@ -99,6 +101,7 @@ class LoopRequest:
     joined: bool = True
     host: HostLoop | None = None
     sampling: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    shares: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
     def check_finite(self) -> None:
         """Refuse what can only end in a picture of nothing.

@@ -113,6 +113,7 @@ class Network:
         run_outside: parts of it that ControlNets run.
         clears: its method that lets go of what it keeps on itself from call to call; "" where it keeps nothing.
         by_object: arguments by whose `id` it finds that again.
+        rescales: its `forward` rescales latents around `_forward`, so a loop in the ranks enters there.
     """
 
     title: str
@@ -130,3 +131,4 @@ class Network:
     run_outside: tuple[str, ...] = ()
     clears: str = ""
     by_object: tuple[str, ...] = ()
+    rescales: bool = False

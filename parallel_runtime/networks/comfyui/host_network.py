@@ -32,7 +32,7 @@ from .live_patches import LivePatches, act_between_blocks
 from .own_cache import OwnCache
 from .residual_rows import ResidualRows, kind_of
 from .run_sigmas import RUN_SIGMAS, look_up
-from .seam import enter
+from .seam import IN_LOOP, enter
 from .token_split import RunBlock, TokenSplit
 
 _WORD = 8
@@ -214,6 +214,7 @@ class HostNetwork(RepeatedCalls):
         self._held.own_cache.same_objects(self._held.network, arguments)
         shapes = arguments.pop(LATENT_SHAPES, None)
         table = arguments.pop(RUN_SIGMAS, None)
+        in_loop = arguments.pop(IN_LOOP, False)
         given = x if shapes is None else comfy.utils.unpack_latents(x, [tuple(shape) for shape in shapes])
         split = self._held.split
         patched = _patched(arguments)
@@ -231,7 +232,7 @@ class HostNetwork(RepeatedCalls):
                 held.enter_context(self._compilation.around_forward())
             if self.stream is not None:
                 held.enter_context(self.stream.forward())
-            output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options})
+            output = enter(self._held.network, given, timestep, {**arguments, "transformer_options": options}, in_loop)
         if split.pending:
             raise UnsupportedModelError(
                 said("The network left {pending} before the last block.", pending=", ".join(sorted(split.pending))),

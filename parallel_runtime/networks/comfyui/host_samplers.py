@@ -124,7 +124,7 @@ class _Model:
             return self._guided(x, sigma, model_options)
         mask, kept = self._inpaint.mask, self._inpaint.latent_image
         level = sigma.reshape(-1, *[1] * (x.ndim - 1))
-        noised = self._sampling.noise_scaling(level, self._inpaint.noise.clone(), kept)
+        noised = kept if self._inpaint.clean else self._sampling.noise_scaling(level, self._inpaint.noise.clone(), kept)
         out = self._guided(x * mask + noised * (1.0 - mask), sigma, model_options)
         return self._inpaint.after(out)
 
