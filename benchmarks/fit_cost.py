@@ -24,7 +24,9 @@ from typing import Any
 
 from parallel_runtime.config import AXES, ParallelPlan
 from parallel_runtime.planning.cost import Cost, predict
-from parallel_runtime.requests.facts import FLUX_DEV, GIB, HOST_MEMORY, NVLINK, flux_request, known_gpu
+from parallel_runtime.requests.facts import GIB, HOST_MEMORY, NVLINK, known_gpu
+
+from .flux_facts import FLUX_DEV, flux_request
 
 RESULTS = Path(__file__).resolve().parent / "results"
 _OLDER = "flux_step.json"

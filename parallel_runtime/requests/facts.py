@@ -221,24 +221,3 @@ def known_gpu(name: str, memory_bytes: int, link: LinkFacts) -> MachineFacts:
     known = (row for row in _GPUS if row[0] in name)
     _, matmul, attention, memory_rate = next(known, _OTHER_GPU)
     return MachineFacts(name, matmul, attention, memory_rate, memory_bytes, link)
-
-
-FLUX_DEV = ModelFacts(
-    title="FLUX.1",
-    heads=24,
-    width=3072,
-    parameters=11_901_408_320,
-    block_sizes=(339_831_296,) * 19 + (141_591_808,) * 38,
-    attentions=((1, 0),) * 57,
-    image_parameters=6_455_033_856,
-    text_parameters=6_455_033_856,
-    has_stages=True,
-    shared_parameters=3_227_516_928,
-    parallel_blocks=38,
-)
-"""FLUX.1-dev, for what is said before a model is loaded; a test compares it with the diffusers class."""
-
-
-def flux_request(size: int, batch: int = 1) -> RequestFacts:
-    """FLUX.1 at size × size pixels with 512 text tokens."""
-    return RequestFacts((size // 16) ** 2, 512, batch, rows=size // 16)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.flux_facts import FLUX_DEV
 from nodes.config_meaning import explain_limits, find_config
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.planning.explanation import details_of
 from parallel_runtime.planning.plan import TYPICAL
-from parallel_runtime.requests.facts import CPU, FLUX_DEV
+from parallel_runtime.requests.facts import CPU
 
 UNET = replace(FLUX_DEV, title="SDXL", splits_sequence=False, has_stages=False, heads=1)
 

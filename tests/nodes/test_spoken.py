@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.flux_facts import FLUX_DEV
 from nodes.config_meaning import explain_limits
 from nodes.panel.settings import LANGUAGES
 from nodes.run_notices import IN_TURN
@@ -18,7 +19,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, PoolError
 from parallel_runtime.planning.explanation import details_of, explain
 from parallel_runtime.planning.plan import TYPICAL
-from parallel_runtime.requests.facts import CPU, FLUX_DEV, GIB, PCIE, known_gpu
+from parallel_runtime.requests.facts import CPU, GIB, PCIE, known_gpu
 from parallel_runtime.said import Said, said, together
 from tests.nodes.english_alone import ALONE
 from tests.nodes.said_templates import templates

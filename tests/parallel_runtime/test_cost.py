@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.flux_facts import FLUX_DEV, flux_request
 from benchmarks.share_blocks import share_blocks
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.engine import measure
@@ -19,7 +20,7 @@ from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.planning.cost import predict
 from parallel_runtime.planning.cut import most_parameters, stage_speeds
 from parallel_runtime.planning.describe import describe_model, describe_request, parameter_shapes
-from parallel_runtime.requests.facts import CPU, FLUX_DEV, GIB, HOST_MEMORY, NVLINK, PCIE, flux_request, known_gpu
+from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, known_gpu
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_diffusers_file, write_original
 

@@ -9,24 +9,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.flux_facts import FLUX_DEV, flux_request
 from parallel_runtime.config import AXES, ParallelConfig, ParallelPlan
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.planning.cost import predict
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.limits import check_steps
 from parallel_runtime.planning.plan import choose, plan_loading, resolve_plan
-from parallel_runtime.requests.facts import (
-    CPU,
-    FLUX_DEV,
-    GIB,
-    HOST_MEMORY,
-    NVLINK,
-    PCIE,
-    MachineFacts,
-    RequestFacts,
-    flux_request,
-    known_gpu,
-)
+from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, MachineFacts, RequestFacts, known_gpu
 
 AUTO = ParallelConfig()
 FASTER = ParallelConfig(may_change_pixels=True)

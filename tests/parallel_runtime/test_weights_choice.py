@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.flux_facts import FLUX_DEV
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.planning.coming_blocks import SLOTS, Coming
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.plan import TYPICAL, choose
 from parallel_runtime.planning.weights_choice import choose_weights, ways_out
-from parallel_runtime.requests.facts import CPU, ETHERNET, FLUX_DEV, GIB, HOST_MEMORY, NVLINK, PCIE, known_gpu
+from parallel_runtime.requests.facts import CPU, ETHERNET, GIB, HOST_MEMORY, NVLINK, PCIE, known_gpu
 from parallel_runtime.streaming import block_stream
 from parallel_runtime.streaming.deal import resident_blocks
 

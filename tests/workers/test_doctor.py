@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,17 +40,13 @@ def finding(found: DoctorReport, what: str):
     return matching[0]
 
 
-def test_two_gpus_with_nvlink_have_no_finding_and_auto_takes_both():
+def test_two_gpus_with_nvlink_have_no_finding():
     found = report(TWO, PAIR, passed("cuda:0,1", 2))
     assert found.findings == ()
     assert found.works
-    assert [plan.plan for plan in found.plans] == ["ulysses 2", "ulysses 2", "cfg 2", "ulysses 2"]
     text = render_text(found)
     assert "0-1  NVLink (18 links), P2P" in text
-    assert "12 of 24 heads each" in text
     assert "all-to-all 350.0 GB/s" in text
-    # shared docs: 4.6 ms for two ranks at 350 GB/s
-    assert "sends 1.61 GB per rank: 4.6 ms" in text
 
 
 def test_one_gpu_is_told_that_there_is_nothing_to_split():
@@ -255,7 +251,6 @@ def test_json_holds_the_text_and_every_fact(faked, capsys):
     assert data["works"] is True
     assert data["text"] == render_text(found)
     assert Machine.from_mapping(data["machine"]) == PAIR
-    assert data["plans"] == [asdict(plan) for plan in found.plans]
 
 
 def test_the_documentation_explains_every_kind_of_finding():

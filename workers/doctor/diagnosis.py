@@ -6,30 +6,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from parallel_runtime.config import ParallelConfig
-from parallel_runtime.planning.explanation import explain
-from parallel_runtime.planning.plan import resolve_plan
-from parallel_runtime.planning.weights_choice import choose_weights
-from parallel_runtime.requests.facts import CPU, FLUX_DEV, MachineFacts, flux_request
+from parallel_runtime.requests.facts import CPU, MachineFacts
 from parallel_runtime.said import said
 
 from ..launch import PACK_ROOT, PoolSpec
-from ..link_result import LinkCheck, Rates
+from ..link_result import LinkCheck
 from ..machine_facts import GpuId, Known, assume, guess_link, with_check
 from .finding import Finding, Level, count, is_older
 from .gpu_findings import find_in_gpus, find_in_memory, find_on_cpu
 from .machine import EXTRAS, OF_COMFYUI, OLDEST, Machine, Package
 
 OLDEST_PYTHON = "3.10"
-
-
-@dataclass(frozen=True)
-class PlannedRequest:
-    """What `auto` does with a request: its name, the degrees, and why."""
-
-    request: str
-    plan: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -44,7 +31,6 @@ class DoctorReport:
     devices: str
     machine: Machine
     link: LinkCheck | None
-    plans: tuple[PlannedRequest, ...]
     findings: tuple[Finding, ...]
     checking: bool = False
 
@@ -54,8 +40,8 @@ class DoctorReport:
         return all(finding.level != "broken" for finding in self.findings)
 
 
-def report(spec: PoolSpec, machine: Machine, link: LinkCheck | None, facts: MachineFacts | None = None) -> DoctorReport:
-    """Judge the facts for a pool on `spec`; `facts` are what plans reckon with, None for those of this check alone."""
+def report(spec: PoolSpec, machine: Machine, link: LinkCheck | None) -> DoctorReport:
+    """Judge the facts for a pool on `spec`."""
     findings = [
         *find_in_software(machine),
         *(find_in_gpus(spec, machine) if spec.device_type == "cuda" else find_on_cpu(spec, machine)),
@@ -64,8 +50,7 @@ def report(spec: PoolSpec, machine: Machine, link: LinkCheck | None, facts: Mach
     ]
     order = ("broken", "warning", "note")
     findings.sort(key=lambda finding: order.index(finding.level))
-    plans = plan_flux(spec, facts or facts_of(spec, machine, link))
-    return DoctorReport(str(spec), machine, link, plans, tuple(findings))
+    return DoctorReport(str(spec), machine, link, tuple(findings))
 
 
 def can_check_links(machine: Machine) -> bool:
@@ -85,32 +70,6 @@ def facts_of(spec: PoolSpec, machine: Machine, check: LinkCheck | None, known: K
     link = min(links, key=lambda link: link.all_to_all, default=guess_link(gpus[0].name, True))
     smallest = min(gpu.memory_total - gpu.memory_used for gpu in gpus)
     return with_check(known(spec, tuple(GpuId(gpu.name, gpu.uuid) for gpu in gpus), smallest, link), check)
-
-
-def plan_flux(spec: PoolSpec, facts: MachineFacts) -> tuple[PlannedRequest, ...]:
-    """What `auto` takes for FLUX.1-dev; its batch is 1 without CFG and 2 with it."""
-    planned = []
-    for size, batch in ((512, 1), (1024, 1), (1024, 2), (2048, 1)):
-        request = flux_request(size, batch)
-        weight_bytes = FLUX_DEV.parameters * FLUX_DEV.bytes_per_parameter
-        config = choose_weights(ParallelConfig(hosts=spec.hosts), spec.world_size, FLUX_DEV, facts, weight_bytes)
-        arguments = (config, spec.world_size, FLUX_DEV, request, facts)
-        name = said("{size} × {size} with CFG above 1" if batch > 1 else "{size} × {size}", size=size)
-        planned.append(PlannedRequest(name, str(resolve_plan(*arguments)), explain(*arguments)))
-    return tuple(planned)
-
-
-def exchanged_bytes(ranks: int) -> float:
-    """Bytes that a rank sends in one step of FLUX.1 at 1024 × 1024, split by Ulysses: four all-to-alls a layer."""
-    request = flux_request(1024)
-    tokens = request.tokens + request.text_tokens
-    activation = tokens * FLUX_DEV.width * FLUX_DEV.bytes_per_parameter
-    return 4 * activation * (ranks - 1) / ranks**2 * FLUX_DEV.blocks
-
-
-def exchange_seconds(rates: Rates) -> float | None:
-    """Time of these bytes at the measured rate, nothing of it hidden behind computing; None for one rank."""
-    return exchanged_bytes(rates.ranks) / (rates.all_to_all * 1e9) if rates.all_to_all else None
 
 
 def find_in_software(machine: Machine) -> Iterator[Finding]:

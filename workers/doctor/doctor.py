@@ -55,7 +55,7 @@ def examine(
     if link is not None and facts.link.measured:
         gpus = tuple(GpuId(machine.gpus[index].name, machine.gpus[index].uuid) for index in spec.devices)
         remember_facts(spec, gpus, facts)
-    return report(spec, machine, link, facts)
+    return report(spec, machine, link)
 
 
 def check(spec: PoolSpec, limit_seconds: float) -> LinkCheck:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from parallel_runtime.said import Said, as_said, said, together
 
 from ..link_result import Rates
-from .diagnosis import DoctorReport, PlannedRequest, exchange_seconds, exchanged_bytes
+from .diagnosis import DoctorReport
 from .driver import DriverGpu, describe_link
 from .finding import Finding, Level, gib
 from .machine import EXTRAS, OLDEST, Gpu, Link, Machine
@@ -23,7 +23,6 @@ def render_text(report: DoctorReport) -> Said:
         (said("GPUs"), [_gpu(gpu) for gpu in report.machine.gpus] or [said("none")]),
         (said("Links between GPUs"), [_link(link) for link in report.machine.links]),
         (said("Check"), list(_check(report))),
-        (said("What auto does with FLUX.1 dev (24 heads)"), [_plan(planned) for planned in report.plans]),
     ]
     return _joined(sections)
 
@@ -57,10 +56,6 @@ def _joined(sections: Sequence[tuple[str, Sequence[str]]]) -> Said:
         elif lines:
             blocks.append(together(lines, "\n"))
     return said("{report}\n", report=together(blocks, "\n\n"))
-
-
-def _plan(planned: PlannedRequest) -> Said:
-    return said("{request}: {why}", request=as_said(planned.request), why=planned.why)
 
 
 def _headline(report: DoctorReport) -> Said:
@@ -139,18 +134,7 @@ def _check(report: DoctorReport) -> Iterator[str]:
         return
     for rates in link.rates:
         yield from _rates(rates)
-    if link.failure is None:
-        measured = exchange_seconds(link.rates[0])
-        if measured is not None:
-            sent = exchanged_bytes(link.rates[0].ranks) / 1e9
-            yield said(
-                "A step of FLUX.1 at 1024 × 1024 split over {ranks} ranks by ulysses sends {sent} GB per rank: {ms} "
-                "ms at this rate.",
-                ranks=link.rates[0].ranks,
-                sent=f"{sent:.2f}",
-                ms=f"{1e3 * measured:.1f}",
-            )
-    else:
+    if link.failure is not None:
         yield said(
             "failed on {devices} after {seconds} s; the last lines of the ranks:",
             devices=link.devices,
