@@ -9,6 +9,8 @@ from parallel_runtime.config import AXES, SHOWN_AXES
 from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.said import Said, said, together
 
+from .connected_size import USUAL
+
 
 def find_config(prompt: Mapping[str, Any] | None, loader: str | None) -> str | None:
     """The node whose config a loader takes; None where there is none.
@@ -21,8 +23,8 @@ def find_config(prompt: Mapping[str, Any] | None, loader: str | None) -> str | N
     return str(link[0]) if isinstance(link, (list, tuple)) and link else None
 
 
-def explain_limits(details: PlanDetails) -> Said:
-    """How far each value can go with this model, and what these values come to for one picture of 1024 × 1024."""
+def explain_limits(details: PlanDetails, size: tuple[int, int] = USUAL) -> Said:
+    """How far each value can go with this model, and what these values come to for one picture of this size."""
     sentences: list[Said] = []
     if details.splits_sequence:
         sentences.append(
@@ -46,5 +48,7 @@ def explain_limits(details: PlanDetails) -> Said:
         sentences.append(said("It cannot be cut into stages."))
     taken = [f"{SHOWN_AXES.get(axis, axis)} {details.degrees[axis]}" for axis in AXES if details.degrees[axis] > 1]
     plan = " × ".join(taken) or said("one rank")
-    sentences.append(said("One picture of 1024 × 1024 without CFG: {plan}.", plan=plan))
+    sentences.append(
+        said("One picture of {width} × {height} without CFG: {plan}.", width=size[0], height=size[1], plan=plan)
+    )
     return together(sentences)

@@ -14,6 +14,7 @@ from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
 from .config_meaning import explain_limits, find_config
+from .connected_size import USUAL, find_size
 from .kept_models import drop_others, keep
 from .network_choice import AUTO, COMFYUI, NETWORKS, choose_network
 from .node_text import (
@@ -121,12 +122,13 @@ def load_on_node(
                 show_text(name, text)
                 show_text(find_config({name: find_running_node(name) or {}}, name), meaning[0])
 
-        model, loaded, why = load_model(path, weight_dtype, config, interrupted, show_plan, network)
+        size = find_size(hidden.prompt, hidden.unique_id) if config.patches is None else USUAL
+        model, loaded, why = load_model(path, weight_dtype, config, interrupted, show_plan, network, size)
         config_node = find_config(hidden.prompt, hidden.unique_id)
-        meaning.append(together((preview(config), explain_limits(loaded.details) if loaded.details else "")))
+        meaning.append(together((preview(config), explain_limits(loaded.details, size) if loaded.details else "")))
         show_text(config_node, meaning[0])
-    # Which batch and size will run is not known yet; after the run, the plan that ran is.
-    picture = said("One picture of 1024 × 1024: {plan}", plan=loaded.explanation)
+    # Which batch will run is not known yet, nor always which size; after the run, the plan that ran is.
+    picture = said("One picture of {width} × {height}: {plan}", width=size[0], height=size[1], plan=loaded.explanation)
     text = together((picture, why))
     return model, text
 
@@ -138,6 +140,7 @@ def load_model(
     interrupted,
     show_plan: Callable[[str], None],
     network: str = AUTO,
+    size: tuple[int, int] = USUAL,
 ) -> tuple[RemoteModelPatcher, Loaded, Said]:
     """Read the header, load the weights in the pool, make the MODEL.
 
@@ -147,6 +150,7 @@ def load_model(
     Args:
         network: one of NETWORKS.
         show_plan: puts a text on the loader; called after each run, too.
+        size: of the picture that what the pool says is of.
 
     Raises:
         ParallelError: file, model, configuration or pool; typed, with cause and fix.
@@ -167,7 +171,7 @@ def load_model(
     gguf = pack.folder if pack is not None else ""
     code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf) if blueprint.own_network else None
     dtype = str(types.compute).removeprefix("torch.")
-    request = ModelRequest(str(path), dtype, config, chosen.opened.identity, code, patching=comfyui_code(None))
+    request = ModelRequest(str(path), dtype, config, chosen.opened.identity, code, comfyui_code(None), size)
 
     def comfyui_request() -> ModelRequest:
         opened = choose_network(path, COMFYUI, weight_dtype).opened

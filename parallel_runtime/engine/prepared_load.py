@@ -11,7 +11,7 @@ from ..config import ParallelConfig, ParallelPlan
 from ..errors import CheckpointError
 from ..mesh.agreement import agreed_same, offer_same
 from ..planning.explanation import details_of, explain
-from ..planning.plan import TYPICAL, plan_loading, resolve_plan
+from ..planning.plan import TYPICAL, plan_loading, resolve_plan, typical
 from ..planning.weights_choice import choose_weights, ways_out
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
@@ -93,7 +93,8 @@ class PreparedLoad(Prepared):
             control.measuring()
         measured = machine if machine.measured else measure_machine(machine, state.device, state.world_size)
         state.machine = replace(measured, free_bytes=0)  # requests to come find other models here
-        wish = self.config, self.request.ranks, resident.facts, TYPICAL, measured, self.loaded
+        picture = typical(*self.request.size) if self.config.patches is None else TYPICAL
+        wish = self.config, self.request.ranks, resident.facts, picture, measured, self.loaded
         explanation = explain(*wish)
         answer = Loaded(
             resident.family.name,

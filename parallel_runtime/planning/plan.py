@@ -18,8 +18,17 @@ _WORTH_A_RING = 0.95
 _WORTH_OTHER_PIXELS = 0.9
 """PipeFusion changes the picture, so it must gain more than the rest, where it may be taken at all."""
 
-TYPICAL = RequestFacts(4096, 512, rows=64)
-"""What a plan is made for when no request is there yet: 1024 × 1024 in most image models."""
+_PIXELS = 16
+"""Of a token's side, in most image models."""
+
+
+def typical(width: int, height: int) -> RequestFacts:
+    """One picture of that size."""
+    return RequestFacts(width // _PIXELS * (height // _PIXELS), 512, rows=height // _PIXELS)
+
+
+TYPICAL = typical(1024, 1024)
+"""What a plan is made for when no request is there yet."""
 
 
 @dataclass(frozen=True)

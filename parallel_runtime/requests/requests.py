@@ -87,6 +87,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
         machine: what plans reckon with; None: exchange costs nothing, as between ranks on the CPU.
         comfyui: whose network it is; None for diffusers'.
         patching: whose code will compute weight patches, should any come: ranks import it when they are idle.
+        size: (width, height) of the picture that the answer explains a plan for.
     """
 
     model: str
@@ -97,6 +98,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     machine: MachineFacts | None = None
     comfyui: ComfyuiCode | None = None
     patching: ComfyuiCode | None = None
+    size: tuple[int, int] = (1024, 1024)
 
 
 class Survey(msgspec.Struct, frozen=True, tag=True):

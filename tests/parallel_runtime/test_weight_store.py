@@ -463,3 +463,12 @@ def test_what_does_not_fit_at_once_fits_when_all_else_has_gone(files, expected):
     tries.clear()
     assert torch.equal(rank.forward(files[0]), expected[0])
     assert tries == [["2"], []]
+
+
+def test_a_load_explains_the_plan_of_the_size_that_it_is_told(files):
+    rank, config = Rank(), ParallelConfig(devices="cpu:1").to_mapping()
+    tokens = [
+        rank.run(Load("m", str(files[0]), "float32", config, 1, size=size))[0].details.tokens
+        for size in ((1024, 1024), (832, 1216))
+    ]
+    assert tokens == [4096, 52 * 76]

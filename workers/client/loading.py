@@ -39,7 +39,9 @@ def load_model(
     pool = keeper.start(should_cancel)
     machine = find_machine(pool.spec)
     config = model.config.to_mapping()
-    request = Load(model.key, model.path, model.dtype, config, ranks, machine, model.comfyui, model.patching)
+    request = Load(
+        model.key, model.path, model.dtype, config, ranks, machine, model.comfyui, model.patching, model.size
+    )
     models.discard(model.key)
     callbacks = Callbacks(should_cancel=should_cancel)
     if machine.memory_bytes:

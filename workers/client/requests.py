@@ -26,7 +26,7 @@ class ModelRequest:
         config: degrees, attention and compile belong to the request; its devices choose the pool.
         identity: of the files that the artist's MODEL was made from; empty where any will do.
         comfyui: whose own network runs it; None for diffusers'.
-        patching: see Load; it makes no other request.
+        patching, size: see Load; they make no other request.
     """
 
     path: str
@@ -35,6 +35,7 @@ class ModelRequest:
     identity: Identity = ()
     comfyui: ComfyuiCode | None = None
     patching: ComfyuiCode | None = field(default=None, repr=False, compare=False)
+    size: tuple[int, int] = field(default=(1024, 1024), repr=False, compare=False)
 
     @cached_property  # a call asks for it several times
     def key(self) -> str:
