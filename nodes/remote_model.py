@@ -240,6 +240,7 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
     called: Callable[[], Any] = weakref.ref(model)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        untouched.check_quickly()
         call = read_call(signature, args, kwargs, shared)
         method = reference_method(transformer)
         if method != usual_method and "ref_latents" in call.conditioning:
@@ -249,12 +250,12 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
             call = replace(call, conditioning={**call.conditioning, RUN_SIGMAS: Shared(table)})
         with stopping_with_prompt() as interrupted:
             if isinstance(call.x, torch.Tensor):
-                return remote.forward(call, interrupted, untouched.check_quickly)
+                return remote.forward(call, interrupted)
             # Video and audio go as one tensor, as ComfyUI's sampler has them.
             packed, shapes = comfy.utils.pack_latents(call.x)
             conditioning = {**call.conditioning, LATENT_SHAPES: [list(shape) for shape in shapes]}
             call = replace(call, x=packed, conditioning=conditioning)
-            output = remote.forward(call, interrupted, untouched.check_quickly)
+            output = remote.forward(call, interrupted)
             return comfy.utils.unpack_latents(output, shapes)
 
     setattr(transformer, name, forward)

@@ -43,10 +43,6 @@ def _show_nothing(text: str) -> None:
     """Where there is no node."""
 
 
-def _nothing() -> None:
-    """For calls that leave nothing to do."""
-
-
 def _never() -> bool:
     """For callers that never cancel."""
     return False
@@ -142,13 +138,8 @@ class RemoteTransformer:
         self.stages = loaded.stages
         return loaded
 
-    def forward(
-        self, call: TransformerCall, should_cancel: Callable[[], bool], meanwhile: Callable[[], None] = _nothing
-    ) -> torch.Tensor:
+    def forward(self, call: TransformerCall, should_cancel: Callable[[], bool]) -> torch.Tensor:
         """Run one call in the pool; returns the prediction on x's device, in x's dtype.
-
-        Args:
-            meanwhile: called while the ranks compute; what it raises comes in place of the prediction.
 
         Raises:
             RequestError: the call holds what is not transportable, or numbers that are not finite.
@@ -156,7 +147,6 @@ class RemoteTransformer:
         """
         conditioning = self._checked(call)
         if self._capture is not None:
-            meanwhile()
             return self._capture(replace(call, conditioning=conditioning))
         pool = self._use_pool()
         watching = self._watching(pool, should_cancel)
@@ -169,11 +159,10 @@ class RemoteTransformer:
                 patches=self.patches,
                 should_cancel=watching,
                 on_compile=self.notices.compiling,
-                meanwhile=meanwhile,
             )
         except OtherNetworkError as error:
             self.turn_to_comfyui(error)
-            return self.forward(call, should_cancel, meanwhile)
+            return self.forward(call, should_cancel)
         self.notices.computed()
         sigmas = call.options.get("sample_sigmas")
         self._note(pool, call.x, 0 if sigmas is None else len(sigmas) - 1, "call")

@@ -26,10 +26,10 @@ from parallel_runtime.errors import RequestError
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Answer, Finished, Load, Loaded, Request, Sample, Step
 from tests.prepared_work import PreparedWork
-from workers.rank import inbox, start
+from workers.rank import start
 
 STEP_SECONDS = 0.02
-FAULTS = ("raise", "kill", "hang", "pause")
+FAULTS = ("raise", "kill", "hang")
 """By number from 1: -1 at place R of a call's x lets rank R raise, and so on."""
 
 
@@ -127,9 +127,6 @@ class FaultyEngine(Engine):
 
 
 if __name__ == "__main__":
-    listen = os.environ.get("FAULTY_LISTEN_SECONDS", "").split()  # of each rank
-    if listen:
-        inbox.LISTEN_SECONDS = float(listen[int(os.environ["RANK"])])
     gc.freeze()
     gc.enable()
     start.main(FaultyEngine)

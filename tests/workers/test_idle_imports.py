@@ -63,7 +63,7 @@ def test_what_patches_need_comes_after_the_first_picture_and_once(package):
 def test_a_rank_imports_by_its_own_thread_while_it_waits_and_a_job_waits_for_one_part_at_most(package, monkeypatch):
     imports = IdleImports(torch.device("cpu"))
     imports.after(KeepPatches(CODE))
-    inbox = Inbox(connection=None, look=lambda number: None)
+    inbox = Inbox(connection=None)
     frames: queue.SimpleQueue = inbox._frames
     seen = []
     job = object()

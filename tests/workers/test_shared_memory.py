@@ -16,7 +16,6 @@ from parallel_runtime.errors import SegmentError
 from workers.rank.sharing import take_copy
 from workers.wire.shared_memory import LEAST_BYTES, Segment, half_for, write
 from workers.wire.tensors import unpack
-from workers.wire.transport import Transport
 
 TENSORS = {
     "x": torch.randn(2, 3, 5),
@@ -43,9 +42,7 @@ def segment():
 
 
 def test_another_process_reads_and_answers_what_is_written(segment):
-    scalars = [torch.tensor(True), torch.tensor(-2.5, dtype=torch.bfloat16), torch.tensor(float("inf"))]
-    specs, values = write(segment.request, TENSORS, scalars)
-    assert values == (True, -2.5, float("inf"))
+    specs = write(segment.request, TENSORS)
     size = sum(tensor.nbytes for tensor in TENSORS.values())
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", OTHER_PROCESS, segment.path, str(size)], cwd=root, check=True, timeout=600)
@@ -105,7 +102,7 @@ def test_a_closed_segment_leaves_no_descriptor_and_no_mapping():
 
 def test_a_rank_copies_its_own_rows_alone(segment):
     tensors = TENSORS | {"flat": torch.randn(4), "part": torch.randn(3, 6, 5).bfloat16(), "other": torch.randn(3, 2)}
-    specs, _ = write(segment.request, tensors)
+    specs = write(segment.request, tensors)
     own = {"part": Rows((1, 3), (2, 5)), "flat": Rows((0, 2)), "other": Rows((0, 0))}
     copied, _ = take_copy(specs, segment.request, torch.device("cpu"), own)
     wanted = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -132,14 +129,3 @@ def test_a_later_segment_is_told_from_an_earlier_one_whose_path_it_has():
     assert Segment.open(path).request.numel() == 128
     later.close()
     assert not opened.is_at(path)
-
-
-def test_more_scalars_need_no_other_segment():
-    transport = Transport()
-    tensors = {"x": torch.zeros(LEAST_BYTES // 2 - 2, dtype=torch.uint8)}
-    true = torch.tensor(True)
-    transport.put(tensors, [true] * 2)  # as for a call that is prepared
-    segment = transport._segment
-    assert transport.put(tensors, [true] * 5).scalars == (True,) * 5  # as for its steps
-    assert transport._segment is segment
-    transport.close()

@@ -95,25 +95,6 @@ def test_a_supervisor_that_was_stopped_while_idle_is_found_by_the_next_job(fault
 
 
 @pytest.mark.slow
-def test_a_stopped_supervisor_is_given_up_although_each_step_is_answered_without_it(
-    faulty_pool, impatient, monkeypatch
-):
-    monkeypatch.setenv("FAULTY_LISTEN_SECONDS", "20")
-    pool = faulty_pool(1)
-    pool.forward()
-    pool.forward()
-    stop_supervisor(pool)
-    started, answered = time.monotonic(), 0
-    with pytest.raises(PoolError, match="did not answer for"):  # noqa: PT012 - how many are answered is not known
-        while time.monotonic() - started < 60:
-            pool.forward()
-            answered += 1
-    assert answered > 1
-    pool.check_gone()
-    pool.remember()
-
-
-@pytest.mark.slow
 def test_a_cancel_returns_although_the_supervisor_is_stopped_and_the_next_prompt_finds_a_fresh_pool(
     faulty_pool, impatient
 ):

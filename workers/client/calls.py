@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,19 +15,11 @@ from parallel_runtime.requests.requests import Forward, PatchNames, Step, residu
 from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import said
 
-from ..wire.shared_memory import Scalar
 from .attachments import Attachments
-from .conditioning_cache import ConditioningCache, Guess
+from .conditioning_cache import ConditioningCache
 from .prepared_calls import PreparedCalls, kind_of
 from .requests import check_filled, no_number, not_finite
-from .step_trace import StepTrace
-from .submission import Callbacks, Meanwhile, Reply, Submission, rest
-
-log = logging.getLogger("parallel_dit")
-
-
-class Unlike(Exception):
-    """The conditioning is not the one that was guessed; nothing was sent."""
+from .submission import Callbacks, Reply, Submission
 
 
 @dataclass(frozen=True)
@@ -63,45 +52,21 @@ class Calls:
         self._prepared = PreparedCalls()
         self._attachments = Attachments(submit)
         self._submit = submit
-        self._trace = StepTrace()
 
-    def run(self, call: Call, callbacks: Callbacks, meanwhile: Meanwhile = rest) -> torch.Tensor:
+    def run(self, call: Call, callbacks: Callbacks) -> torch.Tensor:
         """The prediction, on x's device.
-
-        Args:
-            meanwhile: see `Submission`.
 
         Raises:
             RequestError: x or the prediction is not finite, x is empty, or an argument is of a kind that does not
                 travel.
         """
         check_filled(call.x)
-        called = time.perf_counter()
+        if not torch.isfinite(call.x).all():
+            raise not_finite("latent")
         # What a ControlNet adds is another in each step, as x is.
         conditioning = {name: value for name, value in call.conditioning.items() if name != CONTROL}
         form, residuals = _flat(call.conditioning.get(CONTROL))
-        given = {"x": call.x, "timestep": call.timestep, **residuals}
         shapes = repr([form, *((each.shape, each.dtype) for each in residuals.values())]) if residuals else ""
-        # The request is put in below: a step first, or what prepares one.
-        submission = Submission(
-            request=Step(0), tensors=given, callbacks=callbacks, device=call.x.device, meanwhile=meanwhile
-        )
-        guess = self.cache.guess(conditioning)
-        if guess is not None:
-            kind = kind_of(call.model, guess.reference, call.x, call.timestep), call.patches, shapes
-            number = self._prepared.find(kind)
-            if number:
-                submission = _vetted(replace(submission, request=Step(number)), call.x, guess)
-                referred = time.perf_counter()
-                try:
-                    reply = self._submit(submission)
-                except Unlike:
-                    guess.settle(False)
-                else:
-                    guess.settle(True)
-                    if summary := self._trace.add((called, referred, *reply.stamps, time.perf_counter())):
-                        log.info("Parallel DiT: %s", summary)
-                    return _prediction(reply)
         self._attachments.bring(attached_in(_arguments(conditioning)), callbacks)
         reference, tensors, dropped = self.cache.refer(conditioning)
         kind = (kind_of(call.model, reference, call.x, call.timestep), call.patches, shapes)
@@ -110,13 +75,12 @@ class Calls:
         if not number or dropped:
             number = self._prepared.next_number()
             request = Forward(call.model, reference, dropped, number, self._prepared.dropped(), call.patches, form)
-        bounds = torch.aminmax(call.x)
-        tensors |= given
-        reply = self._submit(
-            replace(submission, request=request, tensors=tensors, scalars=bounds, vet=_vet, meanwhile=meanwhile)
-        )
+        tensors |= {"x": call.x, "timestep": call.timestep, **residuals}
+        reply = self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks, device=call.x.device))
         self._prepared.keep(kind, number)
-        return _prediction(reply)
+        if not reply.finite:  # the last step's would be the picture, with nobody to look at it again
+            raise no_number("The model's prediction")
+        return reply.tensors["output"]
 
     def prepare_anew(self) -> None:
         """The next call of each kind goes through PREPARE again."""
@@ -148,45 +112,5 @@ def _flat(control: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     return form, {residual_name(place): tensor for place, tensor in enumerate(tensors)}
 
 
-def _vetted(step: Submission, x: torch.Tensor, guess: Guess) -> Submission:
-    """The step with what is to be found out of it: before it is sent, together with the copy of its tensors, or while
-    the ranks compute, where that is likely to be well.
-
-    Then what little a GPU has to do for it is launched before the ranks have woken up.
-    """
-
-    def find() -> tuple[torch.Tensor, ...]:
-        return (*torch.aminmax(x), *guess.unlike())
-
-    def find_meanwhile() -> None:
-        found = find()
-        step.meanwhile()
-        _vet([each.item() for each in found])
-
-    if guess.trusted:
-        return replace(step, meanwhile=find_meanwhile)
-    return replace(step, scalars=find(), vet=_vet)
-
-
-def _prediction(reply: Reply) -> torch.Tensor:
-    """What the network gave, if it is numbers: the last step's would be the picture, with nobody to look at it again.
-
-    Raises:
-        RequestError: it is not.
-    """
-    if not reply.finite:
-        raise no_number("The model's prediction")
-    return reply.tensors["output"]
-
-
 def _arguments(conditioning: Mapping[str, Any]) -> list[Any]:
     return [each.value if isinstance(each, Shared) else each for each in conditioning.values()]
-
-
-def _vet(scalars: Sequence[Scalar]) -> None:
-    """Stop a call by x's least and largest value, and by whether its conditioning is not what was guessed."""
-    least, largest, *unlike = scalars
-    if not (math.isfinite(least) and math.isfinite(largest)):  # as NaN is either
-        raise not_finite("latent")
-    if any(unlike):
-        raise Unlike

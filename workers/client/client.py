@@ -24,7 +24,7 @@ from parallel_runtime.requests.requests import (
 
 from ..launch import PoolSpec
 from ..wire.protocol import Status
-from .calls import Call, Calls, Unlike
+from .calls import Call, Calls
 from .keeper import Keeper, in_a_living_pool
 from .loaded_models import KnownModel, LoadedModels
 from .loading import load_model
@@ -34,7 +34,6 @@ from .requests import Branch, InpaintInputs, LoopRequest, ModelRequest, require_
 from .running_pool import RunningPool
 from .submission import (
     Callbacks,
-    Meanwhile,
     OnCompile,
     OnProgress,
     Reply,
@@ -43,7 +42,6 @@ from .submission import (
     ignore_compiling,
     ignore_progress,
     never,
-    rest,
 )
 from .turns import Turns
 from .waiting import Wait
@@ -126,7 +124,6 @@ class PoolClient:
         patches: WeightPatches = UNPATCHED,
         should_cancel: ShouldCancel = never,
         on_compile: OnCompile = ignore_compiling,
-        meanwhile: Meanwhile = rest,
     ) -> torch.Tensor:
         """One call of the transformer.
 
@@ -135,7 +132,6 @@ class PoolClient:
             conditioning: context (B, T, D) and the family's extras.
             patches: that the weights are to have.
             on_compile: called about once a second by each rank that compiles, while it does.
-            meanwhile: called while the ranks compute; what it raises comes in place of the answer.
 
         Returns:
             The prediction, shaped like the latent part of x, on its device.
@@ -147,7 +143,7 @@ class PoolClient:
         call = Call(model.key, x, timestep, conditioning, patches.names)
         callbacks = Callbacks(on_compile=on_compile, should_cancel=should_cancel)
         with self._turns.take(should_cancel):
-            return self._with(model, patches, lambda: self._calls.run(call, callbacks, meanwhile), should_cancel)
+            return self._with(model, patches, lambda: self._calls.run(call, callbacks), should_cancel)
 
     def sample(
         self,
@@ -318,8 +314,6 @@ class PoolClient:
         assert pool is not None
         try:
             reply = pool.submit(submission)
-        except Unlike:
-            raise
         except BaseException as error:
             if isinstance(error, OutOfMemoryError):
                 self._models.doubt()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,69 +18,15 @@ from parallel_runtime.requests.trees import flatten, place_of
 from parallel_runtime.said import said
 
 _CAPACITY = 8
-_TRUSTED_AFTER = 2
-"""So often the very same tensors must have been found equal: one that is written into at each step never gets there."""
 _WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Kept:
-    """A conditioning: what can be compared without looking into its tensors, and their bytes; see `_contents`.
-
-    Args:
-        met: the caller's tensors that were found equal last.
-        times: how often one after the other these were.
-    """
+    """A conditioning: what can be compared without looking into its tensors, and copies of these."""
 
     form: Any
-    contents: list[torch.Tensor]
-    met: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    times: int = 0
-
-    def is_of(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the tensors that were met last: not by their addresses, which those of the next run have,
-        too."""
-        met = zip(self.met, tensors, strict=False)
-        return len(self.met) == len(tensors) and all(before() is now for before, now in met)
-
-    def meet(self, tensors: Sequence[torch.Tensor]) -> None:
-        """These were found equal."""
-        self.times = self.times + 1 if self.is_of(tensors) else 1
-        self.met = [weakref.ref(tensor) for tensor in tensors]
-
-
-@dataclass(frozen=True)
-class Guess:
-    """A conditioning that the pool holds, and that a call's is likely to be.
-
-    Args:
-        trusted: the call's tensors are those which were found equal the last times: so likely that the ranks may begin
-            before it is known.
-        unlike: launches the comparison; flags, on the tensors' devices, of whether they differ.
-        settle: to be told which it was.
-    """
-
-    reference: ConditioningRef
-    trusted: bool
-    unlike: Callable[[], list[torch.Tensor]]
-    settle: Callable[[bool], None]
-
-
-class Scratch:
-    """Memory that is kept from call to call, one tensor for each device and dtype: to compare takes a tensor of the
-    size of the conditioning, at every step.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
-
-    def take(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A tensor (length,), with anything in it; the next one taken may be the same."""
-        kept = self._kept.get((device, dtype))
-        if kept is None or kept.numel() != length:
-            with torch.inference_mode(False):  # the next call may be outside of it, and could not write to it
-                kept = self._kept[device, dtype] = torch.empty(length, dtype=dtype, device=device)
-        return kept
+    tensors: list[torch.Tensor]
 
 
 class ConditioningCache:
@@ -91,10 +36,6 @@ class ConditioningCache:
         self._numbers = itertools.count(1)
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._to_drop: list[int] = []
-        # What is named after what: where a step makes several calls, they come in the same order in the next one.
-        self._next: dict[int, int] = {}
-        self._last = 0
-        self._scratch = Scratch()
 
     def refer(
         self, conditioning: Mapping[str, Any], index: int = 0
@@ -107,59 +48,22 @@ class ConditioningCache:
         arguments = {name: value for name, value in conditioning.items() if value is not None}
         tensors: list[torch.Tensor] = []
         form = _form(arguments, tensors)
-        contents = _contents(tensors, self._scratch)
         for number, kept in reversed(self._kept.items()):
-            if kept.form == form and _same(kept.contents, contents, self._scratch):
-                self.use(number)
+            if kept.form == form and all(map(_same, kept.tensors, tensors)):
+                self._kept.move_to_end(number)
                 return ConditioningRef(number, index=index), {}, self._dropped()
         number = next(self._numbers)
         reference, sent = _describe(number, arguments, index)
         # Copies: the caller may write into its tensors later, and a comparison with itself would not notice.
-        self._kept[number] = _Kept(form, [content.clone() for content in contents])
-        self.use(number)
+        self._kept[number] = _Kept(form, [tensor.clone() for tensor in tensors])
         while len(self._kept) > _CAPACITY:
             self._to_drop.append(self._kept.popitem(last=False)[0])
         return reference, sent, self._dropped()
-
-    def guess(self, conditioning: Mapping[str, Any], index: int = 0) -> Guess | None:
-        """The conditioning that is likely to be this one; None if there is none.
-
-        To compare them is left to the caller, who has other things to wait for; and where it is another one to call
-        `refer`, which looks at all and keeps what is new.
-        """
-        number = self._next.get(self._last, self._last)
-        kept = self._kept.get(number)
-        if self._to_drop or kept is None:
-            return None
-        tensors: list[torch.Tensor] = []
-        if _form({name: value for name, value in conditioning.items() if value is not None}, tensors) != kept.form:
-            return None
-
-        def unlike() -> list[torch.Tensor]:
-            pairs = zip(kept.contents, _contents(tensors, self._scratch), strict=True)
-            return [_differ(one, other, self._scratch) for one, other in pairs]
-
-        def settle(right: bool) -> None:
-            if right:
-                kept.meet(tensors)
-                self.use(number)
-            else:
-                kept.times = 0
-
-        trusted = kept.times >= _TRUSTED_AFTER and kept.is_of(tensors)
-        return Guess(ConditioningRef(number, index=index), trusted, unlike, settle)
-
-    def use(self, number: int) -> None:
-        """Note that a request names this one."""
-        self._kept.move_to_end(number)
-        self._next[self._last] = number
-        self._last = number
 
     def clear(self) -> None:
         """Trust none of them any more; the pool drops with the next request what it may still hold."""
         self._to_drop += self._kept
         self._kept.clear()
-        self._next.clear()
 
     def _dropped(self) -> tuple[int, ...]:
         dropped, self._to_drop = tuple(self._to_drop), []
@@ -228,46 +132,13 @@ def _form(value: Any, tensors: list[torch.Tensor]) -> Any:
     return type(value), value
 
 
-def _contents(tensors: Sequence[torch.Tensor], scratch: Scratch) -> list[torch.Tensor]:
-    """The bytes of tensors, as integers, good until the next call: of one form always as many tensors, of the same
-    shapes.
-
-    Those on a GPU are joined, as each comparison there costs the host more than the GPU.
-    """
-    contents: list[torch.Tensor] = []
-    on_gpu: dict[torch.device, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if tensor.device.type == "cpu":
-            contents.append(joined([tensor], scratch))
-        else:
-            on_gpu.setdefault(tensor.device, []).append(tensor)
-    return contents + [joined(alike, scratch) for alike in on_gpu.values()]
-
-
-def joined(tensors: Sequence[torch.Tensor], scratch: Scratch) -> torch.Tensor:
-    """The bytes of tensors of one device as (N,) integers, the widest that fit: seven times faster to compare than
-    bfloat16, and NaN is NaN. A view where there is one tensor."""
-    width = next(dtype for dtype in _WIDTHS if all(tensor.nbytes % dtype.itemsize == 0 for tensor in tensors))
-    flat = [tensor.reshape(-1) for tensor in tensors]
-    flat = [part.clone() if part.storage_offset() * part.itemsize % width.itemsize else part for part in flat]
-    parts = [part.view(width) for part in flat]
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(parts, out=scratch.take(sum(part.numel() for part in parts), width, parts[0].device))
-
-
-def _same(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor], scratch: Scratch) -> bool:
-    """Whether all hold the same, bit for bit."""
-    pairs = list(zip(ones, others, strict=True))
-    if not all(torch.equal(one, other) for one, other in pairs if one.device.type == "cpu"):
-        return False
-    unlike = [_differ(one, other, scratch) for one, other in pairs if one.device.type != "cpu"]
-    # One question for all of a GPU's: to ask for each would wait as many times.
-    return not unlike or not bool(torch.stack(unlike).any())
-
-
-def _differ(one: torch.Tensor, other: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    """A boolean scalar on the tensors' device."""
-    if one.device.type == "cpu":
-        return torch.tensor(not torch.equal(one, other))
-    return torch.ne(one, other, out=scratch.take(one.numel(), torch.bool, one.device)).any()
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one form hold the same, bit for bit: as the widest integers that fit both, which are seven
+    times faster to compare than bfloat16, and NaN is NaN."""
+    flat = one.reshape(-1), other.reshape(-1)
+    width = next(
+        dtype
+        for dtype in _WIDTHS
+        if not any(each.nbytes % dtype.itemsize or each.data_ptr() % dtype.itemsize for each in flat)
+    )
+    return torch.equal(flat[0].view(width), flat[1].view(width))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -22,6 +23,12 @@ class OpenJob:
 
     number: int
     frames: queue.SimpleQueue[Frame] = field(default_factory=queue.SimpleQueue)
+
+    def hear(self, seconds: float) -> Frame | None:
+        """What comes next of it; None where nothing does for so long."""
+        with contextlib.suppress(queue.Empty):
+            return self.frames.get(timeout=seconds)
+        return None
 
 
 class OpenJobs:

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from parallel_runtime.errors import PoolError, SegmentError
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import Request, Step
 from parallel_runtime.said import said
 
 from ..launch import PoolSpec
-from ..wire.bell import listen
 from ..wire.connection import ConnectionClosed, FrameError
-from ..wire.frames import Frame
 from ..wire.protocol import Cancel, Compiling, Done, Failed, Job, Loading, Measuring, Progress, Shutdown, Status
 from ..wire.tensors import unpack
 from ..wire.transport import Transport
 from .failures import explain
 from .open_jobs import OpenJob, OpenJobs
-from .patience import Patience
 from .pool_state import POLL_SECONDS, PoolState
 from .submission import Callbacks, Reply, ShouldCancel, Submission
 from .supervisor_process import SupervisorProcess
@@ -36,15 +29,6 @@ CANCEL_SECONDS = 1.5
 """A job that has not ended so long after its cancel is left to end by itself."""
 ABANDONED_SECONDS = 30.0
 """So long a request waits for an abandoned job; then it takes a fresh pool."""
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """A job that is on its way: how to know its answer, and when it went out."""
-
-    job: OpenJob
-    request: Request
-    at: float  # by time.perf_counter
 
 
 class RunningPool:
@@ -59,7 +43,6 @@ class RunningPool:
         self.spec = spec
         self._wait = Wait()
         self._transport = Transport()
-        self._patience = Patience()
         self._jobs = OpenJobs()
         self._supervisor = SupervisorProcess(spec, rank_module)
         self._connection = self._supervisor.connection
@@ -144,39 +127,25 @@ class RunningPool:
             PoolError: the pool died; the next request needs a fresh one.
             Cancelled: `should_cancel` said so. The ranks have stopped, or will; see `settle`.
         """
-        request = submission.request
-        parcel = self._transport.put(submission.tensors, submission.scalars)
-        submission.vet(parcel.scalars)
-        self._state.mind_silence()  # which nobody else does where each answer is there at once
+        parcel = self._transport.put(submission.tensors)
         open_job = self._jobs.open()
-        job = Job(open_job.number, request, parcel.specs, parcel.segment)
+        job = Job(open_job.number, submission.request, parcel.specs, parcel.segment)
         try:
-            if isinstance(request, Step):
-                self._transport.ring(job)
-            sent = _Sent(open_job, request, time.perf_counter())
             self._send(job, submission.callbacks.should_cancel, parcel.buffers, bool(parcel.segment))
-            try:
-                submission.meanwhile()
-                if isinstance(request, Step):
-                    self._transport.expect(submission.device)
-            finally:  # no job is left on its way: the next one writes into the same memory
-                done, payload = self._await(sent, submission.callbacks)
-            stamps = (sent.at, *done.stamps, time.perf_counter())
-            if isinstance(request, Step):
-                self._patience.took(request.kind, stamps[-1] - sent.at)
-            return Reply(done.answer, self._transport.take(done, payload, submission.device), stamps, done.finite)
+            done, payload = self._await(open_job, submission.callbacks)
+            return Reply(done.answer, self._transport.take(done, payload, submission.device), done.finite)
         except SegmentError as error:
             self._transport.give_up(error)
         finally:
             self._jobs.leave(open_job)
         return self.submit(submission)
 
-    def _await(self, sent: _Sent, callbacks: Callbacks) -> tuple[Done, memoryview | None]:
+    def _await(self, job: OpenJob, callbacks: Callbacks) -> tuple[Done, memoryview | None]:
         """A job's end, and the payload that came with it."""
         cancelled_at: float | None = None
         told = False
         while True:
-            frame = self._hear(sent, listen_too=cancelled_at is None)
+            frame = job.hear(POLL_SECONDS)
             if frame is None:
                 if self._state.closed:
                     raise self.death()
@@ -184,11 +153,11 @@ class RunningPool:
             if cancelled_at is None and callbacks.should_cancel():
                 cancelled_at = time.monotonic()
             if cancelled_at is not None:
-                told = told or self._connection.offer(Cancel(sent.job.number))
+                told = told or self._connection.offer(Cancel(job.number))
             if frame is None:
                 if cancelled_at is not None and time.monotonic() - cancelled_at > CANCEL_SECONDS:
                     self._transport.close()  # the ranks may be reading and writing it still
-                    self._jobs.abandon(sent.job, cancelled_at)
+                    self._jobs.abandon(job, cancelled_at)
                     raise Cancelled
                 continue
             message = frame.message
@@ -206,26 +175,6 @@ class RunningPool:
                 if message.cancelled or cancelled_at is not None:
                     raise Cancelled
                 return message, frame.payload
-
-    def _hear(self, sent: _Sent, listen_too: bool) -> Frame | None:
-        """What comes next of a job; None where nothing does for POLL_SECONDS.
-
-        Args:
-            listen_too: whether to look if rank 0 has rung as well. Its answer then comes once more, through the
-                supervisor, when nobody waits for it.
-        """
-        until = time.perf_counter() + POLL_SECONDS
-        frames, request = sent.job.frames, sent.request
-        if not listen_too or not isinstance(request, Step):
-            with contextlib.suppress(queue.Empty):
-                return frames.get(timeout=POLL_SECONDS)
-            return None
-
-        def look() -> Frame | None:
-            answer = self._transport.look(sent.job.number)
-            return Frame(answer, b"", None) if answer is not None else None
-
-        return listen(frames, look, partial(self._patience.pause, request.kind), sent.at, until)
 
     def _send(
         self, message: Job, should_cancel: ShouldCancel, buffers: Sequence[memoryview] = (), elsewhere: bool = False

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from parallel_runtime.requests.requests import Answer, Request
 
-from ..wire.shared_memory import Scalar
-
 OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
 """Gets the step that has ended, how many there are, and the denoised latent where a preview was wished."""
 OnCompile = Callable[[], None]
 """Called about once a second by each rank that compiles, while it does."""
 ShouldCancel = Callable[[], bool]
-Meanwhile = Callable[[], None]
-"""What there is time for while the ranks compute."""
-Vet = Callable[[Sequence[Scalar]], None]
-"""Gets what scalars are, and raises what stops their request."""
 
 
 def ignore_progress(step: int, total: int, denoised: torch.Tensor | None) -> None:
@@ -33,14 +27,6 @@ def ignore_compiling() -> None:
 def never() -> bool:
     """For callers that never cancel."""
     return False
-
-
-def accept(scalars: Sequence[Scalar]) -> None:
-    """For requests that nothing stops."""
-
-
-def rest() -> None:
-    """For requests that leave nothing to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +48,12 @@ class Submission:
 
     Args:
         device: where the answer's tensors are wanted.
-        scalars: tensors of one element, wherever they are.
-        vet: gets their values just before the request is sent; what it raises stops that.
-        meanwhile: called when the request is on its way; what it raises comes when the answer has, and in its place.
     """
 
     request: Request
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     callbacks: Callbacks = _UNHEARD
     device: torch.device = _CPU
-    scalars: Sequence[torch.Tensor] = ()
-    vet: Vet = accept
-    meanwhile: Meanwhile = rest
 
 
 @dataclass(frozen=True)
@@ -81,11 +61,9 @@ class Reply:
     """What came back of a request that succeeded.
 
     Args:
-        stamps: when it was sent, rank 0's own stamps, when its answer came; see step_trace.py.
         finite: there is no NaN and nothing infinite in the tensors.
     """
 
     answer: Answer
     tensors: Mapping[str, torch.Tensor]
-    stamps: tuple[float, ...]
     finite: bool = True

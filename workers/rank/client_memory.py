@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..wire.frames import WITHOUT_PAYLOAD, Frame, decode_header
 from ..wire.protocol import Job
 from ..wire.shared_memory import Segment
 
@@ -38,12 +37,6 @@ class ClientMemory:
             self._segment.close()
             self._segment = None
         self._segment = Segment.open(job.segment)
-
-    def look(self, number: int) -> Frame | None:
-        """The step that the client rang for last, if it has that number."""
-        header = self._segment.asked.look(number) if self._segment is not None else None
-        job = decode_header(header, 0, WITHOUT_PAYLOAD) if header is not None else None
-        return Frame(job, header, None) if header is not None and isinstance(job, Job) else None
 
     def _shares(self, job: Job) -> bool:
         """The same for all ranks of a kind of pool."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +21,7 @@ from parallel_runtime.requests.requests import Forward, Invoke, Sample, Step
 
 from ..wire.connection import Connection
 from ..wire.error_info import describe
-from ..wire.frames import Frame, encode_header
+from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Done, Failed, Job, Launched, Ready
 from ..wire.shared_memory import Segment, write
 from ..wire.tensors import pack, unpack_meta
@@ -60,7 +58,7 @@ class Rank:
         self.rank = engine.rank
         self.device = engine.device
         self.client_memory = ClientMemory(for_all=one_host, rank=self.rank)
-        self.inbox = Inbox(connection, self.client_memory.look)
+        self.inbox = Inbox(connection)
         self.heartbeat = Heartbeat(connection, self.rank, blocks=lambda: engine.residency.pulse.count, output=output)
         self.imports = IdleImports(engine.device)
         self.spent = False
@@ -79,8 +77,8 @@ class Rank:
                 self.engine.forget_calls()
                 if self.spent:
                     return
-            if not isinstance(message, Job) or not self.inbox.take(message):
-                continue  # Run or Abandon of a job that failed here in PREPARE, or one that the bell told of before
+            if not isinstance(message, Job):
+                continue  # Run or Abandon of a job that failed here in PREPARE
             if isinstance(message.request, Step):
                 self._repeat(frame, message, message.request)
                 continue
@@ -126,28 +124,22 @@ class Rank:
 
     def _run(self, frame: Frame, job: Job, prepared: Prepared, agreed: Mapping[str, int]) -> None:
         try:
-            stamps = [self.inbox.arrived, time.perf_counter()]
             segment = self.client_memory.of(job)
             if segment is not None and self.client_memory.for_all:
-                # Every rank copies for itself: nothing to wait for. A rank outside of a step's plan may copy what is
-                # written already for the next one; it uses none of it. All other jobs are answered when all are done.
+                # Every rank copies for itself: nothing to wait for.
                 tensors, copied = take_copy(job.tensors, segment.request, self.device, prepared.own_rows)
             else:
                 payload = frame.payload if segment is None else segment.request
                 tensors, copied = share(job.tensors, payload, self.device, self.world_size), None
             control = RankControl(self, job.number)
-            stamps.append(time.perf_counter())
             answer, results = prepared.run(tensors, control, agreed)
-            stamps.append(time.perf_counter())
             if not prepared.cancelled:
                 control.finish()
             if copied is not None:
                 copied.synchronize()
             outside = None if prepared.takes_part else self._launched()
-            done = Done(job.number, self.rank, answer, prepared.cancelled, stamps=tuple(stamps), launched=outside)
+            done = Done(job.number, self.rank, answer, prepared.cancelled, launched=outside)
             done, buffers = self._put(done, results if self.rank == 0 else {}, segment)
-            if self.rank == 0 and segment is not None and buffers is None and isinstance(job.request, Step):
-                segment.answered.ring(job.number, encode_header(done))  # the client need not wait for the supervisor
         except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, which may end the pool
             alike = isinstance(job.request, _MAY_FAIL_ALIKE) and not is_lost_peer(error)
             counts = self._launched() if alike else None
@@ -158,30 +150,20 @@ class Rank:
         self.heartbeat.got_on()
         self.connection.send(done, buffers or (), buffers is None)
         self.imports.after(job.request)
-        if self.client_memory.for_all and isinstance(job.request, (Forward, Step)):
-            self.inbox.expect_step()
 
     def _put(
         self, done: Done, results: Mapping[str, torch.Tensor], segment: Segment | None
     ) -> tuple[Done, Sequence[memoryview] | None]:
-        """The message with what it says of the tensors, stamped when they are there; and the payload, None where it
-        lies in the segment, if there is one that holds it."""
+        """The message with what it says of the tensors, and the payload, None where it lies in the segment, if there is
+        one that holds it."""
         buffers: Sequence[memoryview] | None = None
-        numbers = [tensor for tensor in results.values() if tensor.numel() and tensor.is_floating_point()]
-        bounds = [bound for tensor in numbers for bound in torch.aminmax(tensor)]  # NaN is either
-        if segment is None or sum(each.nbytes for each in (*results.values(), *bounds)) > segment.answer.numel():
+        if segment is None or sum(each.nbytes for each in results.values()) > segment.answer.numel():
             specs, buffers = pack(results)
-            values = tuple(bound.item() for bound in bounds)
         else:
-            specs, values = write(segment.answer, results, bounds)  # read with the copy: no other wait for the GPU
-        done = msgspec.structs.replace(
-            done,
-            tensors=specs,
-            in_segment=buffers is None and bool(specs),
-            stamps=(*done.stamps, time.perf_counter()),
-            finite=all(map(math.isfinite, values)),
-        )
-        return done, buffers
+            specs = write(segment.answer, results)
+        finite = all(bool(torch.isfinite(tensor).all()) for tensor in results.values())
+        in_segment = buffers is None and bool(specs)
+        return msgspec.structs.replace(done, tensors=specs, in_segment=in_segment, finite=finite), buffers
 
     def _launched(self) -> tuple[Launched, ...] | None:
         """See `Failed`."""

@@ -18,9 +18,6 @@ class ActiveJob:
     """The job that the pool is busy with, and what each rank answered.
 
     Args:
-        by_bell: ranks may have heard of it from the client, before it was handed out.
-        prompt: the answer goes out when rank 0 has it; the next job begins when all ranks are through.
-
     `preparing` ends when every rank said `Ready` or `Failed`; `running` when every rank said `Done`, or one `Failed`.
     """
 
@@ -33,11 +30,8 @@ class ActiveJob:
     launched: dict[int, tuple[Launched, ...]] = field(default_factory=dict)
     result: Frame | None = None
     cancelled: bool = False
-    prompt: bool = False
-    by_bell: bool = False
     unread: bool = False
     """The rank whose end ends the pool had not read of it: to be done again, it does no harm."""
-    answered: bool = False
     _used: int = 0
 
     def answer(self, frame: Frame) -> None:
@@ -59,7 +53,7 @@ class ActiveJob:
 
     def note_unread(self, rank: int) -> None:
         """A rank is the first that ends, and had not read all that was sent to it; nothing came of it since."""
-        heard_of = rank in self.ready or rank in self.done or rank in self.failed or self.by_bell
+        heard_of = rank in self.ready or rank in self.done or rank in self.failed
         self.unread = not heard_of and all(failed.error.consequence for failed in self.failed.values())
 
     def _note(self, message: Done | Failed) -> None:
@@ -130,11 +124,6 @@ class ActiveJob:
         details = msgspec.structs.replace(answer.details, used_bytes=self._used)
         done = msgspec.structs.replace(done, answer=msgspec.structs.replace(answer, details=details))
         return Frame(done, encode_header(done), self.result.payload)
-
-    @property
-    def answerable(self) -> bool:
-        """The client can have its answer now, and has not had it."""
-        return self.result is not None and not self.answered and (self.prompt or self.finished)
 
     @property
     def finished(self) -> bool:

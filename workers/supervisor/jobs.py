@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -26,8 +27,6 @@ ALIKE_SECONDS = 5.0
 run them so. Less costs a pool that could have lived; more is waited for in vain where one rank failed alone."""
 
 _HEARD_SECONDS = 0.001
-_BELL_SECONDS = 1.0
-"""So long after a job a rank may hear of a step by the client's bell; it looks for much less (rank/inbox.py)."""
 
 
 class Jobs:
@@ -46,10 +45,6 @@ class Jobs:
         self._on_failure = on_failure
         self._waiting: deque[Frame] = deque()
         self._open = False
-        self._rested = 0.0  # since when no job was active
-        self._begun = 0  # the last job that was handed out
-        self._early: list[Frame] = []
-        """Answers to jobs that are not handed out yet: the ranks heard of a step by the client's bell."""
 
     @property
     def waiting(self) -> list[int]:
@@ -75,15 +70,12 @@ class Jobs:
         await self._next()
 
     async def cancel(self, message: Cancel) -> None:
-        """Tell the ranks to stop the active job, or forget one that waits.
-
-        A step that waits is handed out all the same: some ranks may have begun with it, and wait for the others.
-        """
+        """Tell the ranks to stop the active job, or forget one that waits."""
         if self.active is not None and self.active.number == message.number:
             self.active.cancelled = True
             await self._members.tell(message)
             return
-        kept = deque(frame for frame in self._waiting if not _may_go(frame, message.number))
+        kept = deque(frame for frame in self._waiting if getattr(frame.message, "number", None) != message.number)
         if len(kept) < len(self._waiting):
             self._waiting = kept
             await self._client.send(Failed(message.number, 0, CANCELLED, cancelled=True))
@@ -98,12 +90,12 @@ class Jobs:
         elif isinstance(frame.message, (Loading, Measuring)):
             await self._client.forward(frame)
         elif isinstance(frame.message, (Ready, Done, Failed)):
-            if frame.message.number > self._begun:
-                self._early.append(frame)
-            elif self.active is not None and frame.message.number == self.active.number:
-                self.active.answer(frame)
-                self.stall.through(frame.message.rank)
-                await self._advance(self.active)
+            job = self.active
+            if job is None or job.number != frame.message.number:
+                return
+            job.answer(frame)
+            self.stall.through(frame.message.rank)
+            await self._advance(job)
 
     async def _next(self) -> None:
         if not self._open or self.active is not None or not self._waiting:
@@ -111,19 +103,10 @@ class Jobs:
         frame = self._waiting.popleft()
         assert isinstance(frame.message, Job)
         request = frame.message.request
-        self.active = ActiveJob(
-            frame.message.number,
-            self._members.size,
-            "running" if isinstance(request, Step) else "preparing",
-            prompt=isinstance(request, Step),
-            by_bell=isinstance(request, Step) and time.monotonic() - self._rested < _BELL_SECONDS,
-        )
+        phase: Literal["preparing", "running"] = "running" if isinstance(request, Step) else "preparing"
+        self.active = ActiveJob(frame.message.number, self._members.size, phase)
         self.stall.start(self._members.size, time.monotonic())
         await self._members.hand_out(frame)
-        self._begun = frame.message.number
-        early, self._early = self._early, []
-        for answer in early:
-            await self.answer(answer)
 
     async def _advance(self, job: ActiveJob) -> None:
         if job.phase == "preparing" and job.prepared:
@@ -151,10 +134,7 @@ class Jobs:
             return
         if job.finished:
             self._rest()
-        if job.answerable:
-            job.answered = True
             await self._client.forward(job.told)
-        if job.finished:
             await self._next()
 
     async def _abandon(self, job: ActiveJob) -> None:
@@ -186,11 +166,4 @@ class Jobs:
 
     def _rest(self) -> None:
         self.active = None
-        self._rested = time.monotonic()
         self.stall.stop()
-
-
-def _may_go(frame: Frame, number: int) -> bool:
-    """Whether this is the job of that number, and no rank can have heard of it."""
-    job = frame.message
-    return isinstance(job, Job) and job.number == number and not isinstance(job.request, Step)

@@ -15,7 +15,7 @@ from parallel_runtime.requests.requests import Answer, Request
 
 from .error_info import ErrorInfo
 
-VERSION = 8
+VERSION = 9
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
@@ -187,7 +187,6 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     `cancelled` jobs have none.
 
     Args:
-        stamps: rank 0's times of this job, see step_trace.py.
         launched: of a rank that had no part in it.
         finite: there is no NaN and nothing infinite in the result.
     """
@@ -198,7 +197,6 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     cancelled: bool = False
     tensors: tuple[TensorSpec, ...] = ()
     in_segment: bool = False
-    stamps: tuple[float, ...] = ()
     launched: tuple[Launched, ...] | None = None
     finite: bool = True
 

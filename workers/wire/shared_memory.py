@@ -2,8 +2,7 @@
 
 A segment has two halves. The client writes a request's tensors into the first, rank 0 the answer's into the second.
 A pool runs one job at a time, and a request is written when the last answer has been taken: so neither half is
-written while it is read. In front of them lies a bell for each direction, by which one side tells the other that the
-bytes of a step are there. Where there is a GPU both sides register the segment as pinned, so that copies run at the
+written while it is read. Where there is a GPU both sides register the segment as pinned, so that copies run at the
 speed of the bus and beside kernels.
 """
 
@@ -14,7 +13,7 @@ import fcntl
 import mmap
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -23,18 +22,10 @@ from parallel_runtime.errors import SegmentError
 from parallel_runtime.pinned_memory import PORTABLE, register, unregister
 from parallel_runtime.said import said
 
-from .bell import BELL_BYTES, Bell
 from .protocol import TensorSpec
 from .tensors import spec_of
 
-Scalar = bool | int | float
-
-_BELLS = 2 * BELL_BYTES
 LEAST_BYTES = 16 << 20
-_SMALL = 1 << 20
-"""Fewer bytes are joined before they are copied: one launch for all of them. More are copied one by one, without a new
-tensor of that size: a profile found ComfyUI's process busy with making such tensors (docs/performance.md); why is not
-known."""
 _PATH = re.compile(r"/proc/\d+/fd/\d+")
 
 
@@ -53,10 +44,7 @@ class Segment:
         self._descriptor = descriptor
         self._map = mmap.mmap(descriptor, 0)
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
-        bells = memoryview(self._map)
-        self.asked, self.answered = Bell(bells[:BELL_BYTES]), Bell(bells[BELL_BYTES:_BELLS])
-        half = (whole.numel() - _BELLS) // 2
-        self.request, self.answer = whole[_BELLS:].split(half)
+        self.request, self.answer = whole.split(whole.numel() // 2)
         self._pinned = _register(whole)
 
     @classmethod
@@ -71,7 +59,7 @@ class Segment:
         except (OSError, AttributeError) as error:
             raise SegmentError("No memory can be shared with the ranks: " + str(error) + ".", "") from error
         try:
-            os.ftruncate(descriptor, _BELLS + 2 * half)
+            os.ftruncate(descriptor, 2 * half)
             # Sealed: whoever maps it can rely on its size, and never reads beyond an end that moved.
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
@@ -112,10 +100,8 @@ class Segment:
     def close(self) -> None:
         """Let go of it. Views of it stay valid as long as somebody holds them."""
         if self._pinned:
-            unregister(self.request.data_ptr() - _BELLS)
+            unregister(self.request.data_ptr())
             self._pinned = False
-        self.asked.close()
-        self.answered.close()
         self.request = self.answer = torch.empty(0, dtype=torch.uint8)
         with contextlib.suppress(BufferError):  # a view is held: the mapping goes with it
             self._map.close()
@@ -129,37 +115,26 @@ def half_for(size: int) -> int:
     return max(LEAST_BYTES // 2, 1 << (size - 1).bit_length() if size else 0)
 
 
-def write(
-    half: torch.Tensor, tensors: Mapping[str, torch.Tensor], scalars: Sequence[torch.Tensor] = ()
-) -> tuple[tuple[TensorSpec, ...], tuple[Scalar, ...]]:
+def write(half: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
     """Write tensors into one half of a segment, one after the other; return what they are, when all bytes are there.
 
     Args:
-        tensors: on the CPU or a GPU; together with the scalars no more than `half` holds.
-        scalars: of one element, on the CPU or a GPU; their values are returned too.
+        tensors: on the CPU or a GPU; no more than `half` holds.
 
     Raises:
         TypeError: a tensor of a type that does not travel.
     """
     specs = tuple(spec_of(name, tensor) for name, tensor in tensors.items())
-    parts = [_bytes_of(tensor) for tensor in (*tensors.values(), *scalars)]
-    size = sum(part.numel() for part in parts)
-    if size < _SMALL and len({part.device for part in parts}) == 1 and parts[0].device.type != "cpu":
-        parts = [torch.cat(parts)]  # one copy: to launch each takes longer than to join them
     start, devices = 0, set()
-    for data in parts:
+    for tensor in tensors.values():
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         half[start : start + data.numel()].copy_(data, non_blocking=True)
         start += data.numel()
         if data.device.type == "cuda":
             devices.add(data.device)
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
-    start -= sum(scalar.nbytes for scalar in scalars)
-    values: list[Scalar] = []
-    for scalar in scalars:
-        values.append(half[start : start + scalar.nbytes].clone().view(scalar.dtype).item())
-        start += scalar.nbytes
-    return specs, tuple(values)
+    return specs
 
 
 def read(half: torch.Tensor, into: torch.Tensor) -> torch.cuda.Event | None:
@@ -176,10 +151,6 @@ def read(half: torch.Tensor, into: torch.Tensor) -> torch.cuda.Event | None:
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(into.device))
     return event
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _register(memory: torch.Tensor) -> bool:

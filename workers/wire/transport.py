@@ -8,13 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .frames import WITHOUT_PAYLOAD, decode_header, encode_header, tensor_bytes
-from .protocol import Done, Job, TensorSpec
-from .shared_memory import Scalar, Segment, SegmentError, half_for, read, write
+from .frames import tensor_bytes
+from .protocol import Done, TensorSpec
+from .shared_memory import Segment, SegmentError, half_for, read, write
 from .tensors import pack, unpack
-
-_SCALARS_BYTES = 4096
-"""Memory for scalars, however many there are: a step must not need another segment than the call that prepared it."""
 
 log = logging.getLogger("parallel_dit")
 
@@ -25,13 +22,11 @@ class Parcel:
 
     Args:
         segment: path of the segment in which they lie; "" where `buffers` holds them.
-        scalars: the values of those that came along.
     """
 
     specs: tuple[TensorSpec, ...]
     buffers: Sequence[memoryview] = ()
     segment: str = ""
-    scalars: tuple[Scalar, ...] = ()
 
 
 class Transport:
@@ -41,37 +36,19 @@ class Transport:
         self._segment: Segment | None = None
         self._possible = True
         self._on_its_way: torch.cuda.Event | None = None
-        self._answer_memory: torch.Tensor | None = None
-        self._size = 0
 
-    def put(self, tensors: Mapping[str, torch.Tensor], scalars: Sequence[torch.Tensor] = ()) -> Parcel:
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> Parcel:
         """Bring tensors to where the ranks can take them.
-
-        Args:
-            scalars: of one element each, wherever they are computed; their values are known when the tensors are there,
-                so that a GPU is waited for once.
 
         Raises:
             TypeError: a tensor of a type that does not travel.
         """
         self._finish_taking()
-        segment = self._segment_for(sum(tensor.nbytes for tensor in tensors.values()) + _SCALARS_BYTES)
+        segment = self._segment_for(sum(tensor.nbytes for tensor in tensors.values()))
         if segment is None:
             specs, buffers = pack(tensors)
-            return Parcel(specs, buffers, scalars=tuple(scalar.item() for scalar in scalars))
-        specs, values = write(segment.request, tensors, scalars)
-        return Parcel(specs, (), segment.path, values)
-
-    def ring(self, job: Job) -> None:
-        """Tell the ranks of a step whose tensors `put` wrote. They are told through the supervisor as well."""
-        if self._segment is not None and job.segment:
-            self._segment.asked.ring(job.number, encode_header(job))
-
-    def look(self, number: int) -> Done | None:
-        """The answer of that number, if rank 0 has rung for it: long before it comes through the supervisor."""
-        message = self._segment.answered.look(number) if self._segment is not None else None
-        answer = decode_header(message, 0, WITHOUT_PAYLOAD) if message is not None else None
-        return answer if isinstance(answer, Done) else None
+            return Parcel(specs, buffers)
+        return Parcel(write(segment.request, tensors), (), segment.path)
 
     def take(self, done: Done, payload: memoryview | None, device: torch.device) -> dict[str, torch.Tensor]:
         """The tensors of an answer, copied to `device`."""
@@ -79,15 +56,9 @@ class Transport:
             return {name: tensor.to(device) for name, tensor in unpack(done.tensors, payload).items()}
         assert self._segment is not None
         size = sum(tensor_bytes(spec) for spec in done.tensors)
-        into, self._answer_memory, self._size = self._answer_memory, None, size
-        if into is None or into.numel() != size or into.device != device:
-            into = torch.empty(size, dtype=torch.uint8, device=device)
+        into = torch.empty(size, dtype=torch.uint8, device=device)
         self._on_its_way = read(self._segment.answer[:size], into)
         return unpack(done.tensors, into)
-
-    def expect(self, device: torch.device) -> None:
-        """Have memory for an answer as large as the last one: who waits for it has time now, and none when it comes."""
-        self._answer_memory = torch.empty(self._size, dtype=torch.uint8, device=device)
 
     def give_up(self, error: SegmentError) -> None:
         """The ranks cannot open the segment: everything goes over the socket from now on."""
