@@ -143,10 +143,20 @@ def compiled_by_comfyui(graph: Graph) -> Graph:
     }
 
 
-def anew(graph: Graph) -> Graph:
-    """The same picture, which ComfyUI may not take out of its cache."""
+def anew(graph: Graph, number: int = 1) -> Graph:
+    """The same picture, which ComfyUI cannot take out of its cache where the number is another."""
     text = graph["positive"]
-    return {**graph, "positive": {**text, "inputs": {**text["inputs"], "again": 1}}}
+    return {**graph, "positive": {**text, "inputs": {**text["inputs"], "again": number}}}
+
+
+def step_by_step(graph: Graph) -> Graph:
+    """The graph with a node before the sampler that keeps its loop in ComfyUI."""
+    sampler = graph[SAMPLER]
+    return {
+        **graph,
+        "looked": node("BenchmarkLooked", model=link("model")),
+        SAMPLER: {**sampler, "inputs": {**sampler["inputs"], "model": link("looked")}},
+    }
 
 
 def decoded(graph: Graph, picture: Picture) -> Graph:

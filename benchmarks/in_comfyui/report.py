@@ -56,6 +56,7 @@ def tables(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
     parts += [_faults([result for result in results if result.get("kind") == "fault"])]
     parts += [_table("A journey with the defaults", *journey_table(results))]
     parts += [_distances([result for result in results if result.get("kind") == "distance"])]
+    parts += [_loops([result for result in results if result.get("kind") == "loops"])]
     parts += [_failures(results)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -153,6 +154,13 @@ def _faults(results: Sequence[Result]) -> str:
         for result in results
     ]
     return _table("Faults: seconds", ["fault", "way", "ended after", "next first step after", "said"], rows)
+
+
+def _loops(results: Sequence[Result]) -> str:
+    keys = ("node", "ms", "first step s", "all s")
+    rows = [[result["model"], *map(row.get, keys)] for result in results for row in result.get("rows", ())]
+    title = "Loops of each sampler node: ms a step, seconds to the first step and in all, of a third prompt"
+    return _table(title, ["model", *keys], rows)
 
 
 def _distances(results: Sequence[Result]) -> str:

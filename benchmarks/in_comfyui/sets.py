@@ -17,6 +17,7 @@ from .measures.controlnet import controlnet
 from .measures.distances import distances
 from .measures.faults import cancel, fault, kill_rank, stop_rank
 from .measures.limit import limited
+from .measures.loops import loops
 from .measures.lora import lora
 from .measures.memory import unload
 from .measures.speed import short_speed, speed
@@ -25,7 +26,7 @@ from .measures.switch import experts, turns, two_in_a_step
 
 SETS = (
     "quick", "families", "memory", "start", "switch", "experts", "video", "lora", "controlnet", "faults",
-    "host_networks", "memory_limit", "journey", "distances",
+    "host_networks", "memory_limit", "journey", "distances", "loops",
 )  # fmt: skip
 SECONDS = {
     "quick": 350.0,
@@ -35,6 +36,7 @@ SECONDS = {
     "memory_limit": 1500.0,
     "journey": 560.0,
     "distances": 560.0,
+    "loops": 400.0,
 }
 """Of a whole set, by default `USUAL`."""
 SETTLING, SETTLING_HOST = 20.0, 75.0
@@ -42,7 +44,7 @@ SETTLING, SETTLING_HOST = 20.0, 75.0
 networks, whose compiler has ComfyUI load the file."""
 OF_COMFYUI = ("host_networks", "controlnet")
 """Sets that run ComfyUI's own networks."""
-ALONE = ("host_networks", "memory_limit", "journey", "distances")
+ALONE = ("host_networks", "memory_limit", "journey", "distances", "loops")
 """Sets that "all" leaves out."""
 USUAL = 470.0
 NATIVE = Way()
@@ -228,6 +230,11 @@ def _distances(one: str, many: str) -> Iterator[Measure]:
         yield Measure(f"distances {file}", (file,), 240, partial(distances, file=file))
 
 
+def _loops(one: str, many: str) -> Iterator[Measure]:
+    for file in ("flux", *SMALL):
+        yield Measure(f"loops {file}", (file,), 150, partial(loops, file=file))
+
+
 _MAKERS = {
     "quick": _quick,
     "families": _families,
@@ -243,4 +250,5 @@ _MAKERS = {
     "memory_limit": _memory_limit,
     "journey": _journey,
     "distances": _distances,
+    "loops": _loops,
 }

@@ -110,6 +110,25 @@ class Mark(io.ComfyNode):
         return io.NodeOutput(samples)
 
 
+class Looked(io.ComfyNode):
+    """A MODEL with a function after guidance that no rank can have, as some pack's node might set: it goes by steps."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="BenchmarkLooked",
+            category="benchmark",
+            inputs=[io.Model.Input("model")],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model: Any) -> io.NodeOutput:
+        looked = model.clone()
+        looked.set_model_sampler_post_cfg_function(lambda seen: seen["denoised"])
+        return io.NodeOutput(looked)
+
+
 @PromptServer.instance.routes.get("/benchmark/events/{prompt}")
 async def events(request: web.Request) -> web.Response:
     """What happened in a prompt."""
@@ -119,7 +138,7 @@ async def events(request: web.Request) -> web.Response:
 class BenchmarkPack(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         follow_progress()
-        return [RandomText, Latents, Mark]
+        return [RandomText, Latents, Mark, Looked]
 
 
 def comfy_entrypoint() -> BenchmarkPack:
