@@ -28,7 +28,7 @@ class Family:
         spec: the family's name in the registry.
         config: arguments of its transformer.
         calls: of unlike sizes, some of which no number of ranks divides.
-        too_small: one of a single token, where that cannot run on two ranks.
+        too_small: one of a single token, which two ranks cannot share.
     """
 
     spec: str

@@ -17,7 +17,7 @@ from parallel_runtime.denoising.predict import Predictor
 from parallel_runtime.engine.plan_meshes import Joined, Meshes
 from parallel_runtime.networks.absent_blocks import keep_blocks
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.parallel_transformer import parallelize
+from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.pipefusion.stage import Stage

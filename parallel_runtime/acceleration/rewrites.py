@@ -4,7 +4,7 @@ A linear layer followed by GELU becomes one matrix product that applies GELU bef
 concatenated inputs becomes one product per input, added up, and the concatenation is never made. FLUX.1's single
 blocks have both: 97 us of elementwise work for 4608 tokens on an H200 become 28 us (docs/performance.md).
 Norms join the rotary embedding that follows (rotary_rewrites.py), three projections of one input become one product
-(projections.py), and attention over peer memory takes in more of its block (peer_rewrites.py). What ComfyUI's blocks
+(projections.py), and attention takes in more of its block (attention_rewrites.py). What ComfyUI's blocks
 have instead becomes the same operators (host_rewrites.py). The numbers are the same to rounding: GELU sees the float32
 sum, a partial sum is rounded once.
 """
@@ -23,9 +23,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ..attention import projections  # noqa: F401 - its operator
 from ..attention.operators import operator, shapes_of
-from .host_attention_rewrites import rewrite_host_attention
+from .attention_rewrites import rewrite_attention
 from .host_rewrites import rewrite_host_rotations, split_products
-from .peer_rewrites import rewrite_peer_attention
 from .rotary_rewrites import drop_unused, rewrite_rotations
 
 log = logging.getLogger(__name__)
@@ -102,8 +101,7 @@ class Rewrites(CustomGraphPass):
         rewrite_rotations(graph)
         rewrite_host_rotations(graph)
         drop_unused(graph)  # what was replaced would count as a user
-        rewrite_peer_attention(graph)
-        rewrite_host_attention(graph)
+        rewrite_attention(graph)
         drop_unused(graph)
 
     def __eq__(self, other: object) -> bool:

@@ -10,7 +10,7 @@ from ..mesh.mesh import Mesh, single_rank_mesh
 from ..networks.absent_blocks import keep_blocks
 from ..networks.comfyui.host_network import HostNetwork
 from ..networks.diffusers.spec import ModelSpec
-from ..networks.parallel_transformer import ParallelTransformer, parallelize
+from ..networks.wrapped.parallel_transformer import ParallelTransformer, parallelize
 from ..pipefusion.stage import Stage
 from ..streaming.block_stream import BlockStream
 

@@ -56,7 +56,7 @@ class BlockCompilation:
     def go_on(self, agreed: Mapping[str, int]) -> None:
         """Run a request's blocks compiled, or as they are where some rank has too many graphs already.
 
-        Compiled blocks of diffusers' classes exchange in another way than plain ones: all ranks do the same.
+        Compiled blocks of a stage exchange in another way than plain ones: all ranks do the same.
 
         Args:
             agreed: the least of all ranks' `offers`.
@@ -88,17 +88,23 @@ class BlockCompilation:
 
 
 def compile_blocks(parts: NetworkParts) -> BlockCompilation:
-    """Have a diffusers transformer's blocks compiled when they first run; weights are laid out for that at once."""
+    """Have the blocks of a diffusers stage compiled when they first run."""
     # Imports much of torch that nothing else needs.
     from ..acceleration.compiled_blocks import CompiledBlocks
+
+    present = [block for block in parts.blocks if not is_absent(block)]
+    return BlockCompilation(CompiledBlocks(present, prepare_blocks(parts)))
+
+
+def prepare_blocks(parts: NetworkParts) -> bool:
+    """Lay out a diffusers transformer for compiled blocks; return whether its projections lie side by side."""
     from ..acceleration.compiler import allow_in_graph
     from .diffusers.lean_imports import untraced_classes
 
-    present = [block for block in parts.blocks if not is_absent(block)]
     # On a CPU the weights may be the memory-mapped file itself, which they would leave.
     together = parts.device.type == "cuda"
     if together:
         place_side_by_side(parts.attention.values())
     allow_in_graph(untraced_classes(parts.transformer))
     exchange_rotary(parts.attention.values())
-    return BlockCompilation(CompiledBlocks(present, together))
+    return together

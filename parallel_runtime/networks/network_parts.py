@@ -16,7 +16,6 @@ from ..errors import ConfigurationError, UnsupportedModelError
 from ..mesh.mesh import Layout
 from ..said import said
 from .diffusers.spec import ModelSpec
-from .modulation import SharedModulation, find_modulations
 from .module_paths import find_modules
 
 
@@ -28,7 +27,6 @@ class NetworkParts:
         device, dtype, heads, head_dim: of its attention.
         kernel: what attends, a key of KERNELS.
         attention: modules whose attention goes over the split tokens, by path; none in a U-Net.
-        modulations: by the path of the module to hook them to.
         blocks: what `spec.block_lists` hold, in forward order.
     """
 
@@ -40,7 +38,6 @@ class NetworkParts:
     head_dim: int
     kernel: str
     attention: dict[str, nn.Module]
-    modulations: dict[str, SharedModulation]
     blocks: tuple[nn.Module, ...]
 
     @classmethod
@@ -81,7 +78,6 @@ class NetworkParts:
             head_dim=head_dim,
             kernel=kernel,
             attention=_attention(transformer, spec),
-            modulations=find_modulations(transformer, spec),
             blocks=_blocks(transformer, spec),
         )
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..acceleration.peer_sharing import PeerSharing
 from ..mesh.mesh import Mesh
 from .attended_tokens import AttendedTokens
 from .sequence_layout import SequenceLayout
@@ -17,23 +16,22 @@ from .shares import gather_shares, take_share
 
 
 class SequenceSplit:
-    """Splits the tokens of one forward after the other; one object per wrapped transformer.
+    """Splits the tokens of one forward after the other; one object per stage.
 
     Args:
         attended: see ModelSpec.
-        peers: None keeps the exchange on collectives.
     """
 
-    def __init__(self, mesh: Mesh, attended: tuple[str, ...], peers: PeerSharing | None = None):
+    def __init__(self, mesh: Mesh, attended: tuple[str, ...]):
         self.attended = attended
-        self.tokens = AttendedTokens(mesh, attended, peers)
+        self.tokens = AttendedTokens(mesh, attended, None)
         """What attention over all tokens reads."""
         self._over_parts: list[AttendedTokens] = []
         self.set_mesh(mesh)
 
     def among(self, attended: tuple[str, ...]) -> AttendedTokens:
         """What an attention reads that goes over some of the tokens; it follows."""
-        tokens = AttendedTokens(self._mesh, attended, self.tokens.peers)
+        tokens = AttendedTokens(self._mesh, attended, None)
         self._over_parts.append(tokens)
         return tokens
 

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..loading.checkpoint import Checkpoint
+from ..networks.comfyui.diffusers_networks import DIFFUSERS
 from ..networks.diffusers.spec import ModelSpec
 from ..requests.facts import ModelFacts, RequestFacts
 
@@ -105,7 +106,12 @@ def _is_like(layer: str, patterns: Iterable[str]) -> bool:
 
 def _shared(spec: ModelSpec, blocks: Mapping[str, Mapping[str, tuple[int, ...]]]) -> int:
     """Count the weights in blocks that ranks multiply in shares."""
-    patterns = [_as_regex(path) + r"\.weight" for paths in spec.modulations.values() for path in paths]
+    patterns = [
+        _as_regex(f"{cut.path}.*.{layer}") + r"\.weight"
+        for cut in DIFFUSERS.get(spec.transformer_class, ())
+        for layers in cut.modulations.values()
+        for layer in layers
+    ]
     return sum(
         math.prod(shape)
         for path, parameters in blocks.items()

@@ -43,7 +43,7 @@ import torch
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from benchmarks.load_transformer import load_transformer
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks.parallel_transformer import parallelize
+from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 checkpoint = open_checkpoint(Path(sys.argv[1]))
 module = load_transformer(checkpoint, torch.float32, torch.device("cpu"))
 wrapped = parallelize(module, checkpoint.spec, single_rank_mesh())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,17 +13,23 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.networks.comfyui.diffusers_networks import DIFFUSERS
+from parallel_runtime.networks.comfyui.host_modulation import assign
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.modulation import assign
 from parallel_runtime.networks.module_paths import find_modules
-from parallel_runtime.networks.parallel_transformer import parallelize
+from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
 from tests.ranks import run_ranks
 
 LAYERS = 5
-PATHS = sorted(find_modules(build_transformer(layers=LAYERS), FLUX.modulations["time_text_embed"]))
+NAMES = [
+    f"{cut.path}.*.{layer}"
+    for cut in DIFFUSERS[FLUX.transformer_class]
+    for layers in cut.modulations.values()
+    for layer in layers
+]
+PATHS = sorted(find_modules(build_transformer(layers=LAYERS), NAMES))
 CASES: list[list[Any]] = [[[4, 6], 12, 1], [[5, 5], 7, 2]]
 
 
@@ -47,7 +52,7 @@ class ReadWeights(TorchDispatchMode):
 def run_eager(rank: int, world_size: int, plans: list[dict[str, int]]) -> dict[str, Any]:
     """Run by `run_ranks`: every case on every plan, and whose weights were read in each."""
     transformer = build_transformer(layers=LAYERS)
-    layers = find_modules(transformer, FLUX.modulations["time_text_embed"])
+    layers = find_modules(transformer, NAMES)
     before = {path: (type(layer), sorted(vars(layer))) for path, layer in layers.items()}
     weights = {name: tensor.data_ptr() for name, tensor in transformer.state_dict().items()}
     wrapped = parallelize(transformer, FLUX, single_rank_mesh())
@@ -133,21 +138,3 @@ def test_flux_1_is_assigned_so_that_no_rank_has_a_sixteenth_more_than_its_share(
     sizes = [18432] * 38 + [9216] * 38
     most = max(sum(sizes[index] for index in own) for own in assign(sizes, ranks))
     assert most < (1 + 1 / 16) * sum(sizes) / ranks
-
-
-@pytest.mark.parametrize(
-    ("modulations", "named"),
-    [
-        ({"time_text_embed": ("transformer_blocks.*.no_norm",)}, r"transformer_blocks\.\*\.no_norm"),
-        ({"time_text_embed": ("transformer_blocks.*.norm1",)}, r"transformer_blocks\.\*\.norm1"),  # not the layer in it
-        ({"no_embedder": ("transformer_blocks.*.norm1.linear",)}, "no_embedder"),
-    ],
-)
-def test_modulation_layers_that_are_not_there_are_refused_and_nothing_changes(modulations, named):
-    transformer = build_transformer()
-    before = {name: (type(module), sorted(vars(module))) for name, module in transformer.named_modules()}
-    hooks = {name: len(module._forward_hooks) for name, module in transformer.named_modules()}
-    with pytest.raises(UnsupportedModelError, match=named):
-        parallelize(transformer, replace(FLUX, modulations=modulations), single_rank_mesh())
-    assert {name: (type(module), sorted(vars(module))) for name, module in transformer.named_modules()} == before
-    assert {name: len(module._forward_hooks) for name, module in transformer.named_modules()} == hooks

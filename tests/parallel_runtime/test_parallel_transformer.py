@@ -12,10 +12,11 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.mesh.mesh import Mesh, single_rank_mesh
+from parallel_runtime.networks.comfyui.cut_blocks import CutBlock
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.parallel_transformer import parallelize
 from parallel_runtime.networks.sequence import SequenceSplit
 from parallel_runtime.networks.sequence_attention import SequenceAttention
+from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer, forward_arguments, relative_error, run
 
 GIVEN = ((5, 3), 7, 2)
@@ -62,10 +63,10 @@ def test_unwrap_leaves_no_trace_and_the_transformer_gives_its_own_result_bit_for
     processors = {name: m.processor for name, m in transformer.named_modules() if hasattr(m, "processor")}
     wrapped = parallelize(transformer, FLUX, ONE, attention="math", compile=True)
     assert len(hooks(transformer)) > len(before)
-    assert transformer.transformer_blocks[0]._compiled_call_impl is not None
+    assert isinstance(transformer.transformer_blocks[0].forward, CutBlock)
     assert wrapped.unwrap() is transformer
     assert hooks(transformer) == before
-    assert all(block._compiled_call_impl is None for block in transformer.modules())
+    assert all("forward" not in vars(module) for module in transformer.modules())
     after = {name: module.processor for name, module in transformer.named_modules() if hasattr(module, "processor")}
     assert all(after[name] is processor for name, processor in processors.items())
     assert torch.equal(run(transformer, *GIVEN, dtype=torch.bfloat16), expected)

@@ -21,7 +21,7 @@ from parallel_runtime.attention.projections import place_side_by_side, project_t
 from parallel_runtime.attention.rotary import norm_rotate, rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.parallel_transformer import parallelize
+from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
 
 

@@ -19,10 +19,10 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.parallel_transformer import parallelize
 from parallel_runtime.networks.sequence import SequenceSplit
 from parallel_runtime.networks.sequence_attention import SequenceAttention
 from parallel_runtime.networks.shares import take_share
+from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer
 from tests.ranks import run_ranks
 

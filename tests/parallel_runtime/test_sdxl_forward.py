@@ -12,8 +12,9 @@ from parallel_runtime.config import ParallelConfig, ParallelPlan
 from parallel_runtime.denoising.predict import Call, Predictor
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.networks.comfyui.cut_blocks import WholeBlock
 from parallel_runtime.networks.diffusers.sdxl import SDXL
-from parallel_runtime.networks.parallel_transformer import parallelize
+from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from parallel_runtime.planning.describe import describe_model, describe_request
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.plan import resolve_plan
@@ -91,14 +92,18 @@ def test_cfg_2_and_data_2_give_the_one_process_result_on_every_rank():
 
 @pytest.mark.slow
 def test_compiled_transformer_blocks_without_graph_breaks_give_the_same_result():
+    from torch._dynamo.utils import counters
+
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     expected = Predictor(parallelize(build(ONE_WIDTH), SDXL, single_rank_mesh()), single_rank_mesh())
     compiled = parallelize(build(ONE_WIDTH), SDXL, single_rank_mesh(), compile=True)
-    blocks = [path for path, module in compiled.named_modules() if module._compiled_call_impl is not None]
+    blocks = [path for path, module in compiled.named_modules() if isinstance(vars(module).get("forward"), WholeBlock)]
     assert len(blocks) == 4  # down, middle, and two on the way up
     assert all(path.endswith(".transformer_blocks.0") for path in blocks)
     calls = [_call(6, (6, 4), 2)]
+    graphs = counters["stats"]["unique_graphs"]
     output = Predictor(compiled, single_rank_mesh())(calls)[0]
+    assert counters["stats"]["unique_graphs"] > graphs
     assert relative_error(output, expected(calls)[0]) < 1e-5
 
 

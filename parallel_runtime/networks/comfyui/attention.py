@@ -13,7 +13,7 @@ import torch
 from ...attention.kernels import AttentionKernel
 from ...switches import is_on
 from ..sequence_attention import SequenceAttention
-from .attention_operator import through_operator
+from .attention_operator import the_kernel, through_operator
 from .token_split import TokenSplit, take
 
 log = logging.getLogger(__name__)
@@ -126,6 +126,8 @@ class HostAttention:
             return through_operator(
                 function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
             )  # fmt: skip
+        if function is the_kernel:
+            function = self._by_kernel
         split = self._split
         streams = split.streams
         if streams is None:
@@ -166,6 +168,20 @@ class HostAttention:
             key, value = (each.repeat_interleave(query.shape[2] // each.shape[2], 2) for each in (key, value))
         attended = self._attend(query, key, value, mask, kwargs.get("scale"))
         return attended.transpose(1, 2) if skip_output_reshape else attended.flatten(2)
+
+    def _by_kernel(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        heads: int,
+        mask: torch.Tensor | None = None,
+        scale: float | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """What stands behind `the_kernel`: (B, heads, N, D) -> (B, N, heads * D)."""
+        query, key, value = (each.transpose(1, 2) for each in (q, k, v))
+        return self._kernel.attend(query, key, value, mask, scale).flatten(2)
 
     def _attend_whole(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: int, skip_reshape: bool, scale: float | None

@@ -78,6 +78,24 @@ def in_order(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def attend_by_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    """What diffusers' processors call (attention/rebind.py): tensors are (batch, tokens, heads, head dim)."""
+    heads = query.shape[2]
+    q, k, v = (each.transpose(1, 2) for each in (query, key, value))
+    if torch.compiler.is_compiling():
+        attended = through_operator(the_kernel, q, k, v, heads, mask, skip_reshape=True, scale=scale)
+    else:
+        attended = _NOW.attention(the_kernel, "", q, k, v, heads, mask, skip_reshape=True, scale=scale)
+    return attended.unflatten(2, (heads, -1))
+
+
+def the_kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Stands for the kernel that `HostAttention` has, where a function of ComfyUI's would be named."""
+    raise NotImplementedError
+
+
 def through_operator(
     function: Callable[..., torch.Tensor],
     q: torch.Tensor,
@@ -98,7 +116,7 @@ def through_operator(
     others = {name: value for name, value in kwargs.items() if name not in _UNNAMED and value is not None}
     scale, gqa = others.pop("scale", None), bool(others.pop("enable_gqa", False))
     low_precision = bool(others.pop("low_precision_attention", True))
-    if others or function.__module__ != FUNCTIONS:
+    if others or (function.__module__ != FUNCTIONS and function is not the_kernel):
         raise ValueError("attention with arguments that are not known here")
     made: torch.Tensor = torch.ops.parallel_dit.host_attention.default(
         q, k, v, heads, mask, function.__name__, TRACED.where, attn_precision, skip_reshape, skip_output_reshape,
@@ -141,7 +159,7 @@ def host_attention(
         named["enable_gqa"] = True
     if not low_precision:
         named["low_precision_attention"] = False
-    attend = getattr(importlib.import_module(FUNCTIONS), function)
+    attend = the_kernel if function == the_kernel.__name__ else getattr(importlib.import_module(FUNCTIONS), function)
     made: torch.Tensor = _NOW.attention(
         getattr(attend, "__wrapped__", attend), where, q, k, v, heads, mask=mask, attn_precision=precision,
         skip_reshape=skip_reshape, skip_output_reshape=skip_output_reshape, **named,
@@ -190,7 +208,7 @@ def host_attention_of_parts(
 ) -> torch.Tensor:
     """The same with the norms and the rotary embedding before it, and with what a block makes of it.
 
-    Rewrites make it (acceleration/host_attention_rewrites.py). What of it is one kernel, or goes on while tensors
+    Rewrites make it (acceleration/attention_rewrites.py). What of it is one kernel, or goes on while tensors
     travel, is decided where it runs, by what the ranks are: see `attend_over_peers` for the arguments.
 
     Returns:

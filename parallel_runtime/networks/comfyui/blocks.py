@@ -1,4 +1,4 @@
-"""What is said of a ComfyUI network so that ranks can share out its tokens: data alone."""
+"""What is said of a network so that ranks can share out its tokens: data alone."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Blocks:
         segments: argument -> stream: a list of (start, stop, ...) over its tokens; None as stop is the end.
         border: argument -> stream: the index of a token.
         alike: arguments that are the same for all tokens.
+        longer: those of `alike` -> a dim that is longer in one call than in another (texts): graphs leave it open.
         cross: submodules whose attention is not over the tokens: their keys are whole on every rank.
         gathers: submodules whose queries are whole on every rank, and whose keys are the tokens.
         apart: submodules that compute each token by itself, but from the number of all (audio beside each frame).
@@ -61,6 +62,7 @@ class Blocks:
     segments: Mapping[str, str] = field(default_factory=dict)
     border: Mapping[str, str] = field(default_factory=dict)
     alike: tuple[str, ...] = ()
+    longer: Mapping[str, int] = field(default_factory=dict)
     cross: tuple[str, ...] = ()
     gathers: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The cut blocks of a ComfyUI network, compiled."""
+"""The cut blocks of a network, compiled."""
 
 from __future__ import annotations
 
@@ -22,16 +22,24 @@ class CompiledCut:
     Args:
         attention: of the network; counts what blocks have exchanged.
         backend: of torch.compile.
+        together: see `Rewrites`.
     """
 
-    def __init__(self, network: nn.Module, split: TokenSplit, attention: HostAttention, backend: str = "inductor"):
+    def __init__(
+        self,
+        network: nn.Module,
+        split: TokenSplit,
+        attention: HostAttention,
+        backend: str = "inductor",
+        together: bool = False,
+    ):
         self._split = split
         self._attention = attention
         self._in_use = False
         self._quantised: weakref.WeakKeyDictionary[nn.Module, list[QuantisedLayer | GgufLayer]] = (
             weakref.WeakKeyDictionary()
         )
-        self.methods = CompiledMethods(is_plain(network), backend)
+        self.methods = CompiledMethods(is_plain(network), backend, together)
 
     def use(self, compiled: bool) -> None:
         """See `Compiled`."""

@@ -1,4 +1,4 @@
-"""Cuts the blocks of a ComfyUI network: outside of them tensors have the whole shape, inside a rank has its tokens.
+"""Cuts the blocks of a network: outside of them tensors have the whole shape, inside a rank has its tokens.
 
 The network's own forward runs on every rank, unchanged. A block takes this rank's rows of its token arguments and puts
 its rows back into a tensor of the whole shape; what stands in the other rows is never read, as nothing outside of
@@ -78,6 +78,18 @@ def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -
             block.forward = CutBlock(block, blocks, split, last=not fits[index + 1])
 
 
+def run_blocks(blocks: Sequence[nn.Module], split: TokenSplit) -> None:
+    """Let the blocks of a network whose tokens are not shared out run as `split` has them run."""
+    for block in blocks:
+        block.forward = WholeBlock(block, split)
+
+
+def uncut_blocks(blocks: Sequence[nn.Module]) -> None:
+    """Give blocks their own forwards back, those of submodules excepted."""
+    for block in blocks:
+        vars(block).pop("forward", None)
+
+
 def _attribute(block: nn.Module, path: str) -> Any:
     found: Any = block
     for name in path.split("."):
@@ -123,6 +135,23 @@ def _apart(module: nn.Module, split: TokenSplit) -> None:
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.shape == other.shape
+
+
+class WholeBlock:
+    """The forward of one block that every rank computes whole."""
+
+    def __init__(self, block: nn.Module, split: TokenSplit):
+        self._forward = block.forward
+        self._split = split
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self._split.run_block
+        return self._forward(*args, **kwargs) if run is None else run(self._forward, args, kwargs, _all_tokens)
+
+
+def _all_tokens(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, int]]:
+    """The tokens of (batch, tokens, width), which all arguments of such a block are."""
+    return [(each, 1) for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor) and each.ndim > 2]
 
 
 class CutBlock:
@@ -212,7 +241,12 @@ class CutBlock:
         """Arguments that have tokens, or rows for such, with the dims that these are on."""
         blocks = self._blocks
         call = BlockCall(self._signature, blocks.positional, args, kwargs)
-        dims = {**blocks.tokens, **blocks.joint, **{name: dim for name, (_, dim) in blocks.rows.items()}}
+        dims = {
+            **blocks.tokens,
+            **blocks.joint,
+            **blocks.longer,
+            **{name: dim for name, (_, dim) in blocks.rows.items()},
+        }
         return [
             (call[name], dim + further)
             for name, dim in dims.items()

@@ -1,4 +1,4 @@
-"""Modulation of a ComfyUI network's blocks in shares, as networks/modulation.py does it for diffusers' networks.
+"""Modulation of a network's blocks in shares: each rank of a sequence group computes some of the layers.
 
 The layers of all blocks get SiLU of one tensor, a row per picture, which is there before the first block: with its
 weights in 16 bits a step of FLUX.1 reads 6.5 GB for that, on every rank. Each rank computes some of them, by their own
@@ -9,15 +9,16 @@ themselves, as they are, where another tensor comes than the one before, and in 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from ...mesh.mesh import Mesh
-from ..modulation import assign, compute_in_shares
 from .blocks import Blocks
 from .quantised_layers import rounds_inside
 
@@ -65,6 +66,12 @@ class HostModulation:
             self._layers.setdefault(argument, []).extend(own)
         return {argument: own for argument, own in found.items() if own}
 
+    def undo(self) -> None:
+        """Give the layers their own class back."""
+        self.end()
+        for layer in {id(layer): layer for layers in self._layers.values() for layer in layers}.values():
+            layer.__class__ = type(layer).__bases__[1]
+
     def begin(self, mesh: Mesh | None) -> None:
         """A forward begins over this mesh; None: blocks compute their layers themselves."""
         self.end()
@@ -107,6 +114,59 @@ def compute(value: torch.Tensor, layers: Sequence[ReadyLayer], mesh: Mesh) -> No
         )  # fmt: skip
     for layer, output in zip(layers, outputs, strict=True):
         layer.__dict__["ready"] = output.data  # no view to torch, for which a graph would be another one
+
+
+def assign(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Assign things of these sizes to ranks: the largest first, each to the rank that has least (Graham 1969).
+
+    Returns:
+        Indices into `sizes` for each rank, none where there are too few.
+    """
+    loads = [(0, rank) for rank in range(ranks)]
+    assigned: list[list[int]] = [[] for _ in loads]
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        load, rank = loads[0]
+        assigned[rank].append(index)
+        heapq.heapreplace(loads, (load + sizes[index], rank))
+    return assigned
+
+
+def compute_in_shares(
+    given: torch.Tensor,
+    widths: Sequence[int],
+    assigned: Sequence[Sequence[int]],
+    index: int,
+    group: dist.ProcessGroup,
+    compute: Callable[[int], torch.Tensor],
+) -> list[torch.Tensor]:
+    """The outputs of all layers, of which each rank computes some. Collective over the group.
+
+    Args:
+        given: (..., width), what all layers get.
+        widths: outputs of each layer.
+        assigned: layers of each rank.
+        index: this rank's.
+        compute: a layer's output, (..., its width), of the type of `given`.
+
+    Returns:
+        One for each of `widths`, (..., its width). Contiguous, wherever it lies: for other strides torch.compile would
+        make another graph.
+    """
+    rows = given.numel() // given.shape[-1]
+    longest = max(sum(widths[each] for each in own) for own in assigned)
+    outputs = [compute(each).flatten() for each in assigned[index]]
+    if missing := longest - sum(widths[each] for each in assigned[index]):
+        outputs.append(given.new_zeros(rows * missing))  # the collective wants equal shares
+    collectives = torch.ops._c10d_functional  # what works inside of a CUDA graph
+    gathered = collectives.all_gather_into_tensor(torch.cat(outputs), len(assigned), group.group_name)
+    shares = collectives.wait_tensor(gathered).unflatten(0, (len(assigned), -1))
+    found: dict[int, torch.Tensor] = {}
+    for own, share in zip(assigned, shares, strict=True):  # one layer after the other
+        start = 0
+        for each in own:
+            found[each] = share[start : start + rows * widths[each]].view(*given.shape[:-1], widths[each])
+            start += rows * widths[each]
+    return [found[each] for each in range(len(widths))]
 
 
 def _has_type(layer: ReadyLayer, dtype: torch.dtype) -> bool:

@@ -1,4 +1,4 @@
-"""Which tokens are whose while one block of a ComfyUI network runs: streams one after the other, a share of each."""
+"""Which tokens are whose while one block of a network runs: streams one after the other, a share of each."""
 
 from __future__ import annotations
 

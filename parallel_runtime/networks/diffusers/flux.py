@@ -58,13 +58,6 @@ FLUX = ModelSpec(
     block_lists=("transformer_blocks", "single_transformer_blocks"),
     self_attention=("transformer_blocks.*.attn", "single_transformer_blocks.*.attn"),
     sequence_inputs={"": {"hidden_states": 1, "encoder_hidden_states": 1, "img_ids": 0, "txt_ids": 0}},
-    modulations={
-        "time_text_embed": (
-            "transformer_blocks.*.norm1.linear",
-            "transformer_blocks.*.norm1_context.linear",
-            "single_transformer_blocks.*.norm.linear",
-        )
-    },
     timestep_embedder="time_text_embed",
     timestep_scale=1000.0,
     keys=KeyRules.read("flux"),

@@ -72,7 +72,6 @@ SD3 = ModelSpec(
     sequence_inputs={"": {"encoder_hidden_states": 1}},
     # Position embeddings are cut out of a table by the height and width of the whole latent.
     sequence_splits={"pos_embed": 1},
-    modulations={"time_text_embed": ("transformer_blocks.*.norm1.linear", "transformer_blocks.*.norm1_context.linear")},
     attended=("pos_embed", "encoder_hidden_states"),
     attended_by={"transformer_blocks.*.attn2": ("pos_embed",)},
     timestep_embedder="time_text_embed",

@@ -139,8 +139,6 @@ class ModelSpec:
             attends over; the gathered output holds the tokens of the first.
         attended_by: pattern of `self_attention` -> those of `attended` that these modules attend over, where it is not
             all of them.
-        modulations: module -> glob patterns of the linear layers that get SiLU of its output, one row per picture, and
-            nothing else: ranks that split the tokens share out these layers.
         picture_layers: glob patterns, inside of a block, of linear layers that get one row per picture.
         text_layers: those that get text tokens only. All others get every image token.
         timestep_embedder: module whose first positional argument is the scaled timestep.
@@ -183,7 +181,6 @@ class ModelSpec:
     sequence_splits: Mapping[str, int] = field(default_factory=dict)
     attended: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
     attended_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    modulations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     widths: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, Part] = field(default_factory=dict)
     parallel_blocks: tuple[str, ...] = ()
@@ -213,7 +210,7 @@ class ModelSpec:
             UnsupportedModelError: with the missing ones.
         """
         borders = (*self.sequence_inputs, *self.sequence_splits, *self.sequence_outputs)
-        named = dict.fromkeys((*borders, *self.modulations, self.timestep_embedder))
+        named = dict.fromkeys((*borders, self.timestep_embedder))
         if missing := [path for path in named if path not in paths]:
             raise UnsupportedModelError(
                 said(

@@ -5,25 +5,25 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..acceleration.recordings import RecordedForward
-from ..mesh.mesh import Layout, Mesh
-from ..streaming.block_stream import BlockStream
-from ..streaming.streamed_calls import stream_calls
-from ..switches import is_on
-from .absent_blocks import stages_of
-from .block_compilation import BlockCompilation, compile_blocks
+from ...acceleration.recordings import RecordedForward
+from ...mesh.mesh import Layout, Mesh
+from ...streaming.block_stream import BlockStream
+from ...streaming.streamed_calls import stream_calls
+from ...switches import is_on
+from ..absent_blocks import stages_of
+from ..block_compilation import BlockCompilation, compile_blocks
+from ..diffusers.spec import ModelSpec
+from ..marked_blocks import pulse_of
+from ..network_parts import MeshCheck, NetworkParts
+from ..repeated_calls import RepeatedCalls
+from ..stale_keys import Place, StaleKeys
 from .borders import Borders
-from .diffusers.spec import ModelSpec
-from .marked_blocks import pulse_of
-from .network_parts import MeshCheck, NetworkParts
-from .repeated_calls import RepeatedCalls
-from .stale_keys import Place, StaleKeys
+from .cut_transformer import CutTransformer
 
 
 def parallelize(
@@ -57,14 +57,17 @@ def parallelize(
         ConfigurationError: the mesh or the attention backend cannot be used here.
     """
     parts = NetworkParts.find(transformer, spec, attention)
-    if not modulate:
-        parts = replace(parts, modulations={})
     check = MeshCheck(parts, staged=keys is not None)
     check.check(mesh)
-    # From here on the transformer is changed, and nothing refuses any more but Borders, which come first.
-    shared = share and spec.splits_sequence and is_on("peers")
-    borders = Borders(parts, mesh, parts.peer_sharing() if shared else None, keys)
-    compilation = compile_blocks(parts) if compile else None
+    # From here on the transformer is changed, and nothing refuses any more but what comes first.
+    borders: Borders | CutTransformer
+    if keys is not None:
+        borders = Borders(parts, mesh, keys)
+        compilation = compile_blocks(parts) if compile else None
+    else:
+        shared = share and spec.splits_sequence and is_on("peers")
+        borders = CutTransformer(parts, mesh, parts.peer_sharing() if shared else None, modulate, compile)
+        compilation = borders.compilation
     recorded = record and parts.device.type == "cuda" and is_on("recordings")
     if stream is not None:
         stream_calls(parts.blocks, stream)
@@ -93,7 +96,7 @@ class ParallelTransformer(RepeatedCalls):
         parts: NetworkParts,
         mesh: Mesh,
         check: MeshCheck,
-        borders: Borders,
+        borders: Borders | CutTransformer,
         compilation: BlockCompilation | None,
         keys: StaleKeys | None,
         recorded: bool,
@@ -190,20 +193,22 @@ class ParallelTransformer(RepeatedCalls):
 
     def made_outside(self) -> list[Any]:
         """What the last forward read besides arguments and weights; a recording keeps it alive."""
-        return self._borders.split.read()
+        return self._borders.read()
 
     @torch.no_grad()
     def staged(self, place: Place, arguments: Mapping[str, Any]) -> Any:
         """Run a stage's forward (pipefusion.stage), whose attention goes over kept keys and values too."""
         assert self._keys is not None
+        assert isinstance(self._borders, Borders)
         self._keys.begin(place)
         assigned = place.slots.shares() if place.patch is None else None
         self._borders.start(arguments.get("timestep"), assigned, stages_of(self.spec).text)
         return self._forward(**arguments, return_dict=False)[0]
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        self._borders.start(self._signature.bind(*args, **kwargs).arguments.get("timestep"))
-        return self._forward(*args, **kwargs)
+        assert isinstance(self._borders, CutTransformer)
+        with self._borders.forward(self._signature.bind(*args, **kwargs).arguments.get("timestep")):
+            return self._forward(*args, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as held:

@@ -1,7 +1,7 @@
-"""Rewrites of ComfyUI's attention call in a block: norms before it and the layer beside it join its operator.
+"""Rewrites of a block's attention call: norms before it and the layer beside it join its operator.
 
-What peer_rewrites.py does where the exchange is part of the graph. Here the graph does not know of it
-(networks/comfyui/attention_operator.py), so the operator gets what there is, and decides when it runs.
+The graph does not know of the exchange (networks/comfyui/attention_operator.py), so the operator gets what there is,
+and decides when it runs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from .joined_parts import joined_parts
 
 _ATTENTION = "parallel_dit.host_attention.default"
 _OF_PARTS = "parallel_dit.host_attention_of_parts.default"
+_SHAPES = ("unflatten", "flatten", "to", "contiguous")
+"""Methods between attention and the layer after it that change no number and no order of tokens."""
 _BESIDE = 5
 """Place of `beside` in the operator's arguments."""
 
 
-def rewrite_host_attention(graph: fx.Graph) -> None:
+def rewrite_attention(graph: fx.Graph) -> None:
     """Rewrite `graph` in place, after norms and rotary embedding became one operator and GELU joined its product."""
     _drop_single_copies(graph)
     for node in [node for node in graph.nodes if str(node.target) == _ATTENTION]:
@@ -55,8 +57,11 @@ def _take_norms(graph: fx.Graph, attention: Any) -> None:
         return
     queries, keys, query_weights, key_weights, eps, cos, sin = rotated.args
     with graph.inserting_before(attention):
-        parts = joined_parts(value, dim=2)
-        values = [_tokens_first(part) or graph.call_method("transpose", (part, 1, 2)) for part in parts]
+        tokens = _tokens_first(value)
+        parts = joined_parts(tokens if tokens is not None else value, dim=2 if tokens is None else 1)
+        values = parts
+        if tokens is None:
+            values = [_tokens_first(part) or graph.call_method("transpose", (part, 1, 2)) for part in parts]
         if len(values) != len(queries):
             return
         joined = graph.call_function(
@@ -88,7 +93,7 @@ def _feed_forward_beside(graph: fx.Graph, linear: Any) -> None:
     parts, weight, bias = linear.args
     if len(parts) != 2 or any(len(part.users) != 1 for part in parts):
         return
-    attention, hidden = parts
+    attention, hidden = _origin(parts[0]), parts[1]
     if str(attention.target) != _OF_PARTS or attention.args[_BESIDE]:
         return
     if hidden.target is not torch.ops.parallel_dit.linear_gelu.default:
@@ -99,3 +104,13 @@ def _feed_forward_beside(graph: fx.Graph, linear: Any) -> None:
         joined = graph.call_function(attention.target, tuple(given))
     joined.meta = dict(linear.meta)
     linear.replace_all_uses_with(joined)
+
+
+def _origin(node: Any) -> Any:
+    """What a node (batch, tokens, width) is a copy or a view of, as far as nothing else reads it."""
+    while node.op == "call_method" and node.target in _SHAPES and len(node.args[0].users) == 1:
+        joined, divided = node.target == "flatten", node.target == "unflatten"
+        if (joined and node.args[1:] != (2, 3)) or (divided and node.args[1] != 2):
+            break
+        node = node.args[0]
+    return node

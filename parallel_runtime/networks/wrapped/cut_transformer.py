@@ -1,0 +1,110 @@
+"""A diffusers transformer whose blocks are cut as ComfyUI's are: what is changed of it, and the forward under way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...acceleration.peer_sharing import PeerSharing
+from ...attention import rebind
+from ...attention.kernels import KERNELS
+from ...errors import UnsupportedModelError
+from ...mesh.mesh import Mesh
+from ...said import said
+from ...switches import is_on
+from ..block_compilation import BlockCompilation, prepare_blocks
+from ..comfyui.attention import HostAttention
+from ..comfyui.attention_operator import attend_by_kernel, attending
+from ..comfyui.cut_blocks import cut_blocks, run_blocks, uncut_blocks, unknown_blocks
+from ..comfyui.diffusers_networks import DIFFUSERS
+from ..comfyui.token_split import RunBlock, TokenSplit
+from ..network_parts import NetworkParts
+from ..timestep import ExactTimestep
+
+
+class CutTransformer:
+    """The cut blocks and the attention of one transformer. Made, they are in place.
+
+    Args:
+        peers: None keeps the exchange of heads on collectives.
+        modulate: ranks share out modulation layers, if the family has such.
+        compile: blocks are compiled when they first run.
+
+    Raises:
+        UnsupportedModelError: blocks or attention are not as the family's data says; nothing has changed.
+    """
+
+    def __init__(self, parts: NetworkParts, mesh: Mesh, peers: PeerSharing | None, modulate: bool, compile: bool):
+        self._parts = parts
+        spec = parts.spec
+        cut = DIFFUSERS.get(spec.transformer_class, ())
+        if reason := unknown_blocks(parts.transformer, cut):
+            raise UnsupportedModelError(
+                said(
+                    "This {transformer_class} is not as it is known: {reason}.",
+                    transformer_class=spec.transformer_class,
+                    reason=reason,
+                ),
+                "Install the diffusers version that this pack asks for.",
+            )
+        self._rebound = rebind.apply(parts.attention, attend_by_kernel)
+        self.split = TokenSplit(mesh)
+        self._attend = HostAttention(KERNELS[parts.kernel], self.split)
+        self._timestep = ExactTimestep(spec.timestep_scale)
+        embedder = parts.transformer.get_submodule(spec.timestep_embedder)
+        self._handle: Any = embedder.register_forward_pre_hook(self._timestep.hook, with_kwargs=True)
+        self._peers = peers
+        self._modulates = modulate and is_on("modulation")
+        self._run_block: RunBlock | None = None
+        self.compilation = self._compile() if compile else None
+        cut_blocks(parts.transformer, cut, self.split)
+        if not cut:
+            run_blocks(parts.blocks, self.split)
+
+    def _compile(self) -> BlockCompilation:
+        from ..comfyui.compiled_cut import CompiledCut  # imports much of torch that nothing else needs
+
+        together = prepare_blocks(self._parts)
+        compiled = CompiledCut(self._parts.transformer, self.split, self._attend, together=together)
+        self._run_block = compiled.run
+        return BlockCompilation(compiled)
+
+    def set_mesh(self, mesh: Mesh) -> None:
+        """Go over another mesh from the next forward on."""
+        self.split.set_mesh(mesh)
+
+    def read(self) -> list[Any]:
+        """What the last forward read beside arguments and weights."""
+        return self.split.read()
+
+    @contextlib.contextmanager
+    def forward(self, timestep: torch.Tensor | None) -> Iterator[None]:
+        """What must hold around the transformer's forward.
+
+        Args:
+            timestep: (batch,), before the transformer rounds it.
+        """
+        split = self.split
+        self._timestep.begin(timestep)
+        split.begin(self._attend, self._run_block, self._peers)
+        split.modulation.begin(split.mesh if self._modulates else None)
+        try:
+            with attending(self._attend.at, self._attend.over_peers):
+                yield
+        finally:
+            split.end()
+
+    def forget(self) -> None:
+        """Let go of what the last forward has left on the device."""
+        self.split.forget()
+        self._timestep.begin(None)
+
+    def undo(self) -> None:
+        """Leave the transformer as it was."""
+        self._handle.remove()
+        self._rebound.undo()
+        uncut_blocks(self._parts.blocks)
+        self.split.modulation.undo()

@@ -1,0 +1,52 @@
+"""A compiled block's attention takes in the norms and the feed-forward layer beside it: same numbers, one operator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from parallel_runtime.acceleration import rewrites
+from parallel_runtime.acceleration.rewrites import Rewrites
+from parallel_runtime.mesh.mesh import single_rank_mesh
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
+from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
+
+
+@pytest.fixture
+def attentions(monkeypatch):
+    """Parts of the tokens, whether normed inside, and what stands beside, of each attention in each graph."""
+    found: list[list[tuple[int, bool, int]]] = []
+
+    class Spy(Rewrites):
+        def __init__(self, together: bool):
+            super().__init__(True)
+
+        def __call__(self, graph: fx.Graph) -> None:
+            super().__call__(graph)
+            nodes = [node for node in graph.nodes if "host_attention_of_parts" in str(node.target)]
+            found.append([(len(node.args[0]), bool(node.args[3]), len(node.args[5])) for node in nodes])
+            found[-1] += [node.target for node in graph.nodes if "norm_rotate" in str(node.target)]
+
+    monkeypatch.setattr(rewrites, "Rewrites", Spy)
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_flux_blocks_norm_inside_of_attention_and_feed_forward_beside_it(attentions):
+    transformer = build_transformer()
+    expected = run(transformer, (4, 6), 12, 2)
+    compiled = parallelize(transformer, FLUX, single_rank_mesh(), compile=True)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        assert relative_error(run(compiled, (4, 6), 12, 2), expected) < 1e-5
+    assert attentions[:2] == [[(2, True, 0)], [(1, True, 5)]]  # a double block with text and image, a single one
+
+
+def test_eager_blocks_run_as_they_are(attentions):
+    transformer = build_transformer()
+    expected = run(transformer, (4, 6), 12, 2)
+    assert relative_error(run(parallelize(transformer, FLUX, single_rank_mesh()), (4, 6), 12, 2), expected) < 1e-5
+    assert attentions == []
