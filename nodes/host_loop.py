@@ -10,7 +10,7 @@ import comfy.model_sampling
 import torch
 from torch import nn
 
-from parallel_runtime.requests.requests import ComfyuiCode, HostLoop, Scalar
+from parallel_runtime.requests.requests import ComfyuiCode, Guidance, HostLoop, Scalar
 from parallel_runtime.said import Said, said
 
 from .known_samplers import KnownSampler
@@ -58,9 +58,15 @@ def host_obstacles(known: KnownSampler, sampling: Any) -> list[Said]:
 
 
 def make_host_loop(
-    known: KnownSampler, sampling: Any, comfyui: ComfyuiCode
+    known: KnownSampler,
+    sampling: Any,
+    comfyui: ComfyuiCode,
+    guidance: tuple[Guidance, ...],
+    second_cfg: tuple[int, float] | None,
 ) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
     """The loop, and its tensors; for what has no obstacles."""
     data = read_sampling(sampling)
     assert data is not None
-    return HostLoop(comfyui, dict(known.options), data.bases, data.values, tuple(data.tensors)), data.tensors
+    names = tuple(data.tensors)
+    loop = HostLoop(comfyui, dict(known.options), data.bases, data.values, names, guidance, second_cfg)
+    return loop, data.tensors

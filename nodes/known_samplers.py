@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import comfy.samplers
 from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.said import Said, said
 
-from .transportable import GUIDERS
+from .transportable import GUIDERS, SECOND_SCALE
 
 _RULES = ("sampling_function", "calc_cond_batch", "cfg_function", "KSamplerX0Inpaint")
 """What an evaluation goes through, which other packs may have replaced."""
@@ -64,6 +65,14 @@ def guider_obstacles(guider: Any) -> list[Said]:
         return [said("the guider {name}", name=kind.__name__)]
     changed = [name for name in _RULES if getattr(comfy.samplers, name).__module__ != "comfy.samplers"]
     return [said("another comfy.samplers.{name}", name=name) for name in changed]
+
+
+def second_scale(guider: Any) -> tuple[int, float] | None:
+    """Where the second latent begins, and its guidance scale, for a guider that has one of its own."""
+    begin = getattr(guider, "_v_numel", None)
+    if class_name(type(guider)) != SECOND_SCALE or begin is None or math.isclose(guider.video_cfg, guider.audio_cfg):
+        return None
+    return int(begin), float(guider.audio_cfg)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -23,9 +23,10 @@ from parallel_runtime.networks.comfyui.seam import IN_LOOP
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.samplers import SAMPLERS
 
+from .carried_guidance import read_guidance
 from .host_loop import host_obstacles, make_host_loop
 from .interrupt import stopping_with_prompt
-from .known_samplers import KnownSampler, guider_obstacles, known_sampler
+from .known_samplers import KnownSampler, guider_obstacles, known_sampler, second_scale
 from .own_timesteps import are_plain, find_shares, read_timesteps
 from .transportable import call_obstacles, condition_obstacles, loop_obstacles, split_branches, split_extra_channels
 
@@ -169,7 +170,14 @@ class PoolLoop:
 
     def _by_comfyui(self, known: KnownSampler) -> bool:
         """Whether ComfyUI's own code for the sampler is to run in the ranks, rather than ours."""
-        return known.name not in SAMPLERS or bool(known.options) or bool(sampling_obstacles(self.guider.inner_model))
+        if known.name not in SAMPLERS or known.options or self._guided:
+            return True
+        return bool(sampling_obstacles(self.guider.inner_model))
+
+    @property
+    def _guided(self) -> bool:
+        """Whether guidance is more than one scale between two predictions."""
+        return bool(read_guidance(self.extra_args["model_options"])) or second_scale(self.guider) is not None
 
     def _obstacles(self, known: KnownSampler) -> list[Said]:
         """Everything that can be told without an evaluation."""
@@ -185,6 +193,7 @@ class PoolLoop:
                 else []
             )
             found += sampling_obstacles(model)
+            found += [said("a custom CFG function")] if self._guided else []
         elif by_comfyui:
             found += host_obstacles(known, model.model_sampling)
         found += loop_obstacles(self.extra_args["model_options"])
@@ -279,10 +288,12 @@ class PoolLoop:
         sampling = self.guider.inner_model.model_sampling
         by_comfyui, code = self._by_comfyui(known), self.remote.model.comfyui or self.remote.model.patching
         host: HostLoop | None = None
+        second = None
         tensors: Mapping[str, torch.Tensor] = {}
         if by_comfyui:
             assert code is not None
-            host, tensors = make_host_loop(known, sampling, code)
+            guidance, second = read_guidance(self.extra_args["model_options"]), second_scale(self.guider)
+            host, tensors = make_host_loop(known, sampling, code, guidance, second)
         return LoopRequest(
             host=host,
             sampling=tensors,
@@ -293,7 +304,7 @@ class PoolLoop:
             branches=tuple(
                 Branch(conditioning | self._in_loop, index) for index, conditioning in split_branches(calls)
             ),
-            cfg=float(self.guider.cfg),
+            cfg=float(self.guider.cfg if second is None else self.guider.video_cfg),
             seed=self.extra_args["seed"],
             noise_device=x.device.type if by_comfyui or SAMPLERS[known.name].adds_noise else "cpu",
             # Nodes with an output for the denoised latent get it from the last step's preview.

@@ -17,6 +17,7 @@ from parallel_runtime.requests.conditioning import BRANCHES, OPTIONS, Shared
 from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import Said, said, together
 
+from .carried_guidance import PLACES, is_carried
 from .transformer_call import TransformerCall
 
 _TRANSFORMER_PATCHES = {
@@ -49,8 +50,10 @@ _MODEL_FUNCTIONS = {
     "multigpu_clones": said("ComfyUI's own multi-GPU split"),
     "registered_hooks": said("conditioning hooks"),
 }
-GUIDERS = {"comfy.samplers:CFGGuider", "comfy_extras.nodes_custom_sampler:Guider_Basic"}
-"""Guiders that evaluate a positive and a negative conditioning, with one scale between them."""
+SECOND_SCALE = "comfy_extras.nodes_lt:Guider_LTXAVDualCFG"
+"""A guider that has another scale for the second latent."""
+GUIDERS = {"comfy.samplers:CFGGuider", "comfy_extras.nodes_custom_sampler:Guider_Basic", SECOND_SCALE}
+"""Guiders that evaluate a positive and a negative conditioning."""
 _CONDITION_PARTS = {
     "area": said("an area"),
     "mask": said("a mask"),
@@ -147,7 +150,7 @@ def loop_obstacles(model_options: Mapping[str, Any]) -> list[Said]:
     found = [
         _MODEL_FUNCTIONS.get(key, said("the model option {key}", key=key))
         for key, value in model_options.items()
-        if key not in _PLAIN_MODEL_OPTIONS and _is_set(value)
+        if key not in _PLAIN_MODEL_OPTIONS and _is_set(value) and not (key in PLACES and is_carried(value))
     ]
     options = model_options.get("transformer_options", {})
     found += forward_obstacles(options)

@@ -9,6 +9,7 @@ import torch
 from ..errors import RequestError
 from ..networks.comfyui.host_code import use_comfyui
 from ..networks.comfyui.host_samplers import HostSampler, make_sampling
+from ..networks.comfyui.live_guidance import make_guidance
 from ..requests.requests import HostLoop, Sample, sampling_name
 from ..said import said
 from ..sampling.denoiser import Predict
@@ -38,6 +39,7 @@ class HostDenoising(Loop):
             )
         use_comfyui(host.comfyui.folder, {**host.comfyui.options, "cpu": device.type == "cpu"})
         self._sampler = HostSampler(request.sampler, host.options)
+        self._guidance = make_guidance(host.guidance, request.cfg, host.second_cfg)
 
     def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """Also the noise, which ComfyUI's samplers draw where the latent is.
@@ -66,6 +68,7 @@ class HostDenoising(Loop):
             cfg=self.request.cfg,
             seed=self.request.seed,
             inpaint=self.inpaint(tensors),
+            guidance=self._guidance,
             on_step=on_step,
         )
 

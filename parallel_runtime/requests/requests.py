@@ -149,6 +149,20 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     kind: int
 
 
+class Guidance(msgspec.Struct, frozen=True):
+    """A function of a core node around guidance.
+
+    Args:
+        place: entry of ComfyUI's `model_options` that holds it.
+        code: "module:qualified name", one of those that ranks know (networks/comfyui/patch_rules.py).
+        values: what it was made with.
+    """
+
+    place: str
+    code: str
+    values: dict[str, Scalar]
+
+
 class HostLoop(msgspec.Struct, frozen=True):
     """That a loop runs by ComfyUI's own code for its sampler, and what that code reads.
 
@@ -159,6 +173,8 @@ class HostLoop(msgspec.Struct, frozen=True):
         options: arguments of the sampler's function.
         bases: classes of ComfyUI's `model_sampling` that the model's own is made of.
         values, tensors: what that object holds, by name.
+        guidance: functions of nodes, in the order in which they are called.
+        second_cfg: of a latent with several in one, where the second begins, and its own guidance scale.
     """
 
     comfyui: ComfyuiCode
@@ -166,6 +182,8 @@ class HostLoop(msgspec.Struct, frozen=True):
     bases: tuple[str, ...]
     values: dict[str, Scalar]
     tensors: tuple[str, ...]
+    guidance: tuple[Guidance, ...] = ()
+    second_cfg: tuple[int, float] | None = None
 
 
 def sampling_name(name: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from .comfyui_families import FAMILIES, LARGE_FAMILIES
 from .older_host import skip_as_older
 from .small_files import write_small_files
-from .workflow import SAMPLER, SAVE, Workflow, sampled_in_pool
+from .workflow import SAMPLER, SAVE, Workflow, link, node, sampled_in_pool
 
 pytestmark = pytest.mark.host
 
@@ -85,3 +85,23 @@ def test_families_give_comfyuis_latent_with_tokens_shared_out_and_branches_dealt
         assert (latent - wanted).abs().max() < TOLERANCE * wanted.abs().max()
     assert sampled_in_pool(in_pool.texts) == (not family.per_step), in_pool.texts
     assert any(node == SAMPLER and family.per_step in text for node, text in in_pool.texts), in_pool.texts
+
+
+@pytest.mark.slow_but_for("cpu:2")
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+def test_a_guider_with_a_scale_for_sound_of_its_own_runs_in_the_pool(host, write, devices):
+    workflow = Workflow(
+        model=write("ltx-2"),
+        network="ComfyUI",
+        steps=2,
+        sampler_node="SamplerCustomAdvanced",
+        sampler="euler_ancestral",
+    )
+    latents = []
+    for each in (workflow, workflow.on(devices)):
+        graph = FAMILIES["ltx-2"].graph(each)
+        conds = {"positive": link("positive"), "negative": link("negative")}
+        graph["guider"] = node("LTXVDualCFGGuider", model=link("model"), video_cfg=3.0, audio_cfg=5.0, **conds)
+        latents.append(host.latent(host.run(graph), SAVE))
+    assert (latents[0] - latents[1]).abs().max() < TOLERANCE * latents[0].abs().max()
+    assert host.last_run()["loop"] == "pool", host.last_run()["why"]

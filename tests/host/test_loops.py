@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from .test_same_picture import PICTURE
-from .workflow import SAVE, Workflow
+from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
 
@@ -29,9 +29,19 @@ NODES = {
 }
 
 
-def in_the_pool(host, workflow: Workflow, parallel: Workflow) -> None:
+GUIDANCE = {
+    "CFGNorm": {"strength": 0.8, "pre_cfg": False},
+    "CFGNorm before": {"strength": 0.7, "pre_cfg": True},
+    "CFGZeroStar": {},
+    "TCFG": {},
+    "Mahiro": {},
+}
+"""Nodes that set a function around guidance, and their inputs."""
+
+
+def in_the_pool(host, workflow: Prompt, parallel: Prompt) -> None:
     """Assert that a loop in the pool gives Load Diffusion Model's latent, to 1e-4 of its scale."""
-    ours, theirs = (host.latent(host.run(each.prompt()), SAVE) for each in (parallel, workflow))
+    ours, theirs = (host.latent(host.run(each), SAVE) for each in (parallel, workflow))
     assert theirs.std() > 0.1
     assert (ours - theirs).abs().max() < 1e-4 * max(1.0, float(theirs.abs().max()))
     assert host.last_run()["loop"] == "pool", host.last_run()["why"]
@@ -42,4 +52,33 @@ def in_the_pool(host, workflow: Workflow, parallel: Workflow) -> None:
 @pytest.mark.parametrize("by", NODES)
 def test_every_sampler_runs_in_the_pool_under_every_node(host, by, sampler):
     workflow = replace(NODES[by], sampler=sampler)
-    in_the_pool(host, workflow, workflow.on("cpu:2"))
+    in_the_pool(host, workflow.prompt(), workflow.on("cpu:2").prompt())
+
+
+def guided(workflow: Workflow, *names: str) -> Prompt:
+    """With these nodes on the MODEL, in this order."""
+    graph, model = workflow.prompt(), "model"
+    for name in names:
+        graph[name] = node(name.partition(" ")[0], model=link(model), **GUIDANCE[name])
+        model = name
+    graph[SAMPLER]["inputs"]["model"] = link(model)
+    return graph
+
+
+@pytest.mark.slow_but_for("CFGNorm-cpu:2")
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+@pytest.mark.parametrize("name", GUIDANCE)
+def test_functions_around_guidance_run_in_the_ranks(host, name, devices):
+    workflow = Workflow(cfg=4.0, latent=PICTURE, sampler="res_multistep")
+    plain = host.latent(host.run(workflow.prompt()), SAVE)
+    changed = host.latent(host.run(guided(workflow, name)), SAVE)
+    assert (changed - plain).abs().max() > 0.01  # or else nothing would be tested
+    in_the_pool(host, guided(workflow, name), guided(workflow.on(devices), name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["euler", "euler_ancestral", "euler_cfg_pp"])
+def test_several_functions_around_guidance_run_in_their_order(host, sampler):
+    workflow = Workflow(cfg=4.0, latent=PICTURE, sampler=sampler, mask=True)
+    names = ("CFGZeroStar", "TCFG", "CFGNorm before", "CFGNorm")
+    in_the_pool(host, guided(workflow, *names), guided(workflow.on("cpu:3"), *names))

@@ -113,7 +113,7 @@ def test_a_rank_lets_go_of_what_a_run_remembered_when_the_next_one_remembers(mon
             Remembers.freed += 1
 
     monkeypatch.setattr(live_patches, "rule_of", lambda code: PatchRule("Node", remembers=True))
-    monkeypatch.setattr(live_patches, "_build", lambda *args: Remembers())
+    monkeypatch.setattr(live_patches, "build", lambda *args: Remembers())
     live = LivePatches(torch.device("cpu"))
 
     def made(kept: int, since: int) -> Any:

@@ -79,6 +79,7 @@ class HostSampler:
         cfg: float,
         seed: int,
         inpaint: Any,
+        guidance: Mapping[str, Any],
         on_step: _Told,
     ) -> torch.Tensor:
         """Return the finished latent as ComfyUI's KSAMPLER does.
@@ -87,6 +88,7 @@ class HostSampler:
             predict: (model input, timestep) -> an output per CFG branch, float32.
             x: noised to sigmas[0].
             inpaint: mask, and what it keeps; see sampling/denoiser.py.
+            guidance: entries of `model_options`; see live_guidance.py.
             on_step: called once a step; what it raises ends the run.
         """
         sigmas = sigmas.clone()  # UniPC writes into them
@@ -95,7 +97,7 @@ class HostSampler:
             model,
             x.clone(),
             sigmas,
-            extra_args={"model_options": {"transformer_options": {}}, "seed": seed},
+            extra_args={"model_options": {"transformer_options": {}, **guidance}, "seed": seed},
             callback=lambda state: on_step(int(state["i"]), state["denoised"]),
             disable=True,
             **self._options,
@@ -129,16 +131,21 @@ class _Model:
         return self._inpaint.after(out)
 
     def _guided(self, x: torch.Tensor, sigma: torch.Tensor, model_options: Mapping[str, Any]) -> torch.Tensor:
-        """Classifier-free guidance, and what samplers have set to come after it (the CFG++ ones look at both)."""
+        """Classifier-free guidance by ComfyUI's code, with what nodes and samplers have set around it."""
         sampling = self._sampling
         outputs = self._predict(sampling.calculate_input(sigma, x), sampling.timestep(sigma).float())
         each = [sampling.calculate_denoised(sigma, output, x) for output in outputs]
-        cond, uncond = each if len(each) == 2 else (each[0], torch.zeros_like(x))
-        denoised = cond if len(each) == 1 else uncond + (cond - uncond) * self._cfg
-        for function in model_options.get("sampler_post_cfg_function", []):
-            denoised = function(
-                {"denoised": denoised, "cond_denoised": cond, "uncond_denoised": uncond, "cond_scale": self._cfg,
-                 "sigma": sigma, "input": x, "model": self.inner_model.inner_model, "model_options": model_options,
-                 "cond": None, "uncond": None}
+        predicted = each if len(each) == 2 else [each[0], torch.zeros_like(x)]
+        # What the functions ask of conditionings is whether they are there.
+        conds: list[list[Any] | None] = [[], [] if len(each) == 2 else None]
+        model = self.inner_model.inner_model
+        for function in model_options.get("sampler_pre_cfg_function", []):
+            predicted = function(
+                {"conds": conds, "conds_out": predicted, "cond_scale": self._cfg, "timestep": sigma, "input": x,
+                 "sigma": sigma, "model": model, "model_options": model_options}
             )  # fmt: skip
+        code = importlib.import_module("comfy.samplers")
+        denoised: torch.Tensor = code.cfg_function(
+            model, predicted[0], predicted[1], self._cfg, x, sigma, model_options, conds[0], conds[1]
+        )
         return denoised

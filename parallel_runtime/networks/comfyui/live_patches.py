@@ -86,7 +86,7 @@ class LivePatches:
         values |= copy.deepcopy(dict(rule.fresh))
         if rule.between:
             values |= dict(zip(rule.between, (math.inf, -math.inf), strict=True))
-        made[patch.number] = live = _build(patch.code, rule, values)
+        made[patch.number] = live = build(patch.code, rule, values)
         if patch.kept:
             # What another run has left may be gigabytes, and would be taken for this one's.
             self._end(patch.since)
@@ -112,7 +112,7 @@ def act_between_blocks(carried: Mapping[str, Any]) -> bool:
     return kinds <= _BETWEEN and replaced <= {_BLOCKS} and not carried.get(OBJECTS)
 
 
-def _build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
+def build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
     """A function over a closure of these values, or an object with them as attributes; nothing of it runs here.
 
     Raises:

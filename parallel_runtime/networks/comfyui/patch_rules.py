@@ -97,6 +97,17 @@ PATCH_RULES: Mapping[str, PatchRule] = {
 are called otherwise in other versions of ComfyUI."""
 
 
+GUIDANCE_RULES: Mapping[str, PatchRule] = {
+    "comfy_extras.nodes_cfg:CFGNorm.cfg_norm": PatchRule("CFGNorm", ("strength",)),
+    "comfy_extras.nodes_cfg:CFGNorm.cfg_norm_pre": PatchRule("CFGNorm", ("strength",)),
+    "comfy_extras.nodes_cfg:CFGZeroStar.cfg_zero_star": PatchRule("CFGZeroStar"),
+    "comfy_extras.nodes_mahiro:Mahiro.mahiro_normd": PatchRule("Mahiro"),
+    "comfy_extras.nodes_tcfg:TCFG.tangential_damping_cfg": PatchRule("TCFG"),
+}
+"""Functions around guidance, which a loop calls and no network. Those of modules that import all of ComfyUI's nodes
+(RescaleCFG) are not among them."""
+
+
 def name_of(code: str) -> str:
     """The name in the table: "module:Class.execute.<locals>.f" -> "module:Class.f"."""
     module, _, path = code.partition(":")
@@ -107,3 +118,8 @@ def name_of(code: str) -> str:
 def rule_of(code: str) -> PatchRule | None:
     """What is known of a function; None where it is no function of the table."""
     return PATCH_RULES.get(name_of(code))
+
+
+def guidance_rule_of(code: str) -> PatchRule | None:
+    """What is known of a function around guidance; None where it is no function of that table."""
+    return GUIDANCE_RULES.get(name_of(code))
