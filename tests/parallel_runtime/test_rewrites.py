@@ -51,8 +51,9 @@ def test_flux_blocks_get_every_rewrite_and_keep_their_numbers(monkeypatch):
     # A graph from the compile cache on disk, of an earlier run of the tests, would not pass through the rewrites.
     with torch._inductor.config.patch(force_disable_caches=True):
         assert relative_error(run(compiled, (4, 6), 12, 2), expected) < 1e-5
-    double = {"project_together": 2, "norm_rotate": 1, "linear_gelu": 2}
-    single = {"project_together": 1, "norm_rotate": 1, "linear_gelu": 1, "linear_of_parts": 1}
+    # Norms and rotation are parts of attention's operator, and so is a single block's feed-forward layer beside it.
+    double = {"project_together": 2, "linear_gelu": 2, "host_attention_of_parts": 1}
+    single = {"project_together": 1, "host_attention_of_parts": 1}
     assert seen[:2] == [double, single]
     torch._dynamo.reset()
 
@@ -136,7 +137,8 @@ def compiled_as(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], float]:
 def test_switched_off_rewrites_are_no_option_of_what_is_compiled(monkeypatch):
     monkeypatch.setenv(switches.VARIABLE, "rewrites")
     given, error = compiled_as(monkeypatch)
-    assert given == [None, None]
+    assert len(given) == 2
+    assert not any("pre_grad_custom_pass" in options for options in given)
     assert error < 1e-5
 
 
