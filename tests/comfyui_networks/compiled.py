@@ -205,5 +205,5 @@ def _predict(network: HostNetwork, mesh: Any, arguments: dict[str, Any]) -> torc
     given = copy.deepcopy(arguments)  # some networks write into them
     x, timestep = given.pop("x"), given.pop("timestep")
     # The calls are those of `forward`, which is more than the seam in some networks.
-    with mock.patch.object(host_network, "enter", lambda network, x, timestep, more: network(x, timestep, **more)):
+    with mock.patch.object(host_network, "enter", lambda network, x, timestep, more, _: network(x, timestep, **more)):
         return network.predict(x, timestep, given)

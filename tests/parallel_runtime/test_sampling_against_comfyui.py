@@ -323,7 +323,7 @@ def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cf
         # At CFG 1 the negative branch is left out, but for samplers that look at it.
         lambda x, timestep: predict(x, timestep)[: 2 if cfg != 1.0 or name.endswith("cfg_pp") else 1],
         sampling, start, sigmas, cfg=cfg, seed=SEED,
-        inpaint=Inpaint(mask, latent, noise) if masked else None,
+        inpaint=Inpaint(mask, latent, noise) if masked else None, guidance={},
         on_step=lambda index, denoised: steps.append((index, denoised)),
     )  # fmt: skip
     assert (ours - wanted).abs().max() <= 1e-6 * wanted.abs().max()
