@@ -73,7 +73,9 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
     assert recorded is not None
     differences, sent = [], 0
     # The calls are those of `forward`, which is more than the seam in some networks.
-    entered = mock.patch.object(host_network, "enter", lambda network, x, timestep, more, _: network(x, timestep, **more))
+    entered = mock.patch.object(
+        host_network, "enter", lambda network, x, timestep, more, _: network(x, timestep, **more)
+    )
     with contextlib.nullcontext() if real else gpu, entered, _said() as lines:
         for step in range(STEPS):
             outputs = []
