@@ -173,7 +173,7 @@ class RemoteTransformer:
     def expect_patches(self, comfyui: ComfyuiCode) -> None:
         """A node has added a LoRA: the ranks may get ready, where ComfyUI's own network has not made them so."""
         if self._pool is not None and self.model.comfyui is None:
-            self._pool.expect_patches(comfyui)
+            self._pool.expect_comfyui(comfyui)
 
     def turn_to_comfyui(self, obstacle: OtherNetworkError) -> None:
         """Run ComfyUI's own network from now on, as a graph that needs it once is likely to need it again.

@@ -29,13 +29,19 @@ def wished_devices(file: Path, environment: str | None) -> str | None:
 
 
 def start_pool(devices: str) -> None:
-    """Start a pool on `devices` and wait for it; what fails is logged, the first prompt will tell it again."""
+    """Start a pool on `devices`, wait for it, and have it import ComfyUI's code; what fails is logged, the first prompt
+    will tell it again."""
     from workers.client.pool_registry import get_pool
 
     try:
-        get_pool(ParallelConfig(devices=devices)).start()
+        pool = get_pool(ParallelConfig(devices=devices))
+        pool.start()
     except ParallelError as error:
         log.warning("Parallel DiT: the pool did not start with ComfyUI. %s", error)
+        return
+    from .comfyui_code import comfyui_code
+
+    pool.expect_comfyui(comfyui_code(None))
 
 
 def start_pool_if_wished() -> None:

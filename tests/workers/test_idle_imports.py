@@ -37,6 +37,7 @@ def package(tmp_path, monkeypatch):
         (folder / f"{part}.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(idle_imports, "MODULES", tuple(f"{name}.{part}" for part in PARTS))
+    monkeypatch.setattr(idle_imports, "LOADING", ())
     monkeypatch.setattr(idle_imports, "use_comfyui", lambda *_: None)
     yield name
     for each in [module for module in sys.modules if module.startswith(name)]:
@@ -58,6 +59,18 @@ def test_what_patches_need_comes_after_the_first_picture_and_once(package):
     assert here(package) == list(PARTS)
     imports.after(FORWARD)
     assert not imports
+
+
+def test_code_that_is_wanted_comes_before_the_compiler_with_what_its_networks_need(package, monkeypatch):
+    compiler = []
+    monkeypatch.setattr(idle_imports, "MODULES", (f"{package}.one",))
+    monkeypatch.setattr(idle_imports, "LOADING", (f"{package}.two",))
+    monkeypatch.setattr(idle_imports.compiler, "imports", lambda: [lambda: compiler.append(here(package))])
+    imports = IdleImports(torch.device("cuda"))
+    imports.after(KeepPatches(CODE))
+    while imports:
+        imports.next()
+    assert compiler == [["one", "two"]]
 
 
 def test_a_rank_imports_by_its_own_thread_while_it_waits_and_a_job_waits_for_one_part_at_most(package, monkeypatch):

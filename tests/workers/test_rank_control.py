@@ -23,6 +23,7 @@ from workers.wire.frames import Frame
 from workers.wire.protocol import Done, Failed, Job, Loading, Progress
 
 STEPS = 4
+JOB = Job(7, Release("m"), ())
 
 
 class Outgoing:
@@ -76,8 +77,7 @@ def run_job(rank: Rank, end: Callable[[int], None] = lambda step: None, steps: i
             end(step)
         return Finished(), {"latent": latent}
 
-    job = Job(7, Release("m"), ())
-    rank._run(Frame(job, b"", None), job, PreparedWork(run_it=work), {})
+    rank._run(Frame(JOB, b"", None), JOB, PreparedWork(run_it=work), {})
     outgoing: Any = rank.connection
     return outgoing
 
@@ -140,7 +140,7 @@ def test_the_next_job_does_not_tell_of_a_cancelled_ones_step(monkeypatch):
 def test_a_rank_that_waits_for_its_gpu_for_ever_stalls(monkeypatch):
     finish = threading.Event()
     rank = make_rank(monkeypatch, release=lambda: finish.wait(20))
-    control = RankControl(rank, 7)
+    control = RankControl(rank, JOB)
     worker = threading.Thread(target=control.progress, args=(0, STEPS))
     worker.start()
     try:
@@ -161,7 +161,7 @@ def test_a_load_is_told_of_a_few_times_a_second_and_hears_a_cancel(monkeypatch):
     rank = make_rank(monkeypatch)
     now = [10.0]
     monkeypatch.setattr(rank_control.time, "monotonic", lambda: now[0])
-    control = RankControl(rank, 7)
+    control = RankControl(rank, JOB)
     for moment, done in ((10.0, 0), (10.1, 1), (10.3, 2), (10.5, 3), (10.6, 4)):
         now[0] = moment
         control.loading(done, 9)

@@ -143,7 +143,7 @@ def test_free_park_and_a_lora_after_a_job_that_outlives_its_cancel_wait_for_a_wh
     pool = faulty_pool(1)
     with pytest.raises(Cancelled):
         pool.sample("hang 0 -1", should_cancel=lambda: True)
-    pool.client.expect_patches(ComfyuiCode("/comfyui"))
+    pool.client.expect_comfyui(ComfyuiCode("/comfyui"))
     for thread in threading.enumerate():
         if thread.name == "parallel-dit-patches":
             thread.join(SOON)

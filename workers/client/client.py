@@ -198,8 +198,9 @@ class PoolClient:
         with self._turns.take(should_cancel):
             return self._with(model, patches, run, should_cancel)
 
-    def expect_patches(self, comfyui: ComfyuiCode) -> None:
-        """Have the ranks of a running pool ready for weight patches; returns at once."""
+    def expect_comfyui(self, comfyui: ComfyuiCode) -> None:
+        """Have the ranks of a running pool import ComfyUI's code, for its networks and for weight patches, while they
+        are idle; returns at once."""
         self._patches.expect(comfyui, lambda: (pool := self._keeper.running) is not None and pool.settled, self._turns)
 
     def release(self, model: ModelRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:

@@ -13,8 +13,9 @@ from parallel_runtime.denoising.progress import StepTelling
 from parallel_runtime.requests.control import Cancelled, Control
 
 from ..wire.connection import Connection
-from ..wire.protocol import Loading, Measuring, Progress
+from ..wire.protocol import Job, Loading, Measuring, Progress
 from ..wire.tensors import pack
+from .first_step import FirstStep
 from .heartbeat import Heartbeat
 from .inbox import Inbox
 
@@ -30,19 +31,22 @@ class Reporter(Protocol):
     connection: Connection
     heartbeat: Heartbeat
     inbox: Inbox
+    first_step: FirstStep
 
 
 class RankControl(Control):
     """Progress and cancel of the job at hand, for the engine."""
 
-    def __init__(self, rank: Reporter, number: int):
+    def __init__(self, rank: Reporter, job: Job):
         self._rank = rank
-        self._number = number
+        self._number = job.number
+        self._what = type(job.request).__name__
         self._steps = StepTelling(self._report, rank.device)
         self._reported_loading = 0.0
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
         self._rank.heartbeat.got_on()
+        self._rank.first_step.step(self._what)
         if self._rank.rank == 0:
             # The others wait for nothing here: the vote keeps them with rank 0.
             self._steps.step(step, total, denoised)
@@ -65,6 +69,7 @@ class RankControl(Control):
 
     def loading(self, done: int, total: int) -> None:
         self.check_cancel()
+        self._rank.first_step.weights()
         now = time.monotonic()
         if self._rank.rank == 0 and now - self._reported_loading >= LOADING_SECONDS:
             self._reported_loading = now

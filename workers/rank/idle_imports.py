@@ -1,4 +1,4 @@
-"""Imports what later jobs need while this rank waits for one: the compiler, and what weight patches are computed with.
+"""Imports what later jobs need while this rank waits for one: the compiler, and ComfyUI's code.
 
 The rank's own thread does it, part by part: two threads that import modules which import each other get half of them.
 A job that comes meanwhile waits for no more than the part at hand. Nothing that ranks have in common depends on it.
@@ -20,6 +20,8 @@ from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.patching.comfyui_patches import MODULES
 from parallel_runtime.requests.requests import ComfyuiCode, Forward, KeepPatches, Load, Request, Sample
 
+LOADING = ("comfy.supported_models", "comfy.sd")
+"""What the first network of ComfyUI's imports."""
 QUIET_SECONDS = 0.5
 """So long after a job nothing is imported: a sampler's next step would be delayed."""
 
@@ -37,24 +39,31 @@ class IdleImports:
         self._device = device
         self._left: deque[Callable[[], object]] = deque(compiler.imports() if device.type == "cuda" else ())
         self._code: ComfyuiCode | None = None
-        self._patching = False
+        self._knows_comfyui = False
         self._seconds = 0.0
 
     def __len__(self) -> int:
         return len(self._left)
 
     def after(self, request: Request) -> None:
-        """A request was answered: what patches need comes after the first picture, or with the first LoRA."""
-        if self._patching:
+        """A request was answered. What patches need of ComfyUI's code comes after the first picture; where the client
+        says that this code will be wanted, it comes before all else, with what its networks need."""
+        if self._knows_comfyui:
             return
         if isinstance(request, Load):
             self._code = request.patching or request.comfyui or self._code
         elif isinstance(request, KeepPatches):
             self._code = request.comfyui
-        if self._code is not None and isinstance(request, (Forward, Sample, KeepPatches)):
-            self._patching = True
-            self._left.append(partial(use_comfyui, self._code.folder, self._options(self._code)))
-            self._left.extend(partial(importlib.import_module, name) for name in MODULES)
+        if self._code is None or not isinstance(request, (Forward, Sample, KeepPatches)):
+            return
+        self._knows_comfyui = True
+        parts: list[Callable[[], object]] = [partial(use_comfyui, self._code.folder, self._options(self._code))]
+        wanted = isinstance(request, KeepPatches)
+        parts += [partial(importlib.import_module, name) for name in (*MODULES, *(LOADING if wanted else ()))]
+        if wanted:
+            self._left.extendleft(reversed(parts))
+        else:
+            self._left.extend(parts)
 
     def next(self) -> None:
         """Import the next part."""

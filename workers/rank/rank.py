@@ -27,6 +27,7 @@ from ..wire.shared_memory import Segment, write
 from ..wire.tensors import pack, unpack_meta
 from .client_memory import ClientMemory
 from .control import RankControl
+from .first_step import FirstStep
 from .heartbeat import Heartbeat
 from .idle_imports import IdleImports
 from .inbox import Inbox
@@ -49,9 +50,17 @@ class Rank:
     Args:
         output: is told which job its lines are of.
         one_host: every rank shares the client's memory.
+        start_seconds: since this process began.
     """
 
-    def __init__(self, connection: Connection, engine: Engine, output: RankOutput, one_host: bool = True):
+    def __init__(
+        self,
+        connection: Connection,
+        engine: Engine,
+        output: RankOutput,
+        one_host: bool = True,
+        start_seconds: float = 0.0,
+    ):
         self.connection = connection
         self.output = output
         self.engine = engine
@@ -61,6 +70,7 @@ class Rank:
         self.inbox = Inbox(connection)
         self.heartbeat = Heartbeat(connection, self.rank, blocks=lambda: engine.residency.pulse.count, output=output)
         self.imports = IdleImports(engine.device)
+        self.first_step = FirstStep(start_seconds, lambda: self.heartbeat.compile_seconds)
         self.spent = False
 
     @property
@@ -82,6 +92,8 @@ class Rank:
             if isinstance(message.request, Step):
                 self._repeat(frame, message, message.request)
                 continue
+            what = type(message.request).__name__
+            self.first_step.lap("waiting")
             laps = Laps()
             prepared = self._prepare(message)
             if prepared is None:
@@ -95,8 +107,11 @@ class Rank:
             laps.end("waited for the other ranks")
             self._run(frame, message, prepared, verdict.agreed)
             laps.end("ran in")
+            if isinstance(message.request, Forward):
+                self.first_step.step(what)
+            self.first_step.lap(what)
             if laps.total > SLOW_SECONDS:
-                log.info("%s: %s", type(message.request).__name__, laps)
+                log.info("%s: %s", what, laps)
 
     def _repeat(self, frame: Frame, job: Job, step: Step) -> None:
         self.output.job = job.number
@@ -111,7 +126,7 @@ class Rank:
         self.output.job = job.number
         try:
             self.client_memory.open_for(job)  # what cannot be opened is found here, where it costs the job alone
-            prepared = self.engine.prepare(job.request, unpack_meta(job.tensors), RankControl(self, job.number))
+            prepared = self.engine.prepare(job.request, unpack_meta(job.tensors), RankControl(self, job))
         except Cancelled:
             self._fail(job.number, Cancelled(), "", cancelled=True)
         except Exception as error:  # noqa: BLE001 - process border: reported to the supervisor, the pool lives
@@ -131,7 +146,7 @@ class Rank:
             else:
                 payload = frame.payload if segment is None else segment.request
                 tensors, copied = share(job.tensors, payload, self.device, self.world_size), None
-            control = RankControl(self, job.number)
+            control = RankControl(self, job)
             answer, results = prepared.run(tensors, control, agreed)
             if not prepared.cancelled:
                 control.finish()
