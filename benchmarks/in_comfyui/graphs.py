@@ -92,15 +92,45 @@ def plain(way: Way, picture: Picture) -> Graph:
     }
 
 
+def advanced(way: Way, picture: Picture) -> Graph:
+    """One model, and KSampler Advanced from its first step to its last."""
+    sampling = {"noise_seed": picture.seed, "steps": picture.steps, "cfg": picture.family.cfg, "start_at_step": 0}
+    return {
+        **_surroundings(picture, SAMPLER),
+        **load(way, picture.file, "model"),
+        SAMPLER: node(
+            "KSamplerAdvanced",
+            model=link("model"),
+            add_noise="enable",
+            end_at_step=10000,
+            return_with_leftover_noise="disable",
+            latent_image=link("latent"),
+            **sampling,
+            **_method(picture.family),
+        ),
+    }
+
+
 def custom(way: Way, picture: Picture) -> Graph:
     """One model, and SamplerCustomAdvanced with the nodes that official templates put before it."""
+    prompts = {name: link(name) for name in ("positive", "negative")}
+    if picture.family.cfg == 1.0:
+        guider = node("BasicGuider", model=link("model"), conditioning=link("positive"))
+    else:
+        guider = node("CFGGuider", model=link("model"), cfg=picture.family.cfg, **prompts)
     return {
         **_surroundings(picture, SAMPLER),
         **load(way, picture.file, "model"),
         "noise": node("RandomNoise", noise_seed=picture.seed),
-        "guider": node("BasicGuider", model=link("model"), conditioning=link("positive")),
+        "guider": guider,
         **_sampled(picture),
     }
+
+
+def sampled_by(graph: Graph, name: str) -> Graph:
+    """The graph of one KSampler with another sampler."""
+    sampler = graph[SAMPLER]
+    return {**graph, SAMPLER: {**sampler, "inputs": {**sampler["inputs"], "sampler_name": name}}}
 
 
 def _sampled(picture: Picture) -> Graph:

@@ -157,7 +157,7 @@ def _faults(results: Sequence[Result]) -> str:
 
 
 def _loops(results: Sequence[Result]) -> str:
-    keys = ("node", "ms", "first step s", "all s")
+    keys = ("node", "ms", "first step s", "all s", "error")
     rows = [[result["model"], *map(row.get, keys)] for result in results for row in result.get("rows", ())]
     title = "Loops of each sampler node: ms a step, seconds to the first step and in all, of a third prompt"
     return _table(title, ["model", *keys], rows)

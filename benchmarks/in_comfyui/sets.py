@@ -231,7 +231,7 @@ def _distances(one: str, many: str) -> Iterator[Measure]:
 
 
 def _loops(one: str, many: str) -> Iterator[Measure]:
-    for file in ("flux", *SMALL):
+    for file in ("flux", *SMALL, "own-z-image", "own-qwen"):
         yield Measure(f"loops {file}", (file,), 150, partial(loops, file=file))
 
 
