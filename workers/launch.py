@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-import uuid
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.said import Said, said
 
 PACK_ROOT = Path(__file__).resolve().parent.parent
-NODE = "PARALLEL_DIT_NODE"
-"""Which of the pool's hosts a rank is on, from 0."""
 TORCHRUN = "torch.distributed.run"
 """Module of the ranks' parent, as its command line names it."""
 
@@ -165,35 +162,27 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
     return environment
 
 
-def take_place(spec: PoolSpec, environment: MutableMapping[str, str]) -> int:
-    """This process's rank in the whole pool, of which torchrun knows a part only; the environment says so afterwards.
+def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str, meeting: str = "") -> list[str]:
+    """Command line of the parent of this machine's ranks.
+
+    On one machine it meets over a file: over a network torchrun has a store that anybody could read and write.
+    `--max-restarts=0`: a broken pool is replaced whole, not patched up.
 
     Args:
-        environment: of a rank.
+        meeting: address and port of this machine at which those of other machines come; docs/several-hosts.md has
+            their command.
     """
-    rank = int(environment.get(NODE, 0)) * len(spec.devices) + int(environment["LOCAL_RANK"])
-    environment["RANK"], environment["WORLD_SIZE"] = str(rank), str(spec.world_size)
-    return rank
-
-
-def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str) -> list[str]:
-    """Command line of the parent of one host's ranks.
-
-    Each host has a torchrun of its own that knows nothing of the others, and meets over a file: over a network torchrun
-    has a store that anybody could read and write. `--max-restarts=0`: a broken pool is replaced whole, not patched up.
-    """
+    alone = (f"--rdzv-endpoint={directory / 'rendezvous'}", "--rdzv-backend=c10d", "--rdzv-conf=store_type=file")
+    together = (f"--rdzv-endpoint={meeting}", "--node-rank=0")
     return [
         sys.executable,
         "-m",
         TORCHRUN,
-        "--nnodes=1",
+        f"--nnodes={spec.hosts}",
         f"--nproc-per-node={len(spec.devices)}",
         "--max-restarts=0",
         "--monitor-interval=1",  # the supervisor hears of a rank's end by itself; a tenth of a second costs idle time
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={directory / 'rendezvous'}",
-        "--rdzv-conf=store_type=file",
-        f"--rdzv-id={uuid.uuid4().hex}",
+        *(together if meeting else alone),
         "-m",
         rank_module,
     ]

@@ -42,14 +42,6 @@ def failed_start(monkeypatch, tmp_path):
     return start
 
 
-@pytest.fixture
-def secret(monkeypatch, tmp_path):
-    path = tmp_path / "secret"
-    path.write_text("a secret of some length")
-    path.chmod(0o600)
-    monkeypatch.setenv("PARALLEL_DIT_SECRET_FILE", str(path))
-
-
 @pytest.mark.parametrize("name", ["PARALLEL_DIT_START_SECONDS", "PARALLEL_DIT_STALL_SECONDS"])
 def test_a_setting_that_is_no_number_is_named(failed_start, monkeypatch, name):
     monkeypatch.setenv(name, "soon")
@@ -62,19 +54,19 @@ def test_a_time_is_a_finite_number_above_0(text):
         read_seconds({"NAME": text}, "NAME", 1.0)
 
 
-def test_a_port_that_is_taken_is_named(failed_start, monkeypatch, secret):
+def test_a_port_that_is_taken_is_named(failed_start, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setenv("PARALLEL_DIT_LISTEN", where)
         assert failed_start(hosts=2).startswith(f"Cannot listen on {where}: Address already in use. Set $PARALLEL")
 
 
-def test_an_address_of_another_machine_is_named(failed_start, monkeypatch, secret):
+def test_an_address_of_another_machine_is_named(failed_start, monkeypatch):
     monkeypatch.setenv("PARALLEL_DIT_LISTEN", "192.0.2.1:29600")
     assert failed_start(hosts=2).startswith("No network interface of this host has the address 192.0.2.1.")
 
 
-def test_a_host_name_is_looked_up(failed_start, monkeypatch, secret):
+def test_a_host_name_is_looked_up(failed_start, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("PARALLEL_DIT_LISTEN", f"localhost:{port}")

@@ -11,8 +11,8 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 
-from ..hosts.network import read_network
 from ..launch import PoolSpec, resolve_devices
+from ..network import read_meeting
 from .client import PoolClient
 
 EXIT_SECONDS = 5.0
@@ -72,7 +72,7 @@ def get_pool(config: ParallelConfig) -> PoolClient:
         ConfigurationError: devices that do not exist, or too few for the degrees.
     """
     if config.hosts > 1:
-        read_network(os.environ)  # a missing setting is an error of the configuration, not of a pool that started
+        read_meeting(os.environ)  # a missing setting is an error of the configuration, not of a pool that started
     return _registry.get(resolve_devices(config, torch.cuda.device_count))
 
 

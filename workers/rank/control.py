@@ -12,7 +12,7 @@ import torch.distributed as dist
 from parallel_runtime.denoising.progress import StepTelling
 from parallel_runtime.requests.control import Cancelled, Control
 
-from ..wire.connection import Connection
+from ..wire.connection import Channel
 from ..wire.protocol import Job, Loading, Measuring, Progress
 from ..wire.tensors import pack
 from .first_step import FirstStep
@@ -28,7 +28,7 @@ class Reporter(Protocol):
 
     rank: int
     device: torch.device
-    connection: Connection
+    connection: Channel
     heartbeat: Heartbeat
     inbox: Inbox
     first_step: FirstStep

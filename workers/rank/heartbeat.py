@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from parallel_runtime.acceleration.compiler import watch
 
-from ..wire.connection import Connection, ConnectionClosed
+from ..wire.connection import Channel, ConnectionClosed
 from ..wire.protocol import Compiling
 from ..wire.protocol import Heartbeat as Beat
 from .output import RankOutput
@@ -31,7 +31,7 @@ class Heartbeat:
         output: knows the job at hand.
     """
 
-    def __init__(self, connection: Connection, rank: int, *, blocks: Callable[[], int], output: RankOutput):
+    def __init__(self, connection: Channel, rank: int, *, blocks: Callable[[], int], output: RankOutput):
         self._connection = connection
         self._rank = rank
         self._blocks = blocks

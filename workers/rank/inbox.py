@@ -6,7 +6,7 @@ import logging
 import os
 import queue
 
-from ..wire.connection import Connection, ConnectionClosed, FrameError
+from ..wire.connection import Channel, ConnectionClosed, FrameError
 from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Cancel, Run
 from .idle_imports import QUIET_SECONDS, IdleImports
@@ -17,7 +17,7 @@ log = logging.getLogger("rank")
 class Inbox:
     """Filled by one thread, emptied by another."""
 
-    def __init__(self, connection: Connection):
+    def __init__(self, connection: Channel):
         self.cancelled: int | None = None
         """The job that was cancelled last."""
         self._connection = connection
@@ -35,7 +35,7 @@ class Inbox:
                     self._frames.put(frame)
         except (ConnectionClosed, FrameError) as error:
             log.info("the supervisor is gone (%s)", error)
-            os._exit(0)
+            os._exit(1)  # not 0: torchrun of another machine would wait for those of this one
 
     def next(self, imports: IdleImports) -> Frame:
         """What comes next.

@@ -19,7 +19,7 @@ from parallel_runtime.errors import NotLoadedError, ParallelError, PeerFailedErr
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Forward, Invoke, Sample, Step
 
-from ..wire.connection import Connection
+from ..wire.connection import Channel
 from ..wire.error_info import describe
 from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Done, Failed, Job, Launched, Ready
@@ -55,7 +55,7 @@ class Rank:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Channel,
         engine: Engine,
         output: RankOutput,
         one_host: bool = True,

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..hosts.store import open_store
 from ..launch import PoolSpec
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -19,8 +18,8 @@ class World:
 
     Args:
         spec: of the pool.
-        rank, local_rank: among all ranks, and among those of this host.
-        folder: the pool's, on this host.
+        rank, local_rank: among all ranks, and among those of this machine.
+        folder: the pool's.
     """
 
     def __init__(self, spec: PoolSpec, rank: int, local_rank: int, folder: Path):
@@ -38,13 +37,17 @@ class World:
             torch.zeros(1, device=self.device)
 
     def enter(self) -> None:
-        """Join the process group; every rank of the world does. One rank alone needs none."""
-        if self._spec.world_size == 1:
+        """Join the process group; every rank of the world does. One rank alone needs none.
+
+        Ranks of one machine meet at a file that nobody else can open; those of several at torchrun's own store.
+        """
+        size = self._spec.world_size
+        if size == 1:
             return
         dist.init_process_group(
             backend="cpu:gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
             timeout=COLLECTIVE_TIMEOUT,
-            store=open_store(self._spec, self._folder, self._rank),
+            store=dist.FileStore(str(self._folder / f"store-{size}"), size) if self._spec.hosts == 1 else None,
             rank=self._rank,
-            world_size=self._spec.world_size,
+            world_size=size,
         )

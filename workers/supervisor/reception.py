@@ -1,4 +1,4 @@
-"""Who may talk to the supervisor: the ranks and hosts of this pool, and nobody else."""
+"""Who may talk to the supervisor: the ranks of this pool that it has started itself, and nobody else."""
 
 from __future__ import annotations
 
@@ -6,58 +6,40 @@ import asyncio
 import os
 import socket
 import struct
-from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from ..hosts.handshake import admit, keep_alive
 from ..pool_log import PoolLog
 from ..processes import is_descendant
 from ..wire.endpoint import Endpoint
 from ..wire.frames import FrameError
-from ..wire.protocol import Hello, Join, StoreLink
+from ..wire.protocol import Hello
 
 HELLO_SECONDS = 10.0
 ACCEPT_PAUSE_SECONDS = 0.2
-MOST_UNPROVEN = 64
-"""Connections at a time that have not proved to know the secret."""
-
-
-@dataclass(frozen=True)
-class Guest:
-    """A connection that was let in.
-
-    Args:
-        hello: what it introduced itself as.
-        pid: of its process, on its own host.
-        host: "" for this host, else its address.
-    """
-
-    endpoint: Endpoint
-    hello: Hello | Join | StoreLink
-    pid: int
-    host: str = ""
-
-
-Welcome = Callable[[Guest], Coroutine[Any, Any, None]]
+BACKLOG = 512
+"""Connections that the kernel holds until they are accepted: no fewer when a pool is small."""
 
 
 class Reception:
-    """Accepts on the Unix socket (this host's ranks) and, with a secret, on TCP (other hosts and their ranks).
+    """Accepts on the pool's Unix socket. A stranger is hung up on and costs the pool nothing.
 
-    A stranger is hung up on and costs the pool nothing. Many strangers at once cost it a bounded number of descriptors,
-    and where descriptors run out all the same it accepts again as soon as there are some.
+    Args:
+        welcome: called with a rank's connection, what it says it is, and the pid of its process.
+        watch: has something go on beside.
     """
 
-    def __init__(self, log: PoolLog, welcome: Welcome, watch: Callable[[Coroutine[Any, Any, None]], Any]):
+    def __init__(
+        self,
+        log: PoolLog,
+        welcome: Callable[[Endpoint, Hello, int], Coroutine[Any, Any, None]],
+        watch: Callable[[Coroutine[Any, Any, None]], Any],
+    ):
         self._log = log
         self._welcome = welcome
         self._watch = watch
-        self._unproven: dict[asyncio.Task[None], str] = {}
 
-    async def local(self, listener: socket.socket) -> None:
+    async def open(self, listener: socket.socket) -> None:
         """Take in processes of this user that the pool itself has started."""
         while True:
             connection, _ = await self._accept(listener)
@@ -68,20 +50,9 @@ class Reception:
             elif not is_descendant(pid):
                 self._refuse(connection, f"pid {pid}, which this pool did not start")
             else:
-                self._watch(self._greet(Endpoint(connection, f"pid {pid}"), pid, ""))
+                self._watch(self._greet(Endpoint(connection, f"pid {pid}"), pid))
 
-    async def remote(self, listener: socket.socket, secret: bytes) -> None:
-        """Take in whoever proves to know the secret."""
-        while True:
-            connection, address = await self._accept(listener)
-            connection.setblocking(False)
-            if len(self._unproven) >= MOST_UNPROVEN:
-                self._turn_away()
-            task = self._watch(self._prove(connection, address[0], secret))
-            self._unproven[task] = address[0]
-            task.add_done_callback(partial(self._leave, connection))
-
-    async def _accept(self, listener: socket.socket) -> tuple[socket.socket, tuple[str, int]]:
+    async def _accept(self, listener: socket.socket) -> tuple[socket.socket, Any]:
         failures = 0
         while True:
             try:
@@ -92,40 +63,16 @@ class Reception:
                 failures += 1
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
 
-    def _turn_away(self) -> None:
-        """Hang up on who waits longest of the host that has most connections: a flood turns out its own."""
-        most, _ = Counter(self._unproven.values()).most_common(1)[0]
-        oldest = next(task for task, host in self._unproven.items() if host == most)
-        del self._unproven[oldest]
-        oldest.cancel()
-
-    def _leave(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
-        self._unproven.pop(task, None)
-        if task.cancelled():  # perhaps before it began, so that it could not close it itself
-            connection.close()
-
-    async def _prove(self, connection: socket.socket, host: str, secret: bytes) -> None:
-        if not await admit(connection, secret):
-            self._refuse(connection, f"{host}, which does not know the secret")
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        self._unproven.pop(task, None)
-        keep_alive(connection)
-        await self._greet(Endpoint(connection, host), None, host)
-
-    async def _greet(self, endpoint: Endpoint, pid: int | None, host: str) -> None:
+    async def _greet(self, endpoint: Endpoint, pid: int) -> None:
         try:
             frame = await asyncio.wait_for(endpoint.receive(), HELLO_SECONDS)
         except (FrameError, asyncio.TimeoutError) as error:
             self._refuse(endpoint.socket, f"{endpoint.name}: {error!r}")
             return
-        hello = frame.message if frame is not None else None
-        if not isinstance(hello, (Hello, Join, StoreLink)):
+        if frame is None or not isinstance(frame.message, Hello):
             self._refuse(endpoint.socket, f"{endpoint.name}, which did not say who it is")
             return
-        own = 0 if isinstance(hello, StoreLink) else hello.pid
-        await self._welcome(Guest(endpoint, hello, own if pid is None else pid, host))
+        await self._welcome(endpoint, frame.message, pid)
 
     def _refuse(self, connection: socket.socket, who: str) -> None:
         self._log.write(f"refused a connection from {who}")

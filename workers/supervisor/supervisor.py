@@ -24,19 +24,19 @@ from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
 from ..compiled_cache import prune
-from ..hosts.network import BACKLOG, interface_of, listen, read_network
 from ..launch import PoolSpec, rank_environment, state_directory
+from ..network import interface_of, read_meeting
 from ..pool_log import PoolLog, tell_of_fresh_pool
 from ..processes import become_subreaper, end_descendants
 from ..settings import read_seconds
 from ..wire.endpoint import Endpoint
 from ..wire.error_info import ErrorInfo, describe
 from ..wire.frames import Frame
-from ..wire.protocol import AskStatus, Cancel, Failed, Heartbeat, Job, Online, PoolState, Shutdown, Status
+from ..wire.protocol import AskStatus, Cancel, Failed, Heartbeat, Job, Lost, Online, PoolState, Shutdown, Status
 from ..wire.unix_socket import listen_in
 from .jobs import Jobs
 from .members import Members
-from .reception import Reception
+from .reception import BACKLOG, Reception
 from .stall import FLOOR_SECONDS, TICK_SECONDS
 from .torchrun import Torchrun
 from .verdict import BLAME_SECONDS, Blame, Verdict
@@ -59,14 +59,11 @@ class Supervisor:
         self.directory = directory
         self.log = log
         self.rank_module = rank_module
-        self.members = Members(
-            spec, directory, rank_module, log, self._from_rank, self._lost, on_unread=self._rank_never_read
-        )
+        self.members = Members(spec, log, self._from_rank, self._lost, on_unread=self._rank_never_read)
         self.jobs = Jobs(self.members, self.client, log, self._rank_failed)
         self.torchrun: Torchrun | None = None
         self.error: ErrorInfo | None = None
         self._parent = parent
-        self._listeners: list[socket.socket] = []
         self._hearing: asyncio.Task[None] | None = None
         self._verdict = Verdict()
         self._ended = asyncio.Event()
@@ -80,8 +77,6 @@ class Supervisor:
         self._watch(asyncio.to_thread(prune, state_directory() / "compiled"))
         await self._ended.wait()
         await asyncio.wait([start])
-        for listener in self._listeners:
-            listener.close()
         await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
         if self.torchrun is not None:
             await self.torchrun.wait()
@@ -98,16 +93,14 @@ class Supervisor:
         start_seconds = read_seconds(os.environ, "PARALLEL_DIT_START_SECONDS", START_SECONDS)
         self.jobs.stall.floor = read_seconds(os.environ, "PARALLEL_DIT_STALL_SECONDS", FLOOR_SECONDS)
         reception = Reception(self.log, self.members.welcome, self._watch)
-        self._listeners.append(listen_in(self.directory, BACKLOG))
-        self._watch(reception.local(self._listeners[0]))
-        interface = "lo"
+        self._watch(reception.open(listen_in(self.directory, BACKLOG)))
+        interface, where = "lo", ""
         if self.spec.hosts > 1:
-            network = read_network(os.environ)
-            interface = interface_of(network.address)
-            self._listeners.append(listen(network))
-            self._watch(reception.remote(self._listeners[1], network.secret))
+            meeting = read_meeting(os.environ)
+            meeting.check_free()
+            interface, where = interface_of(meeting.address), str(meeting)
         environment = rank_environment(self.spec, self.directory, os.environ, interface)
-        torchrun = await Torchrun.start(self.spec, self.directory, self.rank_module, environment, self.log)
+        torchrun = await Torchrun.start(self.spec, self.directory, self.rank_module, environment, self.log, where)
         self.torchrun = torchrun
         self._hearing = self._watch(torchrun.hear())
         self._watch(self._watch_torchrun(torchrun))
@@ -165,8 +158,10 @@ class Supervisor:
             self.jobs.stall.beat(rank, message.progress, now, message.waits)
             return
         self.jobs.stall.answered(rank, now)
-        if isinstance(message, Online):
-            self.members.devices[rank] = message.device
+        if isinstance(message, Lost):
+            self.members.lose(rank)
+        elif isinstance(message, Online):
+            self.members.arrive(message)
             await self.client.send(self.status())  # it counts who has come, and then that all have
             if self.members.complete:
                 await self.jobs.open()
@@ -200,14 +195,7 @@ class Supervisor:
             if stall is not None:
                 self.members.dump_stacks()
                 await asyncio.sleep(DUMP_SECONDS)
-                pid = self.members.pids[stall.rank]
-                what = said(
-                    "Rank {rank} (process {pid}) made no progress for {seconds} seconds",
-                    rank=stall.rank,
-                    pid=pid,
-                    seconds=f"{stall.seconds:.0f}",
-                )
-                self._die(self._loss(what, with_stacks=True))
+                self._die(self._loss(self.members.stalled(stall.rank, stall.seconds), with_stacks=True))
 
     def _loss(self, what: Said, with_stacks: bool = False) -> ErrorInfo:
         idle = self.jobs.active is None or self.jobs.active.unread

@@ -29,9 +29,10 @@ class Torchrun:
         rank_module: str,
         environment: Mapping[str, str],
         log: PoolLog,
+        meeting: str = "",
     ) -> Torchrun:
         """Start the ranks of this host; arguments as of `torchrun_command`."""
-        command = torchrun_command(spec, directory, rank_module)
+        command = torchrun_command(spec, directory, rank_module, meeting)
         return cls(await spawn(command, dict(environment), str(PACK_ROOT)), log)
 
     @property

@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from .frames import (
     PREFIX,
@@ -25,6 +26,16 @@ STUCK_SECONDS = 0.05
 
 class ConnectionClosed(Exception):
     """The other side is gone."""
+
+
+class Channel(Protocol):
+    """How a rank hears of jobs and answers: of the supervisor, or of rank 0 on another machine."""
+
+    def send(self, message: Message, buffers: Sequence[memoryview] = (), elsewhere: bool = False) -> None:
+        """See `Connection`. From any thread."""
+
+    def receive(self) -> Frame:
+        """See `Connection`. From one thread."""
 
 
 class Connection:

@@ -15,7 +15,7 @@ from parallel_runtime.requests.requests import Answer, Request
 
 from .error_info import ErrorInfo
 
-VERSION = 9
+VERSION = 10
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
@@ -78,41 +78,34 @@ class Abandon(msgspec.Struct, frozen=True, tag=True):
 
 # rank -> supervisor
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """First message on a rank's connection."""
+    """First message on a rank's connection.
+
+    Args:
+        world_size: ranks that torchrun counts; machines bring as many as they are told to.
+    """
 
     rank: int
     pid: int
+    world_size: int = 1
     version: int = VERSION
-
-
-class Join(msgspec.Struct, frozen=True, tag=True):
-    """First message of another host's `workers.hosts.join`: it offers its devices to the pool."""
-
-    name: str
-    devices: int
-    pid: int
-    version: int = VERSION
-
-
-class StoreLink(msgspec.Struct, frozen=True, tag=True):
-    """First and only message of a connection that carries the bytes of the ranks' store from then on (tunnel.py)."""
-
-
-class StartRanks(msgspec.Struct, frozen=True, tag=True):
-    """The supervisor's answer: start torchrun for this node of the pool."""
-
-    node: int
-    hosts: int
-    ranks: int
-    device_type: str
-    rank_module: str
 
 
 class Online(msgspec.Struct, frozen=True, tag=True):
-    """This rank has its device and its process group."""
+    """This rank has its device and its process group.
+
+    Args:
+        host: name and address of its machine, where that is another than the supervisor's.
+    """
 
     rank: int
     device: str
+    host: str = ""
+
+
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """Of rank 0: this rank, on another machine, is gone or says nothing any more."""
+
+    rank: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -242,9 +235,7 @@ Message = (
     | Run
     | Abandon
     | Hello
-    | Join
-    | StoreLink
-    | StartRanks
+    | Lost
     | Online
     | Ready
     | Heartbeat

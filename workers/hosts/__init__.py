@@ -1,1 +1,0 @@
-"""Pools over several machines."""

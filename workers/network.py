@@ -1,0 +1,104 @@
+"""Where the machines of one pool meet: an address of the first one, and each machine's interface that leads there."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from parallel_runtime.errors import ConfigurationError
+from parallel_runtime.said import said
+
+LISTEN = "PARALLEL_DIT_LISTEN"
+_HOW = "docs/several-hosts.md shows how to set up several hosts."
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where torchrun of the first machine listens for the others.
+
+    Args:
+        address: an IP address of that machine.
+    """
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port}"
+
+    def check_free(self) -> None:
+        """Find here, with its cause, what torchrun would say in its log.
+
+        Raises:
+            ConfigurationError: the address is not this machine's, or the port is taken.
+        """
+        interface_of(self.address)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.address, self.port))
+            except OSError as error:
+                raise ConfigurationError(
+                    said("Cannot listen on {where}: {strerror}.", where=str(self), strerror=error.strerror),
+                    said("Set ${listen} to an address of this host with a free port.", listen=LISTEN),
+                ) from error
+
+
+def read_meeting(environment: Mapping[str, str]) -> Meeting:
+    """The first machine's setting.
+
+    Raises:
+        ConfigurationError: it is missing, no address with a port, or a name without an IP address.
+    """
+    text = environment.get(LISTEN)
+    if not text:
+        raise ConfigurationError(
+            said(
+                "The parallel configuration asks for several hosts, but ${listen} is not set where ComfyUI runs.",
+                listen=LISTEN,
+            ),
+            _HOW,
+        )
+    match = re.fullmatch(r"([0-9A-Za-z_.\-]+):(\d{1,5})", text.strip())
+    if not match or not 0 < int(match[2]) < 65536:
+        raise ConfigurationError(
+            said("{text} is not an address with a port.", text=repr(text)), "Write it as 10.0.0.1:29600."
+        )
+    try:
+        return Meeting(socket.gethostbyname(match[1]), int(match[2]))
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(
+            said(
+                "${listen} is {text}, and {name} has no IP address: {error}.",
+                listen=LISTEN,
+                text=text,
+                name=match[1],
+                error=error,
+            ),
+            _HOW,
+        ) from error
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface that has this IP address: gloo and NCCL are told to use it.
+
+    Raises:
+        ConfigurationError: no interface of this machine has it.
+    """
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.family == socket.AF_INET and entry.address == address for entry in entries):
+            return name
+    raise ConfigurationError(
+        said("No network interface of this host has the address {address}.", address=address), _HOW
+    )
+
+
+def own_address(towards: str) -> str:
+    """This machine's address on the way to another one. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((towards, 1))
+        return probe.getsockname()[0]

@@ -1,0 +1,172 @@
+"""Ranks on machines without a supervisor: they hear of jobs from rank 0, and answer it, over a group of their own.
+
+torchrun alone has started them, so they make their environment themselves. Each side says something every second, and
+the group waits for fifteen: a machine that is unplugged, or stopped, is noticed without anybody asking.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ..launch import PoolSpec, rank_environment
+from ..network import interface_of, own_address
+from ..wire.connection import Connection, ConnectionClosed
+from ..wire.frames import PREFIX, WITHOUT_PAYLOAD, Frame, decode_header, decode_prefix, encode_header, encode_prefix
+from ..wire.protocol import Heartbeat, Lost, Message
+
+SILENCE = datetime.timedelta(seconds=15)
+BEAT_SECONDS = 1.0
+
+log = logging.getLogger("rank")
+
+
+def is_elsewhere(environment: MutableMapping[str, str]) -> bool:
+    """Whether no supervisor has started this rank."""
+    return "PARALLEL_DIT_POOL" not in environment
+
+
+def make_environment(environment: MutableMapping[str, str]) -> None:
+    """What the first machine's supervisor gives to its ranks, out of what torchrun says. A machine without GPUs, or
+    with none that are visible, computes on its CPU."""
+    count = int(environment["LOCAL_WORLD_SIZE"])
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    spec = PoolSpec(kind, tuple(range(count)), int(environment["GROUP_WORLD_SIZE"]))
+    interface = interface_of(own_address(environment["MASTER_ADDR"]))
+    kept = {name: environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    environment.update(rank_environment(spec, Path(tempfile.gettempdir()), environment, interface) | kept)
+
+
+def host_name(environment: MutableMapping[str, str]) -> str:
+    """This machine for those who read of it."""
+    return f"{socket.gethostname()} ({own_address(environment['MASTER_ADDR'])})"
+
+
+class GroupLink:
+    """Messages without tensors between two ranks. Sends from any thread, receives from one, as `Connection`.
+
+    Args:
+        group: of gloo, with a limit to how long it waits.
+        peer: rank at the other end.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, peer: int):
+        self._group = group
+        self._peer = peer
+        self._lock = threading.Lock()
+
+    def send(self, message: Message, buffers: Sequence[memoryview] = (), elsewhere: bool = False) -> None:
+        """Send a message.
+
+        Raises:
+            ConnectionClosed: the other side is gone, or does not read.
+        """
+        assert not buffers  # tensors go by the group's collectives
+        self.forward(encode_header(message))
+
+    def forward(self, header: bytes) -> None:
+        """Pass a message on as it came; its tensors go another way.
+
+        Raises:
+            ConnectionClosed: as `send`.
+        """
+        with self._lock:
+            for part in (encode_prefix(header, 0, WITHOUT_PAYLOAD), header):
+                self._do(dist.send, torch.frombuffer(bytearray(part), dtype=torch.uint8))
+
+    def receive(self) -> Frame:
+        """Wait for the next message.
+
+        Raises:
+            ConnectionClosed: the other side is gone, or says nothing any more.
+            FrameError: it is of another version.
+        """
+        flags, size, payload = decode_prefix(self._read(PREFIX.size))
+        header = self._read(size)
+        return Frame(decode_header(header, payload, flags), header, None)
+
+    def _read(self, count: int) -> bytes:
+        part = torch.empty(count, dtype=torch.uint8)
+        self._do(dist.recv, part)
+        return part.numpy().tobytes()
+
+    def _do(self, call: Callable[..., object], part: torch.Tensor) -> None:
+        try:
+            call(part, self._peer, group=self._group)
+        except RuntimeError as error:  # of gloo: the other side has closed, or the group's time is up
+            raise ConnectionClosed(str(error)) from error
+
+
+class Relay:
+    """Rank 0's connection to the supervisor, which is that of the ranks elsewhere as well.
+
+    Args:
+        links: to each of them, by its number.
+    """
+
+    def __init__(self, connection: Connection, links: dict[int, GroupLink]):
+        self._connection = connection
+        self._links = links
+        self.send = connection.send
+        for rank, link in links.items():
+            for work in (self._listen, self._beat):
+                threading.Thread(target=work, args=(rank, link), name=f"relay-{rank}", daemon=True).start()
+
+    def receive(self) -> Frame:
+        """What comes from the supervisor, passed on.
+
+        Raises:
+            As Connection.receive.
+        """
+        frame = self._connection.receive()
+        for rank, link in self._links.items():
+            try:
+                link.forward(frame.header)
+            except ConnectionClosed as error:
+                self._lose(rank, error)
+        return frame
+
+    def _listen(self, rank: int, link: GroupLink) -> None:
+        try:
+            while True:
+                self.send(link.receive().message)
+        except ConnectionClosed as error:
+            self._lose(rank, error)
+
+    def _beat(self, rank: int, link: GroupLink) -> None:
+        try:
+            while True:
+                threading.Event().wait(BEAT_SECONDS)
+                link.send(Heartbeat(0, 0))
+        except ConnectionClosed:
+            return  # who listens to it notices, too
+
+    def _lose(self, rank: int, error: ConnectionClosed) -> None:
+        log.info("rank %d is lost: %s", rank, error)
+        try:
+            self.send(Lost(rank))
+        except ConnectionClosed:  # the pool ends
+            return
+
+
+def link_ranks(spec: PoolSpec, rank: int, connection: Connection | None) -> Connection | Relay | GroupLink:
+    """How this rank hears of jobs. Every rank of a pool over several machines calls it, with the world joined.
+
+    Args:
+        connection: to the supervisor; None where there is none.
+    """
+    group = dist.new_group(backend="gloo", timeout=SILENCE)
+    assert group is not None
+    if connection is None:
+        return GroupLink(group, 0)
+    if rank > 0:
+        return connection
+    return Relay(connection, {other: GroupLink(group, other) for other in range(len(spec.devices), spec.world_size)})
