@@ -21,14 +21,21 @@ from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES, Network
 from parallel_runtime.networks.comfyui.networks import find_network
 from parallel_runtime.networks.comfyui.seam import IN_LOOP
 from parallel_runtime.said import Said, said
+from parallel_runtime.sampling.own_timesteps import OwnTimestep, are_plain, find_own_timesteps
 from parallel_runtime.sampling.samplers import SAMPLERS
 
 from .carried_guidance import read_guidance
 from .host_loop import host_obstacles, make_host_loop
 from .interrupt import stopping_with_prompt
 from .known_samplers import KnownSampler, guider_obstacles, known_sampler, second_scale
-from .own_timesteps import are_plain, find_shares, read_timesteps
-from .transportable import call_obstacles, condition_obstacles, loop_obstacles, split_branches, split_extra_channels
+from .transportable import (
+    call_obstacles,
+    condition_obstacles,
+    loop_obstacles,
+    split_branches,
+    split_extra_channels,
+    split_timesteps,
+)
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import HostLoop
@@ -145,19 +152,19 @@ class PoolLoop:
         calls = self._evaluate_dry(known, x, sigmas[0].expand(x.shape[0]))
         # A sigma of 0 is never evaluated, and has no place in some tables.
         timesteps = torch.where(sigmas > 0, sampling.timestep(sigmas).float(), 0.0)
-        shares = self._shares(known, calls, x, sigmas[0])
+        own_timesteps = self._own_timesteps(known, calls, x, sigmas[0])
         self.obstacles = call_obstacles(calls, tuple(x.shape), self.guider.cfg)
         if self.remote.stages > 1 and any(LATENT_SHAPES in call.conditioning for call in calls):
             self.obstacles.append(said("several latents in one"))
-        if shares is None or (shares and self.remote.stages > 1):
+        if own_timesteps is None or (own_timesteps and self.remote.stages > 1):
             self.obstacles.append(said("timesteps of the model's own"))
-        if shares is None or self.obstacles:
+        if own_timesteps is None or self.obstacles:
             return None
         request = replace(
             self._request(known, calls, x, sigmas),
             timesteps=timesteps,
             inpaint=self._inpaint(known),
-            shares=shares,
+            own_timesteps=own_timesteps,
         )
         try:
             latent = self._run(request)
@@ -254,17 +261,17 @@ class PoolLoop:
             self.guider(x, sigma, model_options=options, seed=self.extra_args["seed"])
         return calls
 
-    def _shares(
+    def _own_timesteps(
         self, known: KnownSampler, calls: list[TransformerCall], x: torch.Tensor, sigma: torch.Tensor
-    ) -> Mapping[int, Mapping[str, torch.Tensor]] | None:
-        """The timesteps that the model makes of a step's, as shares of it; None where they are none."""
+    ) -> Mapping[int, Mapping[str, OwnTimestep]] | None:
+        """The timesteps that the model makes of a step's; None where they are no shares of it."""
         rows, told = x.shape[0], self.guider.inner_model.model_sampling.timestep
-        timestep, found = told(sigma).float().expand(rows), read_timesteps(calls)
+        timestep, found = told(sigma).float().expand(rows), split_timesteps(calls)
         if are_plain(found, timestep):
             return {}
         later = sigma / 2
-        others = read_timesteps(self._evaluate_dry(known, x, later.expand(rows)))
-        return find_shares((timestep, found), (told(later).float().expand(rows), others))
+        others = split_timesteps(self._evaluate_dry(known, x, later.expand(rows)))
+        return find_own_timesteps((timestep, found), (told(later).float().expand(rows), others))
 
     def _inpaint(self, known: KnownSampler) -> InpaintInputs | None:
         from workers.client.client import InpaintInputs

@@ -16,6 +16,7 @@ import torch
 from parallel_runtime.requests.conditioning import BRANCHES, OPTIONS, Shared
 from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import Said, said, together
+from parallel_runtime.sampling.own_timesteps import BESIDE, FIRST
 
 from .carried_guidance import PLACES, is_carried
 from .transformer_call import TransformerCall
@@ -238,6 +239,17 @@ def split_extra_channels(calls: Sequence[TransformerCall], channels: int) -> lis
         if part.shape[1] > channels
     }
     return [extra[index] for index in sorted(extra)]
+
+
+def split_timesteps(calls: Sequence[TransformerCall]) -> dict[int, dict[str, torch.Tensor]]:
+    """Of each branch, by name: its timestep, and arguments that are timesteps, too."""
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    for call in calls:
+        named = {FIRST: call.timestep} | {name: call.conditioning[name] for name in BESIDE if name in call.conditioning}
+        count = len(call.cond_or_uncond)
+        for position, index in enumerate(call.cond_or_uncond):
+            found[index] = {name: each.chunk(count)[position] for name, each in named.items()}
+    return found
 
 
 def listed(found: Iterable[Said]) -> Said:

@@ -106,7 +106,6 @@ _MASKS = {
 """Nodes that give a latent a noise mask."""
 _OWN_MASK_RULE = (("cosmos", "Cosmos"), ("minimax_h3", "MiniMaxH3"))
 """Files whose models treat what a mask keeps in a way of their own, by a part of the name."""
-_OWN_TIMESTEPS = {"mage_flow.model:MageFlowTransformer2DModel", "minimax_music.dit:MiniMaxMusic3DiT"}
 
 
 def step_reasons(prompt: Prompt) -> tuple[str, ...]:
@@ -143,8 +142,6 @@ def _reasons(run: Run, sampler: Path, loaders: set[Path]) -> Iterator[str]:
 
 def _family_reasons(file: str, masked: bool) -> Iterator[str]:
     path = class_of(file.replace("\\", "/").rsplit("/", 1)[-1])
-    if path in _OWN_TIMESTEPS:
-        yield "timesteps of the model's own"
     network = NETWORKS.get(f"comfy.ldm.{path}")
     if network is not None and network.rows_together:
         yield "rows of a batch that depend on one another"

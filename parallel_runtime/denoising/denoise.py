@@ -10,15 +10,15 @@ from ..errors import RequestError
 from ..networks.lead import of_first_rank
 from ..requests.conditioning import Conditioning
 from ..requests.control import Cancelled, Control
-from ..requests.requests import Sample
+from ..requests.requests import Sample, share_name
 from ..said import said
 from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.noise import NoiseSource
+from ..sampling.own_timesteps import FIRST, OwnTimestep
 from ..sampling.prediction import find_prediction
 from ..sampling.samplers import StepState, find_sampler
 from .checks import FIXED_CHANNELS, INPAINT, check_inputs
-from .own_timesteps import call_of, read_shares
-from .predict import Predictor
+from .predict import Call, Predictor
 
 Told = Callable[[int, torch.Tensor], None]
 """(index of a step, its denoised latent), once a step; what it raises ends the run, on all ranks."""
@@ -54,7 +54,7 @@ class Loop:
             RequestError: see `check_inputs`.
         """
         check_inputs(self.request, tensors)
-        read_shares(self.request, tensors)
+        _read_own_timesteps(self.request, tensors)
 
     def run(
         self,
@@ -74,14 +74,14 @@ class Loop:
             Cancelled: on all ranks before the same step.
         """
         total = len(tensors["sigmas"]) - 1
-        shares = read_shares(self.request, tensors)
+        own_timesteps = _read_own_timesteps(self.request, tensors)
 
         def predict(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
             if self.unlike:
                 x = of_first_rank(x, predictor.mesh)
             inputs = self.model_inputs(x, tensors)
-            each = zip(inputs, branches, shares, strict=True)
-            calls = [call_of(seen, timestep, branch, own) for seen, branch, own in each]
+            each = zip(inputs, branches, own_timesteps, strict=True)
+            calls = [_call(seen, timestep, branch, own) for seen, branch, own in each]
             return [output.float() for output in predictor(calls)]
 
         def on_step(index: int, denoised: torch.Tensor) -> None:
@@ -169,3 +169,29 @@ class Denoising(Loop):
         # Drawn on the rank's own GPU where that is of the wanted type, so that no rank reaches for GPU 0.
         same = x.device.type == self.request.noise_device
         return NoiseSource(self.request.seed, x.device if same else self.request.noise_device)
+
+
+def _read_own_timesteps(request: Sample, tensors: Mapping[str, torch.Tensor]) -> list[dict[str, OwnTimestep]]:
+    """By name for each branch; empty where all is told the loop's own. Runs on meta tensors.
+
+    Raises:
+        RequestError: shares did not come along, or are of another batch.
+    """
+    found: dict[int, dict[str, OwnTimestep]] = {branch.index: {} for branch in request.branches}
+    for index, name, begin in request.own_timesteps:
+        share = tensors.get(share_name(index, name))
+        if index not in found or share is None or share.shape[:1] != tensors["x"].shape[:1]:
+            raise RequestError(said("The model's own timesteps did not come along for each picture."), "Report this.")
+        found[index][name] = OwnTimestep(share, begin)
+    return list(found.values())
+
+
+def _call(
+    x: torch.Tensor, timestep: torch.Tensor, conditioning: Conditioning, own_timesteps: Mapping[str, OwnTimestep]
+) -> Call:
+    """The call of one branch at a timestep (B,) of the loop."""
+    made = {name: own.at(timestep) for name, own in own_timesteps.items()}
+    first = made.pop(FIRST, timestep)
+    if made:
+        conditioning = Conditioning({**conditioning.arguments, **made}, conditioning.shared)
+    return Call(x, first, conditioning)

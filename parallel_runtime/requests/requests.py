@@ -204,7 +204,8 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     `concat` also one `concat_name(index)` per branch, channels that are appended to its x at every step; and the new
     conditionings' own. `prediction` names what the transformer's output means (sampling.prediction), `patches` what the
     weights are to have; branches that are alike are one forward if `joined`. Where the model makes timesteps of the
-    loop's, `own_timesteps` names them, "" for the first, and with each comes a `share_name(index, name)` per branch.
+    loop's, `own_timesteps` has (branch, name, what it is counted from), "" for the first, and with each comes a
+    `share_name(branch, name)`.
     With `inpaint_clean` the model sees what a mask keeps without noise. With `host`, the latent that comes back is
     scaled as ComfyUI's sampler returns it.
     """
@@ -217,7 +218,7 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     noise_device: str
     inpaint: bool = False
     inpaint_clean: bool = False
-    own_timesteps: tuple[str, ...] = ()
+    own_timesteps: tuple[tuple[int, str, float], ...] = ()
     preview: bool = False
     dropped: tuple[int, ...] = ()
     prediction: str = "flow"

@@ -189,7 +189,7 @@ LARGE_FAMILIES: dict[str, ComfyFamily] = {
         per_step="a ControlNet",
         control=3072,
     ),
-    "mage-flow": ComfyFamily([[1, 128, 5, 7]], (9, 2560), per_step="timesteps of the model's own"),
+    "mage-flow": ComfyFamily([[1, 128, 5, 7]], (9, 2560)),
     "auraflow": ComfyFamily([[2, 4, 9, 7]], (9, 2048)),
     "cosmos-predict-2": ComfyFamily([_VIDEO], (9, 1024)),
     "anima": ComfyFamily(

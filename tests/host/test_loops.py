@@ -55,6 +55,16 @@ def test_every_sampler_runs_in_the_pool_under_every_node(host, by, sampler):
     in_the_pool(host, workflow.prompt(), workflow.on("cpu:2").prompt())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+@pytest.mark.parametrize("sampler", ["dpmpp_2m", "er_sde"])
+def test_timesteps_that_count_up_run_in_the_ranks(host, sampler, devices):
+    workflow = Workflow(cfg=4.0, sampler=sampler, patch="times that count up")
+    plain, changed = (host.latent(host.run(each.prompt()), SAVE) for each in (replace(workflow, patch=""), workflow))
+    assert (changed - plain).abs().max() > 0.01  # or else nothing would be tested
+    in_the_pool(host, workflow.prompt(), workflow.on(devices).prompt())
+
+
 def guided(workflow: Workflow, *names: str) -> Prompt:
     """With these nodes on the MODEL, in this order."""
     graph, model = workflow.prompt(), "model"

@@ -42,8 +42,8 @@ def loop_job(
         inpaint = request.inpaint
         tensors |= {"mask": inpaint.mask, "latent_image": inpaint.latent_image, "noise": inpaint.noise}
     tensors |= {sampling_name(name): tensor for name, tensor in request.sampling.items()}
-    own = {branch.index: request.shares.get(branch.index, {}) for branch in request.branches}
-    tensors |= {share_name(index, name): share for index, shares in own.items() for name, share in shares.items()}
+    own = [(index, name, each) for index, named in request.own_timesteps.items() for name, each in named.items()]
+    tensors |= {share_name(index, name): each.share for index, name, each in own}
     job = Sample(
         model=model,
         sampler=request.sampler,
@@ -53,7 +53,7 @@ def loop_job(
         noise_device=request.noise_device,
         inpaint=request.inpaint is not None,
         inpaint_clean=request.inpaint is not None and request.inpaint.clean,
-        own_timesteps=tuple(sorted({name for shares in own.values() for name in shares})),
+        own_timesteps=tuple((index, name, each.begin) for index, name, each in own),
         preview=request.preview,
         dropped=dropped,
         prediction=request.prediction,

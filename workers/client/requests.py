@@ -14,6 +14,7 @@ from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import Identity, identity
 from parallel_runtime.requests.requests import ComfyuiCode, HostLoop
 from parallel_runtime.said import said
+from parallel_runtime.sampling.own_timesteps import OwnTimestep
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class LoopRequest:
         prediction: see parallel_runtime.sampling.prediction.
         concat: for each branch, channels (B, C', ...) appended to its x; empty where there are none.
         joined: ComfyUI, with the memory that it saw, put the branches into one call.
-        shares: of each branch, by name, the model's own timesteps as shares of the loop's; empty where it has none.
+        own_timesteps: of each branch, by name, those that the model makes; empty where it has none.
         host: that ComfyUI's own code for the sampler runs it; `sampling`: the tensors that it names.
     """
 
@@ -102,7 +103,7 @@ class LoopRequest:
     joined: bool = True
     host: HostLoop | None = None
     sampling: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    shares: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    own_timesteps: Mapping[int, Mapping[str, OwnTimestep]] = field(default_factory=dict)
 
     def check_finite(self) -> None:
         """Refuse what can only end in a picture of nothing.

@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import comfy.model_base
 import comfy.model_management
 import comfy.model_patcher
 import comfy.nested_tensor
@@ -349,7 +350,10 @@ class OwnAdapter(comfy.weight_adapter.WeightAdapterBase):
         self.weights = weights
 
 
-KINDS = ["adapter of its own", "of a text encoder", "attention", "rope", "cfg", "inside", "inside during a run"]
+KINDS = [
+    "adapter of its own", "of a text encoder", "attention", "rope", "cfg", "inside", "inside during a run",
+    "times that count up",
+]  # fmt: skip
 
 
 class ModelPatch(io.ComfyNode):
@@ -385,6 +389,10 @@ class ModelPatch(io.ComfyNode):
             layer.weight = torch.nn.Parameter(torch.ones(layer.weight.shape))
         elif kind == "inside during a run":
             patched.set_model_unet_function_wrapper(_run_patched)
+        elif kind == "times that count up":  # MiniMax Music's, of which no file can be small
+            patched.add_object_patch(
+                "process_timestep", comfy.model_base.MiniMaxMusic3.process_timestep.__get__(patched.model)
+            )
         else:
             patched.set_model_sampler_post_cfg_function(lambda args: args["denoised"] * 0.9)
         return io.NodeOutput(patched)
