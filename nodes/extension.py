@@ -21,7 +21,7 @@ class ParallelExtension(ComfyExtension):
 
     @override
     async def on_load(self) -> None:
-        """Add routes, and start the pool now if the artist set that; else the first prompt starts it."""
+        """Add routes, and start the pool now if the last session had one or the artist set that."""
         if self._loaded:
             return
         self._loaded = True

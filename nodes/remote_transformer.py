@@ -17,6 +17,7 @@ from parallel_runtime.patching.patch_data import UNPATCHED
 from parallel_runtime.said import NOTHING, said, together
 
 from .carried_patches import CarriedPatches
+from .last_devices import remember_devices
 from .run_notices import RunNotices, describe_loop
 from .transformer_call import TransformerCall
 from .travelling_call import check_options, travelling
@@ -36,7 +37,9 @@ that was used last, by the model's key: they are its own to let go, and ComfyUI 
 def _connect(config: ParallelConfig) -> PoolClient:
     from workers.client.pool_registry import get_pool
 
-    return get_pool(config)
+    pool = get_pool(config)
+    remember_devices(pool.spec)
+    return pool
 
 
 def _show_nothing(text: str) -> None:

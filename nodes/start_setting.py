@@ -1,51 +1,67 @@
-"""The wish to start the pool together with ComfyUI, instead of at the first prompt."""
+"""The pool starts together with ComfyUI where the last session had one, or as the artist wishes."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 
+from .last_devices import last_devices
 from .panel.settings import START_DEVICES, read_settings, settings_file
 
+if TYPE_CHECKING:
+    from parallel_runtime.requests.requests import ComfyuiCode
+    from workers.client.client import PoolClient
+
 VARIABLE = "PARALLEL_DIT_START"
+NONE = "none"
+"""Setting with which the first prompt starts the pool."""
 
 log = logging.getLogger("parallel_dit")
 
 
-def wished_devices(file: Path, environment: str | None) -> str | None:
-    """Devices to start a pool on: the environment variable's, else the canvas setting's; None or "" means none.
+def wished_devices(file: Path, environment: str | None, last: str | None) -> str | None:
+    """Devices to start a pool on: the environment variable's, else the canvas setting's, else the last session's.
 
     The settings file is the user's and may hold anything; what is no text is ignored.
+
+    Returns:
+        None where the first prompt starts it.
     """
     if environment is not None:
         return environment or None
-    devices = read_settings(file).get(START_DEVICES)
-    return devices if isinstance(devices, str) and devices else None
+    setting = read_settings(file).get(START_DEVICES)
+    devices = (setting.strip() if isinstance(setting, str) else "") or last
+    return None if devices == NONE else devices
 
 
-def start_pool(devices: str) -> None:
+def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str, code: ComfyuiCode) -> None:
     """Start a pool on `devices`, wait for it, and have it import ComfyUI's code; what fails is logged, the first prompt
     will tell it again."""
-    from workers.client.pool_registry import get_pool
-
     try:
         pool = get_pool(ParallelConfig(devices=devices))
         pool.start()
     except ParallelError as error:
         log.warning("Parallel DiT: the pool did not start with ComfyUI. %s", error)
         return
-    from .comfyui_code import comfyui_code
-
-    pool.expect_comfyui(comfyui_code(None))
+    pool.expect_comfyui(code)
 
 
 def start_pool_if_wished() -> None:
-    """Start the pool in the background if the environment or ComfyUI's settings ask for it."""
-    devices = wished_devices(settings_file(), os.environ.get(VARIABLE))
-    if devices is not None:
-        threading.Thread(target=start_pool, args=(devices,), name="parallel-dit-start", daemon=True).start()
+    """Start the pool in the background: it takes as long as ComfyUI itself does until it answers."""
+    devices = wished_devices(settings_file(), os.environ.get(VARIABLE), last_devices())
+    if devices is None:
+        return
+    # Imported here: ComfyUI's own thread imports other packs meanwhile, and two threads must not.
+    from workers.client.pool_registry import get_pool
+
+    from .comfyui_code import comfyui_code
+
+    arguments = get_pool, devices, comfyui_code(None)
+    threading.Thread(target=start_pool, args=arguments, name="parallel-dit-start", daemon=True).start()
