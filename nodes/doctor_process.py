@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from parallel_runtime.errors import ConfigurationError, PoolError
 from parallel_runtime.requests.control import Cancelled
@@ -20,7 +24,7 @@ COMMAND = (sys.executable, "-m", "workers.doctor", "--json", "--end-with-parent"
 LIMIT_SECONDS = 300.0  # the doctor bounds each of its parts; this is for a doctor that hangs itself
 POLL_SECONDS = 0.1
 END_SECONDS = 15.0
-WRONG_ARGUMENTS = 2
+WORKS, BROKEN, WRONG_ARGUMENTS = 0, 1, 2  # its exit codes
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ def run_doctor(
     should_cancel: Callable[[], bool],
     command: Sequence[str] = COMMAND,
     limit_seconds: float = LIMIT_SECONDS,
-    on_part: Callable[[Said], None] | None = None,
+    on_part: Callable[[Said], None] = lambda text: None,
 ) -> Verdict:
     """Run the doctor for `devices` (as in ParallelConfig) and wait for it.
 
@@ -48,66 +52,64 @@ def run_doctor(
         ConfigurationError: devices that are not there.
         PoolError: it came to no report.
     """
-    with tempfile.TemporaryDirectory(prefix="parallel-dit-doctor-") as folder:
-        parts = Path(folder) / "parts" if on_part is not None else None
-        return _run(devices, should_cancel, command, limit_seconds, parts, on_part or (lambda text: None))
-
-
-def _run(
-    devices: str,
-    should_cancel: Callable[[], bool],
-    command: Sequence[str],
-    limit_seconds: float,
-    parts: Path | None,
-    on_part: Callable[[Said], None],
-) -> Verdict:
-    polls = int(limit_seconds / POLL_SECONDS)
-    told = ""
-    process = subprocess.Popen(
-        [*command, "--devices", devices, *(["--parts", str(parts)] if parts is not None else [])],
-        cwd=PACK_ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C in ComfyUI's terminal is for ComfyUI
-    )
-    try:
-        for _ in range(polls):
-            try:
-                output, complaint = process.communicate(timeout=POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                if should_cancel():
-                    raise Cancelled from None
-                if parts is not None and parts.exists() and (part := parts.read_text(encoding="utf-8")) != told:
-                    told = part
-                    on_part(Said.from_data(json.loads(part)))
-            else:
-                return _read(output, complaint, process.returncode)
-        raise PoolError(
-            said("The doctor came to no end within {limit_seconds} seconds.", limit_seconds=f"{limit_seconds:.0f}"),
-            said("Run python -m workers.doctor in {pack_root} and see where it waits.", pack_root=PACK_ROOT),
+    deadline, told = time.monotonic() + limit_seconds, 0
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaint:
+        process = subprocess.Popen(
+            [*command, "--devices", devices],
+            cwd=PACK_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=complaint,
+            start_new_session=True,  # Ctrl-C in ComfyUI's terminal is for ComfyUI
         )
-    finally:
-        _end(process)
+        try:
+            while process.poll() is None:
+                if should_cancel():
+                    raise Cancelled
+                if time.monotonic() > deadline:
+                    raise _hangs(limit_seconds)
+                if len(reports := _lines(output)) > told:
+                    told = len(reports)
+                    if (part := _read(reports[-1])) is not None:
+                        on_part(part.text)
+                time.sleep(POLL_SECONDS)
+        finally:
+            if process.poll() is None:  # asked to end, it takes its ranks along
+                end_tree(process.pid, END_SECONDS)
+                process.wait()
+        return _judge(_lines(output), _lines(complaint), process.returncode)
 
 
-def _read(output: str, complaint: str, code: int) -> Verdict:
-    try:
-        report = json.loads(output)
-        return Verdict(report["works"], Said.from_data(report["said"]))
-    except (ValueError, KeyError, TypeError):
-        last = next((line for line in reversed(complaint.splitlines()) if line.strip()), "nothing").strip()
-        if code == WRONG_ARGUMENTS:
-            raise ConfigurationError(last, "") from None
-        raise PoolError(
-            said("The doctor ended with code {code} and no report. It said: {last}", code=code, last=last),
-            said("Run python -m workers.doctor in {pack_root} to see more.", pack_root=PACK_ROOT),
-        ) from None
+def _lines(file: IO[bytes]) -> list[str]:
+    """Those that are whole; the process that writes them shares the place in the file, which stays as it is."""
+    written = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+    return written[: written.rfind(b"\n") + 1].decode(errors="replace").splitlines()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ask it and its ranks to end, and it takes its folder along; kill what does not."""
-    if process.poll() is None:
-        end_tree(process.pid, END_SECONDS)
-        process.communicate()
+def _read(line: str) -> Verdict | None:
+    """None: that is no report."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        report = json.loads(line)
+        return Verdict(bool(report["works"]), Said.from_data(report["said"]))
+    return None
+
+
+def _judge(reports: list[str], complaint: list[str], code: int) -> Verdict:
+    """The last report, where the doctor came to its end."""
+    verdict = _read(reports[-1]) if reports and code in (WORKS, BROKEN) else None
+    if verdict is not None:
+        return verdict
+    last = next((line.strip() for line in reversed(complaint) if line.strip()), "nothing")
+    if code == WRONG_ARGUMENTS:
+        raise ConfigurationError(last, "")
+    raise PoolError(
+        said("The doctor ended with code {code} and no report. It said: {last}", code=code, last=last),
+        said("Run python -m workers.doctor in {pack_root} to see more.", pack_root=PACK_ROOT),
+    )
+
+
+def _hangs(seconds: float) -> PoolError:
+    return PoolError(
+        said("The doctor came to no end within {limit_seconds} seconds.", limit_seconds=f"{seconds:.0f}"),
+        said("Run python -m workers.doctor in {pack_root} and see where it waits.", pack_root=PACK_ROOT),
+    )

@@ -3,8 +3,7 @@
 Numbers are of GPUs by their UUIDs: which GPU is number 0 changes with CUDA_VISIBLE_DEVICES, and with the machine where
 the state directory is on a network.
 
-The ranks of a pool measure when a model is first loaded, the doctor when it checks the links. Free of torch, for the
-doctor; `gpus.py` asks torch.
+The ranks of a pool measure when a model is first loaded; `gpus.py` asks torch.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from parallel_runtime import measured
 from parallel_runtime.requests.facts import CPU, ETHERNET, HOST_MEMORY, NVLINK, PCIE, LinkFacts, MachineFacts, known_gpu
 
 from .launch import PoolSpec, state_directory
-from .link_result import LinkCheck
 
 _NVLINK_GPUS = re.compile(r"\b(A100|A800|H100|H200|H800|H20|B200|GB200)\b(?!.*PCIe)")
 """GPUs that come with NVLink to all others of a host; GPUs whose links are told apart by the driver need no guess."""
@@ -45,7 +43,7 @@ def guess_link(gpu: str, peer_access: bool, kind: str | None = None) -> LinkFact
     Args:
         gpu: its name.
         peer_access: the GPUs reach each other's memory.
-        kind: as `doctor.driver.find_links` has it ("NV18", "PIX"); None: not known.
+        kind: as `driver.find_links` has it ("NV18", "PIX"); None: not known.
     """
     if not peer_access or os.environ.get("NCCL_P2P_DISABLE") == "1":
         return HOST_MEMORY
@@ -78,18 +76,6 @@ def remember_facts(spec: PoolSpec, gpus: tuple[GpuId, ...], facts: MachineFacts)
     """Keep measured facts for later pools on the same devices; where the folder cannot be written, do not."""
     if spec.device_type != "cpu":
         measured.keep(_folder(), _key(spec, gpus, facts.link), asdict(facts))
-
-
-def with_check(facts: MachineFacts, check: LinkCheck | None) -> MachineFacts:
-    """Put in what the doctor's check measured between GPUs, if it did."""
-    rates = next((rates for rates in check.rates if rates.backend == "NCCL"), None) if check is not None else None
-    if rates is None or rates.all_to_all is None or not facts.on_gpu or facts.link.measured:
-        return facts
-    latency = rates.latency / 1e6
-    if facts.link.name == NVLINK.name:
-        latency = min(latency, NVLINK.latency)  # as planning.measure has it
-    link = LinkFacts(facts.link.name, rates.all_to_all, latency, rates.all_to_all, measured=True)
-    return replace(facts, link=link)
 
 
 def _folder() -> Path:

@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workers.doctor.driver import list_gpus
+from workers.driver import list_gpus
 
 from .bench import Bench, Measure
 from .files import ALL, FileStore, all_tiny

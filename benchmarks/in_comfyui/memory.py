@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from workers.doctor.driver import memory_by_process
+from workers.driver import processes_by_gpu
 
 from .process_tree import ranks
 from .server import Server
@@ -19,10 +19,19 @@ COMFYUI, RANK = "ComfyUI", "rank"
 
 def measure(server: Server, cpu: bool) -> dict[str, float]:
     """GiB by process: "ComfyUI", "rank 0", "rank 1", and so on in the order of their ids."""
-    held = _resident(server) if cpu else {pid: size / 1024**2 for pid, size in memory_by_process().items()}
+    held = _resident(server) if cpu else _on_gpus()
     pids = sorted(process.pid for process in ranks(server.pid))
     names = {server.pid: COMFYUI, **{pid: f"{RANK} {number}" for number, pid in enumerate(pids)}}
     return {names[pid]: round(size / 1024, 2) for pid, size in sorted(held.items()) if pid in names}
+
+
+def _on_gpus() -> dict[int, float]:
+    """Process -> MiB on all GPUs."""
+    held: dict[int, float] = {}
+    for processes in processes_by_gpu().values():
+        for pid, size in processes.items():
+            held[pid] = held.get(pid, 0.0) + size / 1024**2
+    return held
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workers.doctor.driver import list_gpus
+from workers.driver import list_gpus
 
 from .journey_verdict import table as journey_table
 

@@ -64,7 +64,7 @@ def read_gpus(pool_pids: Collection[int], held: Mapping[int, int]) -> list[GpuMe
     """
     import torch
 
-    from workers.doctor.driver import list_gpus, processes_by_gpu
+    from workers.driver import list_gpus, processes_by_gpu
 
     if not torch.cuda.is_available():
         return []

@@ -6,16 +6,16 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
-from workers.doctor.link_check import main, run_collectives
+from workers.doctor.link_rank import Tell, exchange, main
 from workers.launch import PoolSpec
-from workers.link_result import Journal, Rates
 
 
-def check(spec: PoolSpec, rank: int, directory: Path, journal: Journal) -> list[Rates]:
-    """`run_collectives`, which rank 1 does not get to."""
+def check(spec: PoolSpec, rank: int, directory: Path, tell: Tell) -> dict[str, Any]:
+    """`exchange`, which rank 1 does not get to."""
     if rank == 1:
-        journal.stage("about to fail")
+        tell(stage="about to fail")
         fault = os.environ["DOCTOR_FAULT"]
         if fault == "raise":
             raise RuntimeError("NCCL error: unhandled system error\nLast error:\nno such interface")
@@ -26,7 +26,7 @@ def check(spec: PoolSpec, rank: int, directory: Path, journal: Journal) -> list[
         if fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(600)
-    return run_collectives(spec, rank, directory, journal)
+    return exchange(spec, rank, directory, tell)
 
 
 if __name__ == "__main__":

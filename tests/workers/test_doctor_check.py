@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,10 +21,11 @@ import torch
 import torch.distributed as dist
 
 from tests.patience import SOON, wait_until
-from workers.doctor.collectives import WrongResult, verify_all_reduce, verify_all_to_all
-from workers.doctor.diagnosis import report
-from workers.doctor.link_launch import check_links
-from workers.launch import PACK_ROOT, TORCHRUN, PoolSpec
+from workers.doctor.findings import find
+from workers.doctor.link_check import check_links
+from workers.doctor.link_rank import WrongResult, verify
+from workers.launch import PACK_ROOT, PoolSpec
+from workers.leftovers import remove_leftovers
 
 from .machines import machine
 
@@ -35,7 +37,7 @@ DOCTOR_WITHOUT_FACTS = """
 import sys
 from tests.workers.machines import machine
 from workers.doctor import doctor
-doctor.read_machine = lambda limit: machine()
+doctor.look, doctor.ask_torch = machine, lambda found: found
 sys.exit(doctor.main())
 """
 
@@ -62,7 +64,7 @@ class Traces:
         ranks = []
         for process in self.processes():
             try:
-                if "workers.doctor.link_check" in process.cmdline() and TORCHRUN not in process.cmdline():
+                if "workers.doctor.link_rank" in process.cmdline():
                     ranks.append(process)
             except psutil.Error:
                 continue
@@ -101,16 +103,10 @@ def test_the_whole_doctor_passes_here_listens_on_loopback_only_and_leaves_nothin
                 addresses |= set(listening)
             time.sleep(0.02)
         assert process.stdout is not None
-        data = json.loads(process.stdout.read())
-    assert process.returncode == 0, data["text"]
-    assert data["works"]
-    (rates,) = data["link"]["rates"]
-    assert (rates["backend"], rates["ranks"]) == ("gloo", 2)
-    assert rates["all_reduce"] > 0
-    assert rates["all_to_all"] > 0
-    assert 0 < rates["latency"] < 1e6
-    assert all(package["found"] and not package["problem"] for package in data["machine"]["packages"])
-    assert data["machine"]["memory_total"] == psutil.virtual_memory().total
+        *_, last = map(json.loads, process.stdout)
+    assert process.returncode == 0, last["text"]
+    assert last["works"]
+    assert re.search(r"gloo on cpu:0,1: the right numbers\n +[\d.]+ GB/s with 8 MB, \d+ µs with 4 bytes", last["text"])
     assert addresses  # gloo's ranks do listen for each other
     assert all(ipaddress.ip_address(address).is_loopback for address in addresses), addresses
     assert traces.left() == []
@@ -130,9 +126,8 @@ def test_a_rank_that_fails_is_named_with_how_and_where(traces, monkeypatch, faul
     link = check_links(TWO, 120, FAULTY)
     assert link.failure is not None
     assert says in link.failure
-    assert not link.timed_out
-    assert link.output
-    assert not report(TWO, machine(), link).works
+    assert ("unhandled system error" in link.output) == (fault == "raise")
+    assert find(TWO, machine(), link)[0].level == "broken"
     assert traces.left() == []
 
 
@@ -143,7 +138,6 @@ def test_ranks_that_hang_are_ended_in_time_and_the_report_says_where_each_was(tr
     start = time.monotonic()
     link = check_links(TWO, 20, FAULTY)
     assert time.monotonic() - start < 20 + SOON
-    assert link.timed_out
     assert link.failure is not None
     assert link.failure.startswith("The collectives did not finish within 20 seconds: rank 0 was ")
     assert link.failure.endswith("; rank 1 was about to fail")
@@ -162,19 +156,11 @@ def test_however_the_doctor_is_ended_its_ranks_and_its_folder_go_with_it(traces,
     assert wait_until(lambda: len(traces.ranks()) == 2)
     process.send_signal(number)
     assert process.wait(SOON) == code
-    wait_until(lambda: not traces.left(), SOON)
+    wait_until(lambda: not traces.processes(), SOON)
+    assert traces.processes() == []
+    if number == signal.SIGKILL:  # what it could not remove goes when the next folder is made
+        remove_leftovers()
     assert traces.left() == []
-
-
-def test_a_rank_whose_torchrun_has_ended_ends_nobody_else(tmp_path):
-    """Its parent is then who takes in orphans, such as a session's manager."""
-    adopts = "import subprocess, sys; print(subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL).returncode)"
-    rank = [sys.executable, "-m", "workers.doctor.link_check"]
-    environment = {**os.environ, "RANK": "0", "PARALLEL_DIT_POOL": str(tmp_path / "pool")}
-    done = subprocess.run(
-        [sys.executable, "-c", adopts, *rank], cwd=PACK_ROOT, env=environment, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "1")
 
 
 @pytest.mark.slow
@@ -186,21 +172,18 @@ def test_time_that_is_up_makes_exit_code_1_and_a_finding(traces):
     assert traces.left() == []
 
 
-@pytest.mark.parametrize(
-    ("verify", "collective"), [(verify_all_reduce, "all_reduce"), (verify_all_to_all, "all_to_all_single")]
-)
-def test_one_damaged_number_is_noticed(monkeypatch, tmp_path, verify, collective):
+def test_one_damaged_number_is_noticed(monkeypatch, tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
         buffer = torch.empty(5000)
         verify(buffer)
-        true_collective = getattr(dist, collective)
+        true_exchange = dist.all_to_all_single
 
         def damage(output: torch.Tensor, *others: torch.Tensor) -> None:
-            true_collective(output, *others)
+            true_exchange(output, *others)
             output[4321] += 1
 
-        monkeypatch.setattr(dist, collective, damage)
+        monkeypatch.setattr(dist, "all_to_all_single", damage)
         with pytest.raises(WrongResult, match="1 wrong numbers out of 5000"):
             verify(buffer)
     finally:

@@ -8,13 +8,11 @@ import msgspec
 import pytest
 
 from parallel_runtime import measured
-from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, LinkFacts
+from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE
 from parallel_runtime.requests.requests import Load
 from workers.gpus import find_machine, remember
 from workers.launch import PoolSpec, state_directory
-from workers.machine_facts import GpuId, guess_link, recall, remember_facts, with_check
-
-from .machines import passed
+from workers.machine_facts import GpuId, guess_link, recall, remember_facts
 
 TWO = PoolSpec("cuda", (0, 1))
 GPUS = (GpuId("NVIDIA H200", "aaaa"), GpuId("NVIDIA H200", "bbbb"))
@@ -92,16 +90,6 @@ def test_the_kind_of_a_link_is_told_by_nvidia_smi_or_guessed_by_the_gpus_name(mo
     assert guess_link("NVIDIA H200", False, "NV18") == HOST_MEMORY
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     assert guess_link("NVIDIA H200", True, "NV18") == HOST_MEMORY
-
-
-def test_the_doctors_check_counts_where_nothing_better_is_known():
-    assumed = recall(TWO, GPUS, GIB, PCIE)
-    checked = with_check(assumed, passed("cuda:0,1", 2, rate=17.0)).link
-    assert checked == LinkFacts(PCIE.name, 17.0, 20e-6, 17.0, measured=True)
-    kept = replace(assumed, link=replace(PCIE, all_to_all=18.0, measured=True))
-    assert with_check(kept, passed("cuda:0,1", 2)) == kept
-    assert with_check(assumed, None) == assumed
-    assert with_check(CPU, passed("cpu:0,1", 2)) == CPU
 
 
 def test_cpu_ranks_are_never_kept():

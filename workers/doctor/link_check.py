@@ -1,99 +1,112 @@
-"""A rank of the doctor's link check: joins a process group as the pool's ranks do, and runs collectives.
-
-Started by torchrun in the pool's environment. It ends with torchrun, and when its standard input ends, which the
-doctor holds the other side of: whatever happens to the doctor, no rank stays behind.
-"""
+"""The check of the links: ranks that exchange numbers, bounded in time, and what their accounts amount to."""
 
 from __future__ import annotations
 
-import datetime
+import contextlib
+import json
 import os
-import shutil
-import signal
-import threading
-from collections.abc import Callable
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import psutil
+from ..launch import PACK_ROOT, PoolSpec, rank_environment
+from ..leftovers import private_folder
+from ..processes import KILL_SECONDS
 
-from ..launch import TORCHRUN, PoolSpec
-from ..link_result import Journal, Rates
-from ..processes import die_with_parent
-
-Check = Callable[[PoolSpec, int, Path, Journal], "list[Rates]"]
-
-_JOIN_SECONDS = 600.0  # the doctor's own limit is shorter; this one only ends ranks that nobody watches any more
-_GPU_MEGABYTES, _CPU_MEGABYTES = 64, 8
-_GPU_REPEATS, _CPU_REPEATS = 20, 4
-_TRIES = 100
+PARENT = "PARALLEL_DIT_DOCTOR"
+"""In a rank's environment: the doctor, without which it ends."""
+_POLL_SECONDS = 0.05
+_TAIL_LINES = 12
+_CONSEQUENCE = re.compile(r"connection (closed|reset)|closed by (remote )?peer|broken pipe|heartbeat", re.IGNORECASE)
 
 
-def end_with_stdin(directory: Path, torchrun: int) -> None:
-    """Wait for the end of standard input, then leave nothing behind. Body of a thread.
+@dataclass(frozen=True)
+class LinkCheck:
+    """Outcome of one check.
 
-    torchrun goes too, and all ranks with it: without the folder it would wait for minutes for its rendezvous.
+    Args:
+        rate: 10^9 bytes per second in an all-to-all of `megabytes` of each rank; `latency`: µs of the smallest one.
+        failure: what went wrong, one sentence without its full stop; None when everything passed.
+        output: last lines of what the ranks printed, when it failed.
     """
-    while os.read(0, 64):
-        pass
-    for _ in range(_TRIES):  # another rank may write into the folder while it is being emptied
-        shutil.rmtree(directory, ignore_errors=True)
-        if not directory.exists():
-            break
-    os.kill(torchrun, signal.SIGKILL)
-    os._exit(1)
+
+    devices: str
+    backend: str = ""
+    megabytes: int = 0
+    rate: float = 0.0
+    latency: float = 0.0
+    failure: str | None = None
+    output: str = ""
 
 
-def run_collectives(spec: PoolSpec, rank: int, directory: Path, journal: Journal) -> list[Rates]:
-    """Join, then check every backend that the pool would use: gloo, and NCCL on GPUs."""
-    journal.stage("importing torch")
-    import torch
-    import torch.distributed as dist
+def check_links(spec: PoolSpec, limit_seconds: float, rank_module: str = "workers.doctor.link_rank") -> LinkCheck:
+    """Exchange numbers between the devices, one rank each, in the environment that the pool's ranks have.
 
-    from .collectives import check_and_measure
-
-    cpu = torch.device("cpu")
-    on_gpu = spec.device_type == "cuda"
-    device = torch.device("cuda", spec.devices[rank]) if on_gpu else cpu
-    if on_gpu:
-        journal.stage(f"taking GPU {device.index}")
-        torch.cuda.set_device(device)
-        torch.zeros(1, device=device)
-    journal.stage("joining the process group")
-    dist.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo",
-        store=dist.FileStore(str(directory / "store"), spec.world_size),
-        rank=rank,
-        world_size=spec.world_size,
-        timeout=datetime.timedelta(seconds=_JOIN_SECONDS),
-    )
-    rates = []
-    if on_gpu:
-        journal.stage("in the collectives of NCCL")
-        rates.append(check_and_measure(device, "NCCL", _GPU_MEGABYTES, _GPU_REPEATS))
-    journal.stage("in the collectives of gloo")
-    rates.append(check_and_measure(cpu, "gloo", _CPU_MEGABYTES, _CPU_REPEATS))
-    journal.stage("leaving the process group")
-    dist.barrier()  # a rank that leaves early breaks the others' connections
-    dist.destroy_process_group()
-    return rates
+    Args:
+        limit_seconds: for everything, the start of Python included; then all ranks are ended.
+    """
+    deadline = time.monotonic() + limit_seconds
+    with private_folder() as folder:
+        with (folder / "output").open("wb") as output, _ranks(spec, folder, output, rank_module) as ranks:
+            codes = [rank.poll() for rank in ranks]
+            while not any(codes) and None in codes and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+                codes = [rank.poll() for rank in ranks]
+        accounts = [_read(folder / f"rank-{rank}.jsonl") for rank in range(spec.world_size)]
+        printed = (folder / "output").read_text(encoding="utf-8", errors="replace")
+    failure = find_failure(accounts, codes, limit_seconds)
+    if failure is None:
+        return LinkCheck(str(spec), **accounts[0]["found"])
+    return LinkCheck(str(spec), failure=failure, output="\n".join(printed.splitlines()[-_TAIL_LINES:]))
 
 
-def main(check: Check = run_collectives) -> None:
-    """Process entry, under torchrun. `check` lets tests put faults in."""
-    torchrun = os.getppid()
-    die_with_parent(torchrun)  # so that the number is torchrun's as long as this process lives
-    if TORCHRUN not in psutil.Process(torchrun).cmdline():  # it ended before: this is who takes in orphans
-        os._exit(1)
-    rank, directory = int(os.environ["RANK"]), Path(os.environ["PARALLEL_DIT_POOL"])
-    threading.Thread(target=end_with_stdin, args=(directory, torchrun), name="end-with-stdin", daemon=True).start()
-    journal = Journal(directory, rank)
+@contextlib.contextmanager
+def _ranks(spec: PoolSpec, folder: Path, output: Any, module: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that are gone on leaving: they hold nothing that wants an orderly end."""
+    environment = rank_environment(spec, folder, os.environ) | {PARENT: str(os.getpid())}
+    common: dict[str, Any] = {"cwd": PACK_ROOT, "stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+    ranks: list[subprocess.Popen[bytes]] = []
     try:
-        rates = check(PoolSpec.parse(os.environ["PARALLEL_DIT_DEVICES"]), rank, directory, journal)
-    except Exception as error:
-        journal.failure(error)
-        raise
-    journal.rates(rates)
+        for rank in range(spec.world_size):  # in a session of their own: Ctrl-C is for the doctor, which then ends them
+            command, environment = [sys.executable, "-m", module], environment | {"RANK": str(rank)}
+            ranks.append(subprocess.Popen(command, env=environment, start_new_session=True, **common))
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+        for process in ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one inside of a driver may take its time
+                process.wait(KILL_SECONDS)
 
 
-if __name__ == "__main__":
-    main()
+def find_failure(accounts: list[dict[str, Any]], codes: list[int | None], limit_seconds: float) -> str | None:
+    """The first failure is the one to blame: the other ranks only notice that somebody is gone.
+
+    Args:
+        accounts: of each rank, its last stage, and its failure or what it found. `codes`: None: it still ran.
+    """
+    ranks = range(len(accounts))
+    failed = sorted((rank for rank in ranks if "failure" in accounts[rank]), key=lambda rank: accounts[rank]["time"])
+    own = [rank for rank in failed if not _CONSEQUENCE.search(accounts[rank]["failure"])]
+    ended = [rank for rank in ranks if codes[rank] and rank not in failed]
+    for rank in own or (failed if not ended else ()):
+        return f"Rank {rank} failed while {accounts[rank]['stage']}: {accounts[rank]['failure']}"
+    for rank in ended:
+        code = codes[rank] or 0
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return f"Rank {rank} {how} while {accounts[rank]['stage']}"
+    where = "; ".join(f"rank {rank} was {accounts[rank]['stage']}" for rank in ranks if "found" not in accounts[rank])
+    return f"The collectives did not finish within {limit_seconds:.0f} seconds: {where}" if where else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    account: dict[str, Any] = {"stage": "starting Python"}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):  # killed while it wrote
+            account |= json.loads(line)
+    return account

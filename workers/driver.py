@@ -34,6 +34,7 @@ class DriverGpu:
         name: such as "NVIDIA H200".
         memory_total, memory_used: bytes, when asked; 0 where the driver does not tell.
         driver: version of the driver.
+        capability: compute capability, such as "9.0"; "" where the driver does not tell.
     """
 
     index: int
@@ -42,6 +43,7 @@ class DriverGpu:
     memory_total: int
     memory_used: int
     driver: str
+    capability: str
 
 
 def list_gpus() -> tuple[DriverGpu, ...]:
@@ -55,19 +57,11 @@ def list_gpus() -> tuple[DriverGpu, ...]:
                 nvml.nvmlDeviceGetName(gpu),
                 *_memory(nvml, gpu),
                 driver,
+                _capability(nvml, gpu),
             )
             for index, gpu in enumerate(_gpus(nvml))
         )
     return ()
-
-
-def find_trouble() -> str | None:
-    """What the driver says when it cannot do its work; None when it can, or there is none, or nothing to ask with."""
-    try:
-        with _open_driver():
-            return None
-    except _Silent as silent:
-        return silent.trouble
 
 
 def find_links() -> dict[tuple[int, int], str]:
@@ -85,15 +79,6 @@ def find_links() -> dict[tuple[int, int], str]:
                     if first != second:
                         links[first, second] = _link(nvml, gpus[first], gpus[second], buses[second], buses)
     return links
-
-
-def memory_by_process() -> dict[int, int]:
-    """Process -> bytes on all GPUs, of processes that compute."""
-    held: dict[int, int] = {}
-    for processes in processes_by_gpu().values():
-        for pid, size in processes.items():
-            held[pid] = held.get(pid, 0) + size
-    return held
 
 
 def processes_by_gpu() -> dict[str, dict[int, int]]:
@@ -115,11 +100,7 @@ def describe_link(kind: str) -> str:
 
 
 class _Silent(Exception):
-    """The driver cannot be asked. `trouble`: what it said about that; None where there is no driver at all."""
-
-    def __init__(self, trouble: str | None):
-        super().__init__(trouble)
-        self.trouble = trouble
+    """The driver cannot be asked: there is none, it cannot do its work, or there is nothing to ask with."""
 
 
 @contextlib.contextmanager
@@ -128,13 +109,11 @@ def _open_driver() -> Iterator[Any]:
     try:
         import pynvml as nvml
     except ImportError:  # which the doctor's list of packages says
-        raise _Silent(None) from None
+        raise _Silent from None
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError_LibraryNotFound:
-        raise _Silent(None) from None
     except nvml.NVMLError as error:
-        raise _Silent(f"the driver says: {error}") from error
+        raise _Silent from error
     try:
         yield nvml
     finally:
@@ -158,6 +137,12 @@ def _memory(nvml: Any, gpu: Any) -> tuple[int, int]:
         memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
         return memory.total, memory.used
     return 0, 0
+
+
+def _capability(nvml: Any, gpu: Any) -> str:
+    with _nothing_said(nvml):
+        return ".".join(map(str, nvml.nvmlDeviceGetCudaComputeCapability(gpu)))
+    return ""
 
 
 def _link(nvml: Any, first: Any, second: Any, bus: Any, buses: list[Any]) -> str:
