@@ -153,6 +153,14 @@ class HostAttention:
                 f"attention over {q.shape[dim]} queries and {k.shape[dim]} keys, where this rank has {own} tokens"
             )
         mask = _as_four(mask)
+        if split.patch is not None:
+            if pieces or (mask is not None and mask.shape[2] > 1):
+                raise ValueError("attention of a patch in pieces, or with a mask of its queries")
+            k, v = split.patch.whole(k, v, dim, streams)
+            return function(
+                q, k, v, heads, mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
+                skip_output_reshape=skip_output_reshape, **kwargs,
+            )  # fmt: skip
         if pieces or (mask is not None and mask.shape[2] > 1):
             return self._over_gathered_keys(
                 function, q, k, v, heads, mask, dim, attn_precision=attn_precision, skip_reshape=skip_reshape,

@@ -52,6 +52,9 @@ class Blocks:
             alike for all tokens, and the same tensor for all blocks. A block may lack some of them.
         control: (key, stream, stream of another list) of a ControlNet's residuals: those under the key are added to a
             stream behind each block, from its first token or behind as many as the other stream has.
+        latent: the stream of the latent's tokens, row by row, for stages that work on patches of the latent: alone in
+            the list that runs first, in later ones at the end of a stream that has joined others; "" where they are
+            found otherwise, or blocks take more from blocks before them than their streams.
     """
 
     path: str
@@ -77,6 +80,7 @@ class Blocks:
     kept: str = ""
     modulations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     control: tuple[str, ...] = ()
+    latent: str = ""
 
     @property
     def names(self) -> set[str]:

@@ -25,7 +25,7 @@ from .host_modulation import HostModulation, Layers
 from .live_patches import FOR_FUNCTIONS
 from .own_arguments import GRID, OwnArguments, name_argument
 from .own_objects import is_guide_mask
-from .token_split import Streams, TokenSplit, put
+from .token_split import TokenSplit, put
 from .whole_patches import over_all_tokens
 
 # Patches that ComfyUI calls inside of a block, with the tokens that the block has.
@@ -171,19 +171,20 @@ class CutBlock:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         split, blocks = self._split, self._blocks
-        if split.degree == 1 and not self._modulated:
+        alone = split.degree == 1 and split.patch is None
+        if alone and not self._modulated:
             return self._compute(args, kwargs)
         call = BlockCall(self._signature, blocks.positional, args, kwargs)
         for name, layers in self._modulated.items():
             split.modulation.before(name, call[name], layers)
-        if split.degree == 1:
+        if alone:
             return self._compute(args, kwargs)
         if unknown := call.others - blocks.names:
             raise self._unlike(f"takes {', '.join(sorted(unknown))}")
         whole = self._own.tokens(call)
         shapes = {name: call[name].shape for name in whole}
-        lengths = [tensor.shape[blocks.tokens[name]] for name, tensor in whole.items()]
-        streams = Streams.share_out(lengths, split.mesh)
+        lengths = {name: tensor.shape[blocks.tokens[name]] for name, tensor in whole.items()}
+        streams = split.share_out(blocks, lengths)
         options = (call["transformer_options"] if "transformer_options" in blocks.names else None) or {}
         patches = options.get("patches") or {}
         kept = call[blocks.kept] if blocks.kept else None
@@ -193,19 +194,21 @@ class CutBlock:
         split.keeps |= kept == ()
         if kept and not (isinstance(kept, tuple) and len(kept) == 3 and isinstance(kept[2], int)):
             raise self._unlike(f"takes {name_argument(kept)} as {blocks.kept}")
-        if needs_all or not streams.enough:  # of a handful of tokens every rank computes all
+        if needs_all and split.patch is not None:
+            raise self._unlike("needs all tokens, which no stage has")
+        if needs_all or not (streams.enough or split.patch):  # of a handful of tokens every rank computes all
             if blocks.path in split.pending:
                 raise self._unlike("needs all tokens, where the one before it did not")
-            split.note(blocks.path, dict(zip(whole, lengths, strict=True)), None)
+            split.note(blocks.path, lengths, None)
             return self._compute(args, kwargs)
         by_guide = any(is_guide_mask(call[name]) for name in blocks.rows)
         self._own.cut(call, whole, streams, split.joined)
         if inside:
             call["transformer_options"] = {**options, "patches": over_all_tokens(patches, inside, split)}
-        alone = list(whole).index(blocks.alone) if blocks.alone else None
+        by_itself = list(whole).index(blocks.alone) if blocks.alone else None
         first = next(iter(whole.values()))
-        batch = first.numel() // (lengths[0] * first.shape[-1])  # tokens may be on the first dim, too
-        with split.running(streams, batch, first.device, alone, by_guide, kept[2] if kept else 0):
+        batch = first.numel() // (first.shape[blocks.tokens[next(iter(whole))]] * first.shape[-1])  # tokens may be on the first dim, too
+        with split.running(streams, batch, first.device, by_itself, by_guide, kept[2] if kept else 0):
             if inside or by_guide or kept or blocks.apart:
                 # What reads how the tokens are shared out, or exchanges in pieces, whose order a graph does not keep.
                 returned = self._forward(*call.args, **call.kwargs)
@@ -216,14 +219,16 @@ class CutBlock:
             raise self._unlike(f"returns {len(outputs)} values, not {len(blocks.returns)}")
         replaced = any((options.get("patches_replace") or {}).values())
         gather = self._last or replaced or bool(set(patches) - inside - _BEFORE)
+        gather &= split.patch is None  # the rest of the tokens is at another time's
+        own = {name: streams.only(index).intervals()[0] for index, name in enumerate(whole)}
         made = [
             output
             if name is None or output is None
-            else self._whole_again(output, name, shapes[name], whole[name], gather)
+            else self._whole_again(output, name, shapes[name], whole[name], own[name], gather)
             for name, output in zip(blocks.returns, outputs, strict=True)
         ]
-        split.note(blocks.path, dict(zip(whole, lengths, strict=True)), None if gather else streams)
-        (split.pending.discard if gather else split.pending.add)(blocks.path)
+        split.note(blocks.path, lengths, None if gather else streams)
+        (split.pending.discard if gather or split.patch else split.pending.add)(blocks.path)
         return type(returned)(made) if isinstance(returned, (tuple, list)) else made[0]
 
     def _compute(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -254,12 +259,17 @@ class CutBlock:
         ]
 
     def _whole_again(
-        self, output: torch.Tensor, name: str, shape: torch.Size, given: torch.Tensor, gather: bool
+        self,
+        output: torch.Tensor,
+        name: str,
+        shape: torch.Size,
+        given: torch.Tensor,
+        interval: tuple[int, int],
+        gather: bool,
     ) -> torch.Tensor:
         dim = self._blocks.tokens[name]
         grid = shape[dim : dim + (GRID if name in self._blocks.grids else 1)]
         length = grid.numel()
-        (interval,) = Streams.share_out((length,), self._split.mesh).intervals()
         flat = output.flatten(dim, dim + len(grid) - 1)
         if flat.shape[dim] != interval[1] - interval[0]:
             raise self._unlike(f"returns {name_argument(output)} as {name} of {interval[1] - interval[0]} tokens")

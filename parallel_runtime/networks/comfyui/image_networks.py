@@ -13,13 +13,13 @@ FLUX = (
     Blocks(
         "double_blocks", {"txt": 1, "img": 1}, ("img", "txt"), joint={"pe": 2},
         segments={"modulation_dims_img": "img", "modulation_dims_txt": "txt"}, alike=("vec", "attn_mask", *_OPTIONS),
-        modulations={"vec": ("img_mod.lin", "txt_mod.lin")}, control=("input", "img"),
+        modulations={"vec": ("img_mod.lin", "txt_mod.lin")}, control=("input", "img"), latent="img",
         unless={"flipped_img_txt": True},  # HunyuanVideo of ComfyUI 0.8.0 has the picture's tokens before the text's
     ),
     Blocks(
         "single_blocks", {"x": 1}, ("x",), joint={"pe": 2}, segments={"modulation_dims": "x"},
         alike=("vec", "attn_mask", *_OPTIONS), modulations={"vec": ("modulation.lin",)},
-        control=("output", "x", "txt"),
+        control=("output", "x", "txt"), latent="x",
     ),
 )  # fmt: skip
 
@@ -29,6 +29,7 @@ _QWEN_IMAGE = Blocks(
     rows={"encoder_hidden_states_mask": ("encoder_hidden_states", 1)},
     border={"timestep_zero_index": "hidden_states"}, alike=("temb", *_OPTIONS),
     modulations={"temb": ("img_mod.1", "txt_mod.1")}, control=("input", "hidden_states"),
+    latent="hidden_states",
 )  # fmt: skip
 
 
@@ -36,6 +37,7 @@ def _lumina(path: str) -> Blocks:
     return Blocks(
         path, {"x": 1}, ("x",), joint={"freqs_cis": 1}, segments={"timestep_zero_index": "x"},
         alike=("x_mask", "adaln_input", *_OPTIONS), modulations={"adaln_input": ("adaLN_modulation.1",)},
+        latent="x",
     )  # fmt: skip
 
 
@@ -92,7 +94,7 @@ _JOY = Blocks(
 _SD3 = Blocks(
     "joint_blocks", {"context": 1, "x": 1}, ("context", "x"), positional=("context", "x"), alone="x",
     alike=("c", "use_checkpoint", *_OPTIONS), control=("output", "x"),
-    modulations={"c": ("context_block.adaLN_modulation.1", "x_block.adaLN_modulation.1")},
+    modulations={"c": ("context_block.adaLN_modulation.1", "x_block.adaLN_modulation.1")}, latent="x",
 )  # fmt: skip
 
 _PIXEL_DIT = Blocks(
@@ -114,7 +116,7 @@ IMAGE: Mapping[str, Network] = {
         "Mage-Flow", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads"
     ),
     "comfy.ldm.lumina.model:NextDiT": Network(
-        "Lumina 2 and Z-Image", (_lumina("layers"), _lumina("noise_refiner")), heads="n_heads",
+        "Lumina 2 and Z-Image", (_lumina("noise_refiner"), _lumina("layers")), heads="n_heads",
         tables=("rope_embedder",),
     ),
     "comfy.ldm.lumina.model:NextDiTPixelSpace": Network(

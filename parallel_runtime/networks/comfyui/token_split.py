@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,10 @@ from ..attended_tokens import AttendedTokens
 from ..shares import gather_shares, split_sizes
 from .host_modulation import HostModulation
 from .residual_rows import Noted, Notes
+
+if TYPE_CHECKING:
+    from .blocks import Blocks
+    from .latent_patch import LatentPatch
 
 _RUNNING = threading.local()
 
@@ -84,6 +88,8 @@ class TokenSplit:
     def __init__(self, mesh: Mesh):
         self.tokens = AttendedTokens(mesh, (), None)
         """What the exchange reads of them."""
+        self.patch: LatentPatch | None = None
+        """The tokens of a stage's forward; None where there are no stages."""
         self.streams: Streams | None = None
         self.attention: Callable[..., torch.Tensor] | None = None
         """What attends over the tokens of all ranks (attention.py)."""
@@ -113,6 +119,12 @@ class TokenSplit:
         self.noted: Notes | None = None
         """What the blocks of the last forward had; None where none ran since it was taken."""
         self.set_mesh(mesh)
+
+    def share_out(self, blocks: Blocks, lengths: Mapping[str, int]) -> Streams:
+        """The tokens of a block that are computed here and now."""
+        if self.patch is not None:
+            return self.patch.share_out(blocks, lengths)
+        return Streams.share_out(tuple(lengths.values()), self.mesh)
 
     def set_mesh(self, mesh: Mesh) -> None:
         """Split over another mesh from the next forward on."""
@@ -201,7 +213,7 @@ class TokenSplit:
 
     def _lay_out(self, batch: int, device: torch.device) -> None:
         self.tokens.start(self.degree)
-        if self.streams is not None:
+        if self.streams is not None and self.patch is None:
             self.tokens.split(self.streams.counts(), batch, device)
             read = self.tokens.read()
             if not any(all(map(is_, read, known)) for known in self._read):

@@ -12,7 +12,7 @@ _CONTEXT = ("context", "context_img_len", "transformer_options")
 # References and poses may follow the video, and then timesteps by frame need not divide the tokens.
 _WAN = Blocks(
     "blocks", {"x": 1}, ("x",), joint={"freqs": 1}, rows={"e": ("x", 1)}, stretched=("e",), cross=("cross_attn",),
-    alike=_CONTEXT, patched=("attn1_patch", "attn2_patch"),
+    alike=_CONTEXT, patched=("attn1_patch", "attn2_patch"), latent="x",
 )  # fmt: skip
 # These have one timestep, and e is (B, 6, D).
 _ONE_TIMESTEP = replace(_WAN, rows={}, stretched=(), alike=("e", *_CONTEXT))

@@ -1,0 +1,93 @@
+"""What a rank of the tests of stages does: one stage of a ComfyUI network on a pipeline, and all stages in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from parallel_runtime.attention.kernels import KERNELS
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.denoising.denoise import Denoising
+from parallel_runtime.mesh.links import build_links
+from parallel_runtime.mesh.mesh import build_mesh
+from parallel_runtime.networks.comfyui.attention import HostAttention
+from parallel_runtime.networks.comfyui.attention_names import ask_the_split
+from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
+from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.latent_patch import LatentPatch, require_patches
+from parallel_runtime.networks.comfyui.networks import find_network
+from parallel_runtime.networks.comfyui.stage_blocks import Neighbours, keep_stage
+from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.pipefusion.denoise import PipelineDenoising
+from parallel_runtime.pipefusion.host_runner import HostStageRunner
+from parallel_runtime.planning.cut import split_blocks
+from parallel_runtime.requests.conditioning import Conditioning
+from tests.parallel_runtime.staged_run import LAYERS, Quiet, make_inputs, sample_request
+from tests.unwritten_memory import fill_with_nan
+
+
+class TinyStage:
+    """A tiny network that has the blocks of one stage."""
+
+    def __init__(self, network: Any, mesh: Any):
+        data = find_network(type(network))
+        assert data is not None
+        require_patches(data.title, data.blocks)
+        self.network, self.token = network, int(getattr(network, "patch_size", 2))
+        self.split = TokenSplit(mesh)
+        self.patch = self.split.patch = LatentPatch()
+        self.neighbours = Neighbours()
+        ask_the_split(data.attention_in)
+        cut_blocks(network, data.blocks, self.split)
+        count = sum(len(network.get_submodule(blocks.path)) for blocks in data.blocks)
+        owned = split_blocks([1.0] * count, mesh.plan.pipe)[mesh.coordinate["pipe"]]
+        keep_stage(network, data.blocks, self.split, owned, self.neighbours)
+        self.attention = HostAttention(KERNELS["sdpa"], self.split)
+
+    def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Any) -> torch.Tensor:
+        self.split.begin(self.attention, None, None)
+        self.split.modulation.begin(None)
+        options = {"optimized_attention_override": self.attention}
+        return self.network(x, timestep, transformer_options=options, **conditioning)
+
+
+def comfyui_flux() -> Any:
+    """ComfyUI's FLUX with the weights of `build_transformer(layers=LAYERS)`."""
+    from comfy.ldm.flux.model import Flux
+
+    from tests.comfyui_networks.tiny import build
+    from tests.parallel_runtime.flux_forward import build_transformer
+    from tests.tiny_flux import to_original
+
+    transformer = build_transformer(layers=LAYERS)
+    network = build(
+        Flux, image_model="flux", in_channels=4, out_channels=4, vec_in_dim=32, context_in_dim=64, hidden_size=128,
+        mlp_ratio=4.0, num_heads=4, depth=LAYERS, depth_single_blocks=LAYERS, axes_dim=[8, 12, 12], theta=10000,
+        patch_size=2, qkv_bias=True, guidance_embed=True, txt_ids_dims=[],
+    )  # fmt: skip
+    original = to_original(transformer.state_dict(), dict(transformer.config), "weight")
+    network.load_state_dict(original)
+    return network
+
+
+def run_flux(rank: int, world_size: int, comfyui: str, cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """Case name -> finished latent, on rank 0."""
+    use_comfyui(comfyui, {"cpu": True})
+    fill_with_nan()
+    found = {}
+    for each in cases:
+        plan = ParallelPlan(**each["plan"])
+        mesh, links = build_mesh(plan, rank, world_size), build_links(plan, rank)
+        inputs, request = make_inputs(each), sample_request(each)
+        branches = [
+            Conditioning({"context": context, **extras})
+            for context, extras in zip(inputs["contexts"], inputs["extras"], strict=True)
+        ]
+        runner = HostStageRunner(TinyStage(comfyui_flux(), mesh), mesh, links, branches, inputs["x"], plan.patches)
+        tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
+        denoising = Denoising(request, torch.float32)
+        latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
+        if latent is not None and rank == 0:
+            found[each["name"]] = latent
+    return found

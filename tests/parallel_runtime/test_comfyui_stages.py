@@ -1,0 +1,51 @@
+"""Stages of ComfyUI's own networks against the emulator of PipeFusion's schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.comfyui_checkout import HOW, find_comfyui
+from tests.parallel_runtime.flux_forward import build_transformer
+from tests.parallel_runtime.pipefusion_emulator import emulate
+from tests.parallel_runtime.staged_run import LAYERS, make_inputs, sample_request
+from tests.parallel_runtime.test_pipefusion import case, relative_error
+from tests.ranks import run_ranks
+
+COMFYUI = find_comfyui()
+pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
+CASES = {
+    2: [
+        case("two stages", pipe=2),
+        case("patches that do not divide", pipe=2, patches=4, latent=(14, 5)),
+        case("batch of two", pipe=2, batch=2),
+        case("cfg on one pipeline", pipe=2, texts=[5, 3]),
+        case("warm-up of two", pipe=2, patches=3, warmup=2),
+        case("synchronous only", pipe=2, warmup=4),
+        case("one patch", pipe=2, patches=1),
+        case("two evaluations a step", pipe=2, sampler="heun", patches=3),
+        case("with previews", pipe=2, patches=3, preview=True),
+    ],
+    3: [case("three stages", pipe=3, patches=3), case("fewer patches than stages", pipe=3, patches=2, texts=[5, 3])],
+    4: [case("with cfg", pipe=2, cfg=2, texts=[5, 3], patches=3)],
+}
+
+
+@pytest.mark.parametrize("world_size", CASES)
+def test_stages_of_comfyuis_flux_equal_the_emulated_schedule(world_size: int, monkeypatch: Any) -> None:
+    arguments = {"comfyui": str(COMFYUI), "cases": CASES[world_size]}
+    found = run_ranks(world_size, "tests.comfyui_networks.staged:run_flux", arguments)[0]
+    for each in CASES[world_size]:
+        request = sample_request(each)
+        expected = emulate(
+            monkeypatch,
+            build_transformer(layers=LAYERS),
+            **make_inputs(each),
+            cfg=request.cfg,
+            sampler=request.sampler,
+            seed=request.seed,
+            patches=each["plan"]["patches"],
+            warmup=each["plan"]["warmup_steps"],
+        )
+        assert relative_error(found[each["name"]], expected) < 1e-5, each
