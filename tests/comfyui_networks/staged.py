@@ -21,6 +21,7 @@ from parallel_runtime.networks.comfyui.stage_blocks import Neighbours, keep_stag
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.host_runner import HostStageRunner
+from parallel_runtime.pipefusion.runner import flatten_rows
 from parallel_runtime.planning.cut import split_blocks
 from parallel_runtime.requests.conditioning import Conditioning
 from tests.parallel_runtime.staged_run import LAYERS, Quiet, make_inputs, sample_request
@@ -34,7 +35,8 @@ class TinyStage:
         data = find_network(type(network))
         assert data is not None
         require_patches(data.title, data.blocks)
-        self.network, self.token = network, int(getattr(network, "patch_size", 2))
+        size = getattr(network, "patch_size", 2)
+        self.network, self.token = network, size if isinstance(size, int) else size[-1]
         self.split = TokenSplit(mesh)
         self.patch = self.split.patch = LatentPatch()
         self.neighbours = Neighbours()
@@ -48,8 +50,10 @@ class TinyStage:
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Any) -> torch.Tensor:
         self.split.begin(self.attention, None, None)
         self.split.modulation.begin(None)
-        options = {"optimized_attention_override": self.attention}
-        return self.network(x, timestep, transformer_options=options, **conditioning)
+        arguments = dict(conditioning)
+        options = {**arguments.pop("transformer_options", {}), "optimized_attention_override": self.attention}
+        made: torch.Tensor = self.network(x, timestep, transformer_options=options, **arguments)
+        return made
 
 
 def comfyui_flux() -> Any:
@@ -90,4 +94,36 @@ def run_flux(rank: int, world_size: int, comfyui: str, cases: list[dict[str, Any
         latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
         if latent is not None and rank == 0:
             found[each["name"]] = latent
+    return found
+
+
+@torch.no_grad()
+def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, Any]:
+    """Network -> on the last stage, how far it is from the whole network: all tokens at once, and patch by patch.
+
+    Keys and values are kept of the same latent, so that every patch has the whole forward's rows.
+    """
+    use_comfyui(comfyui, {"cpu": True})
+    fill_with_nan()
+    from tests.comfyui_networks.catalogue import TINY, call
+
+    plan = ParallelPlan(pipe=world_size, patches=3)
+    mesh, links = build_mesh(plan, rank, world_size), build_links(plan, rank)
+    found = {}
+    for name in names:
+        tiny = TINY[name]()
+        case, arguments = next(iter(tiny.calls.items()))
+        expected = flatten_rows(call(tiny, case))
+        given = {key: value for key, value in arguments.items() if key not in ("x", "timestep")}
+        x = arguments["x"] if rank == 0 else torch.full_like(arguments["x"], float("nan"))
+        runner = HostStageRunner(TinyStage(tiny.network, mesh), mesh, links, [Conditioning(given)], x, plan.patches)
+        worst = []
+        for patch in (None, *runner.patches):
+            runner.expect(patch)
+            outputs = runner.evaluate([x], arguments["timestep"], patch)
+            if outputs is not None:
+                whole = expected if patch is None else expected[:, :, slice(*patch.rows)]
+                worst.append(float((outputs[0] - whole).abs().max() / expected.abs().max()))
+        runner.flush()
+        found[name] = worst
     return found

@@ -31,6 +31,20 @@ CASES = {
     4: [case("with cfg", pipe=2, cfg=2, texts=[5, 3], patches=3)],
 }
 
+FAMILIES = [
+    "flux", "flux2", "chroma", "qwen-image", "qwen-image layered", "mage-flow", "z-image", "lumina 2", "sd3.5 large",
+    "sd3.5 medium", "auraflow", "joyimage", "pixart", "hunyuan video", "hunyuan video 1.5", "hunyuan image", "wan t2v",
+    "wan i2v",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_patch_has_the_whole_forwards_rows(world_size: int) -> None:
+    """Where keys and values are kept of the same latent; stages behind the first see nothing of it."""
+    arguments = {"comfyui": str(COMFYUI), "names": FAMILIES}
+    found = run_ranks(world_size, "tests.comfyui_networks.staged:run_tiny", arguments)[-1]
+    assert all(len(found[name]) == 4 and max(found[name]) < 1e-5 for name in FAMILIES), found
+
 
 @pytest.mark.parametrize("world_size", CASES)
 def test_stages_of_comfyuis_flux_equal_the_emulated_schedule(world_size: int, monkeypatch: Any) -> None:

@@ -207,7 +207,9 @@ class CutBlock:
             call["transformer_options"] = {**options, "patches": over_all_tokens(patches, inside, split)}
         by_itself = list(whole).index(blocks.alone) if blocks.alone else None
         first = next(iter(whole.values()))
-        batch = first.numel() // (first.shape[blocks.tokens[next(iter(whole))]] * first.shape[-1])  # tokens may be on the first dim, too
+        batch = first.numel() // (
+            first.shape[blocks.tokens[next(iter(whole))]] * first.shape[-1]
+        )  # tokens may be on the first dim, too
         with split.running(streams, batch, first.device, by_itself, by_guide, kept[2] if kept else 0):
             if inside or by_guide or kept or blocks.apart:
                 # What reads how the tokens are shared out, or exchanges in pieces, whose order a graph does not keep.

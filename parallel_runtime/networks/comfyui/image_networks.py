@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from .blocks import Blocks, Network
 
@@ -88,7 +89,7 @@ _LENS = Blocks(
 
 _JOY = Blocks(
     "double_blocks", {"hidden_states": 1, "encoder_hidden_states": 1}, ("hidden_states", "encoder_hidden_states"),
-    rows={"image_rotary_emb": ("hidden_states", 1)}, alike=("temb", *_OPTIONS),
+    rows={"image_rotary_emb": ("hidden_states", 1)}, alike=("temb", *_OPTIONS), latent="hidden_states",
 )  # fmt: skip
 
 _SD3 = Blocks(
@@ -107,7 +108,9 @@ _ROTARY = ("pe_embedder",)
 IMAGE: Mapping[str, Network] = {
     "comfy.ldm.flux.model:Flux": Network("FLUX, LongCat and Ovis", FLUX, tables=_ROTARY),
     "comfy.ldm.chroma.model:Chroma": Network("Chroma", FLUX, tables=_ROTARY),
-    "comfy.ldm.chroma_radiance.model:ChromaRadiance": Network("Chroma Radiance", FLUX),
+    "comfy.ldm.chroma_radiance.model:ChromaRadiance": Network(
+        "Chroma Radiance", tuple(replace(each, latent="") for each in FLUX)  # its last layers read the latent
+    ),
     "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel": Network(
         "Qwen-Image", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads", tables=_ROTARY,
         run_outside=("img_in", "txt_norm", "txt_in", "time_text_embed"),
@@ -120,7 +123,7 @@ IMAGE: Mapping[str, Network] = {
         tables=("rope_embedder",),
     ),
     "comfy.ldm.lumina.model:NextDiTPixelSpace": Network(
-        "Z-Image in pixels", (_lumina("layers"), _lumina("noise_refiner")), heads="n_heads"
+        "Z-Image in pixels", (_lumina("noise_refiner"), _lumina("layers")), heads="n_heads"
     ),
     "comfy.ldm.krea2.model:SingleStreamDiT": Network(
         "Krea 2",
@@ -186,11 +189,11 @@ IMAGE: Mapping[str, Network] = {
         (
             Blocks(
                 "double_layers", {"c": 1, "x": 1}, ("c", "x"), alike=("global_cond", *_OPTIONS),
-                modulations={"global_cond": ("modC.1", "modX.1")},
+                modulations={"global_cond": ("modC.1", "modX.1")}, latent="x",
             ),
             Blocks(
                 "single_layers", {"cx": 1}, ("cx",), alike=("global_cond", *_OPTIONS),
-                modulations={"global_cond": ("modCX.1",)},
+                modulations={"global_cond": ("modCX.1",)}, latent="cx",
             ),
         ),
         heads="single_layers.0.attn.n_heads",
@@ -200,7 +203,7 @@ IMAGE: Mapping[str, Network] = {
         (
             Blocks(
                 "blocks", {"x": 1}, ("x",), cross=("cross_attn",), when={"attn.sr_ratio": 1},
-                alike=("y", "t", "mask", "HW"),
+                alike=("y", "t", "mask", "HW"), latent="x",
             ),
         ),
         attention_in=("comfy.ldm.pixart.blocks",),

@@ -90,7 +90,9 @@ class _Edge:
         outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
         by_name = dict(zip(self._blocks.returns, outputs, strict=True))
         assert self._neighbours.send is not None
-        self._neighbours.send({name: take(by_name[name], self._blocks.tokens[name], [intervals[name]]) for name in whole})
+        self._neighbours.send(
+            {name: take(by_name[name], self._blocks.tokens[name], [intervals[name]]) for name in whole}
+        )
         return returned
 
     def _streams(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], Streams]:
