@@ -28,9 +28,9 @@ import torch.distributed as dist
 from parallel_runtime.attention.kernels import Attend
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.latent_cut import Patch
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.stage import Stage
-from parallel_runtime.planning.cut import Patch
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample
 

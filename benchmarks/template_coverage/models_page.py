@@ -43,7 +43,8 @@ def write_families() -> str:
     """The part of the page that depends on this project's tables alone."""
     own = [
         f"| {network.title} | `{path.removeprefix('comfy.ldm.')}` | "
-        f"{'tokens' if network.blocks else f'batch alone: {network.whole}'} |"
+        f"{'tokens' if network.blocks else f'batch alone: {network.whole}'} | "
+        f"{'yes' if network.stages else 'no'} |"
         for path, network in sorted(NETWORKS.items(), key=lambda item: (item[1].title.lower(), item[0]))
     ]
     diffusers = [
@@ -57,7 +58,7 @@ def write_families() -> str:
             "## Families of diffusers\n\n| Family | Class | Shared out | PipeFusion |\n|---|---|---|---|\n"
             + "\n".join(diffusers),
             "## ComfyUI's own networks\n\nA class that is not here, of a newer ComfyUI, shares out the batch alone.\n\n"
-            "| Family | Class in `comfy.ldm` | Shared out |\n|---|---|---|\n" + "\n".join(own),
+            "| Family | Class in `comfy.ldm` | Shared out | PipeFusion |\n|---|---|---|---|\n" + "\n".join(own),
             _FORMATS,
         ]
     )

@@ -98,13 +98,14 @@ class OpenedHost:
         """The weights, nowhere yet; ComfyUI decides where each lies.
 
         Args:
-            dealer: see `Opened.allocate`.
+            owned, dealer: see `Opened.allocate`.
         """
         title = f"{self.facts.title} of {self.file.path.name}"
         wanted = self.file, self.described.data, self.weights, device, self.fast_float8
         if dealer is None:
-            costs = self.file.size if device.type == "cuda" else 0
-            return NewWeights(title, costs, lambda: HeldNetwork(*wanted), list)
+            size = self._bytes_of(owned)
+            costs = size if device.type == "cuda" else 0
+            return NewWeights(title, costs, lambda: HeldNetwork(*wanted, owned, size), list)
         if self.file.pack is not None:
             raise UnsupportedModelError(
                 said(
@@ -121,6 +122,14 @@ class OpenedHost:
         costs = self.file.size - coming + SLOTS * max(sizes) + share
         title = f"{title} ({dealer.streaming.mode})"
         return NewWeights(title, costs, lambda: StreamedNetwork(*wanted, dealer=dealer), list)
+
+    def _bytes_of(self, owned: tuple[int, int] | None) -> int:
+        """Of the file's weights, those without the blocks of other stages."""
+        if owned is None:
+            return self.file.size
+        sizes = self.facts.block_sizes
+        others = sum(sizes) - sum(sizes[slice(*owned)])
+        return int(self.file.size * (1 - others / max(1, self.facts.parameters)))
 
     def structure(
         self,

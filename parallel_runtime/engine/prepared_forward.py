@@ -13,7 +13,6 @@ from ..denoising.predict import Call, Predictor
 from ..networks.batch import share_of_batch
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
-from ..pipefusion.runner import StageRunner
 from ..requests.conditioning import CONTROL, Conditioning
 from ..requests.control import Control
 from ..requests.requests import Answer, Forward, residual_name
@@ -70,7 +69,7 @@ class RepeatedForward(Prepared):
         results: Results = {}
         run = state.join(placed, agreed, control)
         if isinstance(run, StagedRun):
-            runner = StageRunner(run.stage, run.links, [conditioning], x, patches=1, keep=False)
+            runner = run.runner([conditioning], x, patches=1, keep=False)
             output = forward_once(runner, x, timestep)
             results = {} if output is None else {"output": output}
         elif run is not None:
@@ -133,7 +132,7 @@ class PreparedForward(Prepared):
         placed = state.place(resident, facts)
         if placed.place is not None:
             if placed.plan.pipe > 1:
-                check_patches(state, (request.conditioning,), resident, placed.place, 1, x, meta)
+                check_patches(state, (request.conditioning,), resident, placed.place, 1, facts, x, meta)
             require_memory(resident, placed.place.layout, facts, x.shape[0], 0, state.device, state.rank)
         patches = state.patches.find(request.patches)
         offers = placed.offers() | state.patch_offers(resident, patches)

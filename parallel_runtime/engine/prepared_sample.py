@@ -14,8 +14,6 @@ from ..denoising.predict import Predictor
 from ..errors import RequestError
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import PipelineDenoising
-from ..pipefusion.kept import kept_bytes
-from ..pipefusion.runner import StageRunner
 from ..planning.limits import check_steps
 from ..requests.control import Control
 from ..requests.requests import Answer, Sample
@@ -78,8 +76,7 @@ class PreparedSample(Prepared):
                 )
             denoising.require_noise_of_first_rank()
             if place is not None:
-                parts = check_patches(state, request.branches, resident, place, plan.patches, x, meta)
-                kept = kept_bytes(resident.facts, resident.owned(place), place.layout, parts)
+                kept = check_patches(state, request.branches, resident, place, plan.patches, facts, x, meta)
         if place is not None:
             require_memory(resident, place.layout, facts, x.shape[0], kept, state.device, state.rank)
         patches = state.patches.find(request.patches)
@@ -111,7 +108,7 @@ class PreparedSample(Prepared):
         if isinstance(run, StagedRun):
             assert isinstance(denoising, Denoising)
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
-            runner = StageRunner(run.stage, run.links, branches, seen, plan.patches, keep=True)
+            runner = run.runner(branches, seen, plan.patches, keep=True)
             return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
         predict = Predictor(run.transformer, run.mesh, self.request.joined)
         return denoising.run(predict, branches, tensors, control)

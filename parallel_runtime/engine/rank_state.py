@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,15 +18,18 @@ from ..mesh.agreement import agreed_same, offer_same
 from ..mesh.links import Links
 from ..mesh.mesh import Mesh
 from ..mesh.speeds import devices_unlike, measure_speeds
+from ..networks.comfyui.host_network import HostNetwork
 from ..networks.network import Network
 from ..patching.patch_data import WeightPatches
 from ..patching.patch_shares import PatchShares, worth_sharing
 from ..patching.patch_store import PatchStore
+from ..pipefusion.host_runner import HostStageRunner
+from ..pipefusion.runner import StageRunner
 from ..pipefusion.stage import Stage
 from ..planning.cost_constants import CONTEXT_BYTES
 from ..planning.explanation import details_of, what_runs
 from ..planning.plan import resolve_plan
-from ..requests.conditioning import ConditioningStore
+from ..requests.conditioning import Conditioning, ConditioningStore
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts, RequestFacts
 from ..requests.plan_details import PlanDetails
@@ -84,7 +87,15 @@ class StagedRun:
 
     mesh: Mesh
     links: Links
-    stage: Stage
+    stage: Stage | HostNetwork
+
+    def runner(
+        self, branches: Sequence[Conditioning], x: torch.Tensor, patches: int, keep: bool
+    ) -> StageRunner | HostStageRunner:
+        """What runs a request on this stage; see `StageRunner` for the arguments."""
+        if isinstance(self.stage, Stage):
+            return StageRunner(self.stage, self.links, branches, x, patches, keep)
+        return HostStageRunner(self.stage, self.mesh, self.links, branches, x, patches, keep)
 
 
 class RankState:
@@ -220,7 +231,7 @@ class RankState:
             return None
         placed.resident.meet()
         run: WholeRun | StagedRun
-        transformer: Network | Stage
+        transformer: Network | Stage | HostNetwork
         if joined.links is None:
             transformer = placed.resident.wrap_whole()
             run = WholeRun(joined.mesh, transformer)

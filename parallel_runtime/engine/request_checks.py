@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..pipefusion.runner import Part, lay_out
-from ..requests.facts import Seen
+from ..errors import RequestError
+from ..networks.comfyui.host_family import HostFamily
+from ..pipefusion.host_runner import cut_for
+from ..pipefusion.kept import kept_bytes
+from ..pipefusion.runner import lay_out
+from ..requests.facts import RequestFacts, Seen
+from ..requests.patches import CARRIED
 from ..requests.requests import ConditioningRef
+from ..said import said
 from .family import DiffusersFamily
 from .plan_meshes import Place
 from .rank_state import RankState
@@ -40,15 +46,28 @@ def check_patches(
     resident: Resident,
     place: Place,
     patches: int,
+    facts: RequestFacts,
     x: torch.Tensor,
     meta: Mapping[str, torch.Tensor],
-) -> tuple[Part, ...]:
-    """Refuse a latent that cannot be cut into so many patches; return this rank's forwards.
+) -> int:
+    """Refuse a latent that cannot be cut into so many patches; return the bytes of keys and values that this rank keeps
+    for them.
 
     Raises:
-        RequestError: with how many it can be cut into.
+        RequestError: with how many it can be cut into, or an input that stages cannot take.
     """
     branches = [state.conditionings.peek(reference, meta) for reference in references]
-    family = resident.family
-    assert isinstance(family, DiffusersFamily)  # the other has no stages
-    return lay_out(family.spec, family.config, place.layout, branches, x, patches)[1]
+    family, owned = resident.family, resident.owned(place)
+    if isinstance(family, DiffusersFamily):
+        parts = lay_out(family.spec, family.config, place.layout, branches, x, patches)[1]
+        return kept_bytes(resident.facts, owned, place.layout, parts)
+    if any(branch.arguments.get("transformer_options", {}).get(CARRIED) for branch in branches):
+        raise RequestError(
+            said("A node's function acts inside of the network, which stages cannot."), "Set stages to 1."
+        )
+    assert isinstance(family, HostFamily)
+    cut_for(family.patch[-1], x, patches, place.layout)
+    rows = -(-facts.batch // place.layout.plan.batch)
+    layers = sum(sum(each) for each in resident.facts.attentions[slice(*owned)])
+    tokens = rows * (facts.tokens + facts.text_tokens)
+    return 2 * tokens * layers * resident.facts.width * resident.dtype.itemsize

@@ -12,6 +12,7 @@ from ..config import ParallelConfig, ParallelPlan
 from ..loading.reading import OnBytes
 from ..mesh.agreement import offer_nothing
 from ..mesh.mesh import Mesh
+from ..networks.comfyui.host_network import HostNetwork
 from ..networks.network import Network
 from ..patching.patch_data import WeightPatches
 from ..patching.patch_shares import PatchShares
@@ -101,24 +102,25 @@ class Resident:
         assert self.structure is not None
         return self.structure.wrap_whole()
 
-    def wrap_stage(self, place: Place, mesh: Mesh) -> Stage:
+    def wrap_stage(self, place: Place, mesh: Mesh) -> Stage | HostNetwork:
         """Have this rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""
-        assert isinstance(self.structure, Structure)  # the other has no stages
+        assert self.structure is not None
         return self.structure.wrap_stage(self.owned(place), mesh)
 
     def offers(self, place: Place) -> dict[str, int]:
         """What this rank has recorded for a request at such a place; the ranks must agree before they use it."""
         current, stages = self.transformer, place.layout.plan.pipe > 1
         owned = self.owned(place) if stages else None
-        if current is not None and getattr(current, "owned", None) == owned:
+        if current is not None and current.owned == owned:
             return current.offers(place.layout)
         return offer_nothing(place.layout.sequence_ranks)  # it will be wrapped anew
 
     def owned(self, place: Place) -> tuple[int, int]:
         """(start, stop) of this rank's blocks at such a place."""
         if self.loaded.pipe > 1:
-            assert isinstance(self.transformer, Stage)
-            return self.transformer.owned
+            owned = self.transformer.owned if self.transformer is not None else None
+            assert owned is not None
+            return owned
         return owned_blocks(self.facts, place)
 
     def kept_bytes(self) -> int:

@@ -80,7 +80,7 @@ class Structure:
 
 @dataclass
 class HostStructure:
-    """A ComfyUI network, which runs over any mesh as it is."""
+    """A ComfyUI network, which runs over any mesh, with all its blocks or as a stage."""
 
     transformer: HostNetwork
 
@@ -90,12 +90,19 @@ class HostStructure:
         return sum(parameter.numel() for parameter in self.transformer.parameters())
 
     def wrap_whole(self) -> HostNetwork:
-        """The network."""
+        """The network, with all its blocks."""
+        self.transformer.run_as(None)
+        return self.transformer
+
+    def wrap_stage(self, owned: tuple[int, int], mesh: Mesh) -> HostNetwork:
+        """The network as the stage with these blocks, over this mesh."""
+        self.transformer.run_as(owned)
+        self.transformer.set_mesh(mesh)
         return self.transformer
 
     def kept_bytes(self) -> int:
-        """Nothing is kept."""
-        return 0
+        """Bytes of keys and values that are here."""
+        return 0 if self.transformer.stage is None else self.transformer.stage.patch.kept_bytes
 
 
 def _wrap(

@@ -15,6 +15,7 @@ from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.blocks import Network
 from ..networks.comfyui.own_cache import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
+from ..networks.comfyui.stage_blocks import StageBlocks, all_blocks, let_go
 from ..networks.comfyui.token_split import TokenSplit
 from ..networks.marked_blocks import mark_blocks
 from ..said import said
@@ -35,6 +36,8 @@ class HeldNetwork(PatchableNetwork):
         data: None where the ranks do not share out its tokens.
         dtype: of plain weights; None where the file is quantised and says it itself.
         fast_float8: see ComfyuiCode.
+        owned: (start, stop) of the blocks that this rank has, of a network in stages; None for all.
+        size: bytes of its weights here.
     """
 
     keeps_addresses = False
@@ -42,11 +45,21 @@ class HeldNetwork(PatchableNetwork):
     shared: SharedBlocks | None = None
 
     def __init__(
-        self, file: HostFile, data: Network | None, dtype: torch.dtype | None, device: torch.device, fast_float8: bool
+        self,
+        file: HostFile,
+        data: Network | None,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        fast_float8: bool,
+        owned: tuple[int, int] | None = None,
+        size: int | None = None,
     ):
         # Of a GGUF file its pack makes tensors of its own class, which stay where they are.
         super().__init__(device, FileNumbers(file.path, file.identity, file.prefix) if file.pack is None else None)
-        self.size = file.size
+        self.size = file.size if size is None else size
+        self.owned = owned
+        self.stage: StageBlocks | None = None
+        """As which the network runs; None: with all its blocks."""
         self.here = False
         self.split = TokenSplit(single_rank_mesh())
         self.own_cache = OwnCache(data)
@@ -94,7 +107,22 @@ class HeldNetwork(PatchableNetwork):
 
     def _load(self) -> nn.Module:
         """The network with its weights where it computes."""
-        return load_network(self._file, self._dtype, self._fast_float8).to(self.device)
+        network = load_network(self._file, self._dtype, self._fast_float8)
+        if self.owned is not None and self._data is not None:
+            found = all_blocks(network, self._data.blocks)
+            let_go([*found[: self.owned[0]], *found[self.owned[1] :]])
+        return network.to(self.device)
+
+    def run_as(self, owned: tuple[int, int] | None) -> None:
+        """Have the network run as the stage with these blocks; None: with all."""
+        if (None if self.stage is None else self.stage.owned) == owned:
+            return
+        if self.stage is not None:
+            self.stage.undo()
+            self.stage = None
+        if owned is not None:
+            assert self._data is not None
+            self.stage = StageBlocks(self.network, self._data, self.split, owned)
 
     def _loaded(self) -> None:
         """It is here, and its blocks are cut."""
@@ -111,6 +139,7 @@ class HeldNetwork(PatchableNetwork):
         self._network = None
         self._bypasses = []
         self._settled = None
+        self.stage = None
         self.split.leave()
         gc.collect()  # a cut block holds the forward that it stands for, in a circle
 

@@ -16,6 +16,11 @@ class Network(Protocol):
     before_compiling: Callable[[], None]
 
     @property
+    def owned(self) -> tuple[int, int] | None:
+        """(start, stop) of the blocks that it runs; None: all."""
+        ...
+
+    @property
     def rows_together(self) -> bool:
         """Rows of a batch cannot be told apart: every rank computes all of them."""
         ...

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 from ..denoising.denoise import Denoising
+from ..networks.latent_cut import Patch
 from ..networks.lead import of_first_rank
-from ..planning.cut import Patch
 from ..requests.control import Cancelled, Control
 from ..sampling.denoiser import Denoiser
 from ..sampling.steps import Evaluation, Steps
+from .host_runner import HostStageRunner
 from .runner import StageRunner, flatten_rows
 
 
@@ -126,7 +127,7 @@ class PipelineDenoising:
     def __init__(
         self,
         denoising: Denoising,
-        runner: StageRunner,
+        runner: StageRunner | HostStageRunner,
         warmup: int,
         tensors: Mapping[str, torch.Tensor],
         control: Control,
@@ -170,7 +171,7 @@ class PipelineDenoising:
         """All ranks end the run here together, finished or cancelled: nothing of it is left under way."""
         self._runner.flush()
         self._votes.close()
-        self._runner.stage.finish()
+        self._runner.finish()
 
     def _start(self) -> list[_PatchRun]:
         rows, patches = flatten_rows(self._x), self._runner.patches
@@ -262,7 +263,7 @@ def _elsewhere(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
     raise AssertionError("a pipeline's denoiser is used by its halves")
 
 
-def forward_once(runner: StageRunner, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor | None:
+def forward_once(runner: StageRunner | HostStageRunner, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor | None:
     """One exact call of the transformer, all patches at once: for samplers that run in ComfyUI.
 
     Args:
@@ -273,7 +274,7 @@ def forward_once(runner: StageRunner, x: torch.Tensor, timestep: torch.Tensor) -
     """
     runner.expect(None)
     outputs = runner.evaluate([x], timestep, None)
-    shape = runner.spec.adapter.output_shape(tuple(x.shape), runner.stage.config)
+    shape = runner.output_shape()
     if outputs is not None:
         runner.outbox.send(outputs[0].contiguous().reshape(-1))
     if not runner.first:

@@ -1,45 +1,34 @@
-"""One evaluation of a stage of a ComfyUI network; beside runner.py, which runs diffusers' classes."""
+"""One evaluation of a stage of a network on one pipeline: forwards, and the messages between its stages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 
 from ..denoising.predict import Call, own_calls
+from ..errors import RequestError
 from ..mesh.links import Inbox, Links, Outbox, pack, unpack
-from ..mesh.mesh import Mesh
+from ..mesh.mesh import Layout, Mesh
 from ..networks.batch import gather_batch
-from ..networks.comfyui.latent_patch import LatentPatch
-from ..networks.comfyui.stage_blocks import Neighbours
-from ..planning.cut import Patch, cut_patches
+from ..networks.comfyui.host_network import HostNetwork
+from ..networks.latent_cut import Patch, cut_patches
 from ..requests.conditioning import Conditioning
+from ..said import said
 from .runner import flatten_rows
 
 Shapes = Mapping[str, torch.Size]
-
-
-class StagedNetwork(Protocol):
-    """A network that has the blocks of one stage."""
-
-    neighbours: Neighbours
-    patch: LatentPatch
-    token: int
-    """Latent positions along one side of a token."""
-
-    def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, object]) -> torch.Tensor:
-        """See `Network`."""
-        ...
 
 
 class HostStageRunner:
     """Runs one stage of one request, as `StageRunner` does.
 
     Args:
+        network: has the blocks of the stage.
         branches: conditioning of each CFG branch.
         x: what a branch's forward sees, (B, C, ...); only shape, dtype and device are read.
         patches: that the latent is to be cut into.
+        keep: whether keys and values are kept from evaluation to evaluation.
 
     Raises:
         RequestError: the latent cannot be cut so.
@@ -47,31 +36,31 @@ class HostStageRunner:
 
     def __init__(
         self,
-        network: StagedNetwork,
+        network: HostNetwork,
         mesh: Mesh,
         links: Links,
         branches: Sequence[Conditioning],
         x: torch.Tensor,
         patches: int,
+        keep: bool,
     ):
-        self.stage, self.mesh = self, mesh
-        self._network, self._x = network, x
+        self.mesh = mesh
+        self._network, self._x, self._keep = network, x, keep
         self.batch, self.total = x.shape[0], x.shape[0] * len(branches)
         self.inbox, self.outbox = Inbox(links.previous, x.device), Outbox(links.following)
         self.first = mesh.coordinate["pipe"] == 0
         self.last = mesh.coordinate["pipe"] == mesh.plan.pipe - 1
-        self.patches = cut_patches(tuple(x.shape), network.token, patches)
+        self.patches = cut_for(network.token, x, patches, mesh)
         numbers = torch.arange(self.total, device=x.device).split(self.batch)
         calls = [Call(n, n.float(), branch) for n, branch in zip(numbers, branches, strict=True)]
         self._parts = own_calls(calls, mesh)
-        self._known: dict[tuple[int, Patch | None], Shapes] = {}
+        self._known: dict[tuple[int, Patch | None], tuple[int, torch.dtype]] = {}
 
     def expect(self, patch: Patch | None) -> None:
-        """Post the receives of an evaluation, once their shapes are known; not on the first stage."""
+        """Post the receives of an evaluation, once their sizes are known; not on the first stage."""
         for number in range(len(self._parts)):
-            shapes = self._known.get((number, patch))
-            if shapes is not None:
-                self.inbox.expect(sum(shape.numel() for shape in shapes.values()), self._x.dtype)
+            if (number, patch) in self._known:
+                self.inbox.expect(*self._known[number, patch])
 
     def evaluate(
         self, inputs: Sequence[torch.Tensor], timestep: torch.Tensor, patch: Patch | None
@@ -79,18 +68,23 @@ class HostStageRunner:
         """Run this stage for one patch, or for all at once; see `StageRunner.evaluate`."""
         stacked, timesteps = torch.cat(list(inputs)), timestep.repeat(len(inputs))
         outputs = []
+        stage = self._network.stage
+        assert stage is not None
         for number, part in enumerate(self._parts):
-            self._network.neighbours.receive = lambda shapes, key=(number, patch): self._receive(shapes, key)
-            self._network.neighbours.send = lambda streams: self.outbox.send(pack(streams))
-            self._network.patch.begin(number, patch, patch is not None and patch is self.patches[-1])
+            stage.receive = lambda shapes, dtype, key=(number, patch): self._receive(shapes, dtype, key)
+            stage.send = lambda streams: self.outbox.send(pack(streams))
+            stage.patch.begin(number, patch, self.patches[-1].tokens[1], self._keep)
             made = self._network.predict(stacked[part.x], timesteps[part.x], part.conditioning.arguments)
             if self.last:
-                rows = flatten_rows(made)
-                outputs.append(rows if patch is None else rows[:, :, slice(*patch.rows)])
+                outputs.append(_band(made, patch))
         if not self.last:
             return None
         local = torch.cat(outputs) if outputs else self._nothing(patch)
         return list(gather_batch(local, self.total, self.mesh).split(self.batch))
+
+    def output_shape(self) -> tuple[int, ...]:
+        """Of what the network predicts for a branch."""
+        return self._network.output_shape(tuple(self._x.shape))
 
     def flush(self) -> None:
         """Wait until everything that was sent has gone."""
@@ -98,14 +92,42 @@ class HostStageRunner:
 
     def finish(self) -> None:
         """A run is over: let the keys and values go."""
-        self._network.patch.clear()
+        if self._network.stage is not None:
+            self._network.stage.patch.clear()
 
-    def _receive(self, shapes: Shapes, key: tuple[int, Patch | None]) -> Mapping[str, torch.Tensor]:
+    def _receive(self, shapes: Shapes, dtype: torch.dtype, key: tuple[int, Patch | None]) -> Mapping[str, torch.Tensor]:
         if key not in self._known:
-            self._known[key] = dict(shapes)
-            self.inbox.expect(sum(shape.numel() for shape in shapes.values()), self._x.dtype)
+            self._known[key] = sum(shape.numel() for shape in shapes.values()), dtype
+            self.inbox.expect(*self._known[key])
         return unpack(self.inbox.take(), {name: tuple(shape) for name, shape in shapes.items()})
 
     def _nothing(self, patch: Patch | None) -> torch.Tensor:
-        rows = flatten_rows(self._x.new_empty((0, *self._x.shape[1:])))
-        return rows if patch is None else rows[:, :, slice(*patch.rows)]
+        return _band(self._x.new_empty((0, *self.output_shape()[1:])), patch)
+
+
+def cut_for(token: int, x: torch.Tensor, patches: int, layout: Layout) -> tuple[Patch, ...]:
+    """Cut a latent whose patches the ranks of a stage share out. Pure; runs on meta tensors too.
+
+    Args:
+        token: latent positions along one side of a token.
+
+    Raises:
+        RequestError: the latent cannot be cut so.
+    """
+    cut = cut_patches(tuple(x.shape), token, patches)
+    least = min(patch.length for patch in cut)
+    if least < layout.plan.sequence:
+        raise RequestError(
+            said(
+                "A patch of {patches} tokens cannot be split over {degree} ranks.",
+                patches=least,
+                degree=layout.plan.sequence,
+            ),
+            "Use fewer patches or a larger picture.",
+        )
+    return cut
+
+
+def _band(latent: torch.Tensor, patch: Patch | None) -> torch.Tensor:
+    rows = flatten_rows(latent)
+    return rows if patch is None else rows[:, :, slice(*patch.rows)]

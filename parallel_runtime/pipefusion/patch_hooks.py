@@ -12,7 +12,7 @@ from torch import nn
 from ..networks.absent_blocks import stages_of
 from ..networks.diffusers.spec import ModelSpec
 from ..networks.key_slots import Slots
-from ..planning.cut import Patch
+from ..networks.latent_cut import Patch
 
 _ORDERS = 32
 """Kept orders of tokens: one for each size of picture and length of text."""

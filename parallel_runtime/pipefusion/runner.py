@@ -16,8 +16,8 @@ from ..networks.absent_blocks import stages_of
 from ..networks.batch import gather_batch
 from ..networks.diffusers.spec import ModelSpec
 from ..networks.key_slots import Slots
+from ..networks.latent_cut import Patch, cut_patches
 from ..networks.shares import split_sizes
-from ..planning.cut import Patch, cut_patches
 from ..requests.conditioning import Conditioning, hollow
 from ..said import said
 from .stage import Stage
@@ -66,7 +66,7 @@ class StageRunner:
         self.last = self.mesh.coordinate["pipe"] == self.mesh.plan.pipe - 1
         self._skip_inbox = Inbox(links.mirror, x.device) if links.mirror and stage.skips_taken else None
         self._skip_outbox = Outbox(links.mirror) if links.mirror and stage.skips_given else None
-        self._dtype, self._keep = x.dtype, keep
+        self._dtype, self._keep, self._shape = x.dtype, keep, tuple(x.shape)
         self.patches, self._parts = lay_out(self.spec, stage.config, self.mesh, branches, x, patches)
         if keep:
             stage.begin(self.patches, *((len(part.rows), part.slots) for part in self._parts))
@@ -127,6 +127,14 @@ class StageRunner:
             return None
         local = torch.cat(outputs) if outputs else self._nothing(stacked, patch)
         return list(gather_batch(local, self.total, self.mesh).split(self.batch))
+
+    def output_shape(self) -> tuple[int, ...]:
+        """Of what the transformer predicts for a branch."""
+        return self.spec.adapter.output_shape(self._shape, self.stage.config)
+
+    def finish(self) -> None:
+        """A run is over."""
+        self.stage.finish()
 
     def flush(self) -> None:
         """Wait until everything that was sent has gone."""

@@ -32,9 +32,9 @@ from ..networks.absent_blocks import (
 )
 from ..networks.diffusers.spec import ModelSpec
 from ..networks.key_slots import Slots
+from ..networks.latent_cut import Patch
 from ..networks.stale_keys import Place, StaleKeys
 from ..networks.wrapped.parallel_transformer import ParallelTransformer, parallelize
-from ..planning.cut import Patch
 from ..switches import is_on
 from .patch_hooks import PatchHooks
 

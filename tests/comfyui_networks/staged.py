@@ -15,9 +15,8 @@ from parallel_runtime.networks.comfyui.attention import HostAttention
 from parallel_runtime.networks.comfyui.attention_names import ask_the_split
 from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
-from parallel_runtime.networks.comfyui.latent_patch import LatentPatch, require_patches
 from parallel_runtime.networks.comfyui.networks import find_network
-from parallel_runtime.networks.comfyui.stage_blocks import Neighbours, keep_stage
+from parallel_runtime.networks.comfyui.stage_blocks import StageBlocks, all_blocks, let_go
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.host_runner import HostStageRunner
@@ -34,17 +33,15 @@ class TinyStage:
     def __init__(self, network: Any, mesh: Any):
         data = find_network(type(network))
         assert data is not None
-        require_patches(data.title, data.blocks)
         size = getattr(network, "patch_size", 2)
         self.network, self.token = network, size if isinstance(size, int) else size[-1]
         self.split = TokenSplit(mesh)
-        self.patch = self.split.patch = LatentPatch()
-        self.neighbours = Neighbours()
         ask_the_split(data.attention_in)
         cut_blocks(network, data.blocks, self.split)
-        count = sum(len(network.get_submodule(blocks.path)) for blocks in data.blocks)
-        owned = split_blocks([1.0] * count, mesh.plan.pipe)[mesh.coordinate["pipe"]]
-        keep_stage(network, data.blocks, self.split, owned, self.neighbours)
+        found = all_blocks(network, data.blocks)
+        owned = split_blocks([1.0] * len(found), mesh.plan.pipe)[mesh.coordinate["pipe"]]
+        let_go([*found[: owned[0]], *found[owned[1] :]])
+        self.stage = StageBlocks(network, data, self.split, owned)
         self.attention = HostAttention(KERNELS["sdpa"], self.split)
 
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Any) -> torch.Tensor:
@@ -54,6 +51,9 @@ class TinyStage:
         options = {**arguments.pop("transformer_options", {}), "optimized_attention_override": self.attention}
         made: torch.Tensor = self.network(x, timestep, transformer_options=options, **arguments)
         return made
+
+    def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return x_shape
 
 
 def comfyui_flux() -> Any:
@@ -88,7 +88,8 @@ def run_flux(rank: int, world_size: int, comfyui: str, cases: list[dict[str, Any
             Conditioning({"context": context, **extras})
             for context, extras in zip(inputs["contexts"], inputs["extras"], strict=True)
         ]
-        runner = HostStageRunner(TinyStage(comfyui_flux(), mesh), mesh, links, branches, inputs["x"], plan.patches)
+        network: Any = TinyStage(comfyui_flux(), mesh)
+        runner = HostStageRunner(network, mesh, links, branches, inputs["x"], plan.patches, keep=True)
         tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
         denoising = Denoising(request, torch.float32)
         latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
@@ -98,7 +99,7 @@ def run_flux(rank: int, world_size: int, comfyui: str, cases: list[dict[str, Any
 
 
 @torch.no_grad()
-def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, Any]:
+def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str], stages: int) -> dict[str, Any]:
     """Network -> on the last stage, how far it is from the whole network: all tokens at once, and patch by patch.
 
     Keys and values are kept of the same latent, so that every patch has the whole forward's rows.
@@ -107,7 +108,7 @@ def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict
     fill_with_nan()
     from tests.comfyui_networks.catalogue import TINY, call
 
-    plan = ParallelPlan(pipe=world_size, patches=3)
+    plan = ParallelPlan(pipe=stages, ulysses=world_size // stages, patches=3)
     mesh, links = build_mesh(plan, rank, world_size), build_links(plan, rank)
     found = {}
     for name in names:
@@ -115,8 +116,9 @@ def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict
         case, arguments = next(iter(tiny.calls.items()))
         expected = flatten_rows(call(tiny, case))
         given = {key: value for key, value in arguments.items() if key not in ("x", "timestep")}
-        x = arguments["x"] if rank == 0 else torch.full_like(arguments["x"], float("nan"))
-        runner = HostStageRunner(TinyStage(tiny.network, mesh), mesh, links, [Conditioning(given)], x, plan.patches)
+        x = arguments["x"] if mesh.coordinate["pipe"] == 0 else torch.full_like(arguments["x"], float("nan"))
+        network: Any = TinyStage(tiny.network, mesh)
+        runner = HostStageRunner(network, mesh, links, [Conditioning(given)], x, plan.patches, keep=True)
         worst = []
         for patch in (None, *runner.patches):
             runner.expect(patch)

@@ -110,15 +110,16 @@ def test_one_rank_gives_the_same_latent(host, sampler_node):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("network", ["ComfyUI", "diffusers"])
 @pytest.mark.parametrize(
     ("sampler_node", "sampler", "in_turn"),
     [("KSampler", "dpmpp_2m", False), ("ParallelSampler", "dpmpp_2m", False), ("ParallelSampler", "dpm_2", True)],
 )
 def test_stages_that_are_exact_give_the_same_latent_and_say_where_they_run_in_turn(
-    host, sampler_node, sampler, in_turn
+    host, sampler_node, sampler, in_turn, network
 ):
     """Per step the stages run one after the other; in the pool all steps are warm-up here."""
-    workflow = Workflow(cfg=4.0, lengths=(9, 5), sampler=sampler)
+    workflow = Workflow(cfg=4.0, lengths=(9, 5), sampler=sampler, network=network)
     texts = compare(host, workflow, replace(workflow.on("cpu:2", sampler_node), stages=(2, 3, workflow.steps)))
     said = [text for node, text in texts if node == "sampler"]
     assert any(IN_TURN in text for text in said) is in_turn

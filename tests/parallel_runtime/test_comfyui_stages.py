@@ -28,13 +28,17 @@ CASES = {
         case("with previews", pipe=2, patches=3, preview=True),
     ],
     3: [case("three stages", pipe=3, patches=3), case("fewer patches than stages", pipe=3, patches=2, texts=[5, 3])],
-    4: [case("with cfg", pipe=2, cfg=2, texts=[5, 3], patches=3)],
+    4: [
+        case("with cfg", pipe=2, cfg=2, texts=[5, 3], patches=3),
+        case("stages that share out tokens", pipe=2, ulysses=2, texts=[5, 3], patches=3),
+        case("in a ring, of patches that do not divide", pipe=2, ring=2, patches=4, latent=(14, 5)),
+    ],
 }
 
 FAMILIES = [
     "flux", "flux2", "chroma", "qwen-image", "qwen-image layered", "mage-flow", "z-image", "lumina 2", "sd3.5 large",
     "sd3.5 medium", "auraflow", "joyimage", "pixart", "hunyuan video", "hunyuan video 1.5", "hunyuan image", "wan t2v",
-    "wan i2v",
+    "wan i2v", "wan camera", "wan s2v", "humo", "z-image omni",
 ]  # fmt: skip
 
 
@@ -42,11 +46,11 @@ DEEP = ["flux", "flux2", "chroma", "z-image", "auraflow", "hunyuan video"]
 """Those that have blocks for three stages."""
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_every_patch_has_the_whole_forwards_rows(world_size: int) -> None:
+@pytest.mark.parametrize(("world_size", "stages"), [(2, 2), (3, 3), (4, 2)])
+def test_every_patch_has_the_whole_forwards_rows(world_size: int, stages: int) -> None:
     """Where keys and values are kept of the same latent; stages behind the first see nothing of it."""
-    names = FAMILIES if world_size == 2 else DEEP
-    arguments = {"comfyui": str(COMFYUI), "names": names}
+    names = DEEP if world_size == 3 else FAMILIES
+    arguments = {"comfyui": str(COMFYUI), "names": names, "stages": stages}
     found = run_ranks(world_size, "tests.comfyui_networks.staged:run_tiny", arguments)[-1]
     assert all(len(found[name]) == 4 and max(found[name]) < 1e-5 for name in names), found
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from parallel_runtime.errors import ConfigurationError, RequestError
 from parallel_runtime.networks.absent_blocks import skips_given, skips_taken
 from parallel_runtime.networks.key_slots import Slots
-from parallel_runtime.planning.cut import cut_patches, split_blocks, split_mirrored
+from parallel_runtime.networks.latent_cut import cut_patches
+from parallel_runtime.planning.cut import split_blocks, split_mirrored
 
 speeds_of_stages = st.none() | st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=6, max_size=6)
 

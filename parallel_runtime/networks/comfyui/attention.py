@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from ...attention.kernels import AttentionKernel
+from ...errors import UnsupportedModelError
 from ...switches import is_on
 from ..sequence_attention import SequenceAttention
 from .attention_operator import the_kernel, through_operator
+from .latent_patch import PatchStreams
 from .token_split import TokenSplit, take
 
 log = logging.getLogger(__name__)
@@ -131,14 +133,8 @@ class HostAttention:
         split = self._split
         streams = split.streams
         if streams is None:
-            width = q.shape[3] if skip_reshape else q.shape[2] // heads
-            if mask is None and self._suited is not None and self._suited.fits(function, q, width):
-                attended = self._attend_whole(q, k, v, width, skip_reshape, kwargs.get("scale"))
-                if attended is not None:
-                    return attended.transpose(1, 2) if skip_output_reshape else attended.flatten(2)
-            return function(
-                q, k, v, heads, mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
-                skip_output_reshape=skip_output_reshape, **kwargs,
+            return self._over_own(
+                function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
             )  # fmt: skip
         dim = 2 if skip_reshape else 1
         if split.alone is not None and k.shape[dim] == streams.own[split.alone]:
@@ -153,13 +149,14 @@ class HostAttention:
                 f"attention over {q.shape[dim]} queries and {k.shape[dim]} keys, where this rank has {own} tokens"
             )
         mask = _as_four(mask)
-        if split.patch is not None:
-            if pieces or (mask is not None and mask.shape[2] > 1):
-                raise ValueError("attention of a patch in pieces, or with a mask of its queries")
-            k, v = split.patch.whole(k, v, dim, streams)
-            return function(
-                q, k, v, heads, mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
-                skip_output_reshape=skip_output_reshape, **kwargs,
+        if isinstance(streams, PatchStreams) and split.patch is not None:
+            if pieces or (mask is not None and (mask.shape[2] > 1 or mask.shape[3] != streams.total)):
+                raise UnsupportedModelError(
+                    "With this input the network masks single tokens, which stages cannot.", "Set stages to 1."
+                )
+            k, v = split.patch.whole(k, v, dim, streams, split.gather)
+            return self._over_own(
+                function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
             )  # fmt: skip
         if pieces or (mask is not None and mask.shape[2] > 1):
             return self._over_gathered_keys(
@@ -176,6 +173,30 @@ class HostAttention:
             key, value = (each.repeat_interleave(query.shape[2] // each.shape[2], 2) for each in (key, value))
         attended = self._attend(query, key, value, mask, kwargs.get("scale"))
         return attended.transpose(1, 2) if skip_output_reshape else attended.flatten(2)
+
+    def _over_own(
+        self,
+        function: Callable[..., torch.Tensor],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        heads: int,
+        mask: torch.Tensor | None,
+        attn_precision: Any,
+        skip_reshape: bool,
+        skip_output_reshape: bool,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Attention over what is given, which needs no other rank: by the kernel where it suits, else ComfyUI's."""
+        width = q.shape[3] if skip_reshape else q.shape[2] // heads
+        if mask is None and self._suited is not None and self._suited.fits(function, q, width):
+            attended = self._attend_whole(q, k, v, width, skip_reshape, kwargs.get("scale"))
+            if attended is not None:
+                return attended.transpose(1, 2) if skip_output_reshape else attended.flatten(2)
+        return function(
+            q, k, v, heads, mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
+            skip_output_reshape=skip_output_reshape, **kwargs,
+        )  # fmt: skip
 
     def _by_kernel(
         self,

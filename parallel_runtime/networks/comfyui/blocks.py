@@ -52,9 +52,8 @@ class Blocks:
             alike for all tokens, and the same tensor for all blocks. A block may lack some of them.
         control: (key, stream, stream of another list) of a ControlNet's residuals: those under the key are added to a
             stream behind each block, from its first token or behind as many as the other stream has.
-        latent: the stream of the latent's tokens, row by row, for stages that work on patches of the latent: alone in
-            the list that runs first, in later ones at the end of a stream that has joined others; "" where they are
-            found otherwise, or blocks take more from blocks before them than their streams.
+        latent: for a network with stages the stream of the latent's tokens, row by row: alone in the list that runs
+            first, in later ones at the end of a stream that has joined others.
     """
 
     path: str
@@ -119,6 +118,9 @@ class Network:
         run_outside: parts of it that ControlNets run.
         clears: its method that lets go of what it keeps on itself from call to call; "" where it keeps nothing.
         by_object: arguments by whose `id` it finds that again.
+        stages: it can be cut into stages: its lists stand in the order in which they run, blocks take nothing from
+            blocks before them but their streams, and behind the first stage nothing reads the latent.
+        behind: tokens may stand behind the latent's in their stream: of references, or that fill up.
         rescales: its `forward` rescales latents around `_forward`, so a loop in the ranks enters there.
     """
 
@@ -137,4 +139,6 @@ class Network:
     run_outside: tuple[str, ...] = ()
     clears: str = ""
     by_object: tuple[str, ...] = ()
+    stages: bool = False
+    behind: bool = False
     rescales: bool = False

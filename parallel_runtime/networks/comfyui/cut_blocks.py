@@ -22,9 +22,11 @@ from .attention_operator import TRACED, in_order
 from .block_call import KEYWORD, BlockCall
 from .blocks import Blocks
 from .host_modulation import HostModulation, Layers
+from .latent_patch import PatchStreams
 from .live_patches import FOR_FUNCTIONS
 from .own_arguments import GRID, OwnArguments, name_argument
 from .own_objects import is_guide_mask
+from .streams import Streams
 from .token_split import TokenSplit, put
 from .whole_patches import over_all_tokens
 
@@ -76,6 +78,11 @@ def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -
             for name in blocks.apart:
                 _apart(_attribute(block, name), split)
             block.forward = CutBlock(block, blocks, split, last=not fits[index + 1])
+
+
+def cannot_be_cut(network: nn.Module, blocks: Blocks) -> list[nn.Module]:
+    """The blocks of a list that every rank computes whole."""
+    return [block for block in network.get_submodule(blocks.path).children() if not _fits(block, blocks)]
 
 
 def run_blocks(blocks: Sequence[nn.Module], split: TokenSplit) -> None:
@@ -162,19 +169,19 @@ class CutBlock:
         several = blocks.alone or blocks.gathers
         if several and (function := getattr(block.forward, "__func__", None)) is not None:
             self._forward = MethodType(in_order(function), block)
-        self._signature = inspect.signature(block.forward)
-        self._blocks = blocks
+        self.signature = inspect.signature(block.forward)
+        self.blocks = blocks
         self._split = split
-        self._last = last
+        self.last = last
         self._modulated: Layers = split.modulation.add(block, blocks)
         self._own = OwnArguments(blocks, self._unlike)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        split, blocks = self._split, self._blocks
+        split, blocks = self._split, self.blocks
         alone = split.degree == 1 and split.patch is None
         if alone and not self._modulated:
             return self._compute(args, kwargs)
-        call = BlockCall(self._signature, blocks.positional, args, kwargs)
+        call = BlockCall(self.signature, blocks.positional, args, kwargs)
         for name, layers in self._modulated.items():
             split.modulation.before(name, call[name], layers)
         if alone:
@@ -220,13 +227,14 @@ class CutBlock:
         if len(outputs) != len(blocks.returns):
             raise self._unlike(f"returns {len(outputs)} values, not {len(blocks.returns)}")
         replaced = any((options.get("patches_replace") or {}).values())
-        gather = self._last or replaced or bool(set(patches) - inside - _BEFORE)
-        gather &= split.patch is None  # the rest of the tokens is at another time's
-        own = {name: streams.only(index).intervals()[0] for index, name in enumerate(whole)}
+        gather = self.last or replaced or bool(set(patches) - inside - _BEFORE)
+        if split.patch is not None:  # the rest of the tokens is at another time's
+            gather = self.last and split.degree > 1
+        shares = {name: streams.only(index) for index, name in enumerate(whole)}
         made = [
             output
             if name is None or output is None
-            else self._whole_again(output, name, shapes[name], whole[name], own[name], gather)
+            else self._whole_again(output, name, shapes[name], whole[name], shares[name], gather)
             for name, output in zip(blocks.returns, outputs, strict=True)
         ]
         split.note(blocks.path, lengths, None if gather else streams)
@@ -238,7 +246,7 @@ class CutBlock:
         if run is None:
             return self._forward(*args, **kwargs)
         if self._split.functions:
-            call = BlockCall(self._signature, self._blocks.positional, args, kwargs)
+            call = BlockCall(self.signature, self.blocks.positional, args, kwargs)
             if options := call["transformer_options"]:
                 call["transformer_options"] = {name: options[name] for name in options if name not in FOR_FUNCTIONS}
             args, kwargs = call.args, call.kwargs
@@ -246,8 +254,8 @@ class CutBlock:
 
     def _varying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, int]]:
         """Arguments that have tokens, or rows for such, with the dims that these are on."""
-        blocks = self._blocks
-        call = BlockCall(self._signature, blocks.positional, args, kwargs)
+        blocks = self.blocks
+        call = BlockCall(self.signature, blocks.positional, args, kwargs)
         dims = {
             **blocks.tokens,
             **blocks.joint,
@@ -266,27 +274,36 @@ class CutBlock:
         name: str,
         shape: torch.Size,
         given: torch.Tensor,
-        interval: tuple[int, int],
+        share: Streams,
         gather: bool,
     ) -> torch.Tensor:
-        dim = self._blocks.tokens[name]
-        grid = shape[dim : dim + (GRID if name in self._blocks.grids else 1)]
+        dim, interval = self.blocks.tokens[name], share.intervals()[0]
+        grid = shape[dim : dim + (GRID if name in self.blocks.grids else 1)]
         length = grid.numel()
         flat = output.flatten(dim, dim + len(grid) - 1)
         if flat.shape[dim] != interval[1] - interval[0]:
             raise self._unlike(f"returns {name_argument(output)} as {name} of {interval[1] - interval[0]} tokens")
         if not gather and _is_same(flat, given.narrow(dim, interval[0], interval[1] - interval[0])):
             return given.unflatten(dim, grid)  # the block wrote into it (FLUX)
+        if isinstance(share, PatchStreams):
+            return self.put_in_place(flat, name, share).unflatten(dim, grid)
         if not gather:
             return put(flat, dim, interval, length).unflatten(dim, grid)
         # As a block's own output is: some networks take views of it.
         return self._split.gather(flat, dim, length).contiguous().unflatten(dim, grid)
 
+    def put_in_place(self, own: torch.Tensor, name: str, share: PatchStreams) -> torch.Tensor:
+        """A patch's tokens of a stream among all tokens; behind the last block of a list, those of all ranks."""
+        dim, (span,) = self.blocks.tokens[name], share.spans()
+        if self.last and share.shared[0] and self._split.degree > 1:
+            return put(self._split.gather(own, dim, span[1] - span[0]), dim, span, share.total)
+        return put(own, dim, share.intervals()[0], share.total)
+
     def _unlike(self, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
             said(
                 "A block of {path} {what}: this ComfyUI's network is not the one whose tokens can be split.",
-                path=self._blocks.path,
+                path=self.blocks.path,
                 what=what,
             ),
             "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",

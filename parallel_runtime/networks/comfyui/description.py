@@ -12,6 +12,7 @@ from .blocks import Network
 from .cut_blocks import unknown_blocks
 from .host_family import patch_of
 from .networks import find_network
+from .stage_blocks import has_stages
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> D
         if not unlike:
             why = ""
     data = known if known is not None and not why else None
+    patch = patch_of(network, latent_dimensions)
     blocks = _block_sizes(network, data)
     total = sum(parameter.numel() for parameter in network.parameters())
     heads = int(attrgetter(data.heads)(network)) if data is not None else 1
@@ -70,8 +72,8 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> D
         text_parameters=matrices,
         bytes_per_parameter=max(1, round(size / max(1, total))),
         splits_sequence=data is not None,
+        has_stages=data is not None and has_stages(network, data, patch),
     )
-    patch = patch_of(network, latent_dimensions)
     together = known is not None and known.rows_together
     head_dim = int(attrgetter(data.head_dim)(network)) if data is not None and data.head_dim else width // heads
     return Described(facts, data, why, head_dim, patch, together)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -59,8 +59,9 @@ class HostFamily:
         tokens = math.prod(-(-size // by) for size, by in zip(first, patch, strict=True))
         tokens += sum(sizes[0] for sizes in others if sizes)
         batch = 1 if self.rows_together else batch
-        request = RequestFacts(tokens, seen.text[1], batch, 1, in_pool=steps > 0)
-        return request if not steps else RequestFacts(tokens, seen.text[1], batch, 1, steps)
+        rows = math.prod(-(-size // by) for size, by in zip(first[:-1], patch[:-1], strict=True))
+        request = RequestFacts(tokens, seen.text[1], batch, rows, in_pool=steps > 0)
+        return replace(request, steps=steps) if steps else request
 
 
 def patch_of(network: torch.nn.Module, dims: int) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from .own_cache import OwnCache
 from .residual_rows import ResidualRows, kind_of
 from .run_sigmas import RUN_SIGMAS, look_up
 from .seam import IN_LOOP, enter
+from .stage_blocks import StageBlocks
 from .token_split import RunBlock, TokenSplit
 
 _WORD = 8
@@ -45,6 +46,8 @@ class HeldSplit(Protocol):
     """A network as a rank holds it (loading/held_network.py)."""
 
     here: bool
+    owned: tuple[int, int] | None
+    stage: StageBlocks | None
     device: torch.device
     split: TokenSplit
     pulse: Pulse | None
@@ -54,6 +57,10 @@ class HeldSplit(Protocol):
     @property
     def network(self) -> torch.nn.Module:
         """With its weights, on the device."""
+        ...
+
+    def run_as(self, owned: tuple[int, int] | None) -> None:
+        """Have the network run as the stage with these blocks; None: with all."""
         ...
 
 
@@ -122,6 +129,25 @@ class HostNetwork(RepeatedCalls):
         return BlockCompilation(compiled)
 
     @property
+    def stage(self) -> StageBlocks | None:
+        """As which it runs."""
+        return self._held.stage
+
+    @property
+    def owned(self) -> tuple[int, int] | None:
+        """(start, stop) of the blocks that it runs; None: all."""
+        return self._held.owned if self.stage is None else self.stage.owned
+
+    @property
+    def token(self) -> int:
+        """Latent positions along one side of a token."""
+        return self._described.patch[-1]
+
+    def run_as(self, owned: tuple[int, int] | None) -> None:
+        """Run as the stage with these blocks from the next call on; None: with all."""
+        self._held.run_as(owned)
+
+    @property
     def rows_together(self) -> bool:
         """Every rank computes all rows of a batch."""
         return self._described.rows_together
@@ -151,16 +177,14 @@ class HostNetwork(RepeatedCalls):
                 said("The plan asks for {plan}. {why_whole}", plan=mesh.plan, why_whole=self._described.why_whole),
                 "Set ulysses and ring to 1; cfg and data share out CFG branches and pictures.",
             )
-        if mesh.plan.pipe > 1:
-            raise ConfigurationError(
-                said("The plan asks for pipe {pipe}, and ComfyUI's own network has no stages.", pipe=mesh.plan.pipe),
-                "Set stages to 1, or choose the diffusers network in Parallel Loader.",
-            )
+        if mesh.plan.pipe > 1 and not self._described.facts.has_stages:
+            title = self._described.facts.title
+            raise ConfigurationError(said("{title} cannot be cut into stages.", title=title), "Set stages to 1.")
         self.check_ring(mesh)
 
     def check_ring(self, layout: Layout) -> None:
         """Refuse a layout with a ring for which the attention backend is not made. No collective."""
-        if layout.plan.ring > 1 and not self._runs_in_a_ring:
+        if layout.plan.ring > 1 and layout.plan.pipe == 1 and not self._runs_in_a_ring:
             check_ring(self.attention, *self._traits)
             self._runs_in_a_ring = True  # found by running the kernel: once is enough
 
@@ -181,7 +205,7 @@ class HostNetwork(RepeatedCalls):
         """
         # What functions of nodes do in a call (remember, look at values) is in no recording.
         patched = _patched(conditioning)
-        run = self._at_once if patched else self.record_or_call
+        run = self._at_once if patched or self.stage is not None else self.record_or_call
         self._held.split.noted = None
         output: torch.Tensor = run(x, timestep, dict(conditioning))
         if CONTROL in conditioning:
@@ -220,7 +244,8 @@ class HostNetwork(RepeatedCalls):
         patched = _patched(arguments)
         compiles = not patched or _between_blocks(arguments)
         split.begin(self._attend, self._run_block if compiles else None, self._peers, functions=patched)
-        split.modulation.begin(self.mesh if self._modulates and not patched else None)
+        shares = self._modulates and not patched and self.stage is None
+        split.modulation.begin(self.mesh if shares else None)
         options = self._patches.put_in(arguments.pop("transformer_options", {}))
         options["optimized_attention_override"] = self._attend
         if table is not None:
@@ -256,6 +281,8 @@ class HostNetwork(RepeatedCalls):
         """Let go of what runs have left behind on the device."""
         self.forget_calls()
         self._held.split.forget()
+        if self.stage is not None:
+            self.stage.patch.clear()
         self._patches.forget()
         if self._held.here:
             self._held.own_cache.clear(self._held.network)

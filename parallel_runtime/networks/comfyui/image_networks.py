@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from .blocks import Blocks, Network
 
@@ -106,21 +105,21 @@ _PIXEL_DIT = Blocks(
 _ROTARY = ("pe_embedder",)
 
 IMAGE: Mapping[str, Network] = {
-    "comfy.ldm.flux.model:Flux": Network("FLUX, LongCat and Ovis", FLUX, tables=_ROTARY),
-    "comfy.ldm.chroma.model:Chroma": Network("Chroma", FLUX, tables=_ROTARY),
+    "comfy.ldm.flux.model:Flux": Network("FLUX, LongCat and Ovis", FLUX, tables=_ROTARY, stages=True, behind=True),
+    "comfy.ldm.chroma.model:Chroma": Network("Chroma", FLUX, tables=_ROTARY, stages=True, behind=True),
     "comfy.ldm.chroma_radiance.model:ChromaRadiance": Network(
-        "Chroma Radiance", tuple(replace(each, latent="") for each in FLUX)  # its last layers read the latent
+        "Chroma Radiance", FLUX
     ),
     "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel": Network(
         "Qwen-Image", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads", tables=_ROTARY,
-        run_outside=("img_in", "txt_norm", "txt_in", "time_text_embed"),
+        run_outside=("img_in", "txt_norm", "txt_in", "time_text_embed"), stages=True, behind=True,
     ),
     "comfy.ldm.mage_flow.model:MageFlowTransformer2DModel": Network(
-        "Mage-Flow", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads"
+        "Mage-Flow", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads", stages=True, behind=True
     ),
     "comfy.ldm.lumina.model:NextDiT": Network(
         "Lumina 2 and Z-Image", (_lumina("noise_refiner"), _lumina("layers")), heads="n_heads",
-        tables=("rope_embedder",),
+        tables=("rope_embedder",), stages=True, behind=True,
     ),
     "comfy.ldm.lumina.model:NextDiTPixelSpace": Network(
         "Z-Image in pixels", (_lumina("noise_refiner"), _lumina("layers")), heads="n_heads"
@@ -176,13 +175,13 @@ IMAGE: Mapping[str, Network] = {
         attention_in=("comfy.ldm.ernie.model",),
     ),
     "comfy.ldm.joyimage.model:JoyImageTransformer3DModel": Network(
-        "JoyImage", (_JOY,), heads="double_blocks.0.attn.num_attention_heads"
+        "JoyImage", (_JOY,), heads="double_blocks.0.attn.num_attention_heads", stages=True
     ),
     "comfy.ldm.lens.model:LensTransformer2DModel": Network(
         "Lens", (_LENS,), heads="transformer_blocks.0.attn.heads"
     ),
     "comfy.ldm.modules.diffusionmodules.mmdit:OpenAISignatureMMDITWrapper": Network(
-        "Stable Diffusion 3 and 3.5", (_SD3,), heads="joint_blocks.0.x_block.attn.num_heads"
+        "Stable Diffusion 3 and 3.5", (_SD3,), heads="joint_blocks.0.x_block.attn.num_heads", stages=True,
     ),
     "comfy.ldm.aura.mmdit:MMDiT": Network(
         "AuraFlow",
@@ -196,7 +195,7 @@ IMAGE: Mapping[str, Network] = {
                 modulations={"global_cond": ("modCX.1",)}, latent="cx",
             ),
         ),
-        heads="single_layers.0.attn.n_heads",
+        heads="single_layers.0.attn.n_heads", stages=True,
     ),
     "comfy.ldm.pixart.pixartms:PixArtMS": Network(
         "PixArt",
@@ -206,7 +205,7 @@ IMAGE: Mapping[str, Network] = {
                 alike=("y", "t", "mask", "HW"), latent="x",
             ),
         ),
-        attention_in=("comfy.ldm.pixart.blocks",),
+        attention_in=("comfy.ldm.pixart.blocks",), stages=True,
     ),
     "comfy.ldm.hydit.models:HunYuanDiT": Network(
         "HunyuanDiT",

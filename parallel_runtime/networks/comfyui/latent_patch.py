@@ -2,98 +2,183 @@
 
 Ranks share out tokens over space; patches are such shares over time. So a block is cut for a patch by the same data,
 and attention asks the kept keys and values for the rest instead of the other ranks. Tokens of other streams than the
-latent's, text, are computed with the first patch of a step.
+latent's, text, are computed with the first patch of a step. Ranks of a stage share out the latent's tokens of each
+patch; text, and all keys and values, each of them has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 from ...errors import UnsupportedModelError
-from ...planning.cut import Patch
+from ...mesh.mesh import Mesh
 from ...said import said
+from ..latent_cut import Patch
+from ..shares import split_sizes
 from .blocks import Blocks
-from .token_split import Streams
+from .streams import Streams
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+Gather = Callable[[torch.Tensor, int, int], torch.Tensor]
+"""(this rank's tokens, their dim, how many all ranks have) -> all of them."""
+
+
+@dataclass(frozen=True)
+class PatchStreams(Streams):
+    """The tokens of streams that are computed now.
+
+    Args:
+        starts: of them in each stream.
+        shared: of each stream, whether ranks have shares of them; else each has all.
+    """
+
+    starts: tuple[int, ...]
+    shared: tuple[bool, ...]
+
+    def only(self, stream: int) -> PatchStreams:
+        """See `Streams`."""
+        one = slice(stream, stream + 1)
+        return PatchStreams(self.lengths[one], self.sizes[one], self.index, self.starts[one], self.shared[one])
+
+    def intervals(self) -> list[tuple[int, int]]:
+        """See `Streams`."""
+        found = []
+        firsts = (0, *accumulate(self.lengths[:-1]))
+        for first, start, sizes, shared in zip(firsts, self.starts, self.sizes, self.shared, strict=True):
+            begin = first + start + (sum(sizes[: self.index]) if shared else 0)
+            found.append((begin, begin + sizes[self.index]))
+        return found
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(start, stop) of what all ranks together compute of each stream, in the stream."""
+        sizes = [sum(sizes) if shared else sizes[0] for sizes, shared in zip(self.sizes, self.shared, strict=True)]
+        return [(start, start + size) for start, size in zip(self.starts, sizes, strict=True)]
 
 
 class LatentPatch:
-    """Which tokens the forward at hand computes, and what it reads of the others."""
+    """Which tokens the forward at hand computes, and what it reads of the others.
 
-    def __init__(self) -> None:
+    Args:
+        behind: see `Network`.
+    """
+
+    def __init__(self, behind: bool) -> None:
+        self._behind = behind
         self._kept: dict[int, list[KeysAndValues]] = {}
         self._layers: list[KeysAndValues] = []
         self._layer = self._image = self._latent = 0
         self._patch: Patch | None = None
-        self._last = False
+        self._tokens, self._keeps = 0, False
 
-    def begin(self, call: int, patch: Patch | None, last: bool) -> None:
+    def begin(self, call: int, patch: Patch | None, tokens: int, keeps: bool) -> None:
         """A forward begins.
 
         Args:
             call: which of a step's forwards; each has keys of its own.
             patch: None where it computes all tokens.
-            last: of the patches, which computes what stands behind the latent's own tokens, too.
+            tokens: of the latent.
+            keeps: keys and values, for patches.
         """
         self._layers = self._kept.setdefault(call, [])
         if patch is None:
             self._layers.clear()
         self._layer = self._image = self._latent = 0
-        self._patch, self._last = patch, last
+        self._patch, self._tokens, self._keeps = patch, tokens, keeps
 
     def clear(self) -> None:
         """Let go of all keys and values."""
         self._kept.clear()
         self._layers = []
 
-    def share_out(self, blocks: Blocks, lengths: Mapping[str, int]) -> Streams:
-        """The patch's tokens of the streams of a block."""
+    @property
+    def kept_bytes(self) -> int:
+        """Of keys and values that are here."""
+        return sum(each.nbytes for layers in self._kept.values() for both in layers for each in both)
+
+    def share_out(self, blocks: Blocks, lengths: Mapping[str, int], mesh: Mesh) -> PatchStreams:
+        """The patch's tokens of the streams of a block.
+
+        Raises:
+            UnsupportedModelError: the latent's stream has other tokens than the latent.
+        """
         if not self._image:  # the first list that runs has the latent's tokens by themselves
             self._image = lengths[blocks.latent]
+            if self._image < self._tokens or (self._image > self._tokens and not self._behind):
+                raise UnsupportedModelError(
+                    said(
+                        "With this input, {path} go over {count} tokens, and the latent has {tokens}: stages cannot "
+                        "tell which are the latent's.",
+                        path=blocks.path,
+                        count=self._image,
+                        tokens=self._tokens,
+                    ),
+                    "Set stages to 1.",
+                )
         self._latent = list(lengths).index(blocks.latent)
-        sizes = []
+        degree = mesh.plan.sequence
+        starts, sizes = [], []
         for name, length in lengths.items():
             start, stop = self._rows(length) if name == blocks.latent else self._text(length)
-            sizes.append((start, stop - start, length - stop))
-        return Streams(tuple(lengths.values()), tuple(sizes), 1)
+            starts.append(start)
+            latent = name == blocks.latent
+            sizes.append(split_sizes(stop - start, degree, mesh.speeds) if latent else (stop - start,) * degree)
+        shared = tuple(name == blocks.latent for name in lengths)
+        return PatchStreams(tuple(lengths.values()), tuple(sizes), mesh.sequence_index, tuple(starts), shared)
 
     def _rows(self, length: int) -> tuple[int, int]:
-        """Of the latent's stream; what stands before its tokens comes with the first patch."""
+        """Of the latent's stream; what stands before its tokens comes with the first patch, what stands behind them
+        with the last."""
         patch, before = self._patch, length - self._image
         if patch is None:
             return 0, length
         start = before + patch.tokens[0] if patch.index else 0
-        return start, length if self._last else before + patch.tokens[1]
+        return start, length if patch.tokens[1] == self._tokens else before + patch.tokens[1]
 
     def _text(self, length: int) -> tuple[int, int]:
         """Of another stream, all with the first patch; then a token that nothing becomes of, as blocks take no empty
         stream."""
         return (0, length) if self._patch is None or self._patch.has_text else (0, min(1, length))
 
-    def whole(self, key: torch.Tensor, value: torch.Tensor, dim: int, streams: Streams) -> KeysAndValues:
-        """Keys and values of all tokens: the patch's as they are given, the others as they were kept."""
+    def whole(
+        self, key: torch.Tensor, value: torch.Tensor, dim: int, streams: PatchStreams, gather: Gather
+    ) -> KeysAndValues:
+        """Keys and values of all tokens: the patch's as they are given, the others as they were kept. Collective over
+        the sequence group."""
+        if len(streams.sizes[0]) > 1:
+            key, value = _of_all_ranks(key, value, dim, streams, gather)
         layer, self._layer = self._layer, self._layer + 1
         if self._patch is None:
-            self._layers.append((key.clone(), value.clone()))
+            if self._keeps:
+                self._layers.append((key.clone(), value.clone()))
             return key, value
         kept = self._layers[layer]
-        first = 0
-        for index, ((start, stop), own) in enumerate(zip(streams.intervals(), streams.own, strict=True)):
+        first, before = 0, 0
+        for index, (start, stop) in enumerate(streams.spans()):
+            size = stop - start
             if self._patch.has_text or index == self._latent or len(streams.own) == 1:
                 for whole, fresh in zip(kept, (key, value), strict=True):
-                    whole.narrow(dim, start, stop - start).copy_(fresh.narrow(dim, first, own))
-            first += own
+                    whole.narrow(dim, before + start, size).copy_(fresh.narrow(dim, first, size))
+            first, before = first + size, before + streams.lengths[index]
         return kept
 
 
-def require_patches(title: str, lists: Sequence[Blocks]) -> None:
-    """Refuse a network whose data does not say which tokens are the latent's.
+def _of_all_ranks(
+    key: torch.Tensor, value: torch.Tensor, dim: int, streams: PatchStreams, gather: Gather
+) -> KeysAndValues:
+    """By one exchange where they are alike but for their width."""
+    if key.shape[:-1] != value.shape[:-1] or key.dtype != value.dtype:
+        return _whole(key, dim, streams, gather), _whole(value, dim, streams, gather)
+    both = _whole(torch.cat([key, value], -1), dim, streams, gather)
+    key, value = both.split([key.shape[-1], value.shape[-1]], -1)
+    return key, value
 
-    Raises:
-        UnsupportedModelError: it does not.
-    """
-    if not lists or any(not blocks.latent for blocks in lists):
-        raise UnsupportedModelError(said("{title} cannot be cut into stages.", title=title), "Set stages to 1.")
+
+def _whole(own: torch.Tensor, dim: int, streams: PatchStreams, gather: Gather) -> torch.Tensor:
+    parts = zip(own.split(streams.own, dim), streams.spans(), streams.shared, strict=True)
+    return torch.cat(
+        [gather(part, dim, stop - start) if shared else part for part, (start, stop), shared in parts], dim
+    )

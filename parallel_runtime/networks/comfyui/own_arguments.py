@@ -10,7 +10,8 @@ import torch
 from .block_call import BlockCall
 from .blocks import Blocks
 from .own_objects import own_object
-from .token_split import Streams, take
+from .streams import Streams
+from .token_split import take
 
 Intervals = Sequence[tuple[int, int]]
 Joined = dict[Any, tuple[torch.Tensor, torch.Tensor]]

@@ -1,4 +1,4 @@
-"""A stage of a ComfyUI network: the network's own forward, in which blocks of other stages hand their streams through.
+"""A stage of a network: the network's own forward, in which blocks of other stages hand their streams through.
 
 The block in front of a stage's first returns what the stage before sent; the stage's last sends what it returns. So
 whatever the network does between blocks (joining streams) it does on the stage that needs it.
@@ -6,60 +6,93 @@ whatever the network does between blocks (joining streams) it does on the stage 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...errors import UnsupportedModelError
+from ...said import said
 from .block_call import BlockCall
-from .blocks import Blocks
-from .token_split import Streams, TokenSplit, put, take
+from .blocks import Blocks, Network
+from .cut_blocks import CutBlock, cannot_be_cut
+from .latent_patch import LatentPatch, PatchStreams
+from .token_split import TokenSplit, take
 
-Receive = Callable[[Mapping[str, torch.Size]], Mapping[str, torch.Tensor]]
-"""Shapes of this patch's tokens of each stream -> what the stage before sent."""
+Receive = Callable[[Mapping[str, torch.Size], torch.dtype], Mapping[str, torch.Tensor]]
+"""(shapes of this rank's tokens of each stream, their type) -> what the stage before sent."""
 Send = Callable[[Mapping[str, torch.Tensor]], None]
 
 
-class Neighbours:
-    """What the stages beside this one are asked for; set for each forward."""
-
-    def __init__(self) -> None:
-        self.receive: Receive | None = None
-        self.send: Send | None = None
-
-
-def keep_stage(
-    network: nn.Module, lists: Sequence[Blocks], split: TokenSplit, owned: tuple[int, int], neighbours: Neighbours
-) -> None:
-    """Keep the blocks from owned[0] up to owned[1], in the order of the lists; the others' weights go.
+class StageBlocks:
+    """The blocks of a network as one stage has them; made, they are in place.
 
     Args:
         network: after `cut_blocks`.
+        owned: (start, stop) of the stage's blocks, in the order of the lists.
     """
-    found = [(blocks, block) for blocks in lists for block in network.get_submodule(blocks.path).children()]
-    for index, (blocks, block) in enumerate(found):
-        edge = _Edge(block, blocks, split, neighbours)
-        if index == owned[0] - 1:
-            block.forward = edge.take_over
-        elif not owned[0] <= index < owned[1]:
-            block.forward = edge.hand_through
-        elif index == owned[1] - 1 and owned[1] < len(found):
-            block.forward = edge.run_and_send
-        if not owned[0] <= index < owned[1]:
-            block.to("meta")
+
+    def __init__(self, network: nn.Module, data: Network, split: TokenSplit, owned: tuple[int, int]):
+        self.owned = owned
+        self.patch = split.patch = LatentPatch(data.behind)
+        self.receive: Receive | None = None
+        """What the stages beside this one are asked for, and told; set for each forward."""
+        self.send: Send | None = None
+        self._split = split
+        self._taken: list[tuple[nn.Module, CutBlock]] = []
+        found = all_blocks(network, data.blocks)
+        for index, block in enumerate(found):
+            cut = block.forward
+            assert isinstance(cut, CutBlock)
+            edge = _Edge(cut, split, self)
+            if index == owned[0] - 1:
+                self._put(block, cut, edge.take_over)
+            elif not owned[0] <= index < owned[1]:
+                self._put(block, cut, edge.hand_through)
+            elif index == owned[1] - 1 and owned[1] < len(found):
+                self._put(block, cut, edge.run_and_send)
+
+    def _put(self, block: nn.Module, cut: CutBlock, forward: Any) -> None:
+        block.forward = forward
+        self._taken.append((block, cut))
+
+    def undo(self) -> None:
+        """Have the network with all its blocks again, as far as they have weights."""
+        for block, cut in self._taken:
+            block.forward = cut
+        self._taken.clear()
+        self._split.patch = None
+
+
+def all_blocks(network: nn.Module, lists: Sequence[Blocks]) -> list[nn.Module]:
+    """Of all lists, in the order in which they run."""
+    return [block for blocks in lists for block in network.get_submodule(blocks.path).children()]
+
+
+def has_stages(network: nn.Module, data: Network, patch: Sequence[int]) -> bool:
+    """Whether stages of a network can work on patches of its latent.
+
+    Args:
+        patch: latent positions that a token takes, by the last dims of the latent.
+    """
+    known = data.stages and not any(cannot_be_cut(network, blocks) for blocks in data.blocks)
+    return known and len(patch) > 1 and patch[-1] == patch[-2] and set(patch[:-2]) <= {1}
+
+
+def let_go(blocks: Sequence[nn.Module]) -> None:
+    """Let the weights of blocks go, which other stages have."""
+    for block in blocks:
+        for module in block.modules():
+            for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                setattr(module, name, None)
 
 
 class _Edge:
     """One block at the edge of a stage, or beyond it."""
 
-    def __init__(self, block: nn.Module, blocks: Blocks, split: TokenSplit, neighbours: Neighbours):
-        self._forward = block.forward
-        self._signature = inspect.signature(getattr(block.forward, "_signature_of", type(block).forward))
-        parameters = list(self._signature.parameters.values())[1:]
-        self._signature = self._signature.replace(parameters=parameters)
-        self._blocks, self._split, self._neighbours = blocks, split, neighbours
+    def __init__(self, cut: CutBlock, split: TokenSplit, stage: StageBlocks):
+        self._cut, self._blocks, self._split, self._stage = cut, cut.blocks, split, stage
 
     def hand_through(self, *args: Any, **kwargs: Any) -> Any:
         """Return the streams as they came."""
@@ -68,43 +101,38 @@ class _Edge:
 
     def take_over(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the stage before sent, in its place among all tokens."""
-        whole, streams = self._streams(args, kwargs)
-        dims, intervals = self._blocks.tokens, self._intervals(whole, streams)
+        whole, shares = self._streams(args, kwargs)
+        dims = self._blocks.tokens
         shapes = {
-            name: torch.Size(
-                (*each.shape[: dims[name]], intervals[name][1] - intervals[name][0], *each.shape[dims[name] + 1 :])
-            )
+            name: torch.Size((*each.shape[: dims[name]], shares[name].own[0], *each.shape[dims[name] + 1 :]))
             for name, each in whole.items()
         }
-        assert self._neighbours.receive is not None
-        received = self._neighbours.receive(shapes)
-        return self._returned(
-            {name: put(received[name], dims[name], intervals[name], whole[name].shape[dims[name]]) for name in whole}
-        )
+        assert self._stage.receive is not None
+        received = self._stage.receive(shapes, next(iter(whole.values())).dtype)
+        return self._returned({name: self._cut.put_in_place(received[name], name, shares[name]) for name in whole})
 
     def run_and_send(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block and send the patch's tokens of what it returns."""
-        whole, streams = self._streams(args, kwargs)
-        intervals = self._intervals(whole, streams)
-        returned = self._forward(*args, **kwargs)
+        """Run the block and send this rank's tokens of what it returns."""
+        whole, shares = self._streams(args, kwargs)
+        returned = self._cut(*args, **kwargs)
         outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
         by_name = dict(zip(self._blocks.returns, outputs, strict=True))
-        assert self._neighbours.send is not None
-        self._neighbours.send(
-            {name: take(by_name[name], self._blocks.tokens[name], [intervals[name]]) for name in whole}
-        )
+        assert self._stage.send is not None
+        dims = self._blocks.tokens
+        if any(by_name[name].dtype != whole[name].dtype for name in whole):  # the next stage reckons with that
+            raise UnsupportedModelError(
+                said("Blocks of {path} change the type of their tokens, which stages cannot.", path=self._blocks.path),
+                "Set stages to 1.",
+            )
+        self._stage.send({name: take(by_name[name], dims[name], shares[name].intervals()) for name in whole})
         return returned
 
-    def _streams(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], Streams]:
-        call = BlockCall(self._signature, self._blocks.positional, args, kwargs)
+    def _streams(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], dict[str, PatchStreams]]:
+        call = BlockCall(self._cut.signature, self._blocks.positional, args, kwargs)
         whole = {name: call[name] for name in self._blocks.tokens}
         lengths = {name: each.shape[self._blocks.tokens[name]] for name, each in whole.items()}
-        assert self._split.patch is not None
-        return whole, self._split.patch.share_out(self._blocks, lengths)
-
-    @staticmethod
-    def _intervals(whole: Mapping[str, torch.Tensor], streams: Streams) -> dict[str, tuple[int, int]]:
-        return {name: streams.only(index).intervals()[0] for index, name in enumerate(whole)}
+        streams = self._stage.patch.share_out(self._blocks, lengths, self._split.mesh)
+        return whole, {name: streams.only(index) for index, name in enumerate(whole)}
 
     def _returned(self, streams: Mapping[str, torch.Tensor]) -> Any:
         values = tuple(streams[name] for name in self._blocks.returns if name is not None)

@@ -5,78 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import accumulate
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...acceleration.peer_sharing import PeerSharing
 from ...mesh.mesh import Mesh
 from ..attended_tokens import AttendedTokens
-from ..shares import gather_shares, split_sizes
+from ..shares import gather_shares
+from .blocks import Blocks
 from .host_modulation import HostModulation
+from .latent_patch import LatentPatch
 from .residual_rows import Noted, Notes
-
-if TYPE_CHECKING:
-    from .blocks import Blocks
-    from .latent_patch import LatentPatch
+from .streams import Streams
 
 _RUNNING = threading.local()
 
 RunBlock = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any], Any]
 """(forward, args, kwargs, `Varying` of acceleration/compiled_methods.py) -> what it returns."""
-
-
-@dataclass(frozen=True)
-class Streams:
-    """Token streams that one attention goes over, and the shares of all ranks.
-
-    Args:
-        lengths: tokens of each stream.
-        sizes: of each stream, what each rank has.
-        index: this rank's.
-    """
-
-    lengths: tuple[int, ...]
-    sizes: tuple[tuple[int, ...], ...]
-    index: int
-
-    @classmethod
-    def share_out(cls, lengths: Sequence[int], mesh: Mesh) -> Streams:
-        """Share out streams over the ranks of a mesh. Pure: all ranks get the same."""
-        sizes = tuple(split_sizes(length, mesh.plan.sequence, mesh.speeds) for length in lengths)
-        return cls(tuple(lengths), sizes, mesh.sequence_index)
-
-    @property
-    def enough(self) -> bool:
-        """Every rank has some of every stream."""
-        return all(min(sizes) > 0 for sizes in self.sizes)
-
-    @property
-    def total(self) -> int:
-        """Tokens of all streams."""
-        return sum(self.lengths)
-
-    @property
-    def own(self) -> tuple[int, ...]:
-        """This rank's tokens of each stream."""
-        return tuple(sizes[self.index] for sizes in self.sizes)
-
-    def counts(self) -> tuple[int, ...]:
-        """Tokens of each rank, of all streams together."""
-        return tuple(map(sum, zip(*self.sizes, strict=True)))
-
-    def only(self, stream: int) -> Streams:
-        """One of the streams."""
-        return Streams((self.lengths[stream],), (self.sizes[stream],), self.index)
-
-    def intervals(self) -> list[tuple[int, int]]:
-        """(start, stop) of this rank's tokens of each stream, among the tokens of all streams."""
-        firsts = (0, *accumulate(self.lengths))
-        starts = [first + sum(sizes[: self.index]) for first, sizes in zip(firsts, self.sizes, strict=False)]
-        return [(start, start + own) for start, own in zip(starts, self.own, strict=True)]
 
 
 class TokenSplit:
@@ -123,7 +70,7 @@ class TokenSplit:
     def share_out(self, blocks: Blocks, lengths: Mapping[str, int]) -> Streams:
         """The tokens of a block that are computed here and now."""
         if self.patch is not None:
-            return self.patch.share_out(blocks, lengths)
+            return self.patch.share_out(blocks, lengths, self.mesh)
         return Streams.share_out(tuple(lengths.values()), self.mesh)
 
     def set_mesh(self, mesh: Mesh) -> None:
@@ -184,7 +131,7 @@ class TokenSplit:
         """The network goes, and whatever of its modules is known here."""
         self.forget()
         self.modulation = HostModulation()
-        self.attention = self.run_block = None
+        self.attention = self.run_block = self.patch = None
         self.gathered = ()
         self.joined.clear()
 

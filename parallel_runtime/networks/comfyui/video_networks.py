@@ -58,7 +58,7 @@ VIDEO: Mapping[str, Network] = {
         "LTX-2", (_LTX_2,), heads="num_attention_heads", width="inner_dim"
     ),
     "comfy.ldm.hunyuan_video.model:HunyuanVideo": Network(
-        "HunyuanVideo and HunyuanImage", FLUX, sigmas_with="time_r_in"
+        "HunyuanVideo and HunyuanImage", FLUX, sigmas_with="time_r_in", stages=True
     ),
     "comfy.ldm.kandinsky5.model:Kandinsky5": Network(
         "Kandinsky 5",

@@ -24,11 +24,11 @@ _HUMO = replace(_WAN, apart=("audio_cross_attn_wrapper",), alike=("audio", *_CON
 _CAUSAL = replace(_WAN, whole_with=("kv_cache", "crossattn_cache"))
 
 WAN: Mapping[str, Network] = {
-    "comfy.ldm.wan.model:WanModel": Network("Wan", (_WAN,)),
+    "comfy.ldm.wan.model:WanModel": Network("Wan", (_WAN,), stages=True),
     "comfy.ldm.wan.model:VaceWanModel": Network("Wan VACE", (_ONE_TIMESTEP, _VACE)),
-    "comfy.ldm.wan.model:CameraWanModel": Network("Wan Camera", (_ONE_TIMESTEP,)),
-    "comfy.ldm.wan.model:WanModel_S2V": Network("Wan S2V", (_WAN,)),
-    "comfy.ldm.wan.model:HumoWanModel": Network("HuMo", (_HUMO,)),
+    "comfy.ldm.wan.model:CameraWanModel": Network("Wan Camera", (_ONE_TIMESTEP,), stages=True),
+    "comfy.ldm.wan.model:WanModel_S2V": Network("Wan S2V", (_WAN,), stages=True),
+    "comfy.ldm.wan.model:HumoWanModel": Network("HuMo", (_HUMO,), stages=True),
     "comfy.ldm.wan.model:SCAILWanModel": Network("SCAIL", (_WAN,)),
     "comfy.ldm.wan.model:SCAIL2WanModel": Network("SCAIL 2", (_WAN,)),
     "comfy.ldm.wan.model_animate:AnimateWanModel": Network("Wan Animate", (_WAN,)),

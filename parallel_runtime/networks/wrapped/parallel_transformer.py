@@ -170,6 +170,11 @@ class ParallelTransformer(RepeatedCalls):
         return self.record_or_call("predict", x, timestep, dict(conditioning))
 
     @property
+    def owned(self) -> None:
+        """It runs all blocks; a `Stage` around it may have taken some of them out."""
+        return None
+
+    @property
     def rows_together(self) -> bool:
         """Rows of a batch are independent of one another."""
         return False

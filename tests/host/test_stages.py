@@ -1,0 +1,52 @@
+"""PipeFusion in a real ComfyUI: KSampler's picture over stages is that of the schedule in one process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.parallel_runtime.pipefusion_emulator import emulate
+from tests.tiny_flux import make_state_dict, tiny_config
+
+from .workflow import SAVE, Workflow
+
+pytestmark = pytest.mark.host
+
+_SCALE, _SHIFT = 0.3611, 0.1159
+"""Of FLUX.1's latents."""
+
+
+def _random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _simple_sigmas(steps: int, count: int = 10000, shift: float = 1.15) -> torch.Tensor:
+    """The scheduler "simple" over FLUX.1's sigmas."""
+    table = [math.exp(shift) / (math.exp(shift) + count / (index + 1) - 1) for index in range(count)]
+    return torch.tensor([*(table[-(1 + int(step * count / steps))] for step in range(steps)), 0.0])
+
+
+@pytest.mark.slow_but_for("ComfyUI")
+@pytest.mark.parametrize("network", ["ComfyUI", "diffusers"])
+def test_ksampler_over_two_stages_gives_the_emulated_schedules_latent(host, monkeypatch, network):
+    if not host.small_flux:
+        pytest.skip("this ComfyUI takes no tiny FLUX.1")
+    import diffusers
+
+    workflow = replace(Workflow(network=network).on("cpu:2"), stages=(2, 3, 1))
+    found = host.latent(host.run(workflow.prompt()), SAVE)
+    assert host.last_run()["loop"] == "pool"
+    assert "stages 2" in str(host.last_run())
+    config = tiny_config()
+    transformer = diffusers.FluxTransformer2DModel(**config).eval()
+    transformer.load_state_dict(make_state_dict(config))
+    expected = emulate(
+        monkeypatch, transformer, _random(workflow.seed, 1, 16, 14, 20), _simple_sigmas(workflow.steps),
+        [_random(11, 1, 7, 64)], [{"y": _random(12, 1, 32), "guidance": torch.full((1,), 3.0)}],
+        cfg=1.0, sampler="euler", seed=workflow.seed, patches=3, warmup=1,
+    )  # fmt: skip
+    expected = expected / _SCALE + _SHIFT
+    assert (found - expected).abs().max() < 2e-5 * expected.abs().max()
