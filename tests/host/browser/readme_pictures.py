@@ -1,4 +1,4 @@
-"""`python -m tests.host.browser.readme_pictures`: the README's pictures, of runs with a tiny FLUX on two CPU ranks."""
+"""`python -m tests.host.browser.readme_pictures`: the README's picture, of a run with a tiny FLUX on two CPU ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.host.workflow import Prompt, link, node
 from tests.tiny_flux import write_original
 
 from .canvas import Canvas, open_canvas
-from .test_panel import PANEL, numbered, panel_text, queue, set_setting, show_panel, text_on, wait_for
+from .test_panel import numbered, queue, set_setting, wait_for
 
 IMAGES = PACK_ROOT / "docs" / "images"
 SHOWN = "widgets"
@@ -86,13 +86,8 @@ def take(canvas: Canvas, name: str, clip: dict[str, int]) -> None:
         picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True, pnginfo=note)
 
 
-def settle(canvas: Canvas) -> None:
-    """Texts lie over the canvas and follow it in the next frames."""
-    canvas.run("() => new Promise((done) => setTimeout(() => requestAnimationFrame(done), 800))")
-
-
-def take_all(canvas: Canvas, host: ComfyHost) -> None:
-    """Each of them."""
+def take_picture(canvas: Canvas, host: ComfyHost) -> None:
+    """While steps are under way."""
     for name in ("Comfy.Minimap.Visible", "Comfy.Graph.CanvasInfo", "Comfy.Graph.CanvasMenu"):
         set_setting(canvas, name, False)
     open_graph(canvas, graph("KSampler", 4))
@@ -107,18 +102,6 @@ def take_all(canvas: Canvas, host: ComfyHost) -> None:
     take(canvas, "canvas.png", {"x": 62, "y": 40, "width": 1458, "height": 820})
     wait_for(lambda: not any(host.get("/queue").values()), 120)
 
-    open_graph(canvas, graph("ParallelSampler", 8))
-    queue(canvas, host)
-    wait_for(lambda: text_on(canvas, "ParallelSampler").startswith("Sampled in the pool."))
-    settle(canvas)
-    take(canvas, "parallel-sampler.png", {"x": 440, "y": 95, "width": 800, "height": 765})
-
-    show_panel(canvas, True)
-    wait_for(lambda: "measured" in panel_text(canvas))
-    settle(canvas)
-    box = canvas.page.locator(PANEL).bounding_box()
-    take(canvas, "panel.png", {"x": 0, "y": round(box["y"]), "width": round(box["x"] + box["width"]), "height": 700})
-
 
 def main() -> None:
     """Command line."""
@@ -127,7 +110,7 @@ def main() -> None:
         try:
             write_original(host.base / "models" / "diffusion_models" / FILE, seed=3)
             with open_canvas(host.address, 1520, 900) as canvas:
-                take_all(canvas, host)
+                take_picture(canvas, host)
         finally:
             host.stop()
 
