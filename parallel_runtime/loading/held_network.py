@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +20,8 @@ from ..networks.comfyui.own_cache import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.stage_blocks import StageBlocks, all_blocks, let_go
 from ..networks.comfyui.token_split import TokenSplit
+from ..networks.comfyui.with_parameters import with_parameters
+from ..networks.comfyui.without_weights import WithoutWeights
 from ..networks.marked_blocks import mark_blocks
 from ..said import said
 from ..streaming.block_stream import BlockStream
@@ -24,6 +29,8 @@ from ..streaming.shared_blocks import SharedBlocks
 from .files import identity
 from .host_file import HostFile
 from .kept_originals import FileNumbers
+from .left_in_file import LeftInFile
+from .mapped_file import MappedFile
 from .patchable_network import PatchableNetwork
 from .read_through import read_through
 from .reading import OnBytes
@@ -95,8 +102,7 @@ class HeldNetwork(PatchableNetwork):
         path = self._file.path
         if identity(path) != self._file.identity:
             raise NotLoadedError(said("{path} was replaced since it was loaded.", path=path), "Queue the prompt again.")
-        read_through(path, on_bytes)
-        network = self._load()
+        network = self._load(on_bytes)
         if self._data is not None:
             prepare_network(network, self._data, self.split)
             if self.pulse is not None:
@@ -105,13 +111,24 @@ class HeldNetwork(PatchableNetwork):
         self.here = True
         self._loaded()
 
-    def _load(self) -> nn.Module:
+    def _load(self, on_bytes: OnBytes) -> nn.Module:
         """The network with its weights where it computes."""
-        network = load_network(self._file, self._dtype, self._fast_float8)
+        how = self._file, self._dtype, self._fast_float8
+        if self._file.pack is not None:
+            read_through(self._file.path, on_bytes)
+            network = load_with_pack(*how)
+            self._let_others_go(network)
+            return network.to(self.device)
+        network, left = load_network(*how, on_bytes)
+        self._let_others_go(network)
+        left.fetch(network, self.device, on_bytes)
+        return network
+
+    def _let_others_go(self, network: nn.Module) -> None:
+        """Of a network in stages, blocks of others."""
         if self.owned is not None and self._data is not None:
             found = all_blocks(network, self._data.blocks)
             let_go([*found[: self.owned[0]], *found[self.owned[1] :]])
-        return network.to(self.device)
 
     def run_as(self, owned: tuple[int, int] | None) -> None:
         """Have the network run as the stage with these blocks; None: with all."""
@@ -144,37 +161,87 @@ class HeldNetwork(PatchableNetwork):
         gc.collect()  # a cut block holds the forward that it stands for, in a circle
 
 
-def load_network(file: HostFile, dtype: torch.dtype | None, fast_float8: bool) -> nn.Module:
-    """ComfyUI's own loader on the file; the network is on the CPU.
+def load_network(
+    file: HostFile, dtype: torch.dtype | None, fast_float8: bool, on_bytes: OnBytes
+) -> tuple[nn.Module, LeftInFile]:
+    """ComfyUI's own loader on a safetensors file, which the weights are left in; see `LeftInFile`.
+
+    Args:
+        on_bytes: see `HeldWeights.fill`; nothing is read yet, but it may raise.
 
     Raises:
         UnsupportedModelError: ComfyUI cannot read it, with its reason.
     """
+    mapped = MappedFile(file.path)
+    left = LeftInFile(mapped, lambda: on_bytes(0, file.size))
+    with left, _made_without_weights(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # it is taken note of
+        network = _load(file, dtype, fast_float8, dict(mapped.tensors), mapped.metadata)
+    if lacking := left.lacking(network):  # what the loader leaves there may be what a layer begins with
+        whole = _load(file, dtype, fast_float8, dict(mapped.tensors), mapped.metadata)
+        for path, name in lacking:
+            setattr(network.get_submodule(path), name, getattr(whole.get_submodule(path), name))
+    return network, left
+
+
+@contextlib.contextmanager
+def _made_without_weights() -> Iterator[None]:
+    """Inside, ComfyUI makes networks, and nothing else, without memory for their weights."""
+    from comfy.model_base import BaseModel
+
+    own = BaseModel.__init__
+
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        with with_parameters(), WithoutWeights():
+            own(self, *args, **kwargs)
+
+    BaseModel.__init__ = make
+    try:
+        yield
+    finally:
+        BaseModel.__init__ = own
+
+
+def load_with_pack(file: HostFile, dtype: torch.dtype | None, fast_float8: bool) -> nn.Module:
+    """ComfyUI's own loader on a GGUF file, with its pack's layers; the network is on the CPU.
+
+    Raises:
+        UnsupportedModelError: ComfyUI cannot read it, with its reason.
+    """
+    assert file.pack is not None
+    operations = {"custom_operations": file.pack.operations()}
+    return _load(file, dtype, fast_float8, file.pack.read_file(file.path), {}, operations)
+
+
+def _load(
+    file: HostFile,
+    dtype: torch.dtype | None,
+    fast_float8: bool,
+    state_dict: Any,
+    metadata: dict[str, str],
+    options: Mapping[str, Any] = {},
+) -> nn.Module:
     import comfy.sd
     import comfy.utils
 
     load = comfy.sd.load_diffusion_model_state_dict
     known = inspect.signature(load).parameters
-    options: dict[str, Any] = {"disable_dynamic": True} if "disable_dynamic" in known else {}
+    more: dict[str, Any] = {"disable_dynamic": True} if "disable_dynamic" in known else {}
     cpu = torch.device("cpu")
-    model_options: dict[str, Any] = {"dtype": dtype, "offload_device": cpu, "fp8_optimizations": fast_float8}
-    if file.pack is not None:
-        state_dict, metadata = file.pack.read_file(file.path), {}
-        model_options["custom_operations"] = file.pack.operations()
-    else:
-        state_dict, metadata = comfy.utils.load_torch_file(str(file.path), return_metadata=True)
+    options = {"dtype": dtype, "offload_device": cpu, "fp8_optimizations": fast_float8, **options}
     beside = file.beside & file.outside.keys()
     if beside:  # ComfyUI would leave out what has not the prefix
         kept = {name: state_dict[name] for name in beside}
         state_dict = comfy.utils.state_dict_prefix_replace(state_dict, {file.prefix: ""}, filter_keys=True) | kept
     if "metadata" in known:
-        options["metadata"] = metadata
+        more["metadata"] = metadata
     try:
-        patcher = load(state_dict, model_options=model_options, **options)
+        patcher = load(state_dict, model_options=options, **more)
     except (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise UnsupportedModelError(
             said("ComfyUI cannot load {path}: {error}", path=file.path, error=error), "Choose another file."
         ) from error
     if patcher is None:
         raise UnsupportedModelError(said("ComfyUI does not recognise {path}.", path=file.path), "Choose another file.")
-    return patcher.model.diffusion_model
+    network: nn.Module = patcher.model.diffusion_model
+    return network

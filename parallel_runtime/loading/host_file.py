@@ -205,6 +205,12 @@ def _recognise(
     )
 
 
+def dtype_of(name: str) -> torch.dtype | None:
+    """The type that safetensors spells so, where this torch has it."""
+    found: torch.dtype | None = getattr(torch, _NAMES.get(name, ""), None)
+    return found
+
+
 def read_outside(path: Path, prefix: str) -> dict[str, torch.Tensor]:
     """What a checkpoint has beside the network, whose names start with `prefix`; see HostFile.
 
@@ -233,7 +239,7 @@ def _read_small(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, torc
         ) from error
     with file:
         for name, info in tensors.items():
-            dtype = getattr(torch, _NAMES.get(info.dtype, ""), None)
+            dtype = dtype_of(info.dtype)
             if dtype is None:
                 raise CheckpointError(
                     said(

@@ -43,7 +43,7 @@ class Piece:
     Args:
         start: byte of the file.
         stored: their type there.
-        target: (numbers,), of any floating-point type.
+        target: (numbers,), of the same type or of any floating-point type.
     """
 
     file: Path
@@ -80,12 +80,19 @@ def cut(
         # The file's first half goes to the end; torch.chunk rounds up, so that it is the longer one.
         first = -(-rows // 2) * row if rule.swap_halves else flat.numel()
         rest = flat.numel() - first
-        pieces += _split(place.file, begin, stored, flat[rest:])
-        pieces += _split(place.file, begin + first * stored.itemsize, stored, flat[:rest])
+        pieces += split(place.file, begin, stored, flat[rest:])
+        pieces += split(place.file, begin + first * stored.itemsize, stored, flat[:rest])
     return sorted(pieces, key=lambda piece: (piece.file, piece.start))
 
 
-def _split(file: Path, start: int, stored: torch.dtype, target: torch.Tensor) -> Iterator[Piece]:
+def split(file: Path, start: int, stored: torch.dtype, target: torch.Tensor) -> Iterator[Piece]:
+    """Numbers of a file that lie one after the other, as pieces.
+
+    Args:
+        start: byte of the file.
+        stored: their type there.
+        target: (numbers,) where they go.
+    """
     most = BUFFER // stored.itemsize
     for first in range(0, target.numel(), most):
         yield Piece(file, start + first * stored.itemsize, stored, target[first : first + most])

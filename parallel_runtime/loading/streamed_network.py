@@ -16,6 +16,8 @@ from ..streaming.streamed_calls import stream_forwards
 from .arena import lay_out
 from .held_network import HeldNetwork, load_network
 from .host_file import HostFile
+from .left_in_file import LeftInFile, with_numbers
+from .read_through import read_through
 from .reading import OnBytes
 from .streamed_weights import rotating
 
@@ -45,13 +47,14 @@ class StreamedNetwork(HeldNetwork):
         self.size = 0
         self._dealer = dealer
         self._places: dict[str, tuple[int, int]] = {}
-        self._source: nn.Module | None = None
+        self._source: tuple[nn.Module, LeftInFile] | None = None
         # The network's blocks tell a stream that outlives their weights, as `HostNetwork` does.
         self.stream = BlockStream(dealer.resident)
         self._slots: list[torch.Tensor] = []
 
-    def _load(self) -> nn.Module:
-        network = load_network(self._file, self._dtype, self._fast_float8)
+    def _load(self, on_bytes: OnBytes) -> nn.Module:
+        read_through(self._file.path, on_bytes)
+        network, left = load_network(self._file, self._dtype, self._fast_float8, on_bytes)
         blocks = [list(_coming(block)) for block in self._blocks(network)]
         layouts = [lay_out({name: numbers(weight).nbytes for name, _, weight in each}) for each in blocks]
         if self.shared is None:
@@ -65,14 +68,14 @@ class StreamedNetwork(HeldNetwork):
         paths = {block: path for path, block in network.named_modules()}
         for index, (block, found, layout) in enumerate(zip(self._blocks(network), blocks, layouts, strict=True)):
             for name, owner, weight in found:
-                own, start = numbers(weight), layout.starts[name]
+                own, start = numbers(left.on_host(weight)), layout.starts[name]
                 shared.write(index, start, as_bytes(own))
                 view = self._slots[index % SLOTS][start : start + own.nbytes].view(own.dtype).view(own.shape)
                 attribute = name.rpartition(".")[2]
                 views.append((owner, attribute, weight, view))
                 put(owner, attribute, torch.empty(0))  # nothing is to move
                 self._places[f"{paths[block]}.{name}"] = (index, start)
-        network.to(self.device)
+        left.fetch(network, self.device, lambda done, total: on_bytes(total, total))
         for owner, attribute, weight, view in views:
             put(owner, attribute, with_numbers(weight, view))
         kept = sum(each.nbytes for name, each in network.named_parameters() if name not in self._places)
@@ -116,10 +119,11 @@ class StreamedNetwork(HeldNetwork):
         coming = [name for name in names if name in self._places]
         found = super().originals([name for name in names if name not in self._places], patched)
         if coming and self._source is None:
-            self._source = load_network(self._file, self._dtype, self._fast_float8)
+            self._source = load_network(self._file, self._dtype, self._fast_float8, lambda done, total: None)
         for name in coming:
             assert self._source is not None
-            found[name] = self._source.get_parameter(name).detach()
+            network, left = self._source
+            found[name] = left.on_host(network.get_parameter(name)).detach()
         return found
 
     def write(self, name: str, weight: torch.Tensor) -> None:
@@ -161,14 +165,6 @@ def numbers(weight: Any) -> torch.Tensor:
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """(bytes,) uint8."""
     return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def with_numbers(weight: Any, view: torch.Tensor) -> torch.Tensor:
-    """Such a weight over other memory; a quantised one with its scales where that memory is."""
-    if not hasattr(weight, "_qdata"):
-        return view
-    quantised: torch.Tensor = weight._copy_with(qdata=view, params=weight._params.to_device(view.device))
-    return quantised
 
 
 def put(owner: nn.Module, name: str, weight: torch.Tensor) -> None:

@@ -174,7 +174,7 @@ def said(run):
         print(type(error).__name__, error.cause.replace(chr(10), " "))
 
 describe()
-said(lambda: load_network(open_host_file(sys.argv[3]), torch.float32, False))
+said(lambda: load_network(open_host_file(sys.argv[3]), torch.float32, False, lambda done, total: None))
 said(lambda: choose_network(Path(sys.argv[4]), "auto"))
 print(choose_network(Path(sys.argv[2]), "ComfyUI").why)
 print(choose_network(Path(sys.argv[5]), "ComfyUI").why)

@@ -1,0 +1,101 @@
+"""Weights that ComfyUI's loader gives to a network and that stay in their file until they go to the device, once.
+
+By itself the loader has memory for all of them, copies them there out of the mapped file, and they are copied to the
+device from memory that is not pinned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from .mapped_file import MappedFile
+from .reading import OnBytes, Piece, read, split
+
+_TICK_SECONDS = 0.1
+
+
+class LeftInFile(TorchFunctionMode):
+    """Inside, numbers of the file that are copied to a weight on the meta device stay where they are, and it is noted
+    whose they are. What the loader converts, it converts as ever.
+
+    Args:
+        tick: called ten times a second while functions of torch are called; may raise to give up.
+    """
+
+    def __init__(self, file: MappedFile, tick: Callable[[], None] = lambda: None):
+        super().__init__()
+        self.file = file
+        self._tick = tick
+        self._ticked = time.monotonic()
+        self._sources: dict[torch.Tensor, torch.Tensor] = {}  # by identity: that is how tensors hash
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Called for each function of torch."""
+        if time.monotonic() - self._ticked > _TICK_SECONDS:
+            self._tick()
+            self._ticked = time.monotonic()
+        if func is torch.Tensor.copy_ and args[0].is_meta:
+            self._sources[args[0]] = args[1].detach()
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+    def lacking(self, network: nn.Module) -> list[tuple[str, str]]:
+        """(module, name) of tensors that have numbers nowhere: the file has none for them."""
+        return [
+            (path, name)
+            for path, module in network.named_modules()
+            for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items())
+            if isinstance(value, torch.Tensor) and value.is_meta and value not in self._sources
+        ]
+
+    def on_host(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight with its numbers: in the file where they are there as they are."""
+        return self._sources[weight].to(weight.dtype) if weight in self._sources else weight
+
+    def fetch(self, network: nn.Module, device: torch.device, on_bytes: OnBytes) -> None:
+        """Have all of a network's tensors on the device.
+
+        Raises:
+            As `read`.
+        """
+        pieces: list[Piece] = []
+        placed: dict[torch.Tensor, torch.Tensor] = {}
+
+        def place(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+            start = self.file.start(source)
+            if start is None:
+                return source.to(device, dtype)
+            target = torch.empty(source.shape, dtype=dtype, device=device)
+            pieces.extend(split(self.file.path, start, source.dtype, target.view(-1)))
+            return target
+
+        def move(tensor: Any) -> torch.Tensor:
+            if tensor not in placed:
+                if hasattr(tensor, "_qdata"):
+                    placed[tensor] = with_numbers(tensor, place(tensor._qdata, tensor._qdata.dtype))
+                else:
+                    placed[tensor] = place(self._sources.get(tensor, tensor.detach()), tensor.dtype)
+            return placed[tensor]
+
+        network._apply(move)
+        read(sorted(pieces, key=lambda piece: piece.start), device, on_bytes)
+
+
+def with_numbers(weight: Any, view: torch.Tensor) -> torch.Tensor:
+    """Such a weight over other memory; a quantised one with its scales where that memory is."""
+    if not hasattr(weight, "_qdata"):
+        return view
+    quantised: torch.Tensor = weight._copy_with(qdata=view, params=weight._params.to_device(view.device))
+    return quantised
