@@ -72,7 +72,8 @@ def _differences(ours: Any, theirs: Any) -> Any:
 
 
 def _layout(tensor: Any) -> Any:
-    return type(tensor), tensor.shape, tensor.dtype, tensor.device, [(part.shape, part.dtype) for part in _parts(tensor)]
+    parts = [(part.shape, part.dtype, part.device) for part in _parts(tensor)]
+    return type(tensor), tensor.shape, tensor.dtype, parts
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:

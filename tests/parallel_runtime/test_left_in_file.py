@@ -33,11 +33,11 @@ def differences(folder, cases) -> dict[str, list[str]]:
 
 def test_every_format_is_loaded_as_comfyui_does(tmp_path):
     found = differences(tmp_path, [("flux", *each) for each in FORMATS])
-    assert found == dict.fromkeys(found, [])
+    assert found == {case: [] for case in found}
     assert len(found) == len(FORMATS)
 
 
 @pytest.mark.slow
 def test_every_family_is_loaded_as_comfyui_does(tmp_path):
     found = differences(tmp_path, [(name, "float16", "bfloat16") for name in FILES])
-    assert found == dict.fromkeys(found, [])
+    assert found == {case: [] for case in found}
