@@ -9,13 +9,12 @@ from .said import said
 
 VARIABLE = "PARALLEL_DIT_OFF"
 SWITCHES = (
-    "rewrites", "recordings", "peers", "blocks", "quantised", "shares", "sent", "modulation", "tables",
+    "rewrites", "recordings", "peers", "blocks", "quantised", "sent", "modulation", "tables",
 )  # fmt: skip
 """Our changes to compiled graphs; CUDA graphs of whole forwards; exchange through the peers' memory; in blocks of
 ComfyUI's networks, norms and feed-forward layers as parts of that exchange, and quantised layers as operators of a
-graph; patched weights that ranks compute in parts; what a
-forward sends from the host or reads, in recordings; modulation layers of ComfyUI's networks that ranks share out,
-before the blocks; rotary tables of theirs that are made before a recording."""
+graph; what a forward sends from the host or reads, in recordings; modulation layers of ComfyUI's networks that ranks
+share out, before the blocks; rotary tables of theirs that are made before a recording."""
 
 
 def is_on(what: str) -> bool:

@@ -53,10 +53,7 @@ class Engine(RankState):
             return PreparedAttach(state=self, request=request)
         self.tell_all_held()  # the answer to a request that was prepared tells all
         resident = self.residency.get(request.model)
-        patches = self.patches.find(request.patches)
-        resident.activate(control.loading)
-        if isinstance(request, Invoke) or not self.shares_patches(resident, patches):  # else in RUN
-            resident.activate(control.loading, patches)
+        resident.activate(control.loading, self.patches.find(request.patches))
         if isinstance(request, Invoke):
             return PreparedInvoke.prepare(self, request, resident, meta)
         if isinstance(request, Forward):

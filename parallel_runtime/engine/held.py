@@ -15,7 +15,6 @@ from ..loading.held_weights import ArenaWeights, HeldWeights
 from ..loading.host_copies import HostCopies
 from ..loading.reading import OnBytes
 from ..patching.patch_data import WeightPatches
-from ..patching.patch_shares import PatchShares
 from ..patching.patched_weights import PatchedWeights
 from .structure import HostStructure, Structure
 
@@ -87,14 +86,11 @@ class Held:
         """The patches that they have."""
         return self._patched
 
-    def activate(
-        self, on_bytes: OnBytes, patches: WeightPatches | None = None, shares: PatchShares | None = None
-    ) -> None:
+    def activate(self, on_bytes: OnBytes, patches: WeightPatches | None = None) -> None:
         """Have the weights on the device, and memory for its runs; costs nothing for the model that was used last.
 
         Args:
             patches: that they are to have; None for any.
-            shares: see `PatchedWeights.change`.
 
         Raises:
             OutOfMemoryError: less is free than they need, though all others were let go.
@@ -105,7 +101,7 @@ class Held:
         self._bring_here(on_bytes)
         if patches is not None:
             try:
-                self._patched.change(patches, on_bytes, shares)
+                self._patched.change(patches, on_bytes)
                 self.weights.settle(patches.names)
             finally:
                 if self.weights.moved:

@@ -61,7 +61,7 @@ class RepeatedForward(Prepared):
         started = time.perf_counter()
         state, placed, resident = self.state, self.placed, self.placed.resident
         # Models that were prepared since may have taken its place, or other patches that of its own.
-        state.have_patches(resident, self.patches, agreed)
+        resident.activate(patches=self.patches)
         if not self.told:
             state.watch_memory()
         x, timestep = tensors["x"], tensors["timestep"]
@@ -135,8 +135,7 @@ class PreparedForward(Prepared):
                 check_patches(state, (request.conditioning,), resident, placed.place, 1, facts, x, meta)
             require_memory(resident, placed.place.layout, facts, x.shape[0], 0, state.device, state.rank)
         patches = state.patches.find(request.patches)
-        offers = placed.offers() | state.patch_offers(resident, patches)
-        return cls(state=state, request=request, placed=placed, patches=patches, offers=offers)
+        return cls(state=state, request=request, placed=placed, patches=patches, offers=placed.offers())
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]

@@ -79,19 +79,21 @@ class PreparedSample(Prepared):
                 kept = check_patches(state, request.branches, resident, place, plan.patches, facts, x, meta)
         if place is not None:
             require_memory(resident, place.layout, facts, x.shape[0], kept, state.device, state.rank)
-        patches = state.patches.find(request.patches)
-        offers = placed.offers() | state.patch_offers(resident, patches)
         return cls(
-            state=state, request=request, placed=placed, denoising=denoising, patches=patches,
-            offers=offers,
-        )  # fmt: skip
+            state=state,
+            request=request,
+            placed=placed,
+            denoising=denoising,
+            patches=state.patches.find(request.patches),
+            offers=placed.offers(),
+        )
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
     ) -> tuple[Answer, Results]:
         """Run the loop; the rank that has the finished latent returns `latent`."""
         started = time.perf_counter()
-        self.state.have_patches(self.placed.resident, self.patches, agreed)
+        self.placed.resident.activate(patches=self.patches)
         self.state.watch_memory()
         latent = self._sample(tensors, control, agreed)
         return self.state.finished(self.placed, started), {} if latent is None else {"latent": latent}

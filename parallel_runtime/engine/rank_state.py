@@ -14,14 +14,11 @@ import torch
 from .. import memory
 from ..acceleration.peer_memory import PeerMemory
 from ..config import ParallelPlan
-from ..mesh.agreement import agreed_same, offer_same
 from ..mesh.links import Links
 from ..mesh.mesh import Mesh
 from ..mesh.speeds import devices_unlike, measure_speeds
 from ..networks.comfyui.host_network import HostNetwork
 from ..networks.network import Network
-from ..patching.patch_data import WeightPatches
-from ..patching.patch_shares import PatchShares, worth_sharing
 from ..patching.patch_store import PatchStore
 from ..pipefusion.host_runner import HostStageRunner
 from ..pipefusion.runner import StageRunner
@@ -43,7 +40,6 @@ from .prepared import Prepared
 from .residency import Residency
 from .resident import Resident
 
-_PATCHED = "patched"
 _MEASURED = 64
 """Sizes of requests of which the last peak is known."""
 
@@ -192,33 +188,6 @@ class RankState:
         if len(self._beside) > _MEASURED:
             del self._beside[next(iter(self._beside))]
         return msgspec.structs.replace(placed.details, used_bytes=placed.resident.size + beside)
-
-    def shares_patches(self, resident: Resident, patches: WeightPatches) -> bool:
-        """Whether the ranks may compute the weights of a request in parts, in RUN. The same on all that agree on it."""
-        held = resident.held
-        every_rank = resident.ranks == self.world_size and resident.loaded.pipe == 1
-        if held is None or not every_rank or not worth_sharing(self.machine, self.world_size):
-            return False
-        return held.weights.here and held.weights.shared is None and held.patched.can_share(patches)
-
-    def patch_offers(self, resident: Resident, patches: WeightPatches) -> dict[str, int]:
-        """What this rank offers of the patches that its weights have."""
-        shared = resident.held is not None and self.shares_patches(resident, patches)
-        now = resident.held.patched.state if resident.held is not None and shared else None
-        if now is None or resident.held is None:
-            return offer_same(_PATCHED, ("alone", self.rank))
-        here = [name for name in sorted(patches.patches.weights) if resident.held.weights.shape(name) is not None]
-        return offer_same(_PATCHED, (now, patches.names, here))
-
-    def have_patches(self, resident: Resident, patches: WeightPatches, agreed: Mapping[str, int]) -> None:
-        """Have the weights of a request on the device, with its patches. Where the ranks agreed, collective over them.
-
-        Args:
-            agreed: of all ranks' `patch_offers`; of a call that repeats, nothing: it has its patches, or computes them.
-        """
-        alike = _PATCHED in agreed and agreed_same(_PATCHED, agreed)
-        shares = PatchShares(self.rank, self.world_size) if alike and self.world_size > 1 else None
-        resident.activate(patches=patches, shares=shares)
 
     def join(self, placed: Placed, agreed: Mapping[str, int], control: Control) -> WholeRun | StagedRun | None:
         """Join the groups of a plan, and wrap the model for it. Collective over the world where groups are new.

@@ -15,7 +15,6 @@ from ..mesh.mesh import Mesh
 from ..networks.comfyui.host_network import HostNetwork
 from ..networks.network import Network
 from ..patching.patch_data import WeightPatches
-from ..patching.patch_shares import PatchShares
 from ..pipefusion.stage import Stage
 from ..planning.cut import assign_blocks
 from ..requests.facts import ModelFacts
@@ -74,20 +73,18 @@ class Resident:
         self,
         on_bytes: OnBytes = lambda done, total: None,
         patches: WeightPatches | None = None,
-        shares: PatchShares | None = None,
     ) -> None:
         """Have the weights on the device; costs nothing where they are. Every use begins with it.
 
         Args:
             patches: that they are to have; None for any.
-            shares: see `PatchedWeights.change`.
 
         Raises:
             As `Held.activate`.
         """
         self.make_way(self.held.key if self.held is not None else None)
         if self.held is not None:
-            self.held.activate(on_bytes, patches, shares)
+            self.held.activate(on_bytes, patches)
 
     def meet(self) -> None:
         """Before a forward: have what this rank reads of the others' weights. In RUN alone, where all ranks have

@@ -41,10 +41,6 @@ class PatchableParameters(ABC):
         parts = [self._tensors[target].shape for target in self._original.parameters(name)]
         return (sum(part[0] for part in parts), *parts[0][1:]) if parts else None
 
-    def plain_dtype(self, name: str) -> torch.dtype | None:
-        """See `Patchable`."""
-        return self._tensors[self._original.parameters(name)[0]].dtype
-
     def owner(self, name: str) -> None:
         """The weights are plain."""
         return

@@ -41,13 +41,6 @@ class PatchableNetwork(ABC):
             return None
         return tuple(weight.shape) if isinstance(weight, torch.Tensor) else None
 
-    def plain_dtype(self, name: str) -> torch.dtype | None:
-        """See `Patchable`."""
-        weight, attribute = self._read(name), name.rpartition(".")[2]
-        plain = type(weight.data) is torch.Tensor and weight.device.type == self.device.type
-        own_rules = any(hasattr(self.owner(name), f"{what}_{attribute}") for what in ("convert", "set"))
-        return weight.dtype if plain and weight.dtype.itemsize > 1 and not own_rules else None
-
     def owner(self, name: str) -> nn.Module:
         """See `Patchable`."""
         return self.network.get_submodule(name.rpartition(".")[0])

@@ -16,7 +16,6 @@ from ..errors import RequestError
 from ..said import said
 from .comfyui_patches import Computing
 from .patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
-from .patch_shares import PatchShares, can_be_shared
 
 _BATCH = 2 << 30
 """Bytes of weights whose originals are had at once."""
@@ -38,10 +37,6 @@ class Patchable(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Of a weight as ComfyUI has it; None where this rank does not have it."""
-        ...
-
-    def plain_dtype(self, name: str) -> torch.dtype | None:
-        """Of a weight that is no more than a tensor; None of a quantised one."""
         ...
 
     def owner(self, name: str) -> nn.Module | None:
@@ -95,30 +90,14 @@ class PatchedWeights:
         self._wrapped: Mapping[str, Any] = {}
         self._now: tuple[str, str] | None = UNPATCHED.names
         self._hooked = False
-        self._shareable: tuple[tuple[str, str], bool] = UNPATCHED.names, False
         self._kept: OrderedDict[tuple[str, str], dict[str, torch.Tensor]] = OrderedDict()
 
-    @property
-    def state(self) -> object:
-        """Ranks that hold the same weights, and have this alike, have the same patches in them; None: unknown."""
-        return None if self._now is None or self._hooked else self._now
-
-    def can_share(self, wanted: WeightPatches) -> bool:
-        """Whether ranks may compute these in parts; see `can_be_shared`. It costs some milliseconds once a set."""
-        if self._shareable[0] != wanted.names:
-            self._shareable = wanted.names, can_be_shared(wanted, self._weights)
-        return self._shareable[1]
-
-    def change(
-        self, wanted: WeightPatches, on_bytes: Callable[[int, int], None], shares: PatchShares | None = None
-    ) -> None:
+    def change(self, wanted: WeightPatches, on_bytes: Callable[[int, int], None]) -> None:
         """Have other patches; costs nothing where they are the same.
 
         Args:
             on_bytes: (bytes of weights that are computed, of how many); may raise to give up, and the next change
                 goes on from there.
-            shares: of ranks all of which change now, from the same `state` to the same patches: then it is
-                collective, and `on_bytes` must not raise.
 
         Raises:
             RequestError: a patch that does not fit the network.
@@ -129,24 +108,19 @@ class PatchedWeights:
         kept = self._state(wanted)
         asked = self._asked(wanted)
         unlike = [name for name in {**asked, **self._has} if asked.get(name) != self._has.get(name)]
-        if shares is not None:
-            unlike.sort()
         computing = Computing(self._device, wanted.patches, wanted.hooks)
         sizes = {name: self._size(name) for name in unlike}
         total, done = sum(sizes.values()), 0
         for batch in _batches(unlike, sizes):
-            owners = shares.owners({name: sizes[name] for name in batch if name in asked}) if shares is not None else {}
-            others = {name for name, owner in owners.items() if shares is not None and owner != shares.rank}
-            needed = [name for name in batch if name not in self._has or (name not in kept and name not in others)]
+            needed = [name for name in batch if name not in self._has or name not in kept]
             originals = self._weights.originals(needed, [name for name in needed if name in self._has])
-            given = self._share(owners, asked, originals, computing, shares) if shares is not None else kept
             for name in batch:
                 on_bytes(done, total)
                 if name not in asked:
                     self._weights.put_back(name, originals.pop(name))
                     del self._has[name]
                 else:
-                    self._write(name, asked[name], originals.pop(name, None), computing, given)
+                    self._write(name, asked[name], originals.pop(name, None), computing, kept)
                 done += sizes[name]
         self._wrap(wanted.patches)
         if not self._has:
@@ -186,26 +160,6 @@ class PatchedWeights:
         self._has.setdefault(name, (None, None, None))  # if writing it fails, it is written again
         self._weights.write(name, weight)
         self._has[name] = asked
-
-    def _share(
-        self,
-        owners: Mapping[str, int],
-        asked: Mapping[str, Asked],
-        originals: Mapping[str, torch.Tensor],
-        computing: Computing,
-        shares: PatchShares,
-    ) -> dict[str, torch.Tensor]:
-        """Weights that each of the ranks has computed some of. Collective."""
-        made = {}
-        for name, owner in owners.items():
-            if owner == shares.rank:
-                made[name] = computing.weight(name, originals[name], self._weights.owner(name)).contiguous()
-            else:
-                dtype = self._weights.plain_dtype(name)
-                made[name] = torch.empty(self._shape(name), dtype=dtype, device=self._device)
-        for name in sorted(owners):
-            shares.hand_round(made[name], owners[name])
-        return made
 
     def _state(self, wanted: WeightPatches) -> dict[str, torch.Tensor]:
         """Weights that are kept for such patches: of runs in which hooks come and go."""
