@@ -8,13 +8,11 @@ from .errors import ConfigurationError
 from .said import said
 
 VARIABLE = "PARALLEL_DIT_OFF"
-SWITCHES = (
-    "rewrites", "recordings", "peers", "blocks", "quantised", "sent", "modulation", "tables",
-)  # fmt: skip
+SWITCHES = ("rewrites", "recordings", "peers", "blocks", "quantised", "sent", "modulation")
 """Our changes to compiled graphs; CUDA graphs of whole forwards; exchange through the peers' memory; in blocks of
 ComfyUI's networks, norms and feed-forward layers as parts of that exchange, and quantised layers as operators of a
 graph; what a forward sends from the host or reads, in recordings; modulation layers of ComfyUI's networks that ranks
-share out, before the blocks; rotary tables of theirs that are made before a recording."""
+share out, before the blocks."""
 
 
 def is_on(what: str) -> bool:

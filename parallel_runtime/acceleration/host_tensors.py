@@ -5,7 +5,7 @@ many tokens a mask leaves, whether it is one of whole frames. A rehearsal keeps 
 values and must send and read the same, and while it is recorded it must send the same once more, and gets what was
 kept. What was read is part of the recording as a comparison: a replay for which it was something else is no result
 (`held`), so what the host made of it, sent and decided, holds for every replay that is one. Nothing else that the host
-knows differs between two calls of one kind. Tables of positions that the GPU makes are kept as if they were sent.
+knows differs between two calls of one kind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Kept:
     Args:
         what: see `Crossing`.
         there: it on the GPU, which nobody else has.
-        here: what was sent as bytes (N,), or what was read, on the host; of a table, the positions' bytes.
+        here: what was sent as bytes (N,), or what was read, on the host.
     """
 
     what: tuple[Any, ...]
@@ -50,7 +50,6 @@ class HostTensors:
     def __init__(self, call: Call, device: torch.device, watched: bool = True):
         self._call = call
         self._watched = watched and is_on("sent")
-        self._tables = is_on("tables")
         self.device = device
         self._kept: list[_Kept] = []
         self._alike = True
@@ -61,14 +60,14 @@ class HostTensors:
     def keep(self, given: list[torch.Tensor]) -> Any:
         """Run the forward, and keep what crosses."""
         self._kept.clear()
-        output = self._run(given, self._keep_sent, self._keep_read, self._keep_sent)
+        output = self._run(given, self._keep_sent, self._keep_read)
         if self.reads:
             self._differ = torch.zeros((), dtype=torch.bool, device=self.device)
         return output
 
     def compare(self, given: list[torch.Tensor]) -> Any:
         """Run the forward, and see whether the same crosses for these values."""
-        return self._run(given, self._compare_sent, self._compare_read, self._compare_sent)
+        return self._run(given, self._compare_sent, self._compare_read)
 
     def give(self, given: list[torch.Tensor]) -> Any:
         """Run the forward, and give it what was kept in place of what crosses.
@@ -79,7 +78,7 @@ class HostTensors:
         self._see_to(self._alike)
         if self._differ is not None:
             self._differ.zero_()
-        output = self._run(given, self._give_sent, self._give_read, self._give_table)
+        output = self._run(given, self._give_sent, self._give_read)
         self._see_to(self._alike)
         return output
 
@@ -87,12 +86,11 @@ class HostTensors:
         """Whether the last run of `give`, or replay of it, is a result. Waits for it, where the forward reads."""
         return self._differ is None or not bool(self._differ)
 
-    def _run(self, given: list[torch.Tensor], send: Cross, read: Cross, tabulate: Cross) -> Any:
+    def _run(self, given: list[torch.Tensor], send: Cross, read: Cross) -> Any:
         if not self._watched:
             return self._call(given)
         self._next = 0
-        tabulate = tabulate if self._tables else lambda table: table.make()
-        with watching(Watch(self.device, send, read, tabulate)):
+        with watching(Watch(self.device, send, read)):
             output = self._call(given)
         self._alike &= self._next == len(self._kept)
         return output
@@ -122,10 +120,6 @@ class HostTensors:
     def _give_sent(self, sent: Crossing) -> torch.Tensor:
         known = self._see_to(self._known(sent, _bytes(sent.source)))
         return known.there if sent.only_read else known.there.clone()
-
-    def _give_table(self, table: Crossing) -> torch.Tensor:
-        known: _Kept = self._see_to(self._known(table))
-        return known.there
 
     def _give_read(self, read: Crossing) -> Any:
         known = self._see_to(self._known(read))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
-
-from .step_numbers import StepNumber, has_step_numbers, on_gpu
 
 _RUNNING = threading.local()
 
@@ -47,44 +43,19 @@ class Watch(TorchFunctionMode):
     Args:
         device: one of the GPU's kind.
         send, read: what crosses.
-        tabulate: what crosses nothing, and is the same in all calls of a kind.
     """
 
-    def __init__(self, device: torch.device, send: Cross, read: Cross, tabulate: Cross):
+    def __init__(self, device: torch.device, send: Cross, read: Cross):
         super().__init__()
         self._kind = device.type
         self._send = send
         self._read = read
-        self._tabulate = tabulate
-        self._numbers = 0
-
-    def number(self, tensor: torch.Tensor) -> StepNumber | float:
-        """What `float(tensor)` is for code that orders numbers and sends them back."""
-        if not self._is_there(tensor) or tensor.numel() != 1:
-            return float(tensor)
-        self._numbers += 1
-        return StepNumber(tensor, self._numbers)
-
-    def table(self, function: Callable[[torch.Tensor], Any], given: torch.Tensor) -> Any:
-        """What a function gives of a tensor that is the same in all calls of a kind."""
-
-        def make() -> Any:
-            with unwatched():
-                return function(given)
-
-        return self._tabulate(Crossing(given, ("table", *_told(given)), make, only_read=True))
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """As `func`, whatever it is."""
         named = dict(kwargs or {})
-        if self._numbers:
-            sent = func is torch.tensor and has_step_numbers(args[0])
-            if sent and self._kind in _targets(func, list(named.values())):
-                known = [0.0 if isinstance(each, StepNumber) else each for each in args[0]]
-                return on_gpu(args[0], self._made(func, (known,), named))
-            args, named = pytree.tree_map_only(StepNumber, self._told_number, (args, named))
         if func in _MOVES:
             return self._moved(func, args, named)
         if func in _MAKES:
@@ -118,10 +89,6 @@ class Watch(TorchFunctionMode):
         """An index of these parts, those of the host sent; a tuple if there are several, or it was given as one."""
         sent = tuple(self._sent(each) if _on_host(each) and each.ndim else each for each in parts)
         return sent if isinstance(given, tuple) or len(sent) > 1 else sent[0]
-
-    def _told_number(self, number: StepNumber) -> Any:
-        there = number.there
-        return self._read(Crossing(there, ("__float__", *_told(there)), lambda: float(there)))
 
     def _is_there(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.device.type == self._kind
@@ -197,25 +164,6 @@ def _told(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _said(value: Any) -> Any:
     return (value.dtype, value.device) if isinstance(value, torch.Tensor) else repr(value)
-
-
-def number_or_float(*given: Any) -> Any:
-    """What stands for `float` in modules that take numbers of the step (networks/comfyui/step_number_names.py)."""
-    watch = getattr(_RUNNING, "watch", None)
-    if isinstance(watch, Watch) and len(given) == 1 and isinstance(given[0], torch.Tensor):
-        return watch.number(given[0])
-    return float(*given)
-
-
-def tabulated(function: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-    """A function of positions: while a forward is recorded, what it gives is made before."""
-
-    @functools.wraps(function)
-    def table(given: torch.Tensor) -> Any:
-        watch = getattr(_RUNNING, "watch", None)
-        return watch.table(function, given) if isinstance(watch, Watch) else function(given)
-
-    return table
 
 
 @contextlib.contextmanager

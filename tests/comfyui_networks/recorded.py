@@ -29,7 +29,7 @@ STEPS = 5
 
 def record(rank: int, world_size: int, comfyui: str, names: list[str], real: bool = False) -> dict[str, Any]:
     """{"network, call": {"differences": of each step from the network's own result, over its scale, "kept": whether the
-    recording was, "tables": that were made before it, "said": the log's lines, "sent": tensors that a call sends to the
+    recording was, "said": the log's lines, "sent": tensors that a call sends to the
     GPU, where it is none}}.
 
     Args:
@@ -88,8 +88,7 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
             differences.append(float((one - other).abs().max() / one.abs().max()))
     kinds: list[Any] = list(recorded._recordings(single_rank_mesh()).kinds.values())
     held_by = [kind.holds.__self__ for kind in kinds if kind.replay is not None]
-    tables = sum(each.what[0] == "table" for host in held_by for each in host._kept)
-    return {"differences": differences, "kept": bool(held_by), "tables": tables, "said": lines, "sent": sent}
+    return {"differences": differences, "kept": bool(held_by), "said": lines, "sent": sent}
 
 
 def _call(arguments: dict[str, Any], step: int) -> tuple[Any, Any, dict[str, Any]]:

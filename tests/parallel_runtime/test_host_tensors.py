@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.acceleration.host_tensors import HostTensors
-from parallel_runtime.acceleration.host_watch import number_or_float, tabulated, unwatched, watching
+from parallel_runtime.acceleration.host_watch import unwatched, watching
 from parallel_runtime.acceleration.recordings import WARM_RUNS, RecordedForward
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
@@ -209,97 +209,6 @@ def test_a_replay_is_no_result_where_its_forward_would_read_other_numbers(name, 
         assert run(FIRST, 2)
         assert not run(SECOND, 1)  # three times is often enough
         assert not run(SECOND, WARM_RUNS + 3)
-
-
-def ordered(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    first, second = number_or_float(t), number_or_float(t / 2)  # as MiniMax H3 does
-    known = sorted({first, second} | {max(first, 0.9), 0.25})
-    table = torch.tensor(known, dtype=torch.float32, device=x.device)
-    row = {number: index for index, number in enumerate(known)}
-    return x * table[row[first]] + table[row[second]] + table[row[max(first, 0.9)]]
-
-
-@pytest.mark.parametrize("device", ["pretended", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_number_of_the_step_that_is_ordered_and_sent_back_is_another_in_each_replay(device):
-    gpu = PretendedGpu()
-    recorded = RecordedForward(
-        ordered,
-        record=gpu.record if device == "pretended" else None,
-        probe=lambda tensors: [tensors[0], 0.99 * tensors[1]],
-    )
-
-    def run(t: float) -> bool:
-        x, step = torch.randn(4), torch.tensor([t])
-        there = to_gpu((x, step)) if device == "pretended" else (x.to(device), step.to(device))
-        found = recorded(ONE, there, {})
-        torch.testing.assert_close(found.inside if device == "pretended" else found.cpu(), ordered(x, step))
-        (kind,) = recorded._recordings(ONE).kinds.values()
-        return kind.replay is not None
-
-    with gpu if device == "pretended" else contextlib.nullcontext():
-        assert [run(t) for t in (0.8, 0.75, 0.7, 0.6, 0.8)] == [False, False, True, True, True]
-        assert gpu.replayed == (3 if device == "pretended" else 0)  # the probe's, and the last two
-        assert not run(0.4)  # its half is less than a number that the host knows
-        assert not run(0.95)
-
-
-@pytest.mark.parametrize("device", ["pretended", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("follows", ["the shape", "the shape, switched off", "the step"])
-def test_a_table_is_made_before_a_recording_where_its_positions_follow_from_the_shape(
-    device, follows, caplog, monkeypatch
-):
-    monkeypatch.setenv(VARIABLE, "tables" if "off" in follows else "")
-    made: list[int] = []
-
-    def rotary(positions: torch.Tensor) -> torch.Tensor:
-        made.append(len(positions))
-        return torch.stack([positions.double().cos(), positions.double().sin()]).float()
-
-    table = tabulated(rotary)
-
-    def forward(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(len(x), device=x.device) * (t if follows == "the step" else 1)
-        return (x * table(positions)).sum(0) * t
-
-    gpu = PretendedGpu()
-    recorded = RecordedForward(
-        forward,
-        record=gpu.record if device == "pretended" else None,
-        probe=lambda tensors: [tensors[0], 0.5 * tensors[1]],
-    )
-    with gpu if device == "pretended" else contextlib.nullcontext():
-        for step in range(WARM_RUNS + 3):
-            x, t = torch.randn(4), torch.tensor(0.5 + 0.1 * step)
-            expected = forward(x, t)
-            there = to_gpu((x, t)) if device == "pretended" else (x.to(device), t.to(device))
-            made.clear()
-            found = recorded(ONE, there, {})
-            torch.testing.assert_close(found.inside if device == "pretended" else found.cpu(), expected)
-            if follows != "the step":  # rehearsed and compared, and then no more: not even while it was recorded
-                assert len(made) == [1, 1, 3 if "off" in follows else 2, 0, 0][step]
-    assert bool(caplog.messages) == (follows == "the step")
-
-
-COMPUTING: list[Reading] = [
-    lambda x, t: x + (1.0 - number_or_float(t)) * 2 + -number_or_float(t),
-    lambda x, t: x.clamp(max=number_or_float(t)) + int(100 * number_or_float(t)),
-    lambda x, t: x + torch.tensor([float(f"{number_or_float(t):.2f}"), number_or_float(t)]).sum().to(x.device),
-    lambda x, t: x + (1 if number_or_float(t) else 0) * round(number_or_float(t), 3),
-]
-
-
-@pytest.mark.parametrize("forward", COMPUTING)
-def test_what_computes_with_a_number_of_the_step_has_read_it(forward, caplog):
-    gpu = PretendedGpu()
-    recorded = RecordedForward(forward, record=gpu.record, probe=lambda tensors: [tensors[0], 0.5 * tensors[1]])
-    with gpu:
-        for step in range(WARM_RUNS + 3):
-            x, t = torch.randn(4), torch.tensor(0.5 + 0.1 * step)
-            torch.testing.assert_close(recorded(ONE, to_gpu((x, t)), {}).inside, forward(x, t))
-    assert caplog.messages == [
-        "Forwards are launched kernel by kernel, as recording one failed: "
-        "it sends or reads other values in another call of its kind"
-    ]
 
 
 def read_on_ranks(rank: int, world_size: int) -> dict[str, Any]:

@@ -49,16 +49,15 @@ def test_networks_that_send_tensors_from_the_host_are_recorded():
 
 
 @pytest.mark.slow
-def test_networks_that_read_numbers_of_the_gpu_or_of_the_step_are_recorded():
-    found = record(["pixart", "ltx-2 further inputs", "minimax h3", "ideogram 4", "flux"])
+def test_networks_that_read_numbers_of_the_gpu_are_recorded():
+    found = record(["pixart", "ltx-2 further inputs", "ideogram 4", "flux"])
     assert {"ltx-2 further inputs, guides", "ideogram 4, masked"} <= set(found)  # write into what an index chooses
-    for call, each in found.items():
+    for each in found.values():
         assert each["said"] == []
         assert each["kept"]
-        assert each["tables"] == int(call.startswith("flux"))
 
 
 @pytest.mark.gpu
 def test_gpu_networks_that_send_and_read_are_recorded():
-    found = record([*SENDING, "ltx-2 further inputs", "ideogram 4", "minimax h3"], real=True)
+    found = record([*SENDING, "ltx-2 further inputs", "ideogram 4"], real=True)
     assert [call for call, each in found.items() if not each["kept"]] == []

@@ -106,9 +106,6 @@ class Network:
         blocks: what is cut; () where ranks share out the batch alone.
         whole: why the tokens are not shared out, as the rest of a sentence about the family; "" where they are.
         attention_in: modules of ComfyUI whose attention function does not ask `transformer_options` what to call.
-        numbers_in: modules of ComfyUI that take numbers of the step as `float(tensor)`, order them and send them back.
-        tables: its submodules that make rotary tables, of positions that follow from the shapes and plain arguments of
-            a call.
         heads: attribute path of the number of attention heads.
         width: of the width of a token; "" where most of a block's products take it in.
         head_dim: of the width of a head; "" where all of them together are as wide as a token.
@@ -128,8 +125,6 @@ class Network:
     blocks: tuple[Blocks, ...] = ()
     whole: str = ""
     attention_in: tuple[str, ...] = ()
-    numbers_in: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()
     heads: str = "num_heads"
     width: str = ""
     head_dim: str = ""

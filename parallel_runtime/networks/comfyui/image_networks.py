@@ -102,16 +102,14 @@ _PIXEL_DIT = Blocks(
     alike=("c", "attn_mask", *_OPTIONS),
 )  # fmt: skip
 
-_ROTARY = ("pe_embedder",)
-
 IMAGE: Mapping[str, Network] = {
-    "comfy.ldm.flux.model:Flux": Network("FLUX, LongCat and Ovis", FLUX, tables=_ROTARY, stages=True, behind=True),
-    "comfy.ldm.chroma.model:Chroma": Network("Chroma", FLUX, tables=_ROTARY, stages=True, behind=True),
+    "comfy.ldm.flux.model:Flux": Network("FLUX, LongCat and Ovis", FLUX, stages=True, behind=True),
+    "comfy.ldm.chroma.model:Chroma": Network("Chroma", FLUX, stages=True, behind=True),
     "comfy.ldm.chroma_radiance.model:ChromaRadiance": Network(
         "Chroma Radiance", FLUX
     ),
     "comfy.ldm.qwen_image.model:QwenImageTransformer2DModel": Network(
-        "Qwen-Image", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads", tables=_ROTARY,
+        "Qwen-Image", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads",
         run_outside=("img_in", "txt_norm", "txt_in", "time_text_embed"), stages=True, behind=True,
     ),
     "comfy.ldm.mage_flow.model:MageFlowTransformer2DModel": Network(
@@ -119,7 +117,7 @@ IMAGE: Mapping[str, Network] = {
     ),
     "comfy.ldm.lumina.model:NextDiT": Network(
         "Lumina 2 and Z-Image", (_lumina("noise_refiner"), _lumina("layers")), heads="n_heads",
-        tables=("rope_embedder",), stages=True, behind=True,
+        stages=True, behind=True,
     ),
     "comfy.ldm.lumina.model:NextDiTPixelSpace": Network(
         "Z-Image in pixels", (_lumina("noise_refiner"), _lumina("layers")), heads="n_heads"
@@ -132,7 +130,7 @@ IMAGE: Mapping[str, Network] = {
                 alike=("vec", "mask", *_OPTIONS),
             ),
         ),
-        heads="heads", tables=_ROTARY,
+        heads="heads",
     ),
     "comfy.ldm.anima.model:Anima": Network("Anima", (PREDICT_2,)),
     "comfy.ldm.hidream.model:HiDreamImageTransformer2DModel": Network(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from ...acceleration.host_watch import tabulated
 from .agreed_scales import agree_on_scales
 from .attention_names import ask_the_split
 from .blocks import Network
 from .cut_blocks import cut_blocks
 from .gguf_layers import use_gguf_kernels
 from .quantised_layers import hide_quantised
-from .step_number_names import leave_numbers_on_the_gpu
 from .token_split import TokenSplit
 
 
@@ -22,11 +20,7 @@ def prepare_network(network: nn.Module, data: Network, split: TokenSplit) -> Non
         UnsupportedModelError: it is not as the data says.
     """
     ask_the_split(data.attention_in)
-    leave_numbers_on_the_gpu(data.numbers_in)
     hide_quantised(network)
     agree_on_scales(network, split)
     use_gguf_kernels(network)
-    for name in data.tables:
-        module = network.get_submodule(name)
-        module.forward = tabulated(module.forward)
     cut_blocks(network, data.blocks, split)

@@ -50,7 +50,7 @@ VIDEO: Mapping[str, Network] = {
                 alike=("t_emb", *_OPTIONS),
             ),
         ),
-        numbers_in=("comfy.ldm.minimax.model",), heads="blocks.0.attn.heads", head_dim="blocks.0.attn.head_dim",
+        heads="blocks.0.attn.heads", head_dim="blocks.0.attn.head_dim",
         rescales=True,
     ),
     "comfy.ldm.lightricks.model:LTXVModel": Network("LTX-Video", (_LTX_VIDEO,), heads="num_attention_heads"),
