@@ -18,7 +18,6 @@ import psutil
 import torch
 
 from ..pinned_memory import register, unregister
-from ..streaming.large_pages import in_large_pages
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,6 @@ class HostCopy:
         self._descriptor = descriptor
         self._owned = owned
         self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
-        in_large_pages(self._map)
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self._pinned = False
 

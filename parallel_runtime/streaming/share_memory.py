@@ -12,7 +12,6 @@ import torch
 from ..errors import OutOfMemoryError
 from ..pinned_memory import register, unregister
 from ..said import said
-from .large_pages import in_large_pages
 from .peer_driver import OpenedAllocation, SharedAllocation
 
 _LEFT_FREE = 20
@@ -77,7 +76,6 @@ class HostShare:
             os.truncate(descriptor, size)
         self._descriptor = descriptor
         self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
-        in_large_pages(self._map)
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self.address = f"host:{os.getpid()}:{descriptor}:{size}"
         self._pinned = False
