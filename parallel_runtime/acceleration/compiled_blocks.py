@@ -29,15 +29,11 @@ _Setting = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class CompiledBlocks:
-    """Blocks that are compiled where they lie; each when it first runs.
+    """Blocks that are compiled where they lie; each when it first runs."""
 
-    Args:
-        together: see `Rewrites`.
-    """
-
-    def __init__(self, blocks: Sequence[nn.Module], together: bool):
+    def __init__(self, blocks: Sequence[nn.Module]):
         self._blocks = blocks
-        self._options = rewriting(together)
+        self._options = rewriting()
         self._settings = Settings(self._options)
         self._own: dict[Any, Callable[..., Any]] = {}
         compiled: dict[Any, Callable[..., Any]] = {}
@@ -96,13 +92,9 @@ class Settings:
             yield
 
 
-def rewriting(together: bool) -> dict[str, Any]:
+def rewriting() -> dict[str, Any]:
     """Options by which torch.compile applies our rewrites, none where they are switched off, or this torch has no place
-    for them.
-
-    Args:
-        together: see `Rewrites`.
-    """
+    for them."""
     if not is_on("rewrites"):
         return {}
     try:
@@ -110,7 +102,7 @@ def rewriting(together: bool) -> dict[str, Any]:
     except (ImportError, AttributeError) as error:
         log.warning("Blocks are compiled without our rewrites: %s: %s", type(error).__name__, error)
         return {}
-    return {"pre_grad_custom_pass": Rewrites(together)}
+    return {"pre_grad_custom_pass": Rewrites()}
 
 
 def _usable(settings: Mapping[str, _Setting]) -> list[_Setting]:

@@ -34,13 +34,12 @@ class CompiledMethods:
             that another size needs no new graph, and another batch none but for the step from one row to several.
             Quantised weights are tensors with tensors in them, which torch.compile does not combine with open sizes.
         backend: of torch.compile.
-        together: see `Rewrites`.
     """
 
-    def __init__(self, plain: bool, backend: str = "inductor", together: bool = False):
+    def __init__(self, plain: bool, backend: str = "inductor"):
         self._plain = plain
         self._backend = backend
-        self._options = {**(rewriting(together) if plain else {}), **_known(_IN_ORDER)}
+        self._options = {**(rewriting() if plain else {}), **_known(_IN_ORDER)}
         if backend != "inductor":
             self._options = {}
         self._settings = Settings(self._options)

@@ -3,10 +3,9 @@
 A linear layer followed by GELU becomes one matrix product that applies GELU before it writes. A linear layer over
 concatenated inputs becomes one product per input, added up, and the concatenation is never made. FLUX.1's single
 blocks have both: 97 us of elementwise work for 4608 tokens on an H200 become 28 us (docs/performance.md).
-Norms join the rotary embedding that follows (rotary_rewrites.py), three projections of one input become one product
-(projections.py), and attention takes in more of its block (attention_rewrites.py). What ComfyUI's blocks
-have instead becomes the same operators (host_rewrites.py). The numbers are the same to rounding: GELU sees the float32
-sum, a partial sum is rounded once.
+Norms join the rotary embedding that follows (rotary_rewrites.py), and attention takes in more of its block
+(attention_rewrites.py). What ComfyUI's blocks have instead becomes the same operators (host_rewrites.py). The numbers
+are the same to rounding: GELU sees the float32 sum, a partial sum is rounded once.
 """
 
 from __future__ import annotations
@@ -21,16 +20,12 @@ import torch.nn.functional as F
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from ..attention import projections  # noqa: F401 - its operator
 from ..attention.operators import operator, shapes_of
 from .attention_rewrites import rewrite_attention
 from .host_rewrites import rewrite_host_rotations, split_products
 from .rotary_rewrites import drop_unused, rewrite_rotations
 
 log = logging.getLogger(__name__)
-
-_PROJECTIONS = 3
-"""Query, key and value."""
 
 
 @operator("linear_gelu", "(Tensor x, Tensor weight, Tensor bias) -> Tensor")
@@ -67,14 +62,7 @@ def _(parts: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor) -> to
 
 
 class Rewrites(CustomGraphPass):
-    """The rewrites, for torch._inductor.config.pre_grad_custom_pass.
-
-    Args:
-        together: whether projections lie side by side (projections.py).
-    """
-
-    def __init__(self, together: bool):
-        self._together = together
+    """The rewrites, for torch._inductor.config.pre_grad_custom_pass."""
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite `graph` in place, or leave it as it is where a rewrite does not understand it."""
@@ -96,8 +84,6 @@ class Rewrites(CustomGraphPass):
         for node in linears:
             _fuse_gelu(graph, node)
             _drop_concatenation(graph, node)
-        if self._together:
-            _project_together(graph, linears)
         rewrite_rotations(graph)
         rewrite_host_rotations(graph)
         drop_unused(graph)  # what was replaced would count as a user
@@ -106,14 +92,14 @@ class Rewrites(CustomGraphPass):
 
     def __eq__(self, other: object) -> bool:
         """torch.compile shares graphs between blocks whose options are equal."""
-        return isinstance(other, Rewrites) and other.uuid() == self.uuid()
+        return isinstance(other, Rewrites)
 
     def __hash__(self) -> int:
         return hash(self.uuid())
 
     def uuid(self) -> str:
         """Part of the compile cache's key: another one as soon as anything that makes graphs is another."""
-        return f"parallel_dit.{source_hash()}.{self._together}"
+        return f"parallel_dit.{source_hash()}"
 
 
 @functools.cache
@@ -156,28 +142,6 @@ def _drop_concatenation(graph: fx.Graph, linear: fx.Node) -> None:
     with graph.inserting_before(linear):
         fused = graph.call_function(torch.ops.parallel_dit.linear_of_parts.default, (list(parts), weight, bias))
     _replace(linear, fused)
-
-
-def _project_together(graph: fx.Graph, linears: list[fx.Node]) -> None:
-    groups: dict[tuple[fx.Node, int], list[fx.Node]] = {}
-    for node in linears:
-        if node.users:  # not replaced already
-            groups.setdefault((_arguments(node)[0], _value(node).shape[-1]), []).append(node)
-    for (x, width), group in groups.items():
-        if len(group) != _PROJECTIONS:
-            continue
-        weights, biases = [_arguments(node)[1] for node in group], [_arguments(node)[2] for node in group]
-        with graph.inserting_before(group[0]):
-            joined = graph.call_function(torch.ops.parallel_dit.project_together.default, (x, weights, biases))
-        joined.meta = {}
-        for index, node in enumerate(group):
-            with graph.inserting_after(joined):
-                part = graph.call_function(torch.narrow, (joined, -1, index * width, width))
-            _replace(node, part)
-
-
-def _value(node: fx.Node) -> torch.Tensor:
-    return node.meta["example_value"]
 
 
 def _replace(old: fx.Node, new: fx.Node) -> None:

@@ -13,7 +13,6 @@ import torch
 
 from .. import memory
 from ..acceleration.pulse import Pulse
-from ..attention.projections import neighbours
 from ..config import ParallelConfig
 from ..loading.arena import PlainArena
 from ..loading.checkpoint import Checkpoint, open_checkpoint
@@ -166,7 +165,6 @@ class Opened:
                 self.dtype,
                 device,
                 arena_or_plain,
-                neighbours(module),
                 blocks,
                 dealer,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,23 +30,17 @@ class Layout:
     size: int
 
 
-def lay_out(sizes: Mapping[str, int], together: Iterable[Sequence[str]] = ()) -> Layout:
+def lay_out(sizes: Mapping[str, int]) -> Layout:
     """Give tensors their places, in the order of their names.
 
     Args:
         sizes: name -> bytes.
-        together: names whose tensors follow one another without a gap, where all of them are there.
     """
-    groups = {name: group for group in together if all(name in sizes for name in group) for name in group}
     starts: dict[str, int] = {}
     end = 0
-    for first in sizes:
-        if first in starts:
-            continue
-        end = -(-end // _ALIGNMENT) * _ALIGNMENT
-        for name in groups.get(first, (first,)):
-            starts[name] = end
-            end += sizes[name]
+    for name, size in sizes.items():
+        starts[name] = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = starts[name] + size
     return Layout(starts, end)
 
 

@@ -7,7 +7,7 @@ what lies behind the parameters comes and goes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -132,7 +132,6 @@ class ArenaWeights(WeightsOfModule):
     Args:
         module: whose parameters and stored buffers they are; on the meta device, as are blocks that are not held.
         rules: from `check_weights`.
-        together: names of tensors that lie next to each other.
 
     Raises:
         torch.OutOfMemoryError: no memory.
@@ -146,11 +145,10 @@ class ArenaWeights(WeightsOfModule):
         dtype: torch.dtype,
         device: torch.device,
         make_arena: MakeArena,
-        together: Iterable[Sequence[str]] = (),
     ):
         super().__init__(module, checkpoint, rules, dtype, device)
         sizes = {name: torch.Size(shape).numel() * dtype.itemsize for name, shape in self._shapes.items()}
-        layout = lay_out(sizes, together)
+        layout = lay_out(sizes)
         self.size = layout.size
         self._arena = make_arena(layout.size, device)
         self.keeps_addresses = self._arena.keeps_addresses

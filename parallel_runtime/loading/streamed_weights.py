@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -45,20 +45,18 @@ class StreamedWeights(WeightsOfModule):
         dtype: torch.dtype,
         device: torch.device,
         arena: MakeArena | None,
-        together: Iterable[Sequence[str]],
         blocks: Sequence[str],
         dealer: Dealer,
     ):
         super().__init__(module, checkpoint, rules, dtype, device)
-        together = list(together)
         self.stream = BlockStream(dealer.resident)
         blocks = self.stream.coming(blocks)
         sizes = {name: torch.Size(shape).numel() * dtype.itemsize for name, shape in self._shapes.items()}
-        self._layouts = [lay_out(_of_block(path, sizes, self._shapes), together) for path in blocks]
+        self._layouts = [lay_out(_of_block(path, sizes, self._shapes)) for path in blocks]
         self._places = {
             name: (block, start) for block, each in enumerate(self._layouts) for name, start in each.starts.items()
         }
-        rest = lay_out({name: size for name, size in sizes.items() if name not in self._places}, together)
+        rest = lay_out({name: size for name, size in sizes.items() if name not in self._places})
         self.shared = dealer.deal([each.size for each in self._layouts])
         slot = max(each.size for each in self._layouts)
         starts = [_aligned(rest.size) + number * _aligned(slot) for number in range(SLOTS)]

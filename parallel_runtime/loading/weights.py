@@ -14,7 +14,6 @@ from importlib.metadata import version
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from ..attention.projections import neighbours
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.diffusers.lean_imports import import_diffusers
 from ..networks.diffusers.spec import WeightRule
@@ -46,8 +45,7 @@ def hold_weights(
     """
     if arena is None and device.type == "cpu":
         return MappedWeights(transformer, checkpoint, rules, dtype, device)
-    together = neighbours(transformer)
-    return ArenaWeights(transformer, checkpoint, rules, dtype, device, arena or make_arena, together)
+    return ArenaWeights(transformer, checkpoint, rules, dtype, device, arena or make_arena)
 
 
 def give_weights(transformer: torch.nn.Module, checkpoint: Checkpoint, weights: HeldWeights) -> None:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from ..attention.projections import place_side_by_side
 from ..attention.rotary import exchange_rotary
 from .absent_blocks import is_absent
 from .network_parts import NetworkParts
@@ -93,18 +92,14 @@ def compile_blocks(parts: NetworkParts) -> BlockCompilation:
     from ..acceleration.compiled_blocks import CompiledBlocks
 
     present = [block for block in parts.blocks if not is_absent(block)]
-    return BlockCompilation(CompiledBlocks(present, prepare_blocks(parts)))
+    prepare_blocks(parts)
+    return BlockCompilation(CompiledBlocks(present))
 
 
-def prepare_blocks(parts: NetworkParts) -> bool:
-    """Lay out a diffusers transformer for compiled blocks; return whether its projections lie side by side."""
+def prepare_blocks(parts: NetworkParts) -> None:
+    """Have a diffusers transformer ready for compiled blocks."""
     from ..acceleration.compiler import allow_in_graph
     from .diffusers.lean_imports import untraced_classes
 
-    # On a CPU the weights may be the memory-mapped file itself, which they would leave.
-    together = parts.device.type == "cuda"
-    if together:
-        place_side_by_side(parts.attention.values())
     allow_in_graph(untraced_classes(parts.transformer))
     exchange_rotary(parts.attention.values())
-    return together

@@ -190,7 +190,7 @@ def _rewritten(operators: set[str]) -> Any:
     from parallel_runtime.acceleration.rewrites import Rewrites
 
     def backend(module: Any, inputs: Any) -> Any:
-        Rewrites(together=False)(module.graph)
+        Rewrites()(module.graph)
         operators.update(str(node.target) for node in module.graph.nodes if "parallel_dit" in str(node.target))
         module.recompile()
         return module.forward

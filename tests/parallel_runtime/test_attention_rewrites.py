@@ -20,9 +20,6 @@ def attentions(monkeypatch):
     found: list[list[tuple[int, bool, int]]] = []
 
     class Spy(Rewrites):
-        def __init__(self, together: bool):
-            super().__init__(True)
-
         def __call__(self, graph: fx.Graph) -> None:
             super().__call__(graph)
             nodes = [node for node in graph.nodes if "host_attention_of_parts" in str(node.target)]

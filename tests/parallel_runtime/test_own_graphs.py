@@ -51,7 +51,7 @@ def as_block(block: Block, monkeypatch: pytest.MonkeyPatch) -> Any:
     own = torch.compile
     with monkeypatch.context() as patched:
         patched.setattr(torch, "compile", lambda function, **_: own(function, fullgraph=True, backend="eager"))
-        compiled = CompiledBlocks([block], together=False)
+        compiled = CompiledBlocks([block])
 
     def call(*args: Any) -> torch.Tensor:
         with compiled.compiling(), torch.no_grad():

@@ -17,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from parallel_runtime import switches
 from parallel_runtime.acceleration import compiled_blocks, rewrites
 from parallel_runtime.acceleration.rewrites import Rewrites, linear_gelu, linear_of_parts
-from parallel_runtime.attention.projections import place_side_by_side, project_together
 from parallel_runtime.attention.rotary import norm_rotate, rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
@@ -36,9 +35,6 @@ def test_flux_blocks_get_every_rewrite_and_keep_their_numbers(monkeypatch):
     seen = []
 
     class Spy(Rewrites):
-        def __init__(self, together: bool):
-            super().__init__(True)
-
         def __call__(self, graph: fx.Graph) -> None:
             super().__call__(graph)
             seen.append(operators(graph))
@@ -52,16 +48,15 @@ def test_flux_blocks_get_every_rewrite_and_keep_their_numbers(monkeypatch):
     with torch._inductor.config.patch(force_disable_caches=True):
         assert relative_error(run(compiled, (4, 6), 12, 2), expected) < 1e-5
     # Norms and rotation are parts of attention's operator, and so is a single block's feed-forward layer beside it.
-    double = {"project_together": 2, "linear_gelu": 2, "host_attention_of_parts": 1}
-    single = {"project_together": 1, "host_attention_of_parts": 1}
+    double = {"linear_gelu": 2, "host_attention_of_parts": 1}
+    single = {"host_attention_of_parts": 1}
     assert seen[:2] == [double, single]
     torch._dynamo.reset()
 
 
 def test_equal_rewrites_are_equal_so_that_blocks_share_a_graph():
-    assert Rewrites(True) == Rewrites(True)
-    assert hash(Rewrites(True)) == hash(Rewrites(True))
-    assert Rewrites(True) != Rewrites(False)
+    assert Rewrites() == Rewrites()
+    assert hash(Rewrites()) == hash(Rewrites())
 
 
 def test_the_key_of_the_compile_cache_changes_with_any_source_that_makes_graphs(tmp_path, monkeypatch):
@@ -104,7 +99,7 @@ def test_a_rewrite_that_fails_half_way_leaves_the_graph_as_it_was_and_says_so_in
     module, x = _traced_feed_forward(), torch.randn(3, 8)
     before, expected = str(module.graph), module(x)
     monkeypatch.setattr(rewrites, "rewrite_rotations", fail)  # after the linear layers were rewritten
-    Rewrites(False)(module.graph)
+    Rewrites()(module.graph)
     assert str(module.graph) == before
     module.recompile()
     assert torch.equal(module(x), expected)
@@ -112,7 +107,7 @@ def test_a_rewrite_that_fails_half_way_leaves_the_graph_as_it_was_and_says_so_in
         "Blocks are compiled without our rewrites: KeyError: 'example_value'"
     ]
     monkeypatch.undo()
-    Rewrites(False)(module.graph)
+    Rewrites()(module.graph)
     assert operators(module.graph) == {"linear_gelu": 1}
 
 
@@ -157,7 +152,7 @@ def test_a_private_module_that_torch_renamed_costs_what_it_was_for_and_a_line(go
         monkeypatch.delattr(f"parallel_runtime.acceleration.{ours}", raising=False)
     monkeypatch.setitem(sys.modules, gone, None)
     settings = {"open sizes": compiled_blocks._unequal_sizes, "norms in one pass": compiled_blocks._rows_at_once}
-    options = {} if costs != "our rewrites" else compiled_blocks.rewriting(False)
+    options = {} if costs != "our rewrites" else compiled_blocks.rewriting()
     usable = compiled_blocks._usable({name: setting for name, setting in settings.items() if name == costs})
     assert (options, usable) == ({}, [])
     (line,) = [record.message for record in caplog.records]
@@ -170,7 +165,7 @@ def rewritten(function, *given: torch.Tensor) -> Counter[str]:
     found = []
 
     def backend(module: fx.GraphModule, example: list[torch.Tensor]):
-        Rewrites(True)(module.graph)
+        Rewrites()(module.graph)
         module.recompile()
         found.append(operators(module.graph))
         return module.forward
@@ -200,14 +195,13 @@ def test_a_linear_layer_over_joined_inputs_is_the_sum_of_its_parts():
     assert rewritten(lambda x, y: F.linear(torch.cat([x, y], dim=-1), weight, bias), x, y) == {"linear_of_parts": 1}
 
 
-@pytest.mark.parametrize("operator", ["linear_gelu", "linear_of_parts", "project_together", "norm_rotate", "rotate"])
+@pytest.mark.parametrize("operator", ["linear_gelu", "linear_of_parts", "norm_rotate", "rotate"])
 def test_operators_tell_torch_compile_the_shapes_that_they_return(operator):
     x, weight, bias = torch.randn(2, 3, 8), torch.randn(6, 8), torch.randn(6)
     heads, cos, sin = torch.randn(2, 3, 4, 8), torch.randn(3, 8), torch.randn(3, 8)
     function, given = {
         "linear_gelu": (linear_gelu, (x, weight, bias)),
         "linear_of_parts": (linear_of_parts, ([x[..., :2], x[..., 2:]], weight, bias)),
-        "project_together": (project_together, (x, [weight] * 3, [bias] * 3)),
         "norm_rotate": (norm_rotate, ([heads], [heads], [torch.ones(8)], [torch.ones(8)], 1e-6, cos, sin)),
         "rotate": (rotate, (heads, cos, sin)),
     }[operator]
@@ -219,25 +213,6 @@ def test_rotation_is_that_of_diffusers():
 
     x, cos, sin = torch.randn(2, 5, 3, 8), torch.randn(5, 8), torch.randn(5, 8)
     assert torch.equal(rotate(x, cos, sin), apply_rotary_emb(x, (cos, sin), sequence_dim=1))
-
-
-def test_projections_placed_side_by_side_keep_their_values_and_become_one_product(monkeypatch):
-    attention = nn.Module()
-    for name in ("to_q", "to_k", "to_v"):
-        attention.add_module(name, nn.Linear(8, 6))
-    layers = [attention.to_q, attention.to_k, attention.to_v]
-    x = torch.randn(2, 8)
-    expected = torch.cat([layer(x) for layer in layers], dim=-1)
-    weights, biases = [layer.weight.data for layer in layers], [layer.bias.data for layer in layers]
-    torch.testing.assert_close(project_together(x, weights, biases), expected)
-    place_side_by_side([attention])
-    assert torch.equal(torch.cat([layer(x) for layer in layers], dim=-1), expected)
-    products = []
-    original = F.linear
-    monkeypatch.setattr(F, "linear", lambda *given: products.append(given) or original(*given))
-    weights, biases = [layer.weight.data for layer in layers], [layer.bias.data for layer in layers]
-    torch.testing.assert_close(project_together(x, weights, biases), expected)
-    assert len(products) == 1
 
 
 def rotation_in_place(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

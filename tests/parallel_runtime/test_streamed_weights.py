@@ -62,7 +62,7 @@ def streamed_weights(path: str, streaming: Streaming) -> StreamedWeights:
     blocks = ["transformer_blocks.0", "transformer_blocks.1"]
     rules = check_weights(module, checkpoint)
     dealer = Dealer(streaming, "key", cpu)
-    return StreamedWeights(module, checkpoint, rules, torch.float32, cpu, StayingArena, [], blocks, dealer)
+    return StreamedWeights(module, checkpoint, rules, torch.float32, cpu, StayingArena, blocks, dealer)
 
 
 def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files):

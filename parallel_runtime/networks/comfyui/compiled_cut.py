@@ -22,7 +22,6 @@ class CompiledCut:
     Args:
         attention: of the network; counts what blocks have exchanged.
         backend: of torch.compile.
-        together: see `Rewrites`.
     """
 
     def __init__(
@@ -31,7 +30,6 @@ class CompiledCut:
         split: TokenSplit,
         attention: HostAttention,
         backend: str = "inductor",
-        together: bool = False,
     ):
         self._split = split
         self._attention = attention
@@ -39,7 +37,7 @@ class CompiledCut:
         self._quantised: weakref.WeakKeyDictionary[nn.Module, list[QuantisedLayer | GgufLayer]] = (
             weakref.WeakKeyDictionary()
         )
-        self.methods = CompiledMethods(is_plain(network), backend, together)
+        self.methods = CompiledMethods(is_plain(network), backend)
 
     def use(self, compiled: bool) -> None:
         """See `Compiled`."""

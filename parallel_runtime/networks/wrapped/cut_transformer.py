@@ -67,8 +67,8 @@ class CutTransformer:
     def _compile(self) -> BlockCompilation:
         from ..comfyui.compiled_cut import CompiledCut  # imports much of torch that nothing else needs
 
-        together = prepare_blocks(self._parts)
-        compiled = CompiledCut(self._parts.transformer, self.split, self._attend, together=together)
+        prepare_blocks(self._parts)
+        compiled = CompiledCut(self._parts.transformer, self.split, self._attend)
         self._run_block = compiled.run
         return BlockCompilation(compiled)
 
