@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .joined_parts import joined_parts
+from .graph_nodes import joined_parts
 
 _ATTENTION = "parallel_dit.host_attention.default"
 _OF_PARTS = "parallel_dit.host_attention_of_parts.default"

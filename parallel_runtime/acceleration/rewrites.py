@@ -4,8 +4,7 @@ A linear layer followed by GELU becomes one matrix product that applies GELU bef
 concatenated inputs becomes one product per input, added up, and the concatenation is never made. FLUX.1's single
 blocks have both: 97 us of elementwise work for 4608 tokens on an H200 become 28 us (docs/performance.md).
 Norms join the rotary embedding that follows (rotary_rewrites.py), and attention takes in more of its block
-(attention_rewrites.py). What ComfyUI's blocks have instead becomes the same operators (host_rewrites.py). The numbers
-are the same to rounding: GELU sees the float32 sum, a partial sum is rounded once.
+(attention_rewrites.py). The numbers are the same to rounding: GELU sees the float32 sum, a partial sum is rounded once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ..attention.operators import operator, shapes_of
 from .attention_rewrites import rewrite_attention
-from .host_rewrites import rewrite_host_rotations, split_products
-from .rotary_rewrites import drop_unused, rewrite_rotations
+from .graph_nodes import drop_unused, replace, value_of
+from .rotary_rewrites import rewrite_rotations
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +79,13 @@ class Rewrites(CustomGraphPass):
             self._rewrite(graph)
 
     def _rewrite(self, graph: fx.Graph) -> None:
-        split_products(graph)
+        _split_products(graph)
         drop_unused(graph)
         linears = [node for node in graph.nodes if node.target is torch._C._nn.linear and len(_arguments(node)) == 3]
         for node in linears:
             _fuse_gelu(graph, node)
             _drop_concatenation(graph, node)
         rewrite_rotations(graph)
-        rewrite_host_rotations(graph)
         drop_unused(graph)  # what was replaced would count as a user
         rewrite_attention(graph)
         drop_unused(graph)
@@ -113,6 +113,45 @@ def source_hash() -> str:
     return digest.hexdigest()[:32]
 
 
+def _split_products(graph: fx.Graph) -> None:
+    """Make a product for each part of one that is split, where GELU (tanh) is all that reads a part.
+
+    So it is in ComfyUI's single blocks of FLUX.1: two products of the same rows do no more, and the second applies GELU
+    before it writes.
+    """
+    linears: list[Any] = [node for node in graph.nodes if node.target is torch._C._nn.linear and len(node.args) == 3]
+    for linear in linears:
+        (split, *others) = linear.users
+        parts = _parts_of(split) if not others else None
+        if parts is None or not any(_is_gelu(part) for part in parts):
+            continue
+        x, weight, bias = linear.args
+        first = 0
+        for part, size in zip(parts, split.args[1], strict=True):
+            with graph.inserting_before(split):
+                rows = [graph.call_function(torch.narrow, (each, 0, first, size)) for each in (weight, bias)]
+                product = graph.call_function(torch._C._nn.linear, (x, *rows))
+            replace(part, product)
+            first += size
+
+
+def _parts_of(split: Any) -> list[Any] | None:
+    """Parts of a split of the last dim into given sizes, each read."""
+    if split.target is not torch.split or not isinstance(split.args[1], list | tuple):
+        return None
+    dim = split.kwargs.get("dim", split.args[2] if len(split.args) > 2 else 0)
+    if dim not in (-1, value_of(split.args[0]).dim() - 1) or not all(isinstance(size, int) for size in split.args[1]):
+        return None
+    found = {user.args[1]: user for user in split.users if user.target is getitem}
+    whole = len(found) == len(split.users) == len(split.args[1])
+    return [found[index] for index in range(len(found))] if whole else None
+
+
+def _is_gelu(part: Any) -> bool:
+    users = list(part.users)
+    return len(users) == 1 and users[0].target is torch._C._nn.gelu and users[0].kwargs.get("approximate") == "tanh"
+
+
 def _arguments(linear: fx.Node) -> list[fx.Node]:
     """Input, weight and bias of a linear layer, fewer where it has no bias."""
     given = [*linear.args, *(linear.kwargs[name] for name in ("input", "weight", "bias") if name in linear.kwargs)]
@@ -127,7 +166,7 @@ def _fuse_gelu(graph: fx.Graph, linear: fx.Node) -> None:
         return
     with graph.inserting_before(gelu):
         fused = graph.call_function(torch.ops.parallel_dit.linear_gelu.default, tuple(_arguments(linear)))
-    _replace(gelu, fused)
+    replace(gelu, fused)
 
 
 def _drop_concatenation(graph: fx.Graph, linear: fx.Node) -> None:
@@ -141,9 +180,4 @@ def _drop_concatenation(graph: fx.Graph, linear: fx.Node) -> None:
         return
     with graph.inserting_before(linear):
         fused = graph.call_function(torch.ops.parallel_dit.linear_of_parts.default, (list(parts), weight, bias))
-    _replace(linear, fused)
-
-
-def _replace(old: fx.Node, new: fx.Node) -> None:
-    new.meta = dict(old.meta)
-    old.replace_all_uses_with(new)
+    replace(linear, fused)

@@ -1,4 +1,9 @@
-"""Rewrites of a traced block's rotary embedding: one operator for queries and keys, with the norms before it."""
+"""Rewrites of a traced block's rotary embedding: one operator for queries and keys, with the norms before it.
+
+Norms over heads and the rotation behind them become the kernel of rotary.py, which reads queries and keys once; what it
+gives lies token by token, as attention gives it back. diffusers' blocks rotate by our operator (`exchange_rotary`),
+ComfyUI's by those of comfy-kitchen.
+"""
 
 from __future__ import annotations
 
@@ -10,97 +15,44 @@ import torch.nn.functional as F
 from torch import fx
 
 from ..attention import rotary  # noqa: F401 - its operators
-from .joined_parts import joined_parts
+from .graph_nodes import drop_unused, joined_parts, replace, value_of
+
+_ROTATION = ("comfy_kitchen.apply_rope", "comfy_kitchen.apply_rope.default")
+"""(query, key, matrices): ComfyUI's, of tensors (batch, heads, tokens, head dim) and (batch or 1, 1, tokens, pairs, 2,
+2), whose matrices are rotations."""
+_NORM_AND_ROTATION = ("comfy_kitchen.rms_rope", "comfy_kitchen.rms_rope.default")
+"""(query, key, matrices, weight of queries, weight of keys, epsilon): norms over the head dim before it, of tensors
+(batch, tokens, heads, head dim) and matrices (batch or 1, tokens, 1, pairs, 2, 2)."""
+_ROTATION_OF_ONE = ("comfy_kitchen.apply_rope1", "comfy_kitchen.apply_rope1.default")
+"""The same of one tensor: queries first, then keys."""
+
+
+def default_epsilon(dtype: torch.dtype) -> float:
+    """What this torch adds in a norm that is told nothing: the least of the type, or that of the float32 in which it is
+    computed."""
+    small = torch.full((1, 2), 0.01, dtype=dtype)
+    normed = F.rms_norm(small, (2,), None, None)
+    return torch.finfo(torch.float32 if bool((normed > 0.9).all()) else dtype).eps
+
+
+_EPSILON = {dtype: default_epsilon(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 
 
 def rewrite_rotations(graph: fx.Graph) -> None:
     """Rewrite `graph` in place."""
-    for node in [node for node in graph.nodes if node.target is torch.empty_like]:
-        _rotate_at_once(graph, node)
     casts: list[Any] = [node for node in graph.nodes if node.op == "call_method" and node.target == "type_as"]
     for cast in casts:
         if _dtype(cast.args[0]) == _dtype(cast.args[1]):
             cast.replace_all_uses_with(cast.args[0])
     drop_unused(graph)  # what was replaced would count as a user
-    _rotate_together(graph)
+    _of_our_operator(graph)
+    _of_comfyuis_operators(graph)
 
 
-def drop_unused(graph: fx.Graph) -> None:
-    """Drop nodes that nothing reads, but for those that write into a tensor: older torch takes these for unused."""
-    graph.eliminate_dead_code(lambda node: node.is_impure() or _writes(node))
-
-
-def _writes(node: fx.Node) -> bool:
-    return node.target is operator.setitem or (node.op == "call_method" and str(node.target).endswith("_"))
-
-
-def _rotate_at_once(graph: fx.Graph, out: Any) -> None:
-    """Make one operator of a rotation that writes even and odd numbers into an empty tensor, as diffusers' Wan does."""
-    writes = {user.args[1][1].start: user for user in out.users if _writes_every_other(user)}
-    casts = [user for user in out.users if user.target == "type_as"]
-    if set(writes) != {0, 1} or len(casts) != 1 or len(out.users) != 3:
-        return
-    x = out.args[0]
-    even, odd = writes[0].args[2], writes[1].args[2]
-    if even.target is not operator.sub or odd.target is not operator.add:
-        return
-    products = [*even.args, *odd.args]
-    if any(not isinstance(node, fx.Node) or node.target is not operator.mul for node in products):
-        return
-    (first, cos), (second, sin), (first_again, sin_again), (second_again, cos_again) = (n.args for n in products)
-    if (first, second, cos, sin) != (first_again, second_again, cos_again, sin_again):
-        return
-    if not (_is_half(first, x, 0) and _is_half(second, x, 1)):
-        return
-    angles = [_every_other(cos, 0), _every_other(sin, 1)]
-    if None in angles or any(_value(node).dim() != 4 or _value(node).shape[2] != 1 for node in angles):
-        return
-    # Each angle stands twice in a row: the even ones of the cosines and the odd ones of the sines are all there is.
-    with graph.inserting_before(casts[0]):
-        told = [_squeezed(graph, angle) for angle in angles]
-        rotated = graph.call_function(torch.ops.parallel_dit.rotate.default, (x, *told))
-    rotated.meta = dict(casts[0].meta)
-    casts[0].replace_all_uses_with(rotated)
-    for write in writes.values():  # no output, but not dead by itself either
-        graph.erase_node(write)
-
-
-def _squeezed(graph: fx.Graph, angle: fx.Node) -> fx.Node:
-    """(batch or 1, tokens, 1, head dim) -> (batch or 1, tokens, head dim); the same node for the same angles."""
-    made = [user for user in angle.users if user.target == "squeeze"]
-    return made[0] if made else graph.call_method("squeeze", (angle, 2))
-
-
-def _writes_every_other(node: Any) -> bool:
-    if node.target is not operator.setitem or not isinstance(node.args[2], fx.Node):
-        return False
-    place = node.args[1]
-    return isinstance(place, tuple) and len(place) == 2 and place[0] is Ellipsis and place[1] in _HALVES
-
-
-_HALVES = [slice(0, None, 2), slice(1, None, 2)]
-
-
-def _every_other(node: Any, start: int) -> Any:
-    """The tensor of whose last dim a node is every other number from `start`."""
-    if isinstance(node, fx.Node) and node.target is operator.getitem and node.args[1] == (Ellipsis, _HALVES[start]):
-        return node.args[0]
-    return None
-
-
-def _is_half(node: Any, x: fx.Node, index: int) -> bool:
-    """Whether a node is the first or the second number of every pair in x."""
-    if not isinstance(node, fx.Node) or node.target is not operator.getitem or node.args[1] != index:
-        return False
-    unbound: Any = node.args[0]
-    pairs: Any = unbound.args[0] if unbound.target == "unbind" and unbound.args[1:] == (-1,) else None
-    return pairs is not None and pairs.target == "unflatten" and pairs.args == (x, -1, (-1, 2))
-
-
-def _rotate_together(graph: fx.Graph) -> None:
+def _of_our_operator(graph: fx.Graph) -> None:
     """Make one operator of the rotations of queries and keys, with the norms before them."""
     rotations = [node for node in graph.nodes if node.target is torch.ops.parallel_dit.rotate.default]
-    normed = [(node, _normed_parts(node.args[0])) for node in rotations]
+    normed = [(node, _normed_parts(node.args[0], dim=1)) for node in rotations]
     if len(normed) != 2 or rotations[0].args[1:] != rotations[1].args[1:]:
         return
     (query, queries), (key, keys) = normed
@@ -120,48 +72,118 @@ def _rotate_together(graph: fx.Graph) -> None:
         outputs = [graph.call_function(operator.getitem, (both, index)) for index in range(2)]
     # Between the two rotations nothing may read the first, or it would come before what it reads.
     if all(user > both for user in query.users):
-        _replace(query, outputs[0])
-        _replace(key, outputs[1])
+        replace(query, outputs[0])
+        replace(key, outputs[1])
 
 
-def _normed_parts(x: Any) -> list[tuple[fx.Node, fx.Node, float]]:
-    """Return input, weight and eps of the norms whose outputs, joined along the tokens, are x; [] if it is not so."""
-    parts = joined_parts(x, dim=1)
+def _of_comfyuis_operators(graph: fx.Graph) -> None:
+    """Make one operator of norms and rotation of queries and keys."""
+    called: list[Any] = [node for node in graph.nodes if node.op == "call_function"]
+    for node in called:
+        if str(node.target) in _NORM_AND_ROTATION and all(user.target is operator.getitem for user in node.users):
+            turned = _as_ours(graph, node)
+            for user in list(node.users) if turned else ():
+                replace(user, turned[user.args[1]])
+        if str(node.target) in _ROTATION and all(user.target is operator.getitem for user in node.users):
+            turned = _rotate(graph, node, *node.args)
+            for user in list(node.users) if turned else ():
+                replace(user, turned[user.args[1]])
+    alone = [node for node in called if str(node.target) in _ROTATION_OF_ONE]
+    if len(alone) == 2 and alone[0].args[1] is alone[1].args[1]:
+        query, key = alone
+        if all(user > key for user in query.users):  # or it would come before what it reads
+            turned = _rotate(graph, key, query.args[0], key.args[0], key.args[1])
+            for node, made in zip(alone, turned, strict=False):
+                replace(node, made)
+
+
+def _rotate(graph: fx.Graph, before: fx.Node, query: Any, key: Any, matrices: Any) -> list[fx.Node]:
+    """The operator, of tensors that are all made before a node; [] where norms and shapes are not its own."""
+    if value_of(query).dim() != 4 or value_of(matrices).dim() != 6 or value_of(matrices).shape[1] != 1:
+        return []
+    if value_of(query).shape[3] != 2 * value_of(matrices).shape[3]:
+        return []
+    normed = [_normed_parts(each, dim=2) for each in (query, key)]
+    epsilons = {eps for parts in normed for _, _, eps in parts}
+    if not normed[0] or len(normed[0]) != len(normed[1]) or len(epsilons) != 1:
+        return []
+    with graph.inserting_before(before):
+        angles = [_angles(graph, matrices, row) for row in range(2)]
+        given = [[graph.call_method("transpose", (_as_made(x), 1, 2)) for x, _, _ in parts] for parts in normed]
+        weights = [[weight for _, weight, _ in parts] for parts in normed]
+        both = graph.call_function(
+            torch.ops.parallel_dit.norm_rotate.default, (*given, *weights, epsilons.pop(), *angles)
+        )
+        outputs = [graph.call_function(operator.getitem, (both, index)) for index in range(2)]
+        return [graph.call_method("transpose", (output, 1, 2)) for output in outputs]
+
+
+def _as_ours(graph: fx.Graph, node: Any) -> list[fx.Node]:
+    """Our operator for ComfyUI's of the same; [] where shapes are not its own."""
+    if len(node.args) != 6 or node.kwargs:
+        return []
+    query, key, matrices, *weights, eps = node.args
+    if not isinstance(eps, float) or not all(isinstance(each, fx.Node) for each in weights):
+        return []
+    if value_of(query).dim() != 4 or value_of(matrices).dim() != 6 or value_of(matrices).shape[2] != 1:
+        return []
+    if value_of(query).shape[3] != 2 * value_of(matrices).shape[3] or value_of(weights[0]).dim() != 1:
+        return []
+    with graph.inserting_before(node):
+        angles = [_angles(graph, matrices, row, heads=2) for row in range(2)]
+        both = graph.call_function(
+            torch.ops.parallel_dit.norm_rotate.default,
+            ([query], [key], *([weight] for weight in weights), eps, *angles),
+        )
+        return [graph.call_function(operator.getitem, (both, index)) for index in range(2)]
+
+
+def _as_made(x: Any) -> fx.Node:
+    """A tensor as it was before it was copied to lie in order."""
+    copied = x.op == "call_method" and x.target == "contiguous" and len(x.args) == 1 and isinstance(x.args[0], fx.Node)
+    return x.args[0] if copied else x
+
+
+def _angles(graph: fx.Graph, matrices: fx.Node, row: int, heads: int = 1) -> fx.Node:
+    """Cosines (row 0) or sines of rotation matrices, (batch or 1, tokens, pairs): as they lie there, nothing is copied.
+
+    Args:
+        heads: dim of the matrices for heads, 1 or 2; the other one is that of tokens.
+    """
+    every = slice(None)
+    place = (0, every) if heads == 1 else (every, 0)
+    return graph.call_function(operator.getitem, (matrices, (every, *place, every, row, 0)))
+
+
+def _normed_parts(x: Any, dim: int) -> list[tuple[fx.Node, fx.Node, float]]:
+    """Input, weight and eps of the norms whose outputs, joined along `dim`, are x; [] where it is not so."""
+    parts = joined_parts(x, dim)
     norms = [norm for norm in map(_norm, parts) if norm is not None]
     return norms if len(norms) == len(parts) else []
 
 
 def _norm(node: Any) -> tuple[fx.Node, fx.Node, float] | None:
-    """Return input, weight and eps of an RMSNorm over the last dim that nothing else reads, or over the last two."""
-    if node.target == "unflatten" and node.args[1] == 2 and len(node.users) == 1:  # normed before heads were told apart
-        normed = _norm(node.args[0])
-        if normed is None or _value(node.args[0]).dim() != 3:
+    """Input, weight and eps of an RMSNorm over the head dim that nothing else reads."""
+    if not isinstance(node, fx.Node):
+        return None
+    cast = node.op == "call_method" and node.target in ("to", "type_as") and len(node.args) == 2 and not node.kwargs
+    if cast and len(node.users) == 1 and isinstance(node.args[0], fx.Node):
+        if value_of(node).dtype != value_of(node.args[0]).dtype:
             return None
-        with node.graph.inserting_before(node):
-            x = node.graph.call_method("unflatten", (normed[0], *node.args[1:]))
-        x.meta = {}
-        return x, *normed[1:]
+        node = node.args[0]
     if node.target not in (torch.rms_norm, F.rms_norm) or len(node.users) != 1:
         return None
-    given: dict[str, Any] = (
-        dict(zip(("input", "normalized_shape", "weight", "eps"), node.args, strict=False)) | node.kwargs
-    )
-    x, shape, weight, eps = (given.get(name) for name in ("input", "normalized_shape", "weight", "eps"))
-    if not isinstance(x, fx.Node) or not isinstance(weight, fx.Node) or not isinstance(eps, float):
+    names = ("input", "normalized_shape", "weight", "eps")
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    x, shape, weight, eps = (given.get(name) for name in names)
+    if not isinstance(x, fx.Node) or not isinstance(weight, fx.Node) or not isinstance(shape, tuple | list):
         return None
-    return (x, weight, eps) if isinstance(shape, tuple | list) and len(shape) == 1 else None
-
-
-def _value(node: Any) -> Any:
-    return node.meta["example_value"]
+    if len(shape) != 1 or value_of(x).dim() != 4 or value_of(x).dtype not in _EPSILON:
+        return None
+    return x, weight, _EPSILON[value_of(x).dtype] if eps is None else eps
 
 
 def _dtype(node: Any) -> Any:
     """Of the tensor that a node is, a different one for every node that is none."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return value.dtype if isinstance(value, torch.Tensor) else object()
-
-
-def _replace(old: fx.Node, new: fx.Node) -> None:
-    new.meta = dict(old.meta)
-    old.replace_all_uses_with(new)

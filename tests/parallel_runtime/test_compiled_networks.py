@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
-from parallel_runtime.acceleration.host_rewrites import default_epsilon
+from parallel_runtime.acceleration.rotary_rewrites import default_epsilon
 from parallel_runtime.attention.kernels import AttentionKernel
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.comfyui.attention import HostAttention, Suited

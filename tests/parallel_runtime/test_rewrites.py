@@ -215,44 +215,6 @@ def test_rotation_is_that_of_diffusers():
     assert torch.equal(rotate(x, cos, sin), apply_rotary_emb(x, (cos, sin), sequence_dim=1))
 
 
-def rotation_in_place(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate neighbouring pairs of the last dim as diffusers' Wan writes it; angles (B, tokens, 1, head dim)."""
-    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = cos[..., 0::2], sin[..., 1::2]
-    out = torch.empty_like(x)
-    out[..., 0::2] = first * cos - second * sin
-    out[..., 1::2] = first * sin + second * cos
-    return out.type_as(x)
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_rotation_written_into_an_empty_tensor_joins_the_norms_over_all_heads(batch):
-    query, key = torch.randn(2, batch, 5, 3 * 8).unbind(0)
-    weights = torch.rand(2, 3 * 8)
-    cos, sin = torch.randn(2, batch, 5, 1, 4).repeat_interleave(2, -1).unbind(0)
-
-    def attend(query, key):
-        query, key = (F.rms_norm(x, (24,), w, 1e-6) for x, w in zip((query, key), weights, strict=True))
-        query, key = (rotation_in_place(x.unflatten(2, (3, -1)), cos, sin) for x in (query, key))
-        return query.flatten(2) @ key.flatten(2).transpose(1, 2)
-
-    assert rewritten(attend, query, key) == Counter({"norm_rotate": 1})
-
-
-def test_a_rotation_by_other_numbers_is_left_alone():
-    x, cos, sin = torch.randn(1, 5, 3, 8), *torch.randn(2, 1, 5, 1, 8).unbind(0)
-
-    def unlike(x):
-        out = torch.empty_like(x)
-        out[..., 0::2] = x[..., 0::2] * cos[..., 0::2]
-        out[..., 1::2] = x[..., 1::2]
-        return out.type_as(x)
-
-    assert not rewritten(unlike, x)
-    doubled = [part[..., 0::2].repeat_interleave(2, -1) for part in (cos, sin)]
-    assert rewritten(lambda x: rotation_in_place(x, *doubled), x) == Counter({"rotate": 1})
-
-
 def _few_keys(device: str) -> tuple[list[torch.Tensor], ...]:
     queries, keys = [torch.randn(2, 5, 6, 8, device=device)], [torch.randn(2, 5, 2, 8, device=device)]
     weights = torch.rand(2, 8, device=device)
