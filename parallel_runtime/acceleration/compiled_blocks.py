@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attention.varying import leave_open, without_row_stride
+from ..attention.operators import leave_open, without_row_stride
 from ..switches import is_on
 from .own_graphs import LIMIT, room, with_own_code
 

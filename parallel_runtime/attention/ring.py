@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from .kernels import AttendWithLse
-from .varying import leave_open
+from .operators import leave_open
 
 
 @dataclass(frozen=True)

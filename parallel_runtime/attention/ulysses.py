@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from .kernels import Attend
-from .varying import leave_open
+from .operators import leave_open
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,10 @@ from ..requests.control import Control
 from ..requests.requests import Attach, Forward, Invoke, KeepPatches, Load, Release, Request, Step, Survey
 from ..said import said
 from .prepared import Prepared
-from .prepared_attach import PreparedAttach
-from .prepared_forward import PreparedForward
-from .prepared_invoke import PreparedInvoke
-from .prepared_load import PreparedLoad
-from .prepared_patches import PreparedPatches
-from .prepared_release import PreparedRelease
+from .prepared_forward import PreparedForward, PreparedInvoke
+from .prepared_kept import PreparedAttach, PreparedPatches
+from .prepared_load import PreparedLoad, PreparedRelease, PreparedSurvey
 from .prepared_sample import PreparedSample
-from .prepared_survey import PreparedSurvey
 from .rank_state import RankState
 
 

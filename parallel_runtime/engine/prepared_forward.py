@@ -1,4 +1,4 @@
-"""A call of the transformer, prepared: the first of its kind, and those that repeat it."""
+"""A call of the network, prepared: the first of its kind, those that repeat it, and calls of other methods."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Any
 import torch
 
 from ..denoising.predict import Call, Predictor
+from ..errors import RequestError
 from ..networks.batch import share_of_batch
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
 from ..requests.conditioning import CONTROL, Conditioning
 from ..requests.control import Control
-from ..requests.requests import Answer, Forward, residual_name
+from ..requests.requests import INVOKABLE, Answer, Forward, Invoke, residual_name
 from ..requests.trees import restore
-from .memory_checks import require_memory
+from ..said import said
 from .prepared import Prepared, Results, Rows
 from .rank_state import Placed, RankState, StagedRun, WholeRun
-from .request_checks import check_conditioning, check_patches
+from .request_checks import check_conditioning, check_patches, require_memory
 from .resident import Resident
+from .structure import HostStructure
 
 
 def _with_residuals(conditioning: Conditioning, form: Any, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
@@ -156,3 +158,46 @@ class PreparedForward(Prepared):
         if request.kind:
             state.calls[request.kind] = repeated
         return repeated.work(tensors, control, agreed)
+
+
+@dataclass(kw_only=True)
+class PreparedInvoke(Prepared):
+    """See the module. Every rank that has the network computes it by itself, as it takes milliseconds."""
+
+    state: RankState
+    request: Invoke
+    resident: Resident
+
+    @property
+    def takes_part(self) -> bool:
+        """See `Prepared`."""
+        return isinstance(self.resident.structure, HostStructure)
+
+    @classmethod
+    def prepare(
+        cls, state: RankState, request: Invoke, resident: Resident, meta: Mapping[str, torch.Tensor]
+    ) -> PreparedInvoke:
+        """Validate.
+
+        Raises:
+            RequestError: no network of ComfyUI's, or no method that may be called.
+        """
+        owns = resident.structure is None or isinstance(resident.structure, HostStructure)
+        if request.method not in INVOKABLE or not owns:
+            raise RequestError(said("The model in the pool has no {method}.", method=request.method), "Report this.")
+        state.conditionings.peek(request.arguments, meta)
+        return cls(state=state, request=request, resident=resident)
+
+    def work(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+    ) -> tuple[Answer, Results]:
+        """Call it; ranks with the network return `output`."""
+        started = time.perf_counter()
+        state, request, structure = self.state, self.request, self.resident.structure
+        state.conditionings.drop(request.dropped)
+        arguments = state.conditionings.take(request.arguments, tensors).arguments
+        results: Results = {}
+        if isinstance(structure, HostStructure):
+            self.resident.activate(patches=state.patches.find(request.patches))
+            results["output"] = structure.transformer.invoke(request.method, arguments)
+        return state.finished(None, started), results

@@ -1,4 +1,4 @@
-"""A load, prepared: the model is on the device, or was there already."""
+"""A model's life on a rank, prepared: a survey of what a load would take, the load, and the release."""
 
 from __future__ import annotations
 
@@ -12,16 +12,62 @@ from ..config import ParallelConfig, ParallelPlan
 from ..errors import CheckpointError
 from ..mesh.agreement import agreed_same, offer_same
 from ..planning.explanation import details_of, explain
-from ..planning.plan import TYPICAL, plan_loading, resolve_plan, typical
+from ..planning.plan import TYPICAL, choose, plan_loading, resolve_plan, typical
 from ..planning.weights_choice import choose_weights, ways_out
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
-from ..requests.requests import Answer, Load, Loaded
+from ..requests.requests import Answer, Finished, Load, Loaded, Release, Survey, Surveyed
 from ..said import said, together
 from .measure import measure_machine
 from .prepared import Prepared, Results
 from .rank_state import RankState
 from .resident import Resident
+
+_FREE = "free"
+_STEP = 512 << 20
+"""What is free counts in whole ones, so that a little more or less of it makes no other plan."""
+
+
+@dataclass(kw_only=True)
+class PreparedSurvey(Prepared):
+    """See the module.
+
+    Args:
+        needs: bytes of weights.
+    """
+
+    state: RankState
+    request: Survey
+    needs: int
+
+    @classmethod
+    def prepare(cls, state: RankState, request: Survey) -> PreparedSurvey:
+        """Open the file, and offer what this rank has.
+
+        Raises:
+            ParallelError: as the load would.
+        """
+        load = request.load
+        config = ParallelConfig.from_mapping(load.config)
+        machine = replace(load.machine or CPU, speeds=tuple(state.meshes.speeds or ()), free_bytes=0)
+        opened = state.open(load)
+        facts, weight_bytes = opened.facts, opened.weight_bytes
+        config = choose_weights(config, load.ranks, facts, machine, weight_bytes)
+        cost = choose(config, load.ranks, facts, TYPICAL, machine).cost
+        needs = int(cost.weight_bytes * weight_bytes / (facts.parameters * facts.bytes_per_parameter))
+        # A rank that the model does not use may be as full as it likes.
+        used = state.rank < load.ranks
+        offers = {_FREE: state.residency.store.could_have()} if used else {}
+        return cls(state=state, request=request, needs=needs, offers=offers)
+
+    def work(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+    ) -> tuple[Answer, Results]:
+        """Tell what the rank has that has the least."""
+        held = self.state.residency.held()
+        needs = 0 if self.request.load.model in held else self.needs
+        return Surveyed(max(1, agreed[_FREE] // _STEP * _STEP), needs, held), {}
+
 
 _FACTS = "facts"
 """All later plans are made from what a rank read of the file, so ranks that read something else stop at once."""
@@ -116,3 +162,33 @@ class PreparedLoad(Prepared):
         """Let a model go that was not here before."""
         if not self.reused:
             self.state.residency.forget(self.request.model)
+
+
+_UNLOADED = "unloaded"
+"""A rank offers 1 where a `Release` leaves it no model: peer memory goes when none is left on any."""
+
+
+@dataclass(kw_only=True)
+class PreparedRelease(Prepared):
+    """See the module."""
+
+    state: RankState
+    request: Release
+
+    @classmethod
+    def prepare(cls, state: RankState, request: Release) -> PreparedRelease:
+        """Nothing goes before all ranks are ready."""
+        last = not state.residency.has_others(request.model)
+        return cls(state=state, request=request, offers={_UNLOADED: int(last)})
+
+    def work(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+    ) -> tuple[Answer, Results]:
+        """Return the memory to the system."""
+        state = self.state
+        state.forget_requests()
+        if agreed[_UNLOADED]:
+            state.meshes.free_memory()
+            state.residency.forget_runs()
+        freed = state.residency.give_back(self.request.model, self.request.park)
+        return Finished(bytes_freed=freed, held=state.residency.held()), {}

@@ -19,10 +19,9 @@ from ..requests.control import Control
 from ..requests.requests import Answer, Sample
 from ..said import said
 from ..sampling.samplers import SUPPORTED
-from .memory_checks import require_memory
 from .prepared import Prepared, Results
 from .rank_state import Placed, RankState, StagedRun
-from .request_checks import check_conditioning, check_patches
+from .request_checks import check_conditioning, check_patches, require_memory
 from .resident import Resident
 
 

@@ -1,4 +1,4 @@
-"""What a request's tensors are refused for, from their shapes alone."""
+"""What a request is refused for before anything is run: its tensors' shapes, and memory that is not there."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from .. import memory
+from ..config import STREAMED
 from ..errors import RequestError
+from ..mesh.mesh import Layout
 from ..networks.comfyui.host_family import HostFamily
 from ..pipefusion.host_runner import cut_for
 from ..pipefusion.kept import kept_bytes
 from ..pipefusion.runner import lay_out
-from ..requests.facts import RequestFacts, Seen
+from ..requests.facts import GIB, RequestFacts, Seen
 from ..requests.patches import CARRIED
 from ..requests.requests import ConditioningRef
-from ..said import said
+from ..said import said, together
 from .family import DiffusersFamily
 from .plan_meshes import Place
 from .rank_state import RankState
@@ -71,3 +74,62 @@ def check_patches(
     layers = sum(sum(each) for each in resident.facts.attentions[slice(*owned)])
     tokens = rows * (facts.tokens + facts.text_tokens)
     return 2 * tokens * layers * resident.facts.width * resident.dtype.itemsize
+
+
+_CERTAIN_ACTIVATIONS = 6
+"""Activations of a token that are alive at once whatever is fused: a block's input, its norm, queries, keys, values
+and what attention makes of them. FLUX.1 on H200s was measured to need 9.6 at 2048 × 2048 and 12 at 1024 × 1024."""
+
+_LIKELY = 2
+"""Times that much is made free where it only costs that other models leave the device."""
+_UNKNOWN = 4 * GIB
+"""Made free for activations that are not estimated."""
+
+
+def require_memory(
+    resident: Resident, layout: Layout, request: RequestFacts, items: int, kept: int, device: torch.device, rank: int
+) -> None:
+    """Refuse a request whose keys, values and least activations are more than is free. May refuse on one rank alone.
+    Other models leave the device before, where it may need their memory.
+
+    What is estimated to be short but might do is not refused: `explain` warns of it.
+
+    Args:
+        items: of the latent, without CFG branches: forwards are of no fewer, where the rank has them.
+        kept: bytes of keys and values that PipeFusion will keep.
+
+    Raises:
+        OutOfMemoryError: with the sizes and what to change.
+    """
+    if not resident.facts.splits_sequence:
+        if resident.held is not None:
+            resident.held.prepare_run(_UNKNOWN)
+        return  # a U-Net: tokens and width differ from level to level
+    tokens = request.tokens + request.text_tokens
+    share = layout.speeds[layout.sequence_index] / sum(layout.speeds) if layout.speeds else 1 / layout.plan.sequence
+    rows = min(items, request.batch // layout.plan.batch)
+    width = resident.facts.width * resident.facts.bytes_per_parameter
+    activations = int(_CERTAIN_ACTIVATIONS * rows * tokens * share * width)
+    if resident.held is not None:
+        resident.held.prepare_run(kept + _LIKELY * activations)
+    what = said("A picture of {tokens} tokens", tokens=tokens)
+    if request.batch > 1:
+        what = said("A batch of {batch} × {tokens} tokens", batch=request.batch, tokens=tokens)
+    parts = [said("activations of at least {size} GiB", size=f"{activations / GIB:.1f}")]
+    if kept:
+        parts.insert(0, said("PipeFusion's keys and values of {size} GiB", size=f"{kept / GIB:.1f}"))
+    way = "Use a smaller picture or batch, set ulysses to more GPUs, or free memory on that device."
+    if kept:
+        way = "Use a smaller picture or batch, set ulysses or stages to more GPUs, or free memory on that device."
+    ways = [said(way)]
+    if layout.plan.pipe == 1 and resident.config.weights not in STREAMED and resident.facts.blocks > 1:
+        ways.append(said("Set weights in Parallel Config to dealt or host: then the weights take less of it."))
+    memory.require(
+        kept + activations,
+        device,
+        rank,
+        said("{what}, with {parts},", what=what, parts=together(parts, " and ")),
+        ways,
+        given_back=resident.kept_bytes(),
+        reserve=0,  # it was held back when the weights were loaded
+    )

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..acceleration.peer_memory import PeerBuffers
-from ..acceleration.peer_sharing import PeerSharing
+from ..acceleration.peer_memory import PeerBuffers, PeerSharing
 from ..attention.ring import RingLayout
 from ..attention.ulysses import WireLayout
 from ..mesh.mesh import Mesh

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..acceleration.peer_sharing import PeerSharing
+from ..acceleration.peer_memory import PeerSharing
 from ..attention.choice import check_ring, resolve_kernel, untouched_kernel
 from ..errors import ConfigurationError, UnsupportedModelError
 from ..mesh.mesh import Layout

@@ -1,8 +1,12 @@
-"""A patched weight, computed by ComfyUI's own functions in its order and its types. ComfyUI must be importable."""
+"""A patched weight, computed by ComfyUI's own functions in its order and its types. ComfyUI must be importable.
+
+Patches of a quantised weight of a GGUF file stay beside it, and its layer adds them at each use, as with the pack's own
+patcher: its blocks are nothing that a sum can be written back to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +15,34 @@ from torch import nn
 
 from ..errors import RequestError
 from ..said import said
-from .gguf_weights import is_of_gguf, is_quantised, with_patches
 from .patch_data import PREFIX, PatchSet, decode_patches, decode_value
+
+_PLAIN = (None, "F32", "F16")
+
+
+def is_of_gguf(weight: torch.Tensor) -> bool:
+    """A tensor of the pack's class, quantised or not."""
+    return hasattr(weight, "tensor_type") and hasattr(weight, "tensor_shape")
+
+
+def is_quantised(weight: Any) -> bool:
+    """Whether its numbers are blocks of a quantised type."""
+    return is_of_gguf(weight) and getattr(weight.tensor_type, "name", weight.tensor_type) not in _PLAIN
+
+
+def with_patches(weight: Any, key: str, patches: Sequence[tuple[Any, ...]]) -> torch.Tensor:
+    """The same numbers, in the same memory, with patches.
+
+    Args:
+        key: ComfyUI's name of the weight.
+        patches: as ComfyUI's `calculate_weight` takes them.
+    """
+    kind: Any = type(weight)
+    made: torch.Tensor = kind(
+        weight, tensor_type=weight.tensor_type, tensor_shape=weight.tensor_shape, patches=[(list(patches), key)]
+    )
+    return made
+
 
 MODULES = ("comfy.lora", "comfy.float", "comfy.utils", "comfy.model_patcher", "comfy.weight_adapter.bypass")
 """What this file imports when it is used."""

@@ -146,7 +146,7 @@ class MachineFacts:
         host_bytes: of the host's memory that weights may take; 0: not known.
         host_rate: 10^9 bytes per second that each GPU copies from the host's memory while all do; 0: not measured.
         free_bytes: of the rank that has the least, that a model to be loaded can have when all others have left; 0: not
-            known. The ranks were asked before the load, and agreed on it (engine/prepared_survey.py); it is never kept.
+            known. The ranks were asked before the load, and agreed on it (engine/prepared_load.py); it is never kept.
     """
 
     name: str

@@ -116,7 +116,7 @@ def compare_gguf(rank: int, world_size: int, comfyui: str, pack: str, kinds: lis
     from comfy.weight_adapter import LoRAAdapter
 
     from parallel_runtime.loading.gguf_pack import open_pack
-    from parallel_runtime.patching.gguf_weights import with_patches
+    from parallel_runtime.patching.comfyui_patches import with_patches
 
     torch.set_grad_enabled(False)
     torch.manual_seed(0)

@@ -34,7 +34,7 @@ def pool(tmp_path, monkeypatch) -> ThreadedPool:
         "EXCHANGE_BUFFERS",
     ):  # more than so small a network
         monkeypatch.setattr(cost_constants, name, replace(getattr(cost_constants, name), value=0))
-    monkeypatch.setattr("parallel_runtime.engine.prepared_survey._STEP", 1)
+    monkeypatch.setattr("parallel_runtime.engine.prepared_load._STEP", 1)
     monkeypatch.setattr("parallel_runtime.planning.weights_choice._RESERVE", 0)
     monkeypatch.setattr("parallel_runtime.requests.facts._CONTEXT_BYTES", 0)
     made = ThreadedPool(3, monkeypatch)

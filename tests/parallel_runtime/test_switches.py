@@ -14,7 +14,7 @@ import torch
 
 from parallel_runtime import switches
 from parallel_runtime.acceleration import peer_memory
-from parallel_runtime.attention.varying import leave_open
+from parallel_runtime.attention.operators import leave_open
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...acceleration.peer_sharing import PeerSharing
+from ...acceleration.peer_memory import PeerSharing
 from ...acceleration.pulse import Pulse
 from ...acceleration.recordings import RecordedForward
 from ...attention.choice import check_ring, resolve_kernel

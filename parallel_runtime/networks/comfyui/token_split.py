@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...acceleration.peer_sharing import PeerSharing
+from ...acceleration.peer_memory import PeerSharing
 from ...mesh.mesh import Mesh
 from ..attended_tokens import AttendedTokens
 from ..shares import gather_shares

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...acceleration.peer_sharing import PeerSharing
+from ...acceleration.peer_memory import PeerSharing
 from ...attention import rebind
 from ...attention.kernels import KERNELS
 from ...errors import UnsupportedModelError

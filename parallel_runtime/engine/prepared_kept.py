@@ -1,4 +1,4 @@
-"""A network beside the model that is brought to the ranks, prepared: its tensors come in several requests."""
+"""What comes to a rank to be kept until a request wants it, prepared: weight patches, and networks beside the model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..networks.comfyui.host_code import use_comfyui
 from ..networks.comfyui.module_tree import build_module
 from ..requests.control import Control
-from ..requests.requests import Answer, Attach, attached_name
+from ..requests.requests import Answer, Attach, Finished, KeepPatches, attached_name
 from .prepared import Prepared, Results
 from .rank_state import RankState
 
@@ -37,3 +38,29 @@ class PreparedAttach(Prepared):
             state.conditionings.attach(request.number, build_module(request.form, parts))
             state.arriving.clear()
         return state.finished(None, started), {}
+
+
+@dataclass(kw_only=True)
+class PreparedPatches(Prepared):
+    """See the module."""
+
+    state: RankState
+    request: KeepPatches
+
+    @classmethod
+    def prepare(cls, state: RankState, request: KeepPatches) -> PreparedPatches:
+        """Have ComfyUI's code, which computes with them.
+
+        Raises:
+            ConfigurationError: there is no ComfyUI on this rank's host.
+        """
+        code = request.comfyui
+        use_comfyui(code.folder, {**code.options, "cpu": state.device.type == "cpu"})
+        return cls(state=state, request=request)
+
+    def work(
+        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
+    ) -> tuple[Answer, Results]:
+        """Keep them."""
+        self.state.patches.keep(self.request, tensors)
+        return Finished(), {}
