@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from parallel_runtime.config import AXES, SHOWN_AXES
 from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.said import Said, said, together
 
-from .connected_size import USUAL
-
-
-def find_config(prompt: Mapping[str, Any] | None, loader: str | None) -> str | None:
-    """The node whose config a loader takes; None where there is none.
-
-    Args:
-        prompt: the graph in ComfyUI's API form.
-    """
-    node = (prompt or {}).get(loader or "", {})
-    link = node.get("inputs", {}).get("parallel_config")
-    return str(link[0]) if isinstance(link, (list, tuple)) and link else None
+from .prompt_graph import USUAL
 
 
 def explain_limits(details: PlanDetails, size: tuple[int, int] = USUAL) -> Said:

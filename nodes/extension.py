@@ -6,10 +6,9 @@ from comfy_api.latest import ComfyExtension, io
 from typing_extensions import override
 
 from .panel_server import serve_panel
-from .parallel_checkpoint_loader import ParallelCheckpointLoader
 from .parallel_config import ParallelConfigNode
 from .parallel_doctor import ParallelDoctor
-from .parallel_loader import ParallelLoader
+from .parallel_loaders import ParallelCheckpointLoader, ParallelLoader
 from .parallel_sampler import ParallelSampler
 from .start_setting import start_pool_if_wished
 

@@ -13,8 +13,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
-from .config_meaning import explain_limits, find_config
-from .connected_size import USUAL, find_size
+from .config_meaning import explain_limits
 from .kept_models import drop_others, keep
 from .network_choice import AUTO, COMFYUI, NETWORKS, choose_network
 from .node_text import (
@@ -28,8 +27,8 @@ from .node_text import (
 from .panel.settings import default_config, read_settings, settings_file
 from .panel.wait_words import WORDS
 from .parallel_config import ConfigSocket, preview
+from .prompt_graph import USUAL, find_config, find_loaders, find_size
 from .run_notices import RunNotices
-from .upstream import find_loaders
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded

@@ -11,7 +11,7 @@ from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.said import NOTHING, Said, said, together
 
 from .carried_patches import who_made
-from .gguf_files import find_gguf_pack, is_gguf
+from .model_files import find_gguf_pack, is_gguf
 
 if TYPE_CHECKING:
     from parallel_runtime.loading.checkpoint import Checkpoint

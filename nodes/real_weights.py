@@ -19,7 +19,7 @@ from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import WeightPatches
 from parallel_runtime.said import said
 
-from .gguf_files import is_gguf
+from .model_files import is_gguf
 
 
 def load_here(path: str, dtype: torch.dtype | None) -> Any:

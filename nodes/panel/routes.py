@@ -13,9 +13,8 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 
 from .actions import ACTIONS
-from .diagnostics import write_diagnostics
+from .diagnostics import read_newest, write_diagnostics
 from .live import Live
-from .log_tail import read_newest
 from .redaction import clean
 from .request_body import read_json
 from .status import read_status

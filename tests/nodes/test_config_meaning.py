@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.flux_facts import FLUX_DEV
-from nodes.config_meaning import explain_limits, find_config
+from nodes.config_meaning import explain_limits
+from nodes.prompt_graph import find_config
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.planning.explanation import details_of
 from parallel_runtime.planning.plan import TYPICAL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodes.connected_size import USUAL, find_size
+from nodes.prompt_graph import USUAL, find_size
 
 
 def prompt(**latent: object) -> dict[str, object]:

@@ -10,13 +10,13 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 SIBLINGS = {
-    "panel_server": "serve_panel",
-    "start_setting": "start_pool_if_wished",
-    "parallel_config": "ParallelConfigNode",
-    "parallel_loader": "ParallelLoader",
-    "parallel_checkpoint_loader": "ParallelCheckpointLoader",
-    "parallel_sampler": "ParallelSampler",
-    "parallel_doctor": "ParallelDoctor",
+    "serve_panel": "panel_server",
+    "start_pool_if_wished": "start_setting",
+    "ParallelConfigNode": "parallel_config",
+    "ParallelLoader": "parallel_loaders",
+    "ParallelCheckpointLoader": "parallel_loaders",
+    "ParallelSampler": "parallel_sampler",
+    "ParallelDoctor": "parallel_doctor",
 }
 
 
@@ -28,10 +28,11 @@ def extension(monkeypatch):
     latest.ComfyExtension, latest.io = object, SimpleNamespace(ComfyNode=object)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "comfy_api", ModuleType("comfy_api"))
     monkeypatch.setitem(sys.modules, "comfy_api.latest", latest)
-    for module, name in SIBLINGS.items():
-        stand_in = ModuleType(f"nodes.{module}")
-        setattr(stand_in, name, (lambda name=name: called.append(name)) if name.islower() else type(name, (), {}))
-        monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    stand_ins = {module: ModuleType(f"nodes.{module}") for module in SIBLINGS.values()}
+    for name, module in SIBLINGS.items():
+        made = (lambda name=name: called.append(name)) if name.islower() else type(name, (), {})
+        setattr(stand_ins[module], name, made)
+        monkeypatch.setitem(sys.modules, f"nodes.{module}", stand_ins[module])
     monkeypatch.delitem(sys.modules, "nodes.extension", raising=False)
     yield importlib.import_module("nodes.extension").ParallelExtension(), called
     sys.modules.pop("nodes.extension", None)
@@ -47,7 +48,5 @@ def test_panel_and_start_come_once_with_the_nodes(extension, calls_on_load):
             assert called == ["serve_panel", "start_pool_if_wished"]
         return await made.get_node_list()
 
-    assert [node.__name__ for node in asyncio.run(start())] == [
-        name for name in SIBLINGS.values() if not name.islower()
-    ]
+    assert [node.__name__ for node in asyncio.run(start())] == [name for name in SIBLINGS if not name.islower()]
     assert called == ["serve_panel", "start_pool_if_wished"]

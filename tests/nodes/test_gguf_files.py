@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodes.gguf_files import find_gguf_pack, list_gguf_files
+from nodes.model_files import find_gguf_pack, list_gguf_files
 from nodes.network_choice import choose_network
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.loading.gguf_pack import open_pack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodes.model_list import find_folder, list_folders
+from nodes.model_files import find_folder, list_folders
 
 
 def make_files(root: Path, *names: str) -> None:

@@ -66,7 +66,7 @@ def test_an_older_comfyui_is_told_in_one_sentence_and_has_no_nodes(tmp_path, ver
 def test_node_logic_needs_neither_comfyui_nor_diffusers(tmp_path):
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import nodes.transportable, nodes.remote_transformer, nodes.model_list, nodes.start_setting\n"
+        "import nodes.transportable, nodes.remote_transformer, nodes.model_files, nodes.start_setting\n"
         "assert not {'diffusers', 'comfy', 'workers', 'folder_paths'} & sys.modules.keys()\n"
     )
     done = run(script, tmp_path)

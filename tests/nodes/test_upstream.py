@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodes.upstream import find_loaders
+from nodes.prompt_graph import find_loaders
 
 PROMPT = {
     "8:2": {

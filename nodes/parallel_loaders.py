@@ -1,18 +1,18 @@
-"""Parallel Loader: a model file, and a MODEL whose transformer runs on all GPUs."""
+"""Loader nodes: a model file, or a checkpoint, and a MODEL whose transformer runs on all GPUs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import comfy.sd
 import folder_paths
 from comfy_api.latest import io
 
 from parallel_runtime.errors import CheckpointError
 from parallel_runtime.said import said
 
-from .gguf_files import list_gguf_files
-from .model_list import find_folder, list_folders
+from .model_files import find_folder, list_folders, list_gguf_files
 from .model_loading import DEFAULT_DTYPE, file_stamp, load_on_node, model_inputs
 from .network_choice import AUTO
 from .node_text import failing_shown, show_text
@@ -97,3 +97,85 @@ class ParallelLoader(io.ComfyNode):
         path = find_model(model_name)
         model, text = load_on_node(path, weight_dtype, network, parallel_config, cls.hidden)
         return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, text))
+
+
+def find_checkpoint(name: str) -> Path:
+    """Path of a menu entry.
+
+    Raises:
+        CheckpointError: it is no longer there.
+    """
+    path = folder_paths.get_full_path("checkpoints", name)
+    if path is None:
+        raise CheckpointError(
+            said("The checkpoint {name} is not in ComfyUI's checkpoints folders.", name=name),
+            "Refresh the list of models (key R) and choose one of it.",
+        )
+    return Path(path)
+
+
+class ParallelCheckpointLoader(io.ComfyNode):
+    """Load Checkpoint, with the diffusion model in the pool."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs, outputs and texts of the node."""
+        return io.Schema(
+            node_id="ParallelCheckpointLoader",
+            display_name="Parallel Checkpoint Loader",
+            category="parallel",
+            description="Loads a checkpoint's diffusion model on several GPUs at once; its CLIP and VAE are loaded as "
+            "Load Checkpoint does. Takes the place of Load Checkpoint and of Load Checkpoint Image Only; the rest of "
+            "the graph stays as it is.",
+            **found_by(*LOADER_WORDS, "load checkpoint", "image only", "ckpt", "unet"),
+            inputs=[
+                io.Combo.Input(
+                    "ckpt_name",
+                    options=folder_paths.get_filename_list("checkpoints"),
+                    tooltip="A file of models/checkpoints with diffusion model, text encoder and VAE.",
+                ),
+                *model_inputs(),
+            ],
+            outputs=[
+                io.Model.Output(tooltip="An ordinary MODEL, for KSampler, Parallel Sampler or any other."),
+                io.Clip.Output(tooltip="The text encoder of the checkpoint, as Load Checkpoint gives it."),
+                io.Vae.Output(tooltip="The VAE of the checkpoint, as Load Checkpoint gives it."),
+                io.ClipVision.Output(
+                    tooltip="What sees pictures in the checkpoint, as Load Checkpoint Image Only gives it. Most "
+                    "checkpoints have none.",
+                ),
+            ],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, ckpt_name: str, **others: Any) -> str:
+        """Change when the file behind the name does."""
+        return file_stamp(lambda: find_checkpoint(ckpt_name))
+
+    @classmethod
+    @failing_shown()
+    def execute(
+        cls,
+        ckpt_name: str,
+        weight_dtype: str = DEFAULT_DTYPE,
+        network: str = AUTO,
+        parallel_config: dict[str, Any] | None = None,
+    ) -> io.NodeOutput:
+        """Load the model in the pool, CLIP and VAE here.
+
+        Raises:
+            ParallelError: see `load_model`.
+        """
+        path = find_checkpoint(ckpt_name)
+        # First, as it is what may be refused.
+        model, text = load_on_node(path, weight_dtype, network, parallel_config, cls.hidden)
+        _, clip, vae, clip_vision = comfy.sd.load_checkpoint_guess_config(
+            str(path),
+            output_vae=True,
+            output_clip=True,
+            output_clipvision=True,
+            embedding_directory=folder_paths.get_folder_paths("embeddings"),
+            output_model=False,
+        )
+        return io.NodeOutput(model, clip, vae, clip_vision, ui=show_text(cls.hidden.unique_id, text))

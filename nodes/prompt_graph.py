@@ -1,9 +1,38 @@
-"""How large the picture is that a loader's MODEL will sample, as far as a prompt tells. No ComfyUI needed."""
+"""What a prompt's graph says around a loader: its nodes, and how large the picture will be. No ComfyUI needed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import Any
+
+_FILE_INPUTS = {"ParallelLoader": "model_name", "ParallelCheckpointLoader": "ckpt_name"}
+
+
+def find_loaders(get_node: Callable[[str], Mapping[str, Any] | None], start: str, file: str) -> list[str]:
+    """Our loaders above a node that load this file: a result from the cache may be of a node that had another number.
+
+    Args:
+        get_node: a node of the prompt in ComfyUI's API form, by its number.
+        start: where to begin.
+        file: name of the model file.
+    """
+    found: list[str] = []
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        name = waiting.pop()
+        node = None if name in seen else get_node(name)
+        seen.add(name)
+        if node is None:
+            continue
+        inputs = node.get("inputs", {})
+        chosen = inputs.get(_FILE_INPUTS.get(str(node.get("class_type")), ""))
+        if isinstance(chosen, str) and PurePath(chosen).name == file:
+            found.append(name)
+        waiting += [str(value[0]) for value in inputs.values() if isinstance(value, (list, tuple)) and len(value) == 2]
+    return found
+
 
 USUAL = (1024, 1024)
 _LATENTS = ("latent_image", "latent")
@@ -46,3 +75,14 @@ def _size(inputs: Mapping[str, Any]) -> tuple[int, int] | None:
     if any(name in inputs for name in _OF_VIDEOS) or type(width) is not int or type(height) is not int:
         return None
     return (width, height) if min(width, height) >= _LEAST and max(width, height) <= _MOST else None
+
+
+def find_config(prompt: Mapping[str, Any] | None, loader: str | None) -> str | None:
+    """The node whose config a loader takes; None where there is none.
+
+    Args:
+        prompt: the graph in ComfyUI's API form.
+    """
+    node = (prompt or {}).get(loader or "", {})
+    link = node.get("inputs", {}).get("parallel_config")
+    return str(link[0]) if isinstance(link, (list, tuple)) and link else None
