@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,12 +157,17 @@ def load_model(
     """
     # Imported here and not at the top: ComfyUI's start shall not pay for it.
     from workers.client.client import ModelRequest
+    from workers.client.pool_registry import get_pool, known_pools
 
     from .comfyui_code import comfyui_code
     from .pool_loop import add_loop
     from .remote_model import build_model, choose_types, draw_blueprint
     from .remote_transformer import RemoteTransformer
 
+    if path.exists() and not known_pools():
+        # Its processes come up while ComfyUI looks at the file. What is wrong with them is told after that.
+        with contextlib.suppress(ParallelError):
+            get_pool(config).begin(str(path))
     chosen = choose_network(path, network, weight_dtype, config.attention)
     blueprint = draw_blueprint(chosen.opened)
     types = choose_types(blueprint, weight_dtype)

@@ -60,3 +60,18 @@ def test_a_load_that_starts_a_pool_reads_ahead_before_it_waits(monkeypatch):
     with pytest.raises(PoolError, match="Enough seen"):
         PoolClient(PoolSpec("cpu", (0,))).load(ModelRequest("a path", "float32", ParallelConfig(devices="cpu:1")))
     assert order == ["a path", "start"]
+
+
+def test_a_pool_that_begins_before_its_load_is_not_waited_for_and_not_begun_again(monkeypatch):
+    order: list[str] = []
+
+    def start(*_: object) -> SimpleNamespace:
+        order.append("start")
+        return SimpleNamespace(alive=True, settle=lambda _: None)
+
+    monkeypatch.setattr(loading, "begin_reading", order.append)
+    monkeypatch.setattr(keeper, "RunningPool", start)
+    client = PoolClient(PoolSpec("cpu", (0,)))
+    client.begin("a path")
+    client.begin("a path")
+    assert order == ["a path", "start"]

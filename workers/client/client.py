@@ -27,7 +27,7 @@ from ..wire.protocol import Status
 from .calls import Call, Calls
 from .keeper import Keeper, in_a_living_pool
 from .loaded_models import KnownModel, LoadedModels
-from .loading import load_model
+from .loading import begin, load_model
 from .loop_job import loop_job
 from .patch_cache import PatchCache
 from .requests import Branch, InpaintInputs, LoopRequest, ModelRequest, require_finite
@@ -90,6 +90,15 @@ class PoolClient:
         """
         with self._turns.take(should_cancel):
             return self._keeper.start(should_cancel)
+
+    def begin(self, path: str) -> None:
+        """Start the pool if need be, and do not wait for its ranks: a load of this file is about to come.
+
+        Raises:
+            PoolError: it could not start.
+        """
+        with self._turns:
+            begin(path, self._keeper, never)
 
     def load(
         self,

@@ -66,6 +66,12 @@ class Keeper:
 
     def start(self, should_cancel: ShouldCancel) -> RunningPool:
         """The running pool, started if need be; see `PoolClient.start`."""
+        pool = self.begin(should_cancel)
+        pool.wait_until_ready(should_cancel)
+        return pool
+
+    def begin(self, should_cancel: ShouldCancel) -> RunningPool:
+        """The pool, started if need be, whose ranks may be about to come."""
         if self._end is not None:
             raise self._end
         self.settle(should_cancel)
@@ -78,7 +84,6 @@ class Keeper:
             log.info("Parallel DiT: starting a pool on %s", self.spec)
             self._on_change()
             self.pool = RunningPool(self.spec, self._rank_module)
-        self.pool.wait_until_ready(should_cancel)
         return self.pool
 
     def settle(self, should_cancel: ShouldCancel) -> None:

@@ -18,6 +18,13 @@ from .submission import Callbacks, Reply, ShouldCancel, Submission
 from .survey import surveyed
 
 
+def begin(path: str, keeper: Keeper, should_cancel: ShouldCancel) -> None:
+    """See `PoolClient.begin`."""
+    if keeper.running is None:
+        begin_reading(path)  # while the ranks start
+    keeper.begin(should_cancel)
+
+
 def load_model(
     model: ModelRequest,
     keeper: Keeper,
@@ -34,8 +41,7 @@ def load_model(
     """
     model.check_files()
     ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
-    if keeper.running is None:
-        begin_reading(model.path)  # while the ranks start
+    begin(model.path, keeper, should_cancel)
     pool = keeper.start(should_cancel)
     machine = find_machine(pool.spec)
     config = model.config.to_mapping()
