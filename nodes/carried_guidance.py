@@ -1,39 +1,75 @@
-"""Functions of core nodes around guidance (CFGNorm and the like) as data for the ranks. No ComfyUI needed."""
+"""Guiders, and functions of core nodes around guidance (CFGNorm and others), as data for ranks. No ComfyUI needed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from parallel_runtime.networks.comfyui.guider_rules import GUIDER_RULES, SECOND_SCALE
 from parallel_runtime.networks.comfyui.module_tree import class_name
-from parallel_runtime.networks.comfyui.patch_rules import guidance_rule_of
-from parallel_runtime.requests.requests import Guidance
+from parallel_runtime.networks.comfyui.patch_rules import guidance_rule_of, rule_of
+from parallel_runtime.requests.requests import Guidance, Guider
 
-PLACES = ("sampler_cfg_function", "sampler_pre_cfg_function", "sampler_post_cfg_function")
+_ONE = "sampler_cfg_function"
+PLACES = (_ONE, "sampler_calc_cond_batch_function", "sampler_pre_cfg_function", "sampler_post_cfg_function")
 """Entries of `model_options` that hold such functions, one or several."""
 _SCALARS = (bool, int, float, str, type(None))
 
 
 def is_carried(functions: Any) -> bool:
     """Whether all functions of an entry are made of numbers and of code that ranks have."""
-    return all(
-        guidance_rule_of(class_name(each)) is not None
-        and all(isinstance(value, _SCALARS) for value in _values(each).values())
-        for each in _several(functions)
-    )
+    return all(map(_is_data, _several(functions)))
 
 
-def read_guidance(model_options: Mapping[str, Any]) -> tuple[Guidance, ...]:
-    """The functions of a MODEL, in the order in which they are called; for what `is_carried`."""
-    return tuple(
-        Guidance(place, class_name(each), _values(each))
-        for place in PLACES
-        for each in _several(model_options.get(place, ()))
-    )
+def read_guidance(model_options: Mapping[str, Any], guider: Any) -> tuple[Guidance, ...]:
+    """The functions of a MODEL and of a guider, in the order in which they are called; for what `is_carried`."""
+    found = [_read(place, each) for place in PLACES for each in _several(model_options.get(place, ()))]
+    begin = getattr(guider, "_v_numel", None)
+    own_scale = class_name(type(guider)) == SECOND_SCALE and begin is not None
+    if own_scale and not math.isclose(guider.video_cfg, guider.audio_cfg):
+        values = {"audio_cfg": guider.audio_cfg, "v": begin, "video_cfg": guider.video_cfg}
+        found = [each for each in found if each.place != _ONE]  # which it takes the place of
+        found.insert(0, Guidance(_ONE, f"{SECOND_SCALE}.predict_noise.<locals>.dual_cfg", values))
+    return tuple(found)
+
+
+def acts_inside(guidance: tuple[Guidance, ...]) -> bool:
+    """Whether one of the functions has the network do other than usual inside of it."""
+    rules = [guidance_rule_of(each.code) for each in guidance]
+    return any(rule is not None and rule.functions for rule in rules)
+
+
+def read_guider(guider: Any) -> Guider:
+    """A guider that ranks know."""
+    rule = GUIDER_RULES[class_name(type(guider))]
+    return Guider(rule.code, {name: getattr(guider, name) for name in rule.values})
 
 
 def _several(functions: Any) -> Iterator[Any]:
     yield from functions if isinstance(functions, (list, tuple)) else (functions,)
+
+
+def _is_data(function: Any) -> bool:
+    rule = guidance_rule_of(class_name(function))
+    if rule is None:
+        return False
+    values = {name: value for name, value in _values(function).items() if name != rule.sampling}
+    inside = [values.pop(name) for name in rule.functions if name in values]
+    return all(rule_of(class_name(each)) is not None and not _values(each) for each in inside) and all(
+        isinstance(each, _SCALARS)
+        for value in values.values()
+        for each in (value if isinstance(value, list) else (value,))
+    )
+
+
+def _read(place: str, function: Any) -> Guidance:
+    code = class_name(function)
+    rule, values = guidance_rule_of(code), _values(function)
+    assert rule is not None
+    carried = {name: values[name] for name in rule.values if name in values}
+    carried |= {name: class_name(values[name]) for name in rule.functions if name in values}
+    return Guidance(place, code, carried)
 
 
 def _values(function: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import comfy.model_sampling
 import torch
 from torch import nn
 
-from parallel_runtime.requests.requests import ComfyuiCode, Guidance, HostLoop, Scalar
+from parallel_runtime.requests.requests import ComfyuiCode, Guidance, Guider, HostLoop, Scalar
 from parallel_runtime.said import Said, said
 
 from .known_samplers import KnownSampler
@@ -61,12 +61,12 @@ def make_host_loop(
     known: KnownSampler,
     sampling: Any,
     comfyui: ComfyuiCode,
+    guider: Guider,
     guidance: tuple[Guidance, ...],
-    second_cfg: tuple[int, float] | None,
 ) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
     """The loop, and its tensors; for what has no obstacles."""
     data = read_sampling(sampling)
     assert data is not None
     names = tuple(data.tensors)
-    loop = HostLoop(comfyui, dict(known.options), data.bases, data.values, names, guidance, second_cfg)
+    loop = HostLoop(comfyui, dict(known.options), data.bases, data.values, names, guider, guidance)
     return loop, data.tensors

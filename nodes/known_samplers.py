@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import comfy.samplers
 
+from parallel_runtime.networks.comfyui.guider_rules import GUIDER_RULES
 from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.said import Said, said
-
-from .transportable import GUIDERS, SECOND_SCALE
 
 _RULES = ("sampling_function", "calc_cond_batch", "cfg_function", "KSamplerX0Inpaint")
 """What an evaluation goes through, which other packs may have replaced."""
@@ -54,25 +52,17 @@ def known_sampler(sampler: Any) -> KnownSampler | None:
 
 
 def guider_obstacles(guider: Any) -> list[Said]:
-    """Name where an evaluation by a guider is more than classifier-free guidance.
+    """Name where an evaluation by a guider is none that ranks make.
 
     Args:
         guider: that samples, with the model of Parallel Loader.
     """
     kind = type(guider)
     own = vars(guider).keys() & vars(comfy.samplers.CFGGuider).keys()
-    if class_name(kind) not in GUIDERS or own:
+    if class_name(kind) not in GUIDER_RULES or own:
         return [said("the guider {name}", name=kind.__name__)]
     changed = [name for name in _RULES if getattr(comfy.samplers, name).__module__ != "comfy.samplers"]
     return [said("another comfy.samplers.{name}", name=name) for name in changed]
-
-
-def second_scale(guider: Any) -> tuple[int, float] | None:
-    """Where the second latent begins, and its guidance scale, for a guider that has one of its own."""
-    begin = getattr(guider, "_v_numel", None)
-    if class_name(type(guider)) != SECOND_SCALE or begin is None or math.isclose(guider.video_cfg, guider.audio_cfg):
-        return None
-    return int(begin), float(guider.audio_cfg)
 
 
 def _same(one: Any, other: Any) -> bool:

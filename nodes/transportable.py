@@ -51,10 +51,6 @@ _MODEL_FUNCTIONS = {
     "multigpu_clones": said("ComfyUI's own multi-GPU split"),
     "registered_hooks": said("conditioning hooks"),
 }
-SECOND_SCALE = "comfy_extras.nodes_lt:Guider_LTXAVDualCFG"
-"""A guider that has another scale for the second latent."""
-GUIDERS = {"comfy.samplers:CFGGuider", "comfy_extras.nodes_custom_sampler:Guider_Basic", SECOND_SCALE}
-"""Guiders that evaluate a positive and a negative conditioning."""
 _CONDITION_PARTS = {
     "area": said("an area"),
     "mask": said("a mask"),
@@ -179,13 +175,16 @@ def condition_obstacles(conds: Mapping[str, Sequence[Mapping[str, Any]]]) -> lis
     return found
 
 
-def call_obstacles(calls: Sequence[TransformerCall], latent_shape: Sequence[int], cfg: float) -> list[Said]:
+def call_obstacles(
+    calls: Sequence[TransformerCall], latent_shape: Sequence[int], conds: Sequence[str], cfg: float | None
+) -> list[Said]:
     """Name what in the calls of one step is not a plain evaluation of each branch on the whole latent.
 
     Args:
         calls: of one evaluation by ComfyUI.
         latent_shape: (B, C, ...) of the latent; x may have more channels, if all branches have as many.
-        cfg: guidance scale; other than 1 it needs a negative branch.
+        conds: names of the guider's conditionings, by the index of their branch.
+        cfg: guidance scale of a positive and a negative one, which it needs other than 1; None of other guiders.
     """
     found = []
     batch = latent_shape[0]
@@ -205,11 +204,14 @@ def call_obstacles(calls: Sequence[TransformerCall], latent_shape: Sequence[int]
                 if not _is_batched(value, branches * batch)
             ]
     indices = sorted(index for call in calls for index in call.cond_or_uncond)
-    if indices not in ([0], [0, 1]):
-        positive, negative = indices.count(0), indices.count(1)
-        template = "{positive} positive and {negative} negative evaluations a step"
-        found.append(said(template, positive=positive, negative=negative))
-    elif indices == [0] and not math.isclose(cfg, 1.0):
+    found += [
+        said("{count} {name} evaluations a step", count=indices.count(index), name=name)
+        for index, name in enumerate(conds)
+        if indices.count(index) > 1
+    ]
+    if not indices or (cfg is not None and 0 not in indices):
+        found.append(said("no positive conditioning"))
+    elif cfg is not None and 1 not in indices and not math.isclose(cfg, 1.0):
         found.append(said("no negative conditioning for a CFG other than 1"))
     return found
 

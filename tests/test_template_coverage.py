@@ -274,11 +274,11 @@ def test_loops_run_in_the_pool_unless_the_graph_acts_between_steps():
 
 def test_guiders_samplers_and_families_say_why_their_loops_go_step_by_step():
     graph = Graph()
-    guider = graph.add("DualCFGGuider", "GUIDER", model=("MODEL", load(graph, "mage_flow.safetensors")))
+    guider = graph.add("DualModelGuider", "GUIDER", model=("MODEL", load(graph)))
     loop = graph.add("VOIDSampler", "SAMPLER")
     inputs = {"guider": ("GUIDER", guider), "sampler": ("SAMPLER", loop)}
     save(graph, graph.add("SamplerCustomAdvanced", "LATENT", **inputs))
-    assert set(steps_of(graph)) == {"the guider Guider_DualCFG", "the sampler VOIDSampler"}
+    assert set(steps_of(graph)) == {"the guider Guider_DualModel", "the sampler VOIDSampler"}
     graph = Graph()
     masked = graph.add("SetLatentNoiseMask", "LATENT")
     save(graph, sample(graph, load(graph, "cosmos.safetensors"), latent=masked))

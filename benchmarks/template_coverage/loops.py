@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from nodes.transportable import GUIDERS, condition_obstacles, loop_obstacles
+from nodes.transportable import condition_obstacles, loop_obstacles
+from parallel_runtime.networks.comfyui.guider_rules import GUIDER_RULES
 from parallel_runtime.networks.comfyui.networks import NETWORKS
 
 from .file_names import class_of
@@ -21,6 +22,7 @@ _GUIDERS = {
     "DualCFGGuider": f"{_EXTRAS}custom_sampler:Guider_DualCFG",
     "DualModelGuider": f"{_EXTRAS}custom_sampler:Guider_DualModel",
     "LTXVDualCFGGuider": f"{_EXTRAS}lt:Guider_LTXAVDualCFG",
+    "PerpNegGuider": f"{_EXTRAS}perpneg:Guider_PerpNeg",
 }
 """Class of the GUIDER that a node gives."""
 _OWN_SAMPLERS = {"VOIDSampler": "the sampler VOIDSampler", "SamplerARVideo": "the sampler SamplerARVideo"}
@@ -123,7 +125,7 @@ def _reasons(run: Run, sampler: Path, loaders: set[Path]) -> Iterator[str]:
     latents = run.reached([sampler], lambda node, name: run.carries(node, name, "LATENT"))
     for path in sorted(around):
         node = run.prompt[path]
-        if "GUIDER" in node.outputs and (guider := _GUIDERS.get(node.kind)) not in GUIDERS:
+        if "GUIDER" in node.outputs and (guider := _GUIDERS.get(node.kind)) not in GUIDER_RULES:
             yield f"the guider {node.kind if guider is None else guider.partition(':')[2]}"
         if node.kind in _OWN_SAMPLERS:
             yield _OWN_SAMPLERS[node.kind]

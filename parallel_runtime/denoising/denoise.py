@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ..errors import RequestError
-from ..networks.lead import of_first_rank
 from ..requests.conditioning import Conditioning
 from ..requests.control import Cancelled, Control
 from ..requests.requests import Sample, share_name
 from ..said import said
 from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.noise import NoiseSource
-from ..sampling.own_timesteps import FIRST, OwnTimestep
+from ..sampling.own_timesteps import OwnTimestep
 from ..sampling.prediction import find_prediction
 from ..sampling.samplers import StepState, find_sampler
 from .checks import FIXED_CHANNELS, INPAINT, check_inputs
-from .predict import Call, Predictor
+from .evaluation import Evaluation
+from .predict import Predictor
 
 Told = Callable[[int, torch.Tensor], None]
 """(index of a step, its denoised latent), once a step; what it raises ends the run, on all ranks."""
@@ -31,21 +31,12 @@ class Loop:
         request: what was asked for.
         dtype: the transformer's; the latent itself stays float32, as in ComfyUI.
         unlike: the ranks' devices are of several kinds. The same on all ranks: it leads to collectives.
-
-    Raises:
-        RequestError: branches that guidance cannot combine.
     """
 
     def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
         self.request = request
         self.dtype = dtype
         self.unlike = unlike
-        if [branch.index for branch in request.branches] not in ([0], [0, 1]):
-            raise RequestError(
-                "Sampling in the pool takes a positive and at most one negative conditioning.",
-                "Use KSampler for this graph.",
-            )
-        check_guidance(len(request.branches), request.cfg)
 
     def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """Refuse what would only fail in the loop. Runs on meta tensors; `device` is where the loop will run.
@@ -75,14 +66,7 @@ class Loop:
         """
         total = len(tensors["sigmas"]) - 1
         own_timesteps = _read_own_timesteps(self.request, tensors)
-
-        def predict(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
-            if self.unlike:
-                x = of_first_rank(x, predictor.mesh)
-            inputs = self.model_inputs(x, tensors)
-            each = zip(inputs, branches, own_timesteps, strict=True)
-            calls = [_call(seen, timestep, branch, own) for seen, branch, own in each]
-            return [output.float() for output in predictor(calls)]
+        evaluate = Evaluation(predictor, branches, own_timesteps, lambda x: self.model_inputs(x, tensors), self.unlike)
 
         def on_step(index: int, denoised: torch.Tensor) -> None:
             # Nodes with an output for the denoised latent want the last one, previews or not.
@@ -90,7 +74,7 @@ class Loop:
             if control.all_stop(predictor.mesh.members):
                 raise Cancelled
 
-        return self._steps(predict, tensors, on_step)
+        return self._steps(evaluate, tensors, on_step)
 
     def model_inputs(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """One input of the transformer per CFG branch, in its dtype: x, and the branch's fixed channels after it."""
@@ -106,7 +90,7 @@ class Loop:
             return Inpaint(mask, latent_image, noise, self.request.inpaint_clean)
         return None
 
-    def _steps(self, predict: Predict, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
+    def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
         """Take all steps."""
         raise NotImplementedError
 
@@ -120,6 +104,12 @@ class Denoising(Loop):
 
     def __init__(self, request: Sample, dtype: torch.dtype, unlike: bool = False):
         super().__init__(request, dtype, unlike)
+        if [branch.index for branch in request.branches] not in ([0], [0, 1]):
+            raise RequestError(
+                "Sampling in the pool takes a positive and at most one negative conditioning.",
+                "Use KSampler for this graph.",
+            )
+        check_guidance(len(request.branches), request.cfg)
         self.sampler = find_sampler(request.sampler)
         self.prediction = find_prediction(request.prediction)
 
@@ -128,13 +118,13 @@ class Denoising(Loop):
         super().check(tensors, device)
         self.noise(torch.empty(0, device=device))
 
-    def _steps(self, predict: Predict, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
+    def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
         def tell(state: StepState) -> None:
             on_step(state.index, state.denoised)
 
         x = tensors["x"]
         return self.sampler(
-            self.denoiser(predict, tensors),
+            self.denoiser(evaluate, tensors),
             x,
             tensors["sigmas"],
             noise=self.noise(x),
@@ -184,14 +174,3 @@ def _read_own_timesteps(request: Sample, tensors: Mapping[str, torch.Tensor]) ->
             raise RequestError(said("The model's own timesteps did not come along for each picture."), "Report this.")
         found[index][name] = OwnTimestep(share, begin)
     return list(found.values())
-
-
-def _call(
-    x: torch.Tensor, timestep: torch.Tensor, conditioning: Conditioning, own_timesteps: Mapping[str, OwnTimestep]
-) -> Call:
-    """The call of one branch at a timestep (B,) of the loop."""
-    made = {name: own.at(timestep) for name, own in own_timesteps.items()}
-    first = made.pop(FIRST, timestep)
-    if made:
-        conditioning = Conditioning({**conditioning.arguments, **made}, conditioning.shared)
-    return Call(x, first, conditioning)

@@ -7,13 +7,16 @@ from collections.abc import Mapping
 import torch
 
 from ..errors import RequestError
+from ..networks.comfyui.guider_rules import CFG
 from ..networks.comfyui.host_code import use_comfyui
 from ..networks.comfyui.host_samplers import HostSampler, make_sampling
 from ..networks.comfyui.live_guidance import make_guidance
+from ..networks.comfyui.live_guider import GuidedModel, load_guider
 from ..requests.requests import HostLoop, Sample, sampling_name
 from ..said import said
-from ..sampling.denoiser import Predict
+from ..sampling.denoiser import check_guidance
 from .denoise import Loop, Told
+from .evaluation import Evaluation
 
 _ADAPTIVE = "dpm_adaptive"
 
@@ -22,7 +25,7 @@ class HostDenoising(Loop):
     """A loop of ComfyUI's samplers. Arguments as of `Loop`.
 
     Raises:
-        RequestError: a sampler that this ComfyUI does not have, or branches that guidance cannot combine.
+        RequestError: a sampler, guider or function that this ComfyUI does not have, or that no rank may run.
         ConfigurationError: there is no ComfyUI on this rank's host.
     """
 
@@ -39,7 +42,10 @@ class HostDenoising(Loop):
             )
         use_comfyui(host.comfyui.folder, {**host.comfyui.options, "cpu": device.type == "cpu"})
         self._sampler = HostSampler(request.sampler, host.options)
-        self._guidance = make_guidance(host.guidance, request.cfg, host.second_cfg)
+        if host.guider.code == CFG:
+            check_guidance(len(request.branches), request.cfg)
+        self._guider = load_guider(host.guider, [branch.index for branch in request.branches])
+        make_guidance(host.guidance, None)
 
     def check(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """Also the noise, which ComfyUI's samplers draw where the latent is.
@@ -59,16 +65,15 @@ class HostDenoising(Loop):
             )
         self._make_sampling(tensors)
 
-    def _steps(self, predict: Predict, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
+    def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
+        sampling = self._make_sampling(tensors)
         return self._sampler.run(
-            predict,
-            self._make_sampling(tensors),
+            GuidedModel(self._guider, evaluate, sampling, self.inpaint(tensors)),
+            sampling,
             tensors["x"],
             tensors["sigmas"],
-            cfg=self.request.cfg,
             seed=self.request.seed,
-            inpaint=self.inpaint(tensors),
-            guidance=self._guidance,
+            guidance=make_guidance(self._host.guidance, sampling),
             on_step=on_step,
         )
 

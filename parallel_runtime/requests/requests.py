@@ -155,10 +155,22 @@ class Guidance(msgspec.Struct, frozen=True):
     Args:
         place: entry of ComfyUI's `model_options` that holds it.
         code: "module:qualified name", one of those that ranks know (networks/comfyui/patch_rules.py).
-        values: what it was made with.
+        values: what it was made with; of a function for the inside of the network, the name of its code.
     """
 
     place: str
+    code: str
+    values: dict[str, Scalar | list[int]]
+
+
+class Guider(msgspec.Struct, frozen=True):
+    """Whose code makes an evaluation of the CFG branches.
+
+    Args:
+        code: "module:Class", one of those that ranks know (networks/comfyui/guider_rules.py).
+        values: its attributes.
+    """
+
     code: str
     values: dict[str, Scalar]
 
@@ -173,8 +185,8 @@ class HostLoop(msgspec.Struct, frozen=True):
         options: arguments of the sampler's function.
         bases: classes of ComfyUI's `model_sampling` that the model's own is made of.
         values, tensors: what that object holds, by name.
+        guider: that evaluates; the index of a branch is the place of its conditioning there.
         guidance: functions of nodes, in the order in which they are called.
-        second_cfg: of a latent with several in one, where the second begins, and its own guidance scale.
     """
 
     comfyui: ComfyuiCode
@@ -182,8 +194,8 @@ class HostLoop(msgspec.Struct, frozen=True):
     bases: tuple[str, ...]
     values: dict[str, Scalar]
     tensors: tuple[str, ...]
+    guider: Guider
     guidance: tuple[Guidance, ...] = ()
-    second_cfg: tuple[int, float] | None = None
 
 
 def sampling_name(name: str) -> str:

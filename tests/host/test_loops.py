@@ -35,7 +35,16 @@ GUIDANCE = {
     "CFGZeroStar": {},
     "TCFG": {},
     "Mahiro": {},
-}
+    "RescaleCFG": {"multiplier": 0.7},
+    "SkipLayerGuidanceSD3": {"layers": "1", "scale": 2.0, "start_percent": 0.3, "end_percent": 0.8},
+    "SkipLayerGuidanceDiT": {
+        "double_layers": "0", "single_layers": "0, 1", "scale": 3.0, "start_percent": 0.0, "end_percent": 0.7,
+        "rescaling_scale": 0.4,
+    },
+    "SkipLayerGuidanceDiTSimple": {
+        "double_layers": "", "single_layers": "1", "start_percent": 0.2, "end_percent": 1.0,
+    },
+}  # fmt: skip
 """Nodes that set a function around guidance, and their inputs."""
 
 
@@ -71,7 +80,7 @@ def guided(workflow: Workflow, *names: str) -> Prompt:
     for name in names:
         graph[name] = node(name.partition(" ")[0], model=link(model), **GUIDANCE[name])
         model = name
-    graph[SAMPLER]["inputs"]["model"] = link(model)
+    graph["guider" if "guider" in graph else SAMPLER]["inputs"]["model"] = link(model)
     return graph
 
 
@@ -92,3 +101,41 @@ def test_several_functions_around_guidance_run_in_their_order(host, sampler):
     workflow = Workflow(cfg=4.0, latent=PICTURE, sampler=sampler, mask=True)
     names = ("CFGZeroStar", "TCFG", "CFGNorm before", "CFGNorm")
     in_the_pool(host, guided(workflow, *names), guided(workflow.on("cpu:3"), *names))
+
+
+GUIDERS = {
+    "DualCFGGuider regular": {"cfg_conds": 3.0, "cfg_cond2_negative": 4.0, "style": "regular"},
+    "DualCFGGuider nested": {"cfg_conds": 3.0, "cfg_cond2_negative": 4.0, "style": "nested"},
+    "DualCFGGuider without a negative": {"cfg_conds": 3.0, "cfg_cond2_negative": 1.0, "style": "regular"},
+    "PerpNegGuider": {"cfg": 4.0, "neg_scale": 1.5},
+    "PerpNegGuider without a negative": {"cfg": 4.0, "neg_scale": 0.0},
+}
+"""Nodes that give a guider of three conditionings, and their inputs."""
+
+
+def with_guider(workflow: Workflow, name: str, *functions: str) -> Prompt:
+    """By this guider, with these nodes on its MODEL."""
+    graph = guided(workflow, *functions)
+    kind = name.partition(" ")[0]
+    third = node("TestRandomConditioning", seed=33, length=5, width=64, pooled=32, guidance=3.0)
+    graph["third"] = third
+    first, second = ("cond1", "cond2") if kind == "DualCFGGuider" else ("positive", "empty_conditioning")
+    conds = {first: link("positive"), second: link("third"), "negative": link("negative")}
+    graph["guider"] = node(kind, model=link(functions[-1] if functions else "model"), **conds, **GUIDERS[name])
+    return graph
+
+
+@pytest.mark.slow_but_for("DualCFGGuider regular-cpu:2")
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+@pytest.mark.parametrize("name", GUIDERS)
+def test_guiders_of_three_conditionings_run_in_the_ranks(host, name, devices):
+    workflow = Workflow(sampler_node="SamplerCustomAdvanced", latent=PICTURE, sampler="dpmpp_2m")
+    in_the_pool(host, with_guider(workflow, name), with_guider(workflow.on(devices), name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["DualCFGGuider nested", "PerpNegGuider"])
+def test_functions_and_guiders_run_together_over_a_batch_and_a_mask(host, name):
+    workflow = Workflow(sampler_node="SamplerCustomAdvanced", latent=PICTURE, sampler="er_sde", mask=True)
+    functions = ("CFGNorm", "SkipLayerGuidanceDiT")
+    in_the_pool(host, with_guider(workflow, name, *functions), with_guider(workflow.on("cpu:3"), name, *functions))

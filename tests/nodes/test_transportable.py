@@ -22,6 +22,7 @@ from nodes.transportable import (
 from parallel_runtime.requests.conditioning import Shared
 
 LATENT = (2, 4, 6, 8)
+CONDS = ("positive", "negative")
 SIGMA = torch.full((2,), 0.75)
 NO_CHANGES = {
     "weight_wrappers": {},
@@ -126,7 +127,7 @@ def test_conditionings_that_are_more_than_a_text_are_named(conds, name):
 )
 def test_plain_evaluations_have_no_obstacles(calls):
     cfg = 1.0 if len(calls) == 1 and calls[0].cond_or_uncond == [0] else 4.0
-    assert call_obstacles(calls, LATENT, cfg) == []
+    assert call_obstacles(calls, LATENT, CONDS, cfg) == []
 
 
 @pytest.mark.parametrize(
@@ -136,17 +137,18 @@ def test_plain_evaluations_have_no_obstacles(calls):
         ([make_call((0,), channels=8), make_call((1,))], "for one conditioning only"),
         ([make_call(size=(6, 4))], "shape"),
         ([make_call((0,)), make_call((0,))], "2 positive"),
-        ([make_call((1,))], "0 positive"),
+        ([make_call((1,))], "no positive"),
         ([make_call((1, 0), y=torch.ones(1, 3))], "shared input y"),
         ([make_call((1, 0), ref_latents=[torch.ones(1, 3)])], "shared input ref_latents"),
     ],
 )
 def test_evaluations_that_are_not_plain_are_named(calls, name):
-    assert name in " ".join(call_obstacles(calls, LATENT, 1.0))
+    assert name in " ".join(call_obstacles(calls, LATENT, CONDS, 1.0))
 
 
 def test_guidance_without_a_negative_is_named():
-    assert "no negative" in " ".join(call_obstacles([make_call()], LATENT, 4.0))
+    assert "no negative" in " ".join(call_obstacles([make_call()], LATENT, CONDS, 4.0))
+    assert call_obstacles([make_call((1, 2))], LATENT, ("negative", "middle", "positive"), None) == []
 
 
 def test_extra_channels_of_batched_branches_are_taken_apart_in_the_order_of_their_index():
@@ -156,7 +158,7 @@ def test_extra_channels_of_batched_branches_are_taken_apart_in_the_order_of_thei
     assert positive.shape == negative.shape == (2, 2, 6, 8)
     assert positive.abs().max() == 0
     assert negative.amin((0, 2, 3)).tolist() == negative.amax((0, 2, 3)).tolist() == [7.0, 8.0]
-    assert call_obstacles(calls, LATENT, 4.0) == []
+    assert call_obstacles(calls, LATENT, CONDS, 4.0) == []
 
 
 def test_a_plain_latent_has_no_extra_channels():

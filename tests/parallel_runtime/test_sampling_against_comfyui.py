@@ -227,21 +227,21 @@ def test_ddim_differs_from_euler_under_a_mask_only(comfy):
 
 
 def test_the_node_knows_which_outputs_the_pool_can_read(comfy):
-    pool_loop = import_module("nodes.pool_loop")
+    asked_loop = import_module("nodes.asked_loop")
     known = {"FLUX": "flow", "FLOW": "flow", "EPS": "eps", "V_PREDICTION": "v_prediction"}
     known |= {"V_PREDICTION_EDM": "v_prediction", "V_PREDICTION_CONTINUOUS": "v_prediction"}
     for name in (*known, "EDM", "IMG_TO_IMG", "FLOW_COSMOS", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"):
         sampling = comfy.model_base.model_sampling(
             SimpleNamespace(sampling_settings={}), comfy.model_base.ModelType[name]
         )
-        assert pool_loop.prediction_name(sampling) == known.get(name, "")
-        obstacles = pool_loop.sampling_obstacles(SimpleNamespace(model_sampling=sampling))
+        assert asked_loop.prediction_name(sampling) == known.get(name, "")
+        obstacles = asked_loop.sampling_obstacles(sampling)
         assert bool(obstacles) == (name not in known)
     scaled = model_sampling(comfy, "FLUX", noise_scale=1.7)
-    assert pool_loop.sampling_obstacles(SimpleNamespace(model_sampling=scaled)) == ["a noise scale"]
+    assert asked_loop.sampling_obstacles(scaled) == ["a noise scale"]
     scaled = model_sampling(comfy, "EPS")
     scaled.sigma_data = 0.5
-    assert pool_loop.sampling_obstacles(SimpleNamespace(model_sampling=scaled)) == ["a scale of the data"]
+    assert asked_loop.sampling_obstacles(scaled) == ["a scale of the data"]
 
 
 def test_all_of_comfyuis_samplers_are_known_by_their_objects_and_no_others(comfy):
@@ -307,7 +307,10 @@ def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
 @pytest.mark.parametrize("name", ["res_multistep", "er_sde", "gradient_estimation_cfg_pp", "dpm_adaptive", "dpmpp_sde"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cfg, masked):
+    from parallel_runtime.networks.comfyui.guider_rules import CFG
     from parallel_runtime.networks.comfyui.host_samplers import HostSampler
+    from parallel_runtime.networks.comfyui.live_guider import GuidedModel, load_guider
+    from parallel_runtime.requests.requests import Guider
 
     sampling, sigmas = model_sampling(comfy, "FLUX"), schedule(comfy, "simple_8")
     noise, latent, mask = latents("cpu")
@@ -319,12 +322,15 @@ def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cf
         mask if masked else None,
     )  # fmt: skip
     start = sampling.noise_scaling(sigmas[0], noise, latent, True)
+    # At CFG 1 the negative branch is left out, but for samplers that look at it.
+    indices = [0, 1] if cfg != 1.0 or name.endswith("cfg_pp") else [0]
+    guider = load_guider(Guider(CFG, {"cfg": cfg}), indices)
+    evaluate = SimpleNamespace(
+        some=lambda x, timestep, asked: [predict(x, timestep)[each.branch] for each in asked], agreed=lambda x: x
+    )
     ours = HostSampler(name, {}).run(
-        # At CFG 1 the negative branch is left out, but for samplers that look at it.
-        lambda x, timestep: predict(x, timestep)[: 2 if cfg != 1.0 or name.endswith("cfg_pp") else 1],
-        sampling, start, sigmas, cfg=cfg, seed=SEED,
-        inpaint=Inpaint(mask, latent, noise) if masked else None, guidance={},
-        on_step=lambda index, denoised: steps.append((index, denoised)),
+        GuidedModel(guider, evaluate, sampling, Inpaint(mask, latent, noise) if masked else None), sampling, start,
+        sigmas, seed=SEED, guidance={}, on_step=lambda index, denoised: steps.append((index, denoised)),
     )  # fmt: skip
     assert (ours - wanted).abs().max() <= 1e-6 * wanted.abs().max()
     assert [index for index, _ in steps] == [index for index, _ in theirs]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib
+import importlib.abc
+import importlib.util
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,13 +122,17 @@ def build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
     module, _, path = code.partition(":")
     owner, *inner = [name for name in path.split(".") if name != "<locals>"]
     try:
+        if rule.uses:
+            uses = {name: importlib.import_module(name) for name in rule.uses}
+            return _closure(_code_in(_unimported(module), (owner, *inner)), uses, values, rule.defaults)
         found = getattr(importlib.import_module(module), owner)
         if not inner:
             live = object.__new__(found)
             live.__dict__.update(values)
             return live
         function = getattr(found, inner[0])
-        return _closure(getattr(function, "__func__", function), inner[-1], values, rule.defaults)
+        function = getattr(function, "__func__", function)
+        return _closure(_code_in(function.__code__, inner[1:]), function.__globals__, values, rule.defaults)
     except (ImportError, AttributeError, KeyError, StopIteration) as error:
         raise RequestError(
             said(
@@ -140,12 +145,26 @@ def build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
         ) from error
 
 
+def _unimported(module: str) -> types.CodeType:
+    """The code of a module's file, which does not run."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
+        raise ImportError(f"there is no {module}")
+    code = spec.loader.get_code(module)
+    assert code is not None
+    return code
+
+
+def _code_in(code: types.CodeType, path: Sequence[str]) -> types.CodeType:
+    """Of a class or function that is written inside of another one, by their names."""
+    for name in path:
+        code = next(each for each in code.co_consts if isinstance(each, types.CodeType) and each.co_name == name)
+    return code
+
+
 def _closure(
-    function: types.FunctionType, name: str, values: Mapping[str, Any], defaults: tuple[Any, ...]
+    code: types.CodeType, uses: dict[str, Any], values: Mapping[str, Any], defaults: tuple[Any, ...]
 ) -> types.FunctionType:
-    """The function that is written inside of another under this name, over these values."""
-    code = next(
-        each for each in function.__code__.co_consts if isinstance(each, types.CodeType) and each.co_name == name
-    )
+    """The function of a code over these values."""
     cells = tuple(types.CellType(values[variable]) for variable in code.co_freevars)
-    return types.FunctionType(code, function.__globals__, name, defaults, cells)
+    return types.FunctionType(code, uses, code.co_name, defaults, cells)

@@ -26,6 +26,9 @@ class PatchRule:
         encodes: it takes a picture through a VAE when the latent's size is another than before, which the client has it
             do before it sends what came of it.
         defaults: of a function's last arguments.
+        functions: values that are functions of the table of those for the inside of a network.
+        sampling: value that is the model sampling, which a rank has itself.
+        uses: modules that it uses, where its own is not to be imported: that imports all of ComfyUI's nodes.
     """
 
     node: str
@@ -36,6 +39,9 @@ class PatchRule:
     remembers: bool = False
     encodes: bool = False
     defaults: tuple[None, ...] = ()
+    functions: tuple[str, ...] = ()
+    sampling: str = ""
+    uses: tuple[str, ...] = ()
 
 
 _LLLITE, _MULTITALK = "comfy.ldm.anima.lllite", "comfy.ldm.wan.model_multitalk"
@@ -43,6 +49,7 @@ _MODEL_PATCH = "comfy_extras.nodes_model_patch"
 _DOWNSCALE = "comfy_extras.nodes_model_downscale:PatchModelAddDownscale"
 _NO_DEVICES: Mapping[str, Any] = {"on_cpu_devices": {}}
 _SIGMAS = ("sigma_start", "sigma_end")
+_SKIPPED = ("double_layers", "single_layers")
 
 PATCH_RULES: Mapping[str, PatchRule] = {
     "comfy_extras.nodes_slg:SkipLayerGuidanceDiT.skip": PatchRule("SkipLayerGuidanceDiT"),
@@ -98,14 +105,31 @@ are called otherwise in other versions of ComfyUI."""
 
 
 GUIDANCE_RULES: Mapping[str, PatchRule] = {
+    "comfy_extras.nodes_model_advanced:RescaleCFG.rescale_cfg": PatchRule(
+        "RescaleCFG", ("is_flow", "multiplier"), uses=("torch",)
+    ),
+    "comfy_extras.nodes_lt:Guider_LTXAVDualCFG.dual_cfg": PatchRule(
+        "LTXVDualCFGGuider", ("audio_cfg", "v", "video_cfg"), uses=("math",)
+    ),
+    "comfy_extras.nodes_slg:SkipLayerGuidanceDiT.post_cfg_function": PatchRule(
+        "SkipLayerGuidanceDiT",
+        (*_SKIPPED, *_SIGMAS, "scale", "rescaling_scale", "start_percent"),
+        functions=("skip",),
+        sampling="model_sampling",
+    ),
+    "comfy_extras.nodes_slg:SkipLayerGuidanceDiTSimple.calc_cond_batch_function": PatchRule(
+        "SkipLayerGuidanceDiTSimple", (*_SKIPPED, *_SIGMAS), functions=("skip",)
+    ),
+    "comfy_extras.nodes_pag:PerturbedAttentionGuidance.post_cfg_function": PatchRule(
+        "PerturbedAttentionGuidance", ("scale", "unet_block", "unet_block_id"), functions=("perturbed_attention",)
+    ),
     "comfy_extras.nodes_cfg:CFGNorm.cfg_norm": PatchRule("CFGNorm", ("strength",)),
     "comfy_extras.nodes_cfg:CFGNorm.cfg_norm_pre": PatchRule("CFGNorm", ("strength",)),
     "comfy_extras.nodes_cfg:CFGZeroStar.cfg_zero_star": PatchRule("CFGZeroStar"),
     "comfy_extras.nodes_mahiro:Mahiro.mahiro_normd": PatchRule("Mahiro"),
     "comfy_extras.nodes_tcfg:TCFG.tangential_damping_cfg": PatchRule("TCFG"),
 }
-"""Functions around guidance, which a loop calls and no network. Those of modules that import all of ComfyUI's nodes
-(RescaleCFG) are not among them."""
+"""Functions around guidance, which a loop calls and no network."""
 
 
 def name_of(code: str) -> str:

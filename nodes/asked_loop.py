@@ -1,0 +1,156 @@
+"""A denoising loop as a node asks ComfyUI for it, and what one of its evaluations hands to the transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import comfy.model_base
+import comfy.model_sampling
+import torch
+
+from parallel_runtime.networks.comfyui.blocks import Network
+from parallel_runtime.networks.comfyui.guider_rules import CFG, GUIDER_RULES, GuiderRule
+from parallel_runtime.networks.comfyui.module_tree import class_name
+from parallel_runtime.networks.comfyui.networks import find_network
+from parallel_runtime.said import Said, said
+from parallel_runtime.sampling.own_timesteps import OwnTimestep, are_plain, find_own_timesteps
+from parallel_runtime.sampling.samplers import SAMPLERS
+
+from .carried_guidance import PLACES, read_guidance
+from .known_samplers import KnownSampler
+from .transportable import split_timesteps
+
+if TYPE_CHECKING:
+    from parallel_runtime.requests.requests import Guidance
+
+    from .remote_transformer import RemoteTransformer
+    from .transformer_call import TransformerCall
+
+_PREDICTIONS = {
+    "flow": comfy.model_sampling.CONST,
+    "eps": comfy.model_sampling.EPS,
+    "v_prediction": comfy.model_sampling.V_PREDICTION,
+}
+_RULES = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
+
+
+def prediction_name(sampling: Any) -> str:
+    """Return the pool's name for what a model's output means; empty where the pool does not know it.
+
+    Args:
+        sampling: ComfyUI's model sampling; a subclass that changes one of the rules is not known.
+    """
+    own = type(sampling)
+    for name, plain in _PREDICTIONS.items():
+        if issubclass(own, plain) and all(getattr(own, rule) is getattr(plain, rule) for rule in _RULES):
+            return name
+    return ""
+
+
+def sampling_obstacles(sampling: Any) -> list[Said]:
+    """Name where ComfyUI's model sampling differs from what the pool's own samplers know."""
+    found = [] if prediction_name(sampling) else [said("the model sampling {name}", name=type(sampling).__name__)]
+    for setting, text in {"noise_scale": said("a noise scale"), "sigma_data": said("a scale of the data")}.items():
+        if getattr(sampling, setting, 1.0) != 1.0:
+            found.append(text)
+    return found
+
+
+@dataclass(frozen=True)
+class AskedLoop:
+    """The sampler, and the other arguments of KSAMPLER.sample.
+
+    Args:
+        remote: the transformer of the guider's model.
+        known: the sampler.
+        guider: one of those that ranks know.
+    """
+
+    remote: RemoteTransformer
+    known: KnownSampler
+    guider: Any
+    extra_args: Mapping[str, Any]
+    callback: Any
+    noise: torch.Tensor
+    latent_image: torch.Tensor
+    denoise_mask: torch.Tensor | None
+
+    @property
+    def model(self) -> Any:
+        """ComfyUI's BaseModel."""
+        return self.guider.inner_model
+
+    @property
+    def sampling(self) -> Any:
+        """ComfyUI's model sampling."""
+        return self.model.model_sampling
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """ComfyUI's `model_options`."""
+        options: Mapping[str, Any] = self.extra_args["model_options"]
+        return options
+
+    @property
+    def rule(self) -> GuiderRule:
+        """What is known of the guider."""
+        return GUIDER_RULES[class_name(type(self.guider))]
+
+    @property
+    def guidance(self) -> tuple[Guidance, ...]:
+        """Functions around guidance; where `loop_obstacles` has none."""
+        return read_guidance(self.options, self.guider)
+
+    @cached_property
+    def guided(self) -> bool:
+        """Whether guidance is more than one scale between two predictions."""
+        return bool(self.guidance) or self.rule.code != CFG
+
+    @cached_property
+    def by_comfyui(self) -> bool:
+        """Whether ComfyUI's own code for the sampler is to run in the ranks, rather than ours."""
+        known = self.known
+        if known.name not in SAMPLERS or known.options or self.guided:
+            return True
+        return bool(sampling_obstacles(self.sampling))
+
+    @property
+    def network(self) -> Network | None:
+        """What is known of the network, where it is ComfyUI's own."""
+        return find_network(type(self.model.diffusion_model)) if self.remote.model.comfyui is not None else None
+
+    @property
+    def masks_noised(self) -> bool:
+        """Whether the model sees what a mask keeps with the noise of each step."""
+        return type(self.model).scale_latent_inpaint is comfy.model_base.BaseModel.scale_latent_inpaint
+
+    def evaluate_dry(self, x: torch.Tensor, sigma: torch.Tensor) -> list[TransformerCall]:
+        """Let ComfyUI prepare one step; what it hands to the transformer is what the pool gets.
+
+        Functions around guidance are left out, as they would see no predictions.
+        """
+        options = {name: value for name, value in self.options.items() if name not in PLACES}
+        if self.known.name.endswith("cfg_pp"):  # they look at the negative prediction at any scale
+            options["disable_cfg1_optimization"] = True
+        with self.remote.capture(x.shape[1]) as calls:
+            self.guider(x, sigma, model_options=options, seed=self.extra_args["seed"])
+        return calls
+
+    def own_timesteps(
+        self, calls: list[TransformerCall], x: torch.Tensor, sigma: torch.Tensor
+    ) -> Mapping[int, Mapping[str, OwnTimestep]] | None:
+        """The timesteps that the model makes of a step's; None where they are no shares of it.
+
+        Args:
+            calls: of an evaluation at this sigma.
+        """
+        rows, told = x.shape[0], self.sampling.timestep
+        timestep, found = told(sigma).float().expand(rows), split_timesteps(calls)
+        if are_plain(found, timestep):
+            return {}
+        later = sigma / 2
+        others = split_timesteps(self.evaluate_dry(x, later.expand(rows)))
+        return find_own_timesteps((timestep, found), (told(later).float().expand(rows), others))

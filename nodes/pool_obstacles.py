@@ -1,0 +1,77 @@
+"""Why a loop has to go step by step, as far as that can be told before anything is evaluated."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from parallel_runtime.device_kind import device_kind
+from parallel_runtime.said import Said, said
+from parallel_runtime.sampling.samplers import SAMPLERS
+
+from .asked_loop import AskedLoop, sampling_obstacles
+from .host_loop import host_obstacles
+from .transportable import condition_obstacles, loop_obstacles
+
+_OF_SEVERAL = "CFGGuider.sample.<locals>.callback"
+"""ComfyUI's own, around another one: of several latents in one it takes them apart."""
+
+
+def find_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
+    """Name everything that the pool would do otherwise than ComfyUI's own loop."""
+    found = loop_obstacles(loop.options)
+    carried = not found
+    found += condition_obstacles(loop.guider.conds)
+    if carried and loop.remote.stages > 1:
+        found += _stage_obstacles(loop, steps)
+    elif carried and loop.by_comfyui:
+        found += host_obstacles(loop.known, loop.sampling)
+    if not is_comfyuis(loop.callback):
+        found.append(said("a node that looks at each step"))
+    if loop.denoise_mask is not None and not (loop.masks_noised or _kept_clean(loop)):
+        found.append(said("the noise mask of {name}", name=type(loop.model).__name__))
+    if carried and (loop.by_comfyui or SAMPLERS[loop.known.name].adds_noise) and not _same_noise(loop):
+        found.append(said("noise of a device that the pool does not have"))
+    return found
+
+
+def _stage_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
+    """What stages do not know: they run our own samplers."""
+    known, found = loop.known, sampling_obstacles(loop.sampling)
+    if known.name not in SAMPLERS or known.options:
+        found.append(said("the sampler {name} over stages", name=known.title))
+    if loop.guided:
+        found.append(said("a custom CFG function"))
+    if 0 < steps < loop.remote.model.config.warmup_steps:
+        found.append(said("fewer steps than PipeFusion warms up for"))
+    return found
+
+
+def _kept_clean(loop: AskedLoop) -> bool:
+    """Whether the model sees what a mask keeps as it is, at each step."""
+    kept, sigma = loop.latent_image, loop.noise.new_ones(loop.noise.shape[0])
+    seen = loop.model.scale_latent_inpaint(
+        x=loop.noise, sigma=sigma, noise=loop.noise, latent_image=kept, denoise_mask=loop.denoise_mask
+    )
+    return seen is kept
+
+
+def _same_noise(loop: AskedLoop) -> bool:
+    """The pool draws ComfyUI's numbers: on a CPU always, on a GPU where the first rank has one of the same kind."""
+    device, config = loop.guider.model_patcher.load_device, loop.remote.model.config
+    if device.type == "cuda":
+        first = torch.device("cuda", (config.device_indices or (0,))[0])
+        return not config.devices.startswith("cpu") and device_kind(first) == device_kind(device)
+    return bool(device.type == "cpu")
+
+
+def is_comfyuis(callback: Any) -> bool:
+    """Whether a callback is none, or that of ComfyUI's nodes, which reads the denoised latent alone."""
+    if getattr(callback, "__qualname__", "") == _OF_SEVERAL and callback.__module__ == "comfy.samplers":
+        return is_comfyuis(inspect.getclosurevars(callback).nonlocals.get("packed_callback"))
+    return callback is None or (
+        getattr(callback, "__module__", "") == "latent_preview"
+        and getattr(callback, "__qualname__", "") == "prepare_callback.<locals>.callback"
+    )
