@@ -20,7 +20,7 @@ class ParallelExtension(ComfyExtension):
 
     @override
     async def on_load(self) -> None:
-        """Add routes, and start the pool now if the last session had one or the artist set that."""
+        """Add routes, and start the pool now, unless the last session did not use it or the artist set that."""
         if self._loaded:
             return
         self._loaded = True

@@ -1,4 +1,4 @@
-"""The pool starts together with ComfyUI where the last session had one, or as the artist wishes."""
+"""The pool starts together with ComfyUI: where the last session used one, in the first session, or as is wished."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 
-from .last_devices import last_devices
+from .last_devices import take_last_devices
 from .panel.settings import START_DEVICES, read_settings, settings_file
 
 if TYPE_CHECKING:
@@ -41,6 +43,13 @@ def wished_devices(file: Path, environment: str | None, last: str | None) -> str
     return None if devices == NONE else devices
 
 
+def _has_gpus() -> bool:
+    """Whether this ComfyUI computes on GPUs that ranks can have, too."""
+    import comfy.cli_args
+
+    return not comfy.cli_args.args.cpu and torch.cuda.is_available()
+
+
 def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str, code: ComfyuiCode) -> None:
     """Start a pool on `devices`, wait for it, and have it import ComfyUI's code; what fails is logged, the first prompt
     will tell it again."""
@@ -55,7 +64,7 @@ def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str, c
 
 def start_pool_if_wished() -> None:
     """Start the pool in the background: it takes as long as ComfyUI itself does until it answers."""
-    devices = wished_devices(settings_file(), os.environ.get(VARIABLE), last_devices())
+    devices = wished_devices(settings_file(), os.environ.get(VARIABLE), take_last_devices() if _has_gpus() else None)
     if devices is None:
         return
     # Imported here: ComfyUI's own thread imports other packs meanwhile, and two threads must not.

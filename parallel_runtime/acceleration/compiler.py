@@ -20,12 +20,6 @@ def imports() -> list[Callable[[], object]]:
     return [*(partial(importlib.import_module, name) for name in _MODULES), _start_workers, _read_sources]
 
 
-def get_ready() -> None:
-    """All of that at once; nothing the second time."""
-    for part in imports():
-        part()
-
-
 def _start_workers() -> None:
     """Processes that make kernels, which PyTorch starts at the first graph and does without until they are up."""
     from torch._inductor import async_compile

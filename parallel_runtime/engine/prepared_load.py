@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..acceleration import compiler
 from ..config import ParallelConfig, ParallelPlan
 from ..errors import CheckpointError
 from ..mesh.agreement import agreed_same, offer_same
@@ -110,8 +109,6 @@ class PreparedLoad(Prepared):
         config = choose_weights(config, *about)
         loaded = plan_loading(config, request.ranks, opened.facts, machine)
         resolve_plan(config, request.ranks, opened.facts, TYPICAL, machine, loaded)
-        if state.device.type == "cuda" and config.compiles(on_gpu=True):
-            compiler.get_ready()  # before weights come: its processes come up meanwhile
         place = state.meshes.place(loaded, opened.facts.mirrored) if loaded.pipe > 1 else None
         resident, reused = state.residency.load(
             request, config, opened, loaded, place, machine.memory_bytes, control, ways_out(config, *about)

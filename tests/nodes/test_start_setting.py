@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nodes.last_devices import last_devices, remember_devices
+from nodes.last_devices import remember_devices, take_last_devices
 from nodes.panel.settings import START_DEVICES as SETTING
 from nodes.start_setting import start_pool, wished_devices
 from parallel_runtime.requests.requests import ComfyuiCode
@@ -47,10 +47,14 @@ def test_no_or_damaged_settings_wish_nothing(tmp_path):
     ("pool", "noted"),
     [("cuda:0,1", "0,1"), ("cuda:1", "1"), ("cpu:0,1", None), ("cuda:0,1*2", None)],
 )
-def test_the_last_pool_on_gpus_of_this_machine_is_noted(tmp_path, monkeypatch, pool, noted):
+def test_a_session_starts_its_pool_where_the_one_before_used_its_own_on_gpus_of_this_machine(
+    tmp_path, monkeypatch, pool, noted
+):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert take_last_devices() == "auto"  # the first session
     remember_devices.__wrapped__(PoolSpec.parse(pool))
-    assert last_devices() == noted
+    assert take_last_devices() == noted
+    assert take_last_devices() is None  # as that session used none
 
 
 @pytest.mark.parametrize("content", [b"", b"0,\xff", b"0;rm", b"9" * 9999, b"all\n"])
@@ -58,7 +62,7 @@ def test_what_is_no_list_of_gpus_starts_nothing(tmp_path, monkeypatch, content):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "parallel-dit").mkdir()
     (tmp_path / "parallel-dit" / "last_devices").write_bytes(content)
-    assert last_devices() is None
+    assert take_last_devices() is None
 
 
 def test_a_wish_that_cannot_hold_is_logged_and_does_not_stop_comfyui(caplog):

@@ -24,7 +24,7 @@ app.registerExtension({
       sortOrder: 3,
       name: "Start the pool together with ComfyUI, on these devices",
       tooltip:
-        "auto for all GPUs, numbers such as 0,1, or cpu:2. Empty: those of the last session, if it had a pool. " +
+        "auto for all GPUs, numbers such as 0,1, or cpu:2. Empty: those of the last session, if it used them. " +
         "none: the first prompt starts it. Takes effect at ComfyUI's next start.",
       type: "text",
       defaultValue: "",
