@@ -85,8 +85,10 @@ class LeftInFile(TorchFunctionMode):
             if tensor not in placed:
                 if hasattr(tensor, "_qdata"):
                     placed[tensor] = with_numbers(tensor, place(tensor._qdata, tensor._qdata.dtype))
-                else:
+                elif tensor.is_contiguous():
                     placed[tensor] = place(self._sources.get(tensor, tensor.detach()), tensor.dtype)
+                else:  # channels last, where ComfyUI was told so
+                    placed[tensor] = torch.empty_like(tensor, device=device).copy_(self._sources.get(tensor, tensor))
             return placed[tensor]
 
         network._apply(move)
