@@ -64,6 +64,14 @@ class LeftInFile(TorchFunctionMode):
         """The weight with its numbers: in the file where they are there as they are."""
         return self._sources[weight].to(weight.dtype) if weight in self._sources else weight
 
+    def pieces(self, weight: Any) -> list[Piece]:
+        """What fills a tensor like its numbers, here one on the meta device; nothing where the file has not these."""
+        own = numbers(weight)
+        source = self._sources.get(weight, own)
+        start = self.file.start(source)
+        target = torch.empty(own.shape, dtype=own.dtype, device="meta").view(-1)
+        return [] if start is None else list(split(self.file.path, start, source.dtype, target))
+
     def fetch(self, network: nn.Module, device: torch.device, on_bytes: OnBytes) -> None:
         """Have all of a network's tensors on the device.
 
@@ -93,6 +101,12 @@ class LeftInFile(TorchFunctionMode):
 
         network._apply(move)
         read(sorted(pieces, key=lambda piece: piece.start), device, on_bytes)
+
+
+def numbers(weight: Any) -> torch.Tensor:
+    """The numbers of a weight, quantised or not."""
+    found: torch.Tensor = weight._qdata if hasattr(weight, "_qdata") else weight.data
+    return found
 
 
 def with_numbers(weight: Any, view: torch.Tensor) -> torch.Tensor:

@@ -98,6 +98,12 @@ def split(file: Path, start: int, stored: torch.dtype, target: torch.Tensor) -> 
         yield Piece(file, start + first * stored.itemsize, stored, target[first : first + most])
 
 
+def read_anywhere(pieces: Sequence[Piece], on_bytes: OnBytes) -> None:
+    """Fill the targets of all pieces, device by device; see `read`."""
+    for device in sorted({piece.target.device for piece in pieces}, key=str):
+        read([piece for piece in pieces if piece.target.device == device], device, on_bytes)
+
+
 def read(pieces: Sequence[Piece], device: torch.device, on_bytes: OnBytes) -> None:
     """Fill the targets of all pieces, which lie on `device`; returns when they are filled.
 

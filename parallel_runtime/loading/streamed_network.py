@@ -16,10 +16,9 @@ from ..streaming.streamed_calls import stream_forwards
 from .arena import lay_out
 from .held_network import HeldNetwork, load_network
 from .host_file import HostFile
-from .left_in_file import LeftInFile, with_numbers
-from .read_through import read_through
-from .reading import OnBytes
-from .streamed_weights import rotating
+from .left_in_file import LeftInFile, numbers, with_numbers
+from .reading import OnBytes, Piece, read_anywhere
+from .streamed_weights import own_part, rotating
 
 
 class StreamedNetwork(HeldNetwork):
@@ -53,7 +52,6 @@ class StreamedNetwork(HeldNetwork):
         self._slots: list[torch.Tensor] = []
 
     def _load(self, on_bytes: OnBytes) -> nn.Module:
-        read_through(self._file.path, on_bytes)
         network, left = load_network(self._file, self._dtype, self._fast_float8, on_bytes)
         blocks = [list(_coming(block)) for block in self._blocks(network)]
         layouts = [lay_out({name: numbers(weight).nbytes for name, _, weight in each}) for each in blocks]
@@ -64,18 +62,24 @@ class StreamedNetwork(HeldNetwork):
         slots = torch.empty(SLOTS, max(layout.size for layout in layouts), dtype=torch.uint8, device=self.device)
         self._slots = list(slots.unbind())
         self.stream.set_up(shared, self._slots)
+        pieces: list[Piece] = []
         views: list[tuple[nn.Module, str, Any, torch.Tensor]] = []
         paths = {block: path for path, block in network.named_modules()}
         for index, (block, found, layout) in enumerate(zip(self._blocks(network), blocks, layouts, strict=True)):
+            first, last, memory = shared.own_piece(index)
             for name, owner, weight in found:
-                own, start = numbers(left.on_host(weight)), layout.starts[name]
-                shared.write(index, start, as_bytes(own))
+                own, start = numbers(weight), layout.starts[name]
+                whole = left.pieces(weight)
+                pieces += [part for piece in whole for part in own_part(piece, start, first, last, memory)]
+                if not whole:
+                    shared.write(index, start, as_bytes(numbers(left.on_host(weight))))
                 view = self._slots[index % SLOTS][start : start + own.nbytes].view(own.dtype).view(own.shape)
                 attribute = name.rpartition(".")[2]
                 views.append((owner, attribute, weight, view))
                 put(owner, attribute, torch.empty(0))  # nothing is to move
                 self._places[f"{paths[block]}.{name}"] = (index, start)
-        left.fetch(network, self.device, lambda done, total: on_bytes(total, total))
+        read_anywhere(sorted(pieces, key=lambda piece: piece.start), on_bytes)
+        left.fetch(network, self.device, on_bytes)
         for owner, attribute, weight, view in views:
             put(owner, attribute, with_numbers(weight, view))
         kept = sum(each.nbytes for name, each in network.named_parameters() if name not in self._places)
@@ -154,12 +158,6 @@ def _coming(block: nn.Module) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
         for name, weight in layer.named_parameters(recurse=False):
             if rotating(numbers(weight).shape):
                 yield (f"{path}.{name}" if path else name), layer, weight
-
-
-def numbers(weight: Any) -> torch.Tensor:
-    """The numbers of a weight, quantised or not."""
-    found: torch.Tensor = weight._qdata if hasattr(weight, "_qdata") else weight.data
-    return found
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, Layout, lay_out, make_arena, place_tensor
 from .checkpoint import Checkpoint
 from .held_weights import MakeArena, WeightsOfModule
-from .reading import OnBytes, Piece, cut, read
+from .reading import OnBytes, Piece, cut, read, read_anywhere
 
 
 def rotating(shape: Sequence[int]) -> bool:
@@ -87,9 +87,7 @@ class StreamedWeights(WeightsOfModule):
             self.shared.take()
             stays = self._tensors.keys() - self._places.keys()
             self._read({name: self._tensors[name].data for name in stays}, on_bytes)
-            pieces = self._share_pieces()
-            for device in sorted({piece.target.device for piece in pieces}, key=str):
-                read([piece for piece in pieces if piece.target.device == device], device, on_bytes)
+            read_anywhere(self._share_pieces(), on_bytes)
             self.settle(UNPATCHED.names)
         except BaseException:
             self.give_back()
@@ -122,7 +120,7 @@ class StreamedWeights(WeightsOfModule):
             if self.shared.keeps(block, start, start + target.nbytes):
                 first, last, memory = self.shared.own_piece(block)
                 found = cut([by_target[name]], self._checkpoint.places, self._checkpoint.header, {name: target})
-                pieces += [part for piece in found for part in _own_part(piece, start, first, last, memory)]
+                pieces += [part for piece in found for part in own_part(piece, start, first, last, memory)]
         return sorted(pieces, key=lambda piece: (piece.file, piece.start))
 
     def _read(self, targets: Mapping[str, torch.Tensor], on_bytes: OnBytes) -> None:
@@ -166,7 +164,7 @@ def _of_block(path: str, sizes: Mapping[str, int], shapes: Mapping[str, Sequence
     return {name: size for name, size in sizes.items() if name.startswith(f"{path}.") and rotating(shapes[name])}
 
 
-def _own_part(piece: Piece, start: int, first: int, last: int, memory: torch.Tensor) -> list[Piece]:
+def own_part(piece: Piece, start: int, first: int, last: int, memory: torch.Tensor) -> list[Piece]:
     """What of a piece lies between two bytes of its block, going to the memory of these.
 
     Args:
