@@ -16,7 +16,7 @@ from .wait_notices import WaitNotices
 if TYPE_CHECKING:
     from parallel_runtime.requests.plan_details import PlanDetails
     from parallel_runtime.requests.requests import Finished
-    from workers.client.waiting import Wait
+    from workers.client.life import Wait
 
 log = logging.getLogger("parallel_dit")
 

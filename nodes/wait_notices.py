@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .panel.wait_words import bar, say
 
 if TYPE_CHECKING:
-    from workers.client.waiting import Wait
+    from workers.client.life import Wait
 
 _BAR = 1000
 QUIET_SECONDS = 0.4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from workers.client.waiting import Wait
+    from workers.client.life import Wait
 
 WORDS: dict[str, dict[str, str]] = {
     "open": {

@@ -22,7 +22,7 @@ from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.requests.requests import ComfyuiCode
 from parallel_runtime.said import said
 from workers.client.client import LoopRequest, ModelRequest, never
-from workers.client.waiting import Wait
+from workers.client.life import Wait
 
 
 class DoublingPool:

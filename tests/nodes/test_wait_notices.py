@@ -15,7 +15,7 @@ from nodes.wait_notices import WaitNotices
 from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.requests.requests import Finished
 from parallel_runtime.said import Said
-from workers.client.waiting import Wait
+from workers.client.life import Wait
 
 
 class Node:

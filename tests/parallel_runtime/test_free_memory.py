@@ -20,7 +20,7 @@ from parallel_runtime.requests.requests import Load, Survey, Surveyed
 from tests.parallel_runtime.test_weight_store import CONFIG, Rank
 from tests.threaded_ranks import CPU, ThreadedPool
 from tests.tiny_flux import tiny_config, write_original
-from workers.client.survey import surveyed
+from workers.client.loading import surveyed
 
 MIB = 1 << 20
 

@@ -75,13 +75,18 @@ def test_a_network_that_nobody_has_any_more_leaves_the_ranks_with_the_next_call(
     assert len(pool.asked) == 3
 
 
-def test_a_pool_that_never_had_it_is_not_asked_to_let_a_network_go():
+def test_what_may_not_be_there_any_more_is_sent_again_and_let_go_when_nobody_has_it():
     pool = Pool()
     attachments = Attachments(pool.submit)
     network = Attached(1, torch.nn.Linear(4, 4))
     attachments.bring([network], Callbacks())
     attachments.forget()
+    attachments.bring([network], Callbacks())
+    assert [(each.number, each.dropped) for each in pool.asked] == [(1, ()), (1, (1,))]
+    there = pool.network(1)
+    attachments.forget()
     del network
     gc.collect()
     attachments.bring([], Callbacks())
-    assert len(pool.asked) == 1
+    gc.collect()
+    assert there() is None

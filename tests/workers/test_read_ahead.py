@@ -9,7 +9,7 @@ import pytest
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import PoolError
-from workers.client import keeper, loading, read_ahead
+from workers.client import keeper, loading
 from workers.client.client import ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
@@ -31,20 +31,20 @@ def asked(monkeypatch) -> set[int]:
 def test_the_whole_file_is_asked_for_in_pieces_that_no_kernel_cuts_short(asked, tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(bytes(1_000_000))
-    read_ahead.begin_reading(str(file)).join()
+    loading.begin_reading(str(file)).join()
     assert asked == set(range(8))
 
 
 def test_no_more_is_asked_for_than_half_of_the_memory_that_is_available(asked, monkeypatch, tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(bytes(1_000_000))
-    monkeypatch.setattr(read_ahead.psutil, "virtual_memory", lambda: SimpleNamespace(available=512 << 10))
-    read_ahead.begin_reading(str(file)).join()
+    monkeypatch.setattr(loading.psutil, "virtual_memory", lambda: SimpleNamespace(available=512 << 10))
+    loading.begin_reading(str(file)).join()
     assert asked == {0, 1}
 
 
 def test_what_is_wrong_with_a_file_is_left_to_the_ranks(asked, tmp_path):
-    read_ahead.begin_reading(str(tmp_path / "none.safetensors")).join()
+    loading.begin_reading(str(tmp_path / "none.safetensors")).join()
     assert not asked
 
 

@@ -18,7 +18,7 @@ from parallel_runtime.requests.requests import Forward, Load, Release, Sample, S
 from tests.patience import SOON
 from tests.tiny_flux import write_original
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
-from workers.client.prepared_calls import PreparedCalls
+from workers.client.mirror import Mirror
 from workers.client.running_pool import RunningPool
 from workers.client.submission import Submission
 from workers.launch import PoolSpec
@@ -111,10 +111,10 @@ def test_a_step_that_the_ranks_do_not_keep_is_refused_by_all_of_them_and_prepare
     asked.clear()
     with monkeypatch.context() as wrong:  # the client is wrong about what they keep, once
         found = iter([10_000])
-        wrong.setattr(PreparedCalls, "find", lambda self, kind: next(found, 0))
+        wrong.setattr(client._calls._prepared, "find", lambda fits: next(found, None))
         assert torch.equal(step(), first)
     assert asked == [Step, Load, Forward]
-    number = next(reversed(client._calls._prepared._kept.values()))
+    number = list(client._calls._prepared)[-1]
     tensors = {"x": latent(0), "timestep": torch.tensor([0.5])}
     with pytest.raises(Exception, match="cannot carry unknown"):
         client.forward(model(path), latent(0), torch.tensor([0.5]), {**given(), "unknown": torch.zeros(1)})
@@ -218,19 +218,19 @@ def test_more_kinds_than_are_kept_are_forgotten_by_the_ranks_too(client, path, a
     assert asked[-1] is Step
 
 
-def test_numbers_of_forgotten_calls_are_told_once_and_never_used_again():
-    calls = PreparedCalls()
-    numbers = [calls.next_number() for _ in range(20)]
-    for number in numbers:
-        calls.keep(("kind", number), number)
-    dropped = calls.dropped()
-    assert dropped == tuple(numbers[:4])
-    assert calls.dropped() == ()
-    assert [calls.find(("kind", number)) for number in numbers] == [0] * 4 + numbers[4:]
-    calls.clear()
-    assert calls.find(("kind", numbers[-1])) == 0
-    assert set(calls.dropped()) == set(numbers[4:])
-    assert calls.next_number() not in numbers
+def test_what_a_mirror_forgets_is_told_once_and_the_oldest_goes_first():
+    mirror: Mirror[int, str] = Mirror(most=16)
+    for number in range(20):
+        mirror.hold(number, f"kind {number}")
+    assert mirror.untold() == (0, 1, 2, 3)
+    assert mirror.untold() == ()
+    assert [mirror.find(lambda known, n=n: known == f"kind {n}") for n in (3, 4)] == [None, 4]
+    mirror.hold(20, "kind 20")  # 4 was used a moment ago
+    assert mirror.untold() == (5,)
+    mirror.forget()
+    assert 4 not in mirror
+    assert len(mirror.untold(10)) == 10
+    assert len(mirror.untold(10)) == 6
 
 
 @pytest.mark.slow

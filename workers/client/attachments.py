@@ -12,6 +12,7 @@ from parallel_runtime.networks.comfyui.module_tree import describe_module
 from parallel_runtime.requests.patches import Attached
 from parallel_runtime.requests.requests import Attach, attached_name
 
+from .mirror import Mirror
 from .submission import Callbacks, Reply, Submission
 
 _PIECE = 256 << 20
@@ -19,7 +20,7 @@ _PIECE = 256 << 20
 
 
 class Attachments:
-    """Knows which networks the ranks have.
+    """Keeps the ranks' networks those that somebody here has.
 
     Args:
         submit: runs one request in the pool.
@@ -27,7 +28,7 @@ class Attachments:
 
     def __init__(self, submit: Callable[[Submission], Reply]):
         self._submit = submit
-        self._there: set[int] = set()
+        self._mirror: Mirror[int, None] = Mirror()
         self._gone: list[int] = []
 
     def bring(self, networks: Iterable[Attached], callbacks: Callbacks) -> None:
@@ -37,39 +38,37 @@ class Attachments:
             RequestError: a network is not made of data.
         """
         for each in networks:
-            if each.number not in self._there:
+            if each.number not in self._mirror:
                 self._send(each, callbacks)
-                self._there.add(each.number)
+                self._mirror.hold(each.number, None)
                 weakref.finalize(each.module, self._gone.append, each.number)
         if gone := self._let_go():
             self._submit(Submission(request=Attach(dropped=gone), callbacks=callbacks))
 
     def forget(self) -> None:
         """Trust none of them any more."""
-        self._there.clear()
+        self._mirror.forget()
 
     def _let_go(self) -> tuple[int, ...]:
         """Numbers that the ranks have not been told to forget yet."""
-        gone: list[int] = []
         while self._gone:  # which the collector of any thread adds to
-            gone.append(self._gone.pop())
-        known = self._there.intersection(gone)
-        self._there -= known
-        return tuple(sorted(known))
+            self._mirror.let_go(self._gone.pop())
+        return tuple(sorted(self._mirror.untold()))
 
     def _send(self, network: Attached, callbacks: Callbacks) -> None:
         tensors: list[torch.Tensor] = []
         form: Any = describe_module(network.module, tensors)
-        gone = self._let_go()
         piece: dict[str, torch.Tensor] = {}
         size = 0
+
+        def send(form: Any = None) -> None:
+            request = Attach(network.number, form, self._let_go())
+            self._submit(Submission(request=request, tensors=piece, callbacks=callbacks))
+
         for place, tensor in enumerate(tensors):
             if piece and size + tensor.nbytes > _PIECE:
-                self._submit(
-                    Submission(request=Attach(network.number, dropped=gone), tensors=piece, callbacks=callbacks)
-                )
-                piece, size, gone = {}, 0, ()
+                send()
+                piece, size = {}, 0
             piece[attached_name(place)] = tensor
             size += tensor.nbytes
-        last = Attach(network.number, form, gone)
-        self._submit(Submission(request=last, tensors=piece, callbacks=callbacks))
+        send(form)

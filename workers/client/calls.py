@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from parallel_runtime.said import said
 
 from .attachments import Attachments
 from .conditioning_cache import ConditioningCache
-from .prepared_calls import PreparedCalls, kind_of
+from .mirror import Mirror
 from .requests import check_filled, no_number, not_finite
 from .submission import Callbacks, Reply, Submission
 
@@ -40,6 +41,9 @@ class Call:
     patches: PatchNames = ("", "")
 
 
+_MOST_PREPARED = 16
+
+
 class Calls:
     """Knows which conditionings and calls the ranks keep, as far as this side can know.
 
@@ -49,7 +53,9 @@ class Calls:
 
     def __init__(self, submit: Callable[[Submission], Reply]):
         self.cache = ConditioningCache()
-        self._prepared = PreparedCalls()
+        self._numbers = itertools.count(1)
+        self._prepared: Mirror[int, Hashable] = Mirror(_MOST_PREPARED)
+        """By what two calls have in common of which one prepares the other."""
         self._attachments = Attachments(submit)
         self._submit = submit
 
@@ -69,27 +75,32 @@ class Calls:
         shapes = repr([form, *((each.shape, each.dtype) for each in residuals.values())]) if residuals else ""
         self._attachments.bring(attached_in(_arguments(conditioning)), callbacks)
         reference, tensors, dropped = self.cache.refer(conditioning)
-        kind = (kind_of(call.model, reference, call.x, call.timestep), call.patches, shapes)
-        number = self._prepared.find(kind)
-        request: Forward | Step = Step(number)
-        if not number or dropped:
-            number = self._prepared.next_number()
-            request = Forward(call.model, reference, dropped, number, self._prepared.dropped(), call.patches, form)
+        given = ((each.shape, each.dtype) for each in (call.x, call.timestep))
+        kind = (call.model, reference.id, reference.index, *given, call.patches, shapes)
+        number = self._prepared.find(lambda known: known == kind)
+        request: Forward | Step
+        if number is None or dropped:
+            if number is not None:
+                self._prepared.let_go(number)
+            number = next(self._numbers)
+            request = Forward(call.model, reference, dropped, number, self._prepared.untold(), call.patches, form)
+        else:
+            request = Step(number)
         tensors |= {"x": call.x, "timestep": call.timestep, **residuals}
         reply = self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks, device=call.x.device))
-        self._prepared.keep(kind, number)
+        self._prepared.hold(number, kind)
         if not reply.finite:  # the last step's would be the picture, with nobody to look at it again
             raise no_number("The model's prediction")
         return reply.tensors["output"]
 
     def prepare_anew(self) -> None:
         """The next call of each kind goes through PREPARE again."""
-        self._prepared.clear()
+        self._prepared.forget()
 
     def forget(self) -> None:
         """Trust nothing any more that the ranks may keep."""
         self.cache.clear()
-        self._prepared.clear()
+        self._prepared.forget()
         self._attachments.forget()
 
 

@@ -26,9 +26,9 @@ from ..launch import PoolSpec
 from ..wire.protocol import Status
 from .calls import Call, Calls
 from .keeper import Keeper, in_a_living_pool
+from .life import Wait
 from .loaded_models import KnownModel, LoadedModels
 from .loading import begin, load_model
-from .loop_job import loop_job
 from .patch_cache import PatchCache
 from .requests import Branch, InpaintInputs, LoopRequest, ModelRequest, require_finite
 from .running_pool import RunningPool
@@ -44,7 +44,6 @@ from .submission import (
     never,
 )
 from .turns import Turns
-from .waiting import Wait
 
 __all__ = ["Branch", "Cancelled", "InpaintInputs", "LoopRequest", "ModelRequest", "PoolClient", "never"]
 
@@ -177,7 +176,7 @@ class PoolClient:
 
         def run() -> torch.Tensor:
             try:
-                job, tensors = loop_job(model.key, request, self._calls.cache, patches.names)
+                job, tensors = request.on_the_wire(model.key, self._calls.cache, patches.names)
             except RequestError:
                 self._calls.forget()  # branches before the one that does not travel are noted, and never sent
                 raise
@@ -279,7 +278,8 @@ class PoolClient:
         Raises:
             As `start`.
         """
-        self._keeper.interrupt()
+        if (pool := self._keeper.pool) is not None:
+            pool.interrupt()
         with self._turns.take(should_cancel):
             self.close()
             return self._keeper.start(should_cancel)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,8 @@ from parallel_runtime.requests.patches import Patch
 from parallel_runtime.requests.requests import ConditioningRef, Scalar, tensor_name
 from parallel_runtime.requests.trees import flatten, place_of
 from parallel_runtime.said import said
+
+from .mirror import Mirror
 
 _CAPACITY = 8
 _WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -30,12 +31,11 @@ class _Kept:
 
 
 class ConditioningCache:
-    """Mirrors the ranks' stores. Compares contents, not identities: ComfyUI concatenates anew for every step."""
+    """Compares contents, not identities: ComfyUI concatenates anew for every step."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
-        self._to_drop: list[int] = []
+        self._mirror: Mirror[int, _Kept] = Mirror(_CAPACITY)
 
     def refer(
         self, conditioning: Mapping[str, Any], index: int = 0
@@ -48,26 +48,18 @@ class ConditioningCache:
         arguments = {name: value for name, value in conditioning.items() if value is not None}
         tensors: list[torch.Tensor] = []
         form = _form(arguments, tensors)
-        for number, kept in reversed(self._kept.items()):
-            if kept.form == form and all(map(_same, kept.tensors, tensors)):
-                self._kept.move_to_end(number)
-                return ConditioningRef(number, index=index), {}, self._dropped()
+        number = self._mirror.find(lambda kept: kept.form == form and all(map(_same, kept.tensors, tensors)))
+        if number is not None:
+            return ConditioningRef(number, index=index), {}, self._mirror.untold()
         number = next(self._numbers)
         reference, sent = _describe(number, arguments, index)
         # Copies: the caller may write into its tensors later, and a comparison with itself would not notice.
-        self._kept[number] = _Kept(form, [tensor.clone() for tensor in tensors])
-        while len(self._kept) > _CAPACITY:
-            self._to_drop.append(self._kept.popitem(last=False)[0])
-        return reference, sent, self._dropped()
+        self._mirror.hold(number, _Kept(form, [tensor.clone() for tensor in tensors]))
+        return reference, sent, self._mirror.untold()
 
     def clear(self) -> None:
         """Trust none of them any more; the pool drops with the next request what it may still hold."""
-        self._to_drop += self._kept
-        self._kept.clear()
-
-    def _dropped(self) -> tuple[int, ...]:
-        dropped, self._to_drop = tuple(self._to_drop), []
-        return dropped
+        self._mirror.forget()
 
 
 def _describe(number: int, arguments: Mapping[str, Any], index: int) -> tuple[ConditioningRef, dict[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Keeps a pool running: starts it, and replaces one that died."""
+"""Keeps a pool running: one life after the other, each on the same devices."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.said import said
 
 from ..launch import PoolSpec
+from .life import Wait
 from .running_pool import RunningPool
 from .submission import ShouldCancel
-from .waiting import Wait
 
 log = logging.getLogger("parallel_dit")
 
@@ -54,8 +54,7 @@ class Keeper:
     @property
     def running(self) -> RunningPool | None:
         """The pool, if it can take a job."""
-        pool = self.pool
-        return pool if pool is not None and pool.alive else None
+        return self.pool if self.pool is not None and self.pool.alive else None
 
     @property
     def waits_for(self) -> Wait:
@@ -76,8 +75,7 @@ class Keeper:
             raise self._end
         self.settle(should_cancel)
         if self.pool is not None and not self.pool.alive:
-            self.pool.close()
-            self.pool = None
+            self.close()
             self._deaths += 1
         if self.pool is None:
             self._back_off(should_cancel)
@@ -94,11 +92,6 @@ class Keeper:
     def worked(self) -> None:
         """A job has succeeded: this pool does not die as it starts."""
         self._deaths = 0
-
-    def interrupt(self) -> None:
-        """Have the pool end, whatever it does; who works with it is told. By any thread."""
-        if self.pool is not None:
-            self.pool.interrupt()
 
     def close(self) -> None:
         """End the pool; another one may start."""

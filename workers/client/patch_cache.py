@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,6 +14,7 @@ from parallel_runtime.errors import ParallelError
 from parallel_runtime.patching.patch_data import PatchSet, WeightPatches, as_bytes
 from parallel_runtime.requests.requests import ComfyuiCode, KeepPatches
 
+from .mirror import Mirror
 from .submission import Callbacks, Reply, ShouldCancel, Submission, never
 
 MOST_SETS = 32
@@ -26,7 +26,7 @@ _MOST_TENSORS = 1024
 
 
 class PatchCache:
-    """Mirrors the ranks' stores.
+    """Of sets, each with its factors by their bytes, and of the factors, which several sets may have in common.
 
     Args:
         submit: runs one request in the pool.
@@ -34,9 +34,8 @@ class PatchCache:
 
     def __init__(self, submit: Callable[[Submission], Reply]):
         self._submit = submit
-        self._sets: OrderedDict[str, dict[str, int]] = OrderedDict()
-        self._factors: set[str] = set()
-        self._to_drop: list[str] = []
+        self._sets: Mirror[str, dict[str, int]] = Mirror()
+        self._factors: Mirror[str, None] = Mirror()
         self._expecting = False
 
     def expect(self, comfyui: ComfyuiCode, runs: Callable[[], bool], turn: AbstractContextManager[Any]) -> None:
@@ -69,42 +68,45 @@ class PatchCache:
         try:
             for request, tensors in self._missing(patches):
                 self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks))
-                self._factors |= set(request.factors)
+                for name in request.factors:
+                    self._factors.hold(name, None)
         except BaseException:
             self.clear()  # whether the ranks have kept them is not certain
             raise
 
     def clear(self) -> None:
         """Trust nothing any more; the pool drops with the next request what it may still hold."""
-        self._to_drop += [*self._sets, *self._factors]
-        self._sets.clear()
-        self._factors.clear()
+        self._sets.forget()
+        self._factors.forget()
         self._expecting = False
 
     def _missing(self, patches: WeightPatches) -> Iterator[tuple[KeepPatches, dict[str, torch.Tensor]]]:
         """The requests, each with its tensors, after which the pool has these patches."""
-        for each in patches.sets:
-            if each.name in self._sets:
-                self._sets.move_to_end(each.name)
         new = [each for each in patches.sets if each.name not in self._sets]
-        if not new:
-            return
-        assert patches.comfyui is not None
-        self._make_room([each.name for each in patches.sets], new)
-        while len(self._to_drop) > _MOST_TENSORS:  # names, too, are more than one message holds
-            yield KeepPatches(patches.comfyui, dropped=tuple(self._to_drop[:_MOST_TENSORS])), {}
-            del self._to_drop[:_MOST_TENSORS]
-        dropped, self._to_drop = tuple(self._to_drop), []
-        for names in self._pieces(new):
-            tensors = {name: as_bytes(factor) for each in new for name, factor in each.factors.items() if name in names}
-            yield KeepPatches(patches.comfyui, factors=tuple(tensors), dropped=dropped), tensors
-            dropped = ()
-        yield (
-            KeepPatches(patches.comfyui, sets=tuple(each.name for each in new), dropped=dropped),
-            {each.name: each.to_bytes() for each in new},
-        )
-        for each in new:
-            self._sets[each.name] = {name: factor.nbytes for name, factor in each.factors.items()}
+        if new:
+            assert patches.comfyui is not None
+            self._make_room([each.name for each in patches.sets], new)
+            # Names, too, may be more than one message holds.
+            dropped = self._untold()
+            while len(dropped) == _MOST_TENSORS:
+                yield KeepPatches(patches.comfyui, dropped=dropped), {}
+                dropped = self._untold()
+            for names in self._pieces(new):
+                tensors = {
+                    name: as_bytes(factor) for each in new for name, factor in each.factors.items() if name in names
+                }
+                yield KeepPatches(patches.comfyui, factors=tuple(tensors), dropped=dropped), tensors
+                dropped = ()
+            yield (
+                KeepPatches(patches.comfyui, sets=tuple(each.name for each in new), dropped=dropped),
+                {each.name: each.to_bytes() for each in new},
+            )
+        for each in patches.sets:
+            self._sets.hold(each.name, {name: factor.nbytes for name, factor in each.factors.items()})
+
+    def _untold(self) -> tuple[str, ...]:
+        names = self._sets.untold(_MOST_TENSORS)
+        return names + self._factors.untold(_MOST_TENSORS - len(names))
 
     def _pieces(self, new: list[PatchSet]) -> Iterator[set[str]]:
         wanted = {name: factor for each in new for name, factor in each.factors.items() if name not in self._factors}
@@ -122,14 +124,10 @@ class PatchCache:
     def _make_room(self, needed: list[str], new: list[PatchSet]) -> None:
         """Drop the sets that were used longest ago, and factors that none is left of."""
         old = [name for name in self._sets if name not in needed]
-        used = {name for each in new for name in each.factors}
         while old and (len(self._sets) >= MOST_SETS or self._size() > MOST_BYTES):
-            name = old.pop(0)
-            del self._sets[name]
-            self._to_drop.append(name)
-        left = {factor for factors in self._sets.values() for factor in factors} | used
-        self._to_drop += sorted(self._factors - left)
-        self._factors &= left
+            self._sets.let_go(old.pop(0))
+        used = {name for each in new for name in each.factors}.union(*self._sets.known())
+        self._factors.let_go(*(name for name in self._factors if name not in used))
 
     def _size(self) -> int:
-        return sum({name: size for factors in self._sets.values() for name, size in factors.items()}.values())
+        return sum({name: size for factors in self._sets.known() for name, size in factors.items()}.values())

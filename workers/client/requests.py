@@ -12,9 +12,20 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import Identity, identity
-from parallel_runtime.requests.requests import ComfyuiCode, HostLoop
+from parallel_runtime.requests.requests import (
+    ComfyuiCode,
+    ConditioningRef,
+    HostLoop,
+    PatchNames,
+    Sample,
+    concat_name,
+    sampling_name,
+    share_name,
+)
 from parallel_runtime.said import said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep
+
+from .conditioning_cache import ConditioningCache
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,56 @@ class LoopRequest:
                 raise RequestError(
                     said("In {name} there is a value that is no number (NaN or infinite).", name=name), "Set another."
                 )
+
+    def on_the_wire(
+        self, model: str, cache: ConditioningCache, patches: PatchNames
+    ) -> tuple[Sample, dict[str, torch.Tensor]]:
+        """The request that ranks get, and its tensors; the conditionings' only where the pool does not hold them.
+
+        Args:
+            model: its name in the pool.
+            patches: names of the weight patches that the ranks have for it.
+
+        Raises:
+            RequestError: a branch holds what does not travel.
+        """
+        references: list[ConditioningRef] = []
+        tensors: dict[str, torch.Tensor] = {}
+        dropped: tuple[int, ...] = ()
+        for branch in self.branches:
+            reference, new, old = cache.refer(branch.conditioning, branch.index)
+            references.append(reference)
+            tensors |= new
+            dropped += old
+        timesteps = self.sigmas if self.timesteps is None else self.timesteps
+        tensors |= {"x": self.x, "sigmas": self.sigmas, "timesteps": timesteps}
+        for branch, channels in zip(self.branches, self.concat, strict=False):
+            tensors[concat_name(branch.index)] = channels
+        if self.inpaint is not None:
+            given = self.inpaint
+            tensors |= {"mask": given.mask, "latent_image": given.latent_image, "noise": given.noise}
+        tensors |= {sampling_name(name): tensor for name, tensor in self.sampling.items()}
+        own = [(index, name, each) for index, named in self.own_timesteps.items() for name, each in named.items()]
+        tensors |= {share_name(index, name): each.share for index, name, each in own}
+        request = Sample(
+            model=model,
+            sampler=self.sampler,
+            branches=tuple(references),
+            cfg=self.cfg,
+            seed=self.seed,
+            noise_device=self.noise_device,
+            inpaint=self.inpaint is not None,
+            inpaint_clean=self.inpaint is not None and self.inpaint.clean,
+            own_timesteps=tuple((index, name, each.begin) for index, name, each in own),
+            preview=self.preview,
+            dropped=dropped,
+            prediction=self.prediction,
+            concat=bool(self.concat),
+            patches=patches,
+            joined=self.joined,
+            host=self.host,
+        )
+        return request, tensors
 
 
 def check_filled(x: torch.Tensor) -> None:

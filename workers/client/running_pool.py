@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallel_runtime.errors import PoolError, SegmentError
+import msgspec
+
+from parallel_runtime.errors import OutOfMemoryError, ParallelError, PoolError, PoolLostError, SegmentError
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.said import said
+from parallel_runtime.said import Said, said
 
 from ..launch import PoolSpec
 from ..wire.connection import ConnectionClosed, FrameError
-from ..wire.protocol import Cancel, Compiling, Done, Failed, Job, Loading, Measuring, Progress, Shutdown, Status
+from ..wire.error_info import revive
+from ..wire.protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Progress, Shutdown, Status
 from ..wire.tensors import unpack
 from ..wire.transport import Transport
-from .failures import explain
-from .open_jobs import OpenJob, OpenJobs
-from .pool_state import POLL_SECONDS, PoolState
+from .life import Life, OpenJob, Wait
+from .silence import Silence
 from .submission import Callbacks, Reply, ShouldCancel, Submission
 from .supervisor_process import SupervisorProcess
-from .waiting import Wait
 
+POLL_SECONDS = 0.05
 EXIT_SECONDS = 10.0
 CANCEL_SECONDS = 1.5
 """A job that has not ended so long after its cancel is left to end by itself."""
 ABANDONED_SECONDS = 30.0
 """So long a request waits for an abandoned job; then it takes a fresh pool."""
+
+log = logging.getLogger("parallel_dit")
 
 
 class RunningPool:
@@ -41,14 +46,12 @@ class RunningPool:
 
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
         self.spec = spec
-        self._wait = Wait()
+        self.life = Life(spec.world_size)
+        self._silence = Silence(time.monotonic())
         self._transport = Transport()
-        self._jobs = OpenJobs()
         self._supervisor = SupervisorProcess(spec, rank_module)
         self._connection = self._supervisor.connection
-        self._state = PoolState(self._supervisor, self._transport.close)
-        self._reader = threading.Thread(target=self._receive, name="parallel-dit", daemon=True)
-        self._reader.start()
+        threading.Thread(target=self._receive, name="parallel-dit", daemon=True).start()
 
     @property
     def directory(self) -> Path:
@@ -68,19 +71,17 @@ class RunningPool:
     @property
     def alive(self) -> bool:
         """The pool can take a job, now or when it has started."""
-        return not (self._jobs.pool_dies or self._state.dead)
+        return self.life.alive
 
     @property
     def settled(self) -> bool:
         """No job goes on that was cancelled."""
-        return not self._jobs.abandoned
+        return self.life.state != "cancelled"
 
     @property
     def waits_for(self) -> Wait:
         """What a request that was sent to it, or wants to be, is waiting for."""
-        if self._state.starting:
-            return Wait("start", self._state.arrivals, self.spec.world_size)
-        return self._wait if self.settled else Wait("cancelled")
+        return self.life.waits_for
 
     def wait_until_ready(self, should_cancel: ShouldCancel) -> None:
         """Wait until every rank is online.
@@ -89,7 +90,12 @@ class RunningPool:
             PoolError: the pool could not start.
             Cancelled: the artist did not want to wait; the pool goes on starting.
         """
-        self._state.wait_until_started(should_cancel)
+        with self.life.changed:
+            while self.life.state == "starting":
+                if should_cancel():
+                    raise Cancelled
+                self._mind_silence()
+                self.life.changed.wait(POLL_SECONDS)
         if not self.alive:
             raise self.death()
 
@@ -99,16 +105,13 @@ class RunningPool:
         Raises:
             Cancelled: the artist did not want to wait.
         """
-        while self.alive and not self.settled:
+        while not self.settled:
             if should_cancel():
                 raise Cancelled
             with contextlib.suppress(PoolError):
-                self._state.mind_silence()
-            now = time.monotonic()
-            since = min(self._jobs.abandoned.values(), default=now)
-            # One that compiles does what the next request would wait for as well.
-            if not self._jobs.compiles() and now - since > ABANDONED_SECONDS:
-                self._state.give_up(said("did not end a job that was cancelled"))
+                self._mind_silence()
+            if self.life.cancelled_for > ABANDONED_SECONDS:
+                self._give_up(said("did not end a job that was cancelled"))
             time.sleep(POLL_SECONDS)
 
     def status(self, timeout: float = 5.0) -> Status:
@@ -117,7 +120,17 @@ class RunningPool:
         Raises:
             PoolError: the pool is gone.
         """
-        return self._state.ask(timeout)
+        life = self.life
+        with life.changed:
+            before = life.status
+            self._connection.offer(AskStatus())
+            life.changed.wait_for(lambda: life.status is not before or life.state == "gone", timeout)
+            if life.status is not None and (life.status is not before or life.state == "gone"):
+                return life.status
+            if life.state == "gone":
+                raise self.death()
+            known = before or Status("silent", {}, {}, 0, str(self.log))
+            return msgspec.structs.replace(known, state="silent")
 
     def submit(self, submission: Submission) -> Reply:
         """Run one request to its end.
@@ -128,7 +141,7 @@ class RunningPool:
             Cancelled: `should_cancel` said so. The ranks have stopped, or will; see `settle`.
         """
         parcel = self._transport.put(submission.tensors)
-        open_job = self._jobs.open()
+        open_job = self.life.begin()
         job = Job(open_job.number, submission.request, parcel.specs, parcel.segment)
         try:
             self._send(job, submission.callbacks.should_cancel, parcel.buffers, bool(parcel.segment))
@@ -137,7 +150,7 @@ class RunningPool:
         except SegmentError as error:
             self._transport.give_up(error)
         finally:
-            self._jobs.leave(open_job)
+            self.life.end(open_job)
         return self.submit(submission)
 
     def _await(self, job: OpenJob, callbacks: Callbacks) -> tuple[Done, memoryview | None]:
@@ -147,9 +160,9 @@ class RunningPool:
         while True:
             frame = job.hear(POLL_SECONDS)
             if frame is None:
-                if self._state.closed:
+                if self.life.state == "gone" and job.frames.empty():
                     raise self.death()
-                self._state.mind_silence()
+                self._mind_silence()
             if cancelled_at is None and callbacks.should_cancel():
                 cancelled_at = time.monotonic()
             if cancelled_at is not None:
@@ -157,7 +170,7 @@ class RunningPool:
             if frame is None:
                 if cancelled_at is not None and time.monotonic() - cancelled_at > CANCEL_SECONDS:
                     self._transport.close()  # the ranks may be reading and writing it still
-                    self._jobs.abandon(job, cancelled_at)
+                    self.life.abandon(job, cancelled_at)
                     raise Cancelled
                 continue
             message = frame.message
@@ -167,10 +180,7 @@ class RunningPool:
             elif isinstance(message, Compiling):
                 callbacks.on_compile()
             elif isinstance(message, Failed):
-                if message.cancelled:
-                    raise Cancelled
-                self._jobs.note_failure(message)
-                raise explain(message, self.spec)
+                raise Cancelled if message.cancelled else explain(message, self.spec)
             elif isinstance(message, Done):
                 if message.cancelled or cancelled_at is not None:
                     raise Cancelled
@@ -182,9 +192,9 @@ class RunningPool:
         started = time.monotonic()
 
         def while_stuck() -> None:
-            self._state.mind_silence()
+            self._mind_silence()
             if should_cancel() and time.monotonic() - started > CANCEL_SECONDS:
-                self._state.give_up(said("did not take in a job that was cancelled"))
+                self._give_up(said("did not take in a job that was cancelled"))
                 raise Cancelled
 
         try:
@@ -193,37 +203,66 @@ class RunningPool:
             raise self.death() from error
 
     def _receive(self) -> None:
-        """Reader thread: hands each frame to the job it belongs to."""
+        """Reader thread."""
         with contextlib.suppress(ConnectionClosed, FrameError):
             while True:
                 frame = self._connection.receive()
-                self._state.heard()
-                message = frame.message
-                if isinstance(message, Status):
-                    self._state.note(message)
-                elif isinstance(message, Loading):
-                    self._wait = Wait("weights", message.done, message.total)
-                elif isinstance(message, Measuring):
-                    self._wait = Wait("measuring")
-                elif isinstance(message, (Progress, Compiling, Done, Failed)):
-                    self._wait = Wait()
-                    self._jobs.take(message.number, frame)
-        self._state.close()
+                self._silence.heard(time.monotonic())
+                self.life.take(frame)
+        self.life.close()
+
+    def _mind_silence(self) -> None:
+        """To be called while anything is awaited.
+
+        Raises:
+            PoolError: the supervisor does not answer, and was ended.
+        """
+        verdict = self._silence.tick(time.monotonic())
+        if verdict == "ask":
+            self._connection.offer(AskStatus())
+        elif verdict == "give up":
+            self._give_up(said("did not answer for {seconds} seconds", seconds=f"{self._silence.seconds:.0f}"))
+            raise self.death()
+
+    def _give_up(self, why: Said) -> None:
+        """End the supervisor, stopped or not, and with it the pool."""
+        self.life.die(self._supervisor.error(why))
+        self._supervisor.end_by_force()
+        self.life.close()
+        self._transport.close()
 
     def death(self) -> PoolError:
         """Why the pool is gone, as an error to raise."""
-        return self._state.death()
+        return self.life.error or self._supervisor.last_words()
 
     def interrupt(self) -> None:
         """Ask it to end, and end it by force where it does not; a job's caller is told that it was restarted."""
-        self._state.told_to_end()
-        self._connection.offer(Shutdown())
-        self._supervisor.wait(EXIT_SECONDS)
-        self._supervisor.end_by_force()
+        self.life.die(PoolError("The pool was restarted while it worked for this.", "Queue the prompt again."))
+        self._end(EXIT_SECONDS)
 
     def close(self, seconds: float = EXIT_SECONDS) -> None:
         """End the pool and wait until nothing of it is left, for so many seconds; then end it by force."""
+        self._end(seconds)
+        self._transport.close()
+
+    def _end(self, seconds: float) -> None:
         self._connection.offer(Shutdown())
         self._supervisor.wait(seconds)
         self._supervisor.end_by_force()
-        self._transport.close()
+
+
+def explain(failed: Failed, spec: PoolSpec) -> ParallelError:
+    """What the failure of a job is to whoever asked for it. Where memory ran out, the error names devices of the pool
+    on which it did not."""
+    error = revive(failed.error)
+    if failed.unbegun and not failed.pool_alive:
+        return PoolLostError(error.cause, error.fix)
+    if failed.error.traceback and isinstance(error, PoolError):
+        log.error("Parallel DiT, rank %d:\n%s", failed.rank, failed.error.traceback)
+    if isinstance(error, OutOfMemoryError) and failed.fits:
+        devices = ",".join(str(spec.devices[rank]) for rank in failed.fits)
+        smaller = devices if spec.device_type == "cuda" else f"cpu:{len(failed.fits)}"
+        return OutOfMemoryError(
+            error.cause, said("It fits on the others: set devices to {smaller} in Parallel Config.", smaller=smaller)
+        )
+    return error

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from parallel_runtime.requests.control import Cancelled
 
-from .pool_state import POLL_SECONDS
+from .running_pool import POLL_SECONDS
 from .submission import ShouldCancel
 
 

@@ -1,0 +1,176 @@
+"""One life of a pool, as its client knows it. Without input or output: the thread that reads tells it what came."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from parallel_runtime.errors import PoolError
+
+from ..wire.error_info import revive
+from ..wire.frames import Frame
+from ..wire.protocol import Compiling, Done, Failed, Loading, Measuring, Status
+
+COMPILING_SECONDS = 5.0
+"""A rank that compiles says so once a second."""
+
+State = Literal["starting", "idle", "busy", "cancelled", "dying", "gone"]
+"""`starting`: not all ranks are online. `idle`: it can take a job. `busy`: a job is waited for. `cancelled`: one goes
+on that nobody waits for any more. `dying`: it takes no job, and ends. `gone`: nothing comes of it any more."""
+Reason = Literal["turn", "cancelled", "pause", "start", "weights", "measuring", "job"]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What somebody who waits for a pool waits for, and how far it is: plain data, for the node that says it.
+
+    Args:
+        reason: `turn`: another request is being served; `cancelled`: a job that was cancelled ends; `pause`: a pool
+            that died again and again is not replaced at once; `start`: ranks come up; `weights`: they go to
+            the devices; `measuring`: kernels and links are timed; `job`: the ranks are at work.
+        done, total: ranks that are up, or bytes of weights that are on the device; 0 where nothing is counted.
+    """
+
+    reason: Reason = "job"
+    done: int = 0
+    total: int = 0
+
+
+@dataclass
+class OpenJob:
+    """A job that was sent.
+
+    Args:
+        since: when it was cancelled and left to itself.
+    """
+
+    number: int
+    frames: queue.SimpleQueue[Frame] = field(default_factory=queue.SimpleQueue)
+    awaited: bool = True
+    since: float = 0.0
+
+    def hear(self, seconds: float) -> Frame | None:
+        """What comes next of it; None where nothing does for so long."""
+        with contextlib.suppress(queue.Empty):
+            return self.frames.get(timeout=seconds)
+        return None
+
+
+class Life:
+    """Thread-safe. There is one job at a time.
+
+    Args:
+        ranks: that are to come.
+    """
+
+    def __init__(self, ranks: int):
+        self.state: State = "starting"
+        self.status: Status | None = None
+        """What the supervisor said last."""
+        self.error: PoolError | None = None
+        """Why it takes no job any more, where that is known."""
+        self.changed = threading.Condition(threading.RLock())
+        self._ranks = ranks
+        self._job = OpenJob(0)
+        self._wait = Wait()
+        self._compiled = 0.0  # when a rank last said that it compiles
+
+    @property
+    def alive(self) -> bool:
+        """It can take a job, now or later."""
+        return self.state not in ("dying", "gone")
+
+    @property
+    def waits_for(self) -> Wait:
+        """What a request that was sent to it, or wants to be, is waiting for."""
+        if self.state == "starting":
+            return Wait("start", len(self.status.devices) if self.status is not None else 0, self._ranks)
+        return Wait("cancelled") if self.state == "cancelled" else self._wait
+
+    @property
+    def cancelled_for(self) -> float:
+        """Seconds since the job was cancelled that goes on; 0 where a rank compiles, which the next one needs, too."""
+        now = time.monotonic()
+        return 0.0 if now - self._compiled < COMPILING_SECONDS else now - self._job.since
+
+    def take(self, frame: Frame) -> None:
+        """Something came from the supervisor."""
+        message = frame.message
+        with self.changed:
+            if isinstance(message, Status):
+                self._take_status(message)
+            elif isinstance(message, Loading):
+                self._wait = Wait("weights", message.done, message.total)
+            elif isinstance(message, Measuring):
+                self._wait = Wait("measuring")
+            else:
+                self._wait = Wait()
+                self._take_of_job(frame)
+            self.changed.notify_all()
+
+    def _take_status(self, status: Status) -> None:
+        self.status = status
+        if status.state == "dead":
+            error = revive(status.error) if status.error is not None else None
+            self.die(PoolError(error.cause, error.fix) if error is not None else None)
+        elif self.state == "starting" and status.state != "starting":
+            self.state = "idle"
+
+    def _take_of_job(self, frame: Frame) -> None:
+        message, job = frame.message, self._job
+        if isinstance(message, Compiling):
+            self._compiled = time.monotonic()
+        if isinstance(message, Failed) and not message.pool_alive:
+            self.die(None)  # its last status is still on the way
+        if getattr(message, "number", None) != job.number:
+            return
+        if job.awaited:
+            job.frames.put(frame)
+        elif self.state == "cancelled" and isinstance(message, (Done, Failed)):
+            self.state = "idle"
+
+    def begin(self) -> OpenJob:
+        """A job is about to be sent, and waited for. One that is sent to a dying pool is told so by the supervisor."""
+        with self.changed:
+            self._job = OpenJob(self._job.number + 1)
+            if self.alive:
+                self.state = "busy"
+            return self._job
+
+    def abandon(self, job: OpenJob, since: float) -> None:
+        """Wait no longer for a job that was cancelled then; its end is noted when it comes."""
+        with self.changed:
+            job.since = since
+            if self.state == "busy":
+                self.state = "cancelled"
+            self._leave(job)
+
+    def end(self, job: OpenJob) -> None:
+        """Wait no longer for a job: it has ended, or what comes of it is nobody's."""
+        with self.changed:
+            if job.awaited and self.state == "busy":
+                self.state = "idle"
+            self._leave(job)
+
+    def _leave(self, job: OpenJob) -> None:
+        job.awaited = False
+        while not job.frames.empty():  # what has come since the last look
+            self._take_of_job(job.frames.get())
+
+    def die(self, error: PoolError | None) -> None:
+        """It takes no job any more."""
+        with self.changed:
+            self.error = self.error or error
+            if self.state != "gone":
+                self.state = "dying"
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        with self.changed:
+            self.state = "gone"
+            self.changed.notify_all()
