@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 
 from parallel_runtime.requests.requests import Finished, Step
 from workers.supervisor.job import ActiveJob
 from workers.supervisor.jobs import Jobs
+from workers.supervisor.messages import Messages
 from workers.wire.error_info import ErrorInfo
 from workers.wire.frames import Frame
-from workers.wire.protocol import Cancel, Done, Failed, Job
+from workers.wire.protocol import Abandon, Cancel, Done, Failed, Hello, Job, Message, Run, Status
 
 
 class Ends:
@@ -35,6 +37,10 @@ class Ends:
     send = tell
 
 
+async def answer(jobs: Jobs, frame: Frame) -> None:
+    await jobs.answer(frame, frame.message)  # type: ignore[arg-type]
+
+
 def test_an_answer_goes_out_and_the_next_job_begins_when_all_ranks_are_through():
     ranks, client = Ends(), Ends()
     jobs = Jobs(ranks, client, None, lambda failed: pytest.fail(str(failed)))  # type: ignore[arg-type]
@@ -47,14 +53,14 @@ def test_an_answer_goes_out_and_the_next_job_begins_when_all_ranks_are_through()
             await jobs.add(step)
         await jobs.cancel(Cancel(2))  # no rank has heard of it
         assert [message.number for message in client.told] == [2]
-        await jobs.answer(done[0][0])
+        await answer(jobs, done[0][0])
         assert [message.number for message in ranks.told] == [1]
         assert len(client.told) == 1
-        await jobs.answer(done[0][1])
+        await answer(jobs, done[0][1])
         assert [message.number for message in ranks.told] == [1, 3]
         assert client.told[1:] == [done[0][0].message]
-        for answer in done[1]:
-            await jobs.answer(answer)
+        for each in done[1]:
+            await answer(jobs, each)
         assert jobs.active is None
         assert not jobs.waiting
 
@@ -92,3 +98,12 @@ def test_a_step_ends_without_harm_only_if_every_rank_refused_it():
         for frame in frames:
             job.answer(frame)
         assert (job.unbegun, job.broken) == (unbegun, broken)
+
+
+def test_every_message_has_somebody_who_answers_it():
+    never: Any = None
+    messages = Messages(never, never, SimpleNamespace(answer=None), never, never)  # type: ignore[arg-type]
+    to_supervisor = {*messages._of_client, *messages._of_rank}
+    by_others = {Hello, Run, Abandon, Status}  # the reception's, the ranks', the client's
+    assert to_supervisor | by_others == set(get_args(Message))
+    assert not to_supervisor & by_others

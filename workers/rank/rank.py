@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
@@ -71,7 +71,7 @@ class Rank:
         self.heartbeat = Heartbeat(connection, self.rank, blocks=lambda: engine.residency.pulse.count, output=output)
         self.imports = IdleImports(engine.device)
         self.first_step = FirstStep(start_seconds, lambda: self.heartbeat.compile_seconds)
-        self.spent = False
+        self.spent = self._ends = False
 
     @property
     def world_size(self) -> int:
@@ -79,42 +79,50 @@ class Rank:
         return self.engine.world_size
 
     def work(self) -> None:
-        """Main loop. It ends where this process itself can do no more: all ranks have let go of the job by then."""
-        while True:
+        """Main loop: what comes is answered by the table. (A cancel has come by the inbox already.) It ends where this
+        process itself can do no more: all ranks have let go of the job by then."""
+        handlers: dict[type, Callable[[Frame], None]] = {Job: self._take, Abandon: self._let_go}
+        while not self._ends:
             frame = self.inbox.next(self.imports)
-            message = frame.message
-            if isinstance(message, Abandon):
-                self.engine.forget_calls()
-                if self.spent:
-                    return
-            if not isinstance(message, Job):
-                continue  # Run or Abandon of a job that failed here in PREPARE
-            if isinstance(message.request, Step):
-                self._repeat(frame, message, message.request)
-                continue
-            what = type(message.request).__name__
-            self.first_step.lap("waiting")
-            laps = Laps()
-            prepared = self._prepare(message)
-            if prepared is None:
-                continue
-            laps.end("prepared in")
-            verdict = self.inbox.verdict(message.number)
-            if isinstance(verdict, Abandon):
-                prepared.abandon()
-                self.engine.forget_calls()
-                continue
-            laps.end("waited for the other ranks")
-            self._run(frame, message, prepared, verdict.agreed)
-            laps.end("ran in")
-            if isinstance(message.request, Forward):
-                self.first_step.step(what)
-            self.first_step.lap(what)
-            if laps.total > SLOW_SECONDS:
-                log.info("%s: %s", what, laps)
+            handle = handlers.get(type(frame.message))
+            if handle is not None:  # else it is a Run of a job that failed here in PREPARE
+                handle(frame)
+
+    def _let_go(self, _: Frame) -> None:
+        """Another rank could not prepare, or this one, or all failed in the run."""
+        self.engine.forget_calls()
+        self._ends = self.spent
+
+    def _take(self, frame: Frame) -> None:
+        """A job, through both of its phases."""
+        job = frame.message
+        assert isinstance(job, Job)
+        self.output.job = job.number
+        if isinstance(job.request, Step):
+            self._repeat(frame, job, job.request)
+            return
+        what = type(job.request).__name__
+        self.first_step.lap("waiting")
+        laps = Laps()
+        prepared = self._prepare(job)
+        if prepared is None:
+            return
+        laps.end("prepared in")
+        verdict = self.inbox.verdict(job.number)
+        if isinstance(verdict, Abandon):
+            prepared.abandon()
+            self.engine.forget_calls()
+            return
+        laps.end("waited for the other ranks")
+        self._run(frame, job, prepared, verdict.agreed)
+        laps.end("ran in")
+        if isinstance(job.request, Forward):
+            self.first_step.step(what)
+        self.first_step.lap(what)
+        if laps.total > SLOW_SECONDS:
+            log.info("%s: %s", what, laps)
 
     def _repeat(self, frame: Frame, job: Job, step: Step) -> None:
-        self.output.job = job.number
         try:
             prepared = self.engine.recall(step)
         except NotLoadedError as error:
@@ -123,7 +131,6 @@ class Rank:
         self._run(frame, job, prepared, {})
 
     def _prepare(self, job: Job) -> Prepared | None:
-        self.output.job = job.number
         try:
             self.client_memory.open_for(job)  # what cannot be opened is found here, where it costs the job alone
             prepared = self.engine.prepare(job.request, unpack_meta(job.tensors), RankControl(self, job))

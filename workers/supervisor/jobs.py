@@ -17,7 +17,7 @@ from ..pool_log import PoolLog
 from ..wire.endpoint import Endpoint
 from ..wire.error_info import CANCELLED, of_all_ranks
 from ..wire.frames import Frame
-from ..wire.protocol import Abandon, Cancel, Compiling, Done, Failed, Job, Loading, Measuring, Progress, Ready, Run
+from ..wire.protocol import Abandon, Cancel, Done, Failed, Job, Ready, Run
 from .job import ActiveJob
 from .members import Members
 from .stall import StallWatch
@@ -80,21 +80,12 @@ class Jobs:
             self._waiting = kept
             await self._client.send(Failed(message.number, 0, CANCELLED, cancelled=True))
 
-    async def answer(self, frame: Frame) -> None:
-        """Take in what a rank says about the active job."""
-        if isinstance(frame.message, Progress):
-            await self._client.forward(frame)
-        elif isinstance(frame.message, Compiling):
-            self.stall.waited(time.monotonic())
-            await self._client.forward(frame)
-        elif isinstance(frame.message, (Loading, Measuring)):
-            await self._client.forward(frame)
-        elif isinstance(frame.message, (Ready, Done, Failed)):
-            job = self.active
-            if job is None or job.number != frame.message.number:
-                return
+    async def answer(self, frame: Frame, message: Ready | Done | Failed) -> None:
+        """Take in how a rank's part of the active job ended."""
+        job = self.active
+        if job is not None and job.number == message.number:
             job.answer(frame)
-            self.stall.through(frame.message.rank)
+            self.stall.through(message.rank)
             await self._advance(job)
 
     async def _next(self) -> None:

@@ -32,10 +32,11 @@ from ..settings import read_seconds
 from ..wire.endpoint import Endpoint
 from ..wire.error_info import ErrorInfo, describe
 from ..wire.frames import Frame
-from ..wire.protocol import AskStatus, Cancel, Failed, Heartbeat, Job, Lost, Online, PoolState, Shutdown, Status
+from ..wire.protocol import Failed, PoolState, Status
 from ..wire.unix_socket import listen_in
 from .jobs import Jobs
 from .members import Members
+from .messages import Messages
 from .reception import BACKLOG, Reception
 from .stall import FLOOR_SECONDS, TICK_SECONDS
 from .torchrun import Torchrun
@@ -67,6 +68,7 @@ class Supervisor:
         self._hearing: asyncio.Task[None] | None = None
         self._verdict = Verdict()
         self._ended = asyncio.Event()
+        self._messages = Messages(self.client, self.members, self.jobs, self.status, self._ended.set)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -139,34 +141,12 @@ class Supervisor:
         return Status(self.state, pids, devices, torchrun, str(self.log.path), job, self.error)
 
     async def _serve_client(self) -> None:
-        while (frame := await self.client.receive()) is not None:
-            message = frame.message
-            if isinstance(message, Job):
-                await self.jobs.add(frame)
-            elif isinstance(message, Cancel):
-                await self.jobs.cancel(message)
-            elif isinstance(message, AskStatus):
-                await self.client.send(self.status())
-            elif isinstance(message, Shutdown):
-                break
+        while not self._ended.is_set() and (frame := await self.client.receive()) is not None:
+            await self._messages.from_client(frame)
         self._ended.set()
 
     async def _from_rank(self, rank: int, frame: Frame) -> None:
-        message = frame.message
-        now = time.monotonic()
-        if isinstance(message, Heartbeat):
-            self.jobs.stall.beat(rank, message.progress, now, message.waits)
-            return
-        self.jobs.stall.answered(rank, now)
-        if isinstance(message, Lost):
-            self.members.lose(rank)
-        elif isinstance(message, Online):
-            self.members.arrive(message)
-            await self.client.send(self.status())  # it counts who has come, and then that all have
-            if self.members.complete:
-                await self.jobs.open()
-        else:
-            await self.jobs.answer(frame)
+        await self._messages.from_rank(rank, frame)
 
     async def _watch_torchrun(self, torchrun: Torchrun) -> None:
         self._lost(*await torchrun.end())
