@@ -19,6 +19,7 @@ from parallel_runtime.errors import ConfigurationError
 from tests.patience import SOON, wait_until
 from workers.launch import PACK_ROOT
 from workers.network import read_meeting
+from workers.rank.elsewhere import is_elsewhere, make_environment
 
 MAIN, OTHER = "10.213.7.1", "10.213.7.2"
 PORT = 29613
@@ -235,6 +236,24 @@ def test_a_host_that_brings_another_number_of_ranks_is_named(hosts):
     join(2)
     client.say("load")
     assert "The hosts bring 3 ranks, not 2. Give 1 to --nproc-per-node on each" in client.expect("error")
+
+
+def test_ranks_elsewhere_make_their_environment_themselves(tmp_path):
+    torchrun = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "3"}
+    error_file = tmp_path / "attempt_0" / "1" / "error.json"
+    environment = {
+        **torchrun,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_ERROR_FILE": str(error_file),
+    }
+    assert is_elsewhere(environment)
+    make_environment(environment)
+    assert not is_elsewhere(environment)
+    assert torchrun.items() <= environment.items()
+    assert environment["PARALLEL_DIT_DEVICES"] == "cpu:0,1*3"
+    assert environment["PARALLEL_DIT_POOL"] == str(tmp_path / "attempt_0")
+    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "lo"
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:0", "10.0.0.1:70000", "http://x:1"])

@@ -12,11 +12,12 @@ from parallel_runtime.networks.comfyui.module_tree import describe_module
 from parallel_runtime.requests.patches import Attached
 from parallel_runtime.requests.requests import Attach, attached_name
 
+from ..wire.tensors import in_pieces
 from .mirror import Mirror
 from .submission import Callbacks, Reply, Submission
 
 _PIECE = 256 << 20
-"""Bytes of tensors in one request, or one tensor where that has more."""
+"""Bytes of tensors in one request."""
 
 
 class Attachments:
@@ -58,17 +59,8 @@ class Attachments:
     def _send(self, network: Attached, callbacks: Callbacks) -> None:
         tensors: list[torch.Tensor] = []
         form: Any = describe_module(network.module, tensors)
-        piece: dict[str, torch.Tensor] = {}
-        size = 0
-
-        def send(form: Any = None) -> None:
-            request = Attach(network.number, form, self._let_go())
+        named = {attached_name(place): tensor for place, tensor in enumerate(tensors)}
+        for piece in in_pieces(named, _PIECE):
+            request = Attach(network.number, dropped=self._let_go())
             self._submit(Submission(request=request, tensors=piece, callbacks=callbacks))
-
-        for place, tensor in enumerate(tensors):
-            if piece and size + tensor.nbytes > _PIECE:
-                send()
-                piece, size = {}, 0
-            piece[attached_name(place)] = tensor
-            size += tensor.nbytes
-        send(form)
+        self._submit(Submission(request=Attach(network.number, form, self._let_go()), callbacks=callbacks))

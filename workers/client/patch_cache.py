@@ -14,6 +14,7 @@ from parallel_runtime.errors import ParallelError
 from parallel_runtime.patching.patch_data import PatchSet, WeightPatches, as_bytes
 from parallel_runtime.requests.requests import ComfyuiCode, KeepPatches
 
+from ..wire.tensors import in_pieces
 from .mirror import Mirror
 from .submission import Callbacks, Reply, ShouldCancel, Submission, never
 
@@ -21,7 +22,7 @@ MOST_SETS = 32
 MOST_BYTES = 4 << 30
 """Of factors that the ranks keep, each of them on its host, beside those of the call at hand."""
 PIECE = 64 << 20
-"""Bytes that a job brings, or one tensor: the memory that is shared with the ranks is no larger for that."""
+"""Bytes that a job brings."""
 _MOST_TENSORS = 1024
 
 
@@ -91,11 +92,14 @@ class PatchCache:
             while len(dropped) == _MOST_TENSORS:
                 yield KeepPatches(patches.comfyui, dropped=dropped), {}
                 dropped = self._untold()
-            for names in self._pieces(new):
-                tensors = {
-                    name: as_bytes(factor) for each in new for name, factor in each.factors.items() if name in names
-                }
-                yield KeepPatches(patches.comfyui, factors=tuple(tensors), dropped=dropped), tensors
+            factors = {
+                name: as_bytes(factor)
+                for each in new
+                for name, factor in each.factors.items()
+                if name not in self._factors
+            }
+            for piece in in_pieces(factors, PIECE, _MOST_TENSORS):
+                yield KeepPatches(patches.comfyui, factors=tuple(piece), dropped=dropped), piece
                 dropped = ()
             yield (
                 KeepPatches(patches.comfyui, sets=tuple(each.name for each in new), dropped=dropped),
@@ -107,19 +111,6 @@ class PatchCache:
     def _untold(self) -> tuple[str, ...]:
         names = self._sets.untold(_MOST_TENSORS)
         return names + self._factors.untold(_MOST_TENSORS - len(names))
-
-    def _pieces(self, new: list[PatchSet]) -> Iterator[set[str]]:
-        wanted = {name: factor for each in new for name, factor in each.factors.items() if name not in self._factors}
-        piece: set[str] = set()
-        size = 0
-        for name, factor in wanted.items():
-            if piece and (size + factor.nbytes > PIECE or len(piece) == _MOST_TENSORS):
-                yield piece
-                piece, size = set(), 0
-            piece.add(name)
-            size += factor.nbytes
-        if piece:
-            yield piece
 
     def _make_room(self, needed: list[str], new: list[PatchSet]) -> None:
         """Drop the sets that were used longest ago, and factors that none is left of."""

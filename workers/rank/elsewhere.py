@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import logging
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
@@ -41,8 +40,10 @@ def make_environment(environment: MutableMapping[str, str]) -> None:
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     spec = PoolSpec(kind, tuple(range(count)), int(environment["GROUP_WORLD_SIZE"]))
     interface = interface_of(own_address(environment["MASTER_ADDR"]))
+    # The ranks of this machine need a folder that nobody else can read: that of torchrun's own notes is one.
+    folder = Path(environment["TORCHELASTIC_ERROR_FILE"]).parents[1]
     kept = {name: environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    environment.update(rank_environment(spec, Path(tempfile.gettempdir()), environment, interface) | kept)
+    environment.update(rank_environment(spec, folder, environment, interface) | kept)
 
 
 def host_name(environment: MutableMapping[str, str]) -> str:

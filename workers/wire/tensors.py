@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from .frames import ITEM_BYTES, tensor_bytes
+from .frames import ITEM_BYTES, MAX_TENSORS, tensor_bytes
 from .protocol import TensorSpec
 
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
@@ -38,6 +38,23 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[TensorSpec, ...], l
         if host.numel():
             buffers.append(host.reshape(-1).view(torch.uint8).numpy().data)
     return tuple(specs), buffers
+
+
+def in_pieces(
+    tensors: Mapping[str, torch.Tensor], most_bytes: int, most: int = MAX_TENSORS
+) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors in their order, so many and so many bytes at a time, or one where that has more. Memory that is
+    shared with the ranks then need be no larger for them."""
+    piece: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if piece and (size + tensor.nbytes > most_bytes or len(piece) == most):
+            yield piece
+            piece, size = {}, 0
+        piece[name] = tensor
+        size += tensor.nbytes
+    if piece:
+        yield piece
 
 
 def unpack(specs: Sequence[TensorSpec], payload: memoryview | torch.Tensor | None) -> dict[str, torch.Tensor]:
