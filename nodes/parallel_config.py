@@ -15,7 +15,7 @@ from parallel_runtime.config import (
     ParallelConfig,
 )
 from parallel_runtime.errors import ConfigurationError
-from parallel_runtime.said import Said, said
+from parallel_runtime.said import Said, said, together
 
 from .menu_entry import MenuEntry, numbers
 from .node_text import show_text
@@ -205,6 +205,7 @@ def preview(config: ParallelConfig) -> Said:
     # Imported here and not at the top: ComfyUI's start shall not pay for it.
     import torch
 
+    from workers.client.pool_registry import devices_in_the_way
     from workers.launch import count_devices, resolve_devices
 
     try:
@@ -218,11 +219,17 @@ def preview(config: ParallelConfig) -> Said:
         devices = said("{devices} ({numbers})", devices=devices, numbers=", ".join(map(str, spec.devices)))
     given = {SHOWN_AXES.get(axis, axis): getattr(config, axis) for axis in AXES}
     named = ", ".join(f"{axis} {degree}" for axis, degree in given.items() if degree is not None)
-    if not named:
+    if named:
+        meaning = said(
+            "{devices}: {named}. The rest of the split is chosen for the model and the picture; the loader shows it.",
+            devices=devices,
+            named=named,
+        )
+    else:
         template = "{devices}. The split is chosen for the model and the picture; the loader shows it."
-        return said(template, devices=devices)
-    return said(
-        "{devices}: {named}. The rest of the split is chosen for the model and the picture; the loader shows it.",
-        devices=devices,
-        named=named,
-    )
+        meaning = said(template, devices=devices)
+    if ends := devices_in_the_way(spec):
+        others = ", ".join(map(str, ends))
+        leave = said("What is loaded on {others} now leaves when a model is loaded on these devices.", others=others)
+        meaning = together((meaning, leave))
+    return meaning

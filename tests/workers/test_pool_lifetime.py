@@ -99,6 +99,8 @@ def test_a_client_whose_devices_are_anothers_starts_no_pool_again_and_the_log_sa
     registry = pool_registry._PoolRegistry()
     first = registry.get(PoolSpec("cpu", (0, 1)))
     assert registry.get(PoolSpec("cpu", (0,))) is first  # a part of it
+    assert registry.in_the_way(PoolSpec("cpu", (0,))) == registry.in_the_way(PoolSpec("cpu", (2,))) == []
+    assert registry.in_the_way(PoolSpec("cpu", (1, 2))) == [first]
     other = registry.get(PoolSpec("cpu", (1, 2)))
     assert registry.all() == [other]
     assert "the pool on cpu:0,1 ends, as another one needs its devices: cpu:1,2." in caplog.text

@@ -33,7 +33,7 @@ class _PoolRegistry:
                 # A configuration that wants the first ranks of a larger pool takes part of it: nothing restarts.
                 if client.spec.holds(spec):
                     return client
-            for client in [c for c in self._clients if c.spec.overlaps(spec)]:
+            for client in self.in_the_way(spec):
                 log.warning(
                     "Parallel DiT: the pool on %s ends, as another one needs its devices: %s. Loaders that are used in "
                     "turn keep their models where the devices of the first that runs begin with those of the other.",
@@ -45,6 +45,12 @@ class _PoolRegistry:
             client = PoolClient(spec)
             self._clients.append(client)
             return client
+
+    def in_the_way(self, spec: PoolSpec) -> list[PoolClient]:
+        """Those that end where one on these devices is asked for."""
+        if any(client.spec.holds(spec) for client in self._clients):
+            return []
+        return [client for client in self._clients if client.spec.overlaps(spec)]
 
     def all(self) -> list[PoolClient]:
         return list(self._clients)
@@ -74,6 +80,11 @@ def get_pool(config: ParallelConfig) -> PoolClient:
     if config.hosts > 1:
         read_meeting(os.environ)  # a missing setting is an error of the configuration, not of a pool that started
     return _registry.get(resolve_devices(config, torch.cuda.device_count))
+
+
+def devices_in_the_way(spec: PoolSpec) -> list[PoolSpec]:
+    """Devices of the pools that run now and end where one on these devices is asked for."""
+    return [client.spec for client in _registry.in_the_way(spec) if client.pool is not None]
 
 
 def known_pools() -> list[PoolClient]:
