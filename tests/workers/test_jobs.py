@@ -102,8 +102,8 @@ def test_a_step_ends_without_harm_only_if_every_rank_refused_it():
 
 def test_every_message_has_somebody_who_answers_it():
     never: Any = None
-    messages = Messages(never, never, SimpleNamespace(answer=None), never, never)  # type: ignore[arg-type]
-    to_supervisor = {*messages._of_client, *messages._of_rank}
+    messages = Messages(never, never, SimpleNamespace(answer=None, stall=None), never, never)  # type: ignore[arg-type]
+    to_supervisor = {*messages.of_client, *messages.of_rank}
     by_others = {Hello, Run, Abandon, Status}  # the reception's, the ranks', the client's
     assert to_supervisor | by_others == set(get_args(Message))
     assert not to_supervisor & by_others
