@@ -62,6 +62,34 @@ print("closed", flush=True)
 """
 
 
+PICTURE = """
+import pathlib, sys, torch
+from parallel_runtime.config import ParallelConfig
+from tests.tiny_flux import write_original
+from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
+from workers.launch import PoolSpec
+
+path = str(write_original(pathlib.Path(sys.argv[1]) / "tiny.safetensors"))
+draw = torch.Generator().manual_seed(0)
+text = {"context": torch.randn(1, 5, 64, generator=draw), "y": torch.randn(1, 32, generator=draw)}
+text["guidance"] = torch.full((1,), 3.5)
+x = torch.randn(1, 16, 6, 8, generator=draw)
+
+def picture(hosts):
+    client = PoolClient(PoolSpec("cpu", (0,), hosts))
+    model = ModelRequest(path, "float32", ParallelConfig(devices="cpu:1", hosts=hosts))
+    latent = client.sample(model, LoopRequest("euler", torch.linspace(1, 0, 5), x, (Branch(text, 0),), 1.0, 0))
+    calls = [client.forward(model, x, torch.tensor([sigma]), text) for sigma in (0.5, 0.4)]
+    client.release(model, park=True)
+    calls.append(client.forward(model, x, torch.tensor([0.4]), text))
+    client.close()
+    return [latent, *calls]
+
+worst = max(float((one - other).abs().max() / other.abs().max()) for one, other in zip(picture(2), picture(1)))
+print("difference", worst, flush=True)
+"""
+
+
 def run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
@@ -137,22 +165,32 @@ class Process:
 
 
 @pytest.fixture
-def hosts(cable, tmp_path):
-    """(client on the first machine, function that runs torchrun on the other one, again and again)."""
+def machines(cable, tmp_path):
+    """Functions that run Python on the first machine, and torchrun on the other one, again and again."""
     one, two = cable
     environment = {"PARALLEL_DIT_LOGS": str(tmp_path / "logs"), "PARALLEL_DIT_LISTEN": f"{MAIN}:{PORT}"}
-    client = Process(one, [sys.executable, "-c", CLIENT], environment)
-    started = [client]
+    started: list[Process] = []
 
-    def join(ranks: int = 1) -> Process:
+    def first(*arguments: str) -> Process:
+        started.append(Process(one, [sys.executable, *arguments], environment))
+        return started[-1]
+
+    def join(ranks: int = 1, module: str = "tests.workers.faulty_rank") -> Process:
         torchrun = f"{sys.executable} -m torch.distributed.run --nnodes=2 --node-rank=1 --nproc-per-node={ranks}"
-        command = f"{torchrun} --rdzv-endpoint={MAIN}:{PORT} -m tests.workers.faulty_rank"
+        command = f"{torchrun} --rdzv-endpoint={MAIN}:{PORT} -m {module}"
         started.append(Process(two, ["bash", "-c", f"while sleep 1; do echo began; {command}; done"], {}))
         return started[-1]
 
-    yield client, join
+    yield first, join
     for process in reversed(started):
         process.end()
+
+
+@pytest.fixture
+def hosts(machines):
+    """(client of a pool of faulty ranks on the first machine, function that has the other one join)."""
+    first, join = machines
+    return first("-c", CLIENT), join
 
 
 def listening(process: Process) -> set[tuple[str, int]]:
@@ -187,6 +225,14 @@ def test_two_hosts_sample_together_one_pool_after_the_other(hosts):
     assert sum(line == "began" for line in other.lines) == 2
     client.process.stdin.close()
     client.expect("closed")
+
+
+@pytest.mark.slow
+def test_two_hosts_give_the_picture_of_one(machines, tmp_path):
+    first, join = machines
+    client = first("-c", PICTURE, str(tmp_path))
+    join(module="workers.rank")
+    assert float(client.expect("difference").split()[1]) < 1e-5
 
 
 @pytest.mark.slow
