@@ -1,4 +1,4 @@
-"""What the settings ask for all the time: the log's level, and models that leave the GPUs when nobody uses them."""
+"""What goes on all the time: the log's level, and models and pools that leave the GPUs when nobody uses them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from parallel_runtime.errors import ParallelError
 from .settings import LOG_LEVEL, LOG_LEVELS, PARK_MINUTES
 
 SECONDS = 5.0
+UNUSED_SECONDS = 600.0
+"""After so long, a pool that has run nothing since it started ends: its processes have memory on each GPU."""
 
 log = logging.getLogger("parallel_dit")
 
@@ -45,6 +47,15 @@ def park_idle(seconds: float) -> None:
                     log.info("Parallel DiT: %s", error)
 
 
+def end_unused() -> None:
+    """End pools that started ahead of a prompt which has not come."""
+    from workers.client.pool_registry import known_pools
+
+    for pool in known_pools():
+        if pool.idle_seconds >= UNUSED_SECONDS and pool.close_unused(UNUSED_SECONDS):
+            log.info("Parallel DiT: the pool on %s has not been used, and ends; a prompt starts it again.", pool.spec)
+
+
 def keep_house(read: Callable[[], Mapping[str, Any]]) -> None:
     """Start the thread that looks at the settings every few seconds."""
 
@@ -54,6 +65,7 @@ def keep_house(read: Callable[[], Mapping[str, Any]]) -> None:
             log.setLevel(log_level(settings))
             if (seconds := park_seconds(settings)) > 0:
                 park_idle(seconds)
+            end_unused()
             time.sleep(SECONDS)
 
     threading.Thread(target=run, name="parallel-dit-settings", daemon=True).start()

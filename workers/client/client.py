@@ -266,6 +266,18 @@ class PoolClient:
             self._keeper.close()
             self._forget()
 
+    def close_unused(self, seconds: float) -> bool:
+        """End a pool that has run nothing since it started, so long ago; a prompt starts it again.
+
+        Returns:
+            Whether it did.
+        """
+        with self._turns:
+            unused = self.pool is not None and self.ran is None and not self.models and self.idle_seconds >= seconds
+            if unused:
+                self.close()
+            return unused
+
     def retire(self) -> None:
         """End the pool for good: its devices are another's from now on."""
         with self._turns:
