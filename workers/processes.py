@@ -1,4 +1,4 @@
-"""Starting torchrun and making sure that nothing of the pool outlives it."""
+"""Ends processes, and sees to it that nothing of a pool outlives it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import psutil
 
 DUMP_STACKS = signal.SIGUSR1
 """Ranks answer it with the stacks of all their threads, in the log."""
-POLL_SECONDS = 0.1
 KILL_SECONDS = 5.0
 _GRACE_POLL_SECONDS, _KILL_POLL_SECONDS = 0.05, 0.02
 _PR_SET_PDEATHSIG = 1
@@ -32,30 +31,6 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call took effect
         os._exit(1)
-
-
-async def spawn(command: list[str], environment: dict[str, str], cwd: str) -> asyncio.subprocess.Process:
-    """Start torchrun with its output on a pipe; it ends with this process, and the ranks with it."""
-    parent = os.getpid()
-    return await asyncio.create_subprocess_exec(
-        *command,
-        env=environment,
-        cwd=cwd,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=lambda: die_with_parent(parent),
-        limit=1 << 20,
-    )
-
-
-async def wait_for_end(process: asyncio.subprocess.Process) -> int:
-    """Return its exit code as soon as it ends. `process.wait()` returns only when its output has ended as well, which
-    children hold that are still there: ranks that have come no further than their imports."""
-    while process.returncode is None:
-        await asyncio.sleep(POLL_SECONDS)
-    return process.returncode
 
 
 async def end_descendants(grace_seconds: float) -> None:

@@ -24,7 +24,7 @@ from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
 from ..compiled_cache import prune
-from ..launch import PoolSpec, rank_environment, state_directory
+from ..launch import PoolSpec, rank_environment, state_directory, torchrun_command
 from ..network import interface_of, read_meeting
 from ..pool_log import PoolLog, tell_of_fresh_pool
 from ..processes import become_subreaper, end_descendants
@@ -102,7 +102,8 @@ class Supervisor:
             meeting.check_free()
             interface, where = interface_of(meeting.address), str(meeting)
         environment = rank_environment(self.spec, self.directory, os.environ, interface)
-        torchrun = await Torchrun.start(self.spec, self.directory, self.rank_module, environment, self.log, where)
+        command = torchrun_command(self.spec, self.directory, self.rank_module, where)
+        torchrun = await Torchrun.start(command, environment, self.log)
         self.torchrun = torchrun
         self._hearing = self._watch(torchrun.hear())
         self._watch(self._watch_torchrun(torchrun))

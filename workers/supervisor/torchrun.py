@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from pathlib import Path
+import os
+from collections.abc import Mapping, Sequence
 
 from parallel_runtime.said import Said, said
 
-from ..launch import PACK_ROOT, PoolSpec, torchrun_command
+from ..launch import PACK_ROOT
 from ..pool_log import PoolLog
-from ..processes import spawn, wait_for_end
+from ..processes import die_with_parent
 from .verdict import Blame
+
+POLL_SECONDS = 0.1
 
 
 class Torchrun:
@@ -22,18 +24,21 @@ class Torchrun:
         self._log = log
 
     @classmethod
-    async def start(
-        cls,
-        spec: PoolSpec,
-        directory: Path,
-        rank_module: str,
-        environment: Mapping[str, str],
-        log: PoolLog,
-        meeting: str = "",
-    ) -> Torchrun:
-        """Start the ranks of this host; arguments as of `torchrun_command`."""
-        command = torchrun_command(spec, directory, rank_module, meeting)
-        return cls(await spawn(command, dict(environment), str(PACK_ROOT)), log)
+    async def start(cls, command: Sequence[str], environment: Mapping[str, str], log: PoolLog) -> Torchrun:
+        """Start the ranks of this host. It ends with this process, and the ranks with it."""
+        parent = os.getpid()
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=dict(environment),
+            cwd=PACK_ROOT,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent),
+            limit=1 << 20,
+        )
+        return cls(process, log)
 
     @property
     def pid(self) -> int:
@@ -47,8 +52,10 @@ class Torchrun:
             self._log.write(line.decode(errors="replace").rstrip())
 
     async def end(self) -> tuple[Blame, Said]:
-        """Wait for its end, and return which sign that is, in words too. Its ranks may hold its output still."""
-        code = await wait_for_end(self._process)
+        """Wait for its end, and return which sign that is, in words too. `wait` returns only when its output has ended
+        as well, which children hold that are still there: ranks that have come no further than their imports."""
+        while (code := self._process.returncode) is None:
+            await asyncio.sleep(POLL_SECONDS)
         blame = Blame.TORCHRUN_KILLED if code < 0 else Blame.TORCHRUN_ENDED
         return blame, said("torchrun (process {pid}) ended with code {code}", pid=self.pid, code=code)
 
