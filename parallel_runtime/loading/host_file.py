@@ -252,5 +252,8 @@ def _read_small(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, torc
                     "Update torch, or choose another file.",
                 )
             small = math.prod(info.shape) * dtype.itemsize <= _SMALL
-            state_dict[name] = file.get_tensor(name) if small else torch.empty(info.shape, dtype=dtype, device="meta")
+            # A copy, or the whole file stays mapped: a deleted one would keep its place on the disk.
+            state_dict[name] = (
+                file.get_tensor(name).clone() if small else torch.empty(info.shape, dtype=dtype, device="meta")
+            )
     return state_dict

@@ -27,6 +27,21 @@ def compare(
     return {" ".join(case): _compare(Path(folder), *case) for case in cases}
 
 
+def mapped_afterwards(rank: int, world_size: int, comfyui: str, folder: str) -> dict[str, list[str]]:
+    """Where a file is mapped whose network is here, by "maps"."""
+    use_comfyui(comfyui, {"cpu": True})
+    from parallel_runtime.loading.held_network import HeldNetwork
+    from parallel_runtime.loading.host_file import open_host_file
+    from tests.comfyui_networks.files import FILES
+    from tests.comfyui_networks.write_files import tensors_of
+
+    path = Path(folder) / "file.safetensors"
+    save_file(tensors_of(FILES["flux"]), path)
+    held = HeldNetwork(open_host_file(path), None, torch.float32, torch.device("cpu"), fast_float8=False)
+    held.fill(lambda done, total: None)
+    return {"maps": [line for line in Path("/proc/self/maps").read_text().splitlines() if path.name in line]}
+
+
 def _compare(folder: Path, name: str, form: str, wanted: str) -> list[str]:
     import comfy.sd
 

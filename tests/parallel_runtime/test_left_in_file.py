@@ -41,3 +41,9 @@ def test_every_format_is_loaded_as_comfyui_does(tmp_path):
 def test_every_family_is_loaded_as_comfyui_does(tmp_path):
     found = differences(tmp_path, [(name, "float16", "bfloat16") for name in FILES])
     assert found == {case: [] for case in found}
+
+
+def test_no_file_stays_mapped(tmp_path):
+    arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path)}
+    (found,) = run_ranks(1, "tests.comfyui_networks.loaded:mapped_afterwards", arguments)
+    assert found["maps"] == []
