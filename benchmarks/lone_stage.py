@@ -1,4 +1,4 @@
-"""PipeFusion in one process: a stage that has all blocks, and hands its messages to itself.
+"""Stages of a transformer that is there, and PipeFusion in one process: one that hands its messages to itself.
 
 The number of stages does not change what a run computes; patches and warm-up steps do. So one process is enough to
 see what they do to a picture, and for an oracle of several.
@@ -14,12 +14,34 @@ import torch
 from torch import nn
 
 from parallel_runtime.mesh.links import Link, Links
-from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks.absent_blocks import block_paths, keep_blocks
+from parallel_runtime.mesh.mesh import Mesh, single_rank_mesh
+from parallel_runtime.networks.comfyui.diffusers_networks import cut_of
+from parallel_runtime.networks.comfyui.stage_blocks import all_blocks, let_go
 from parallel_runtime.networks.diffusers.spec import ModelSpec
+from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.stage import Stage
+from parallel_runtime.planning.cut import split_blocks
 from parallel_runtime.requests.conditioning import Conditioning
+
+
+def stage_of(
+    transformer: nn.Module,
+    spec: ModelSpec,
+    mesh: Mesh,
+    compile: bool = False,
+    speeds: Sequence[float] | None = None,
+) -> ParallelTransformer:
+    """Wrap a diffusers transformer that has all its blocks as this rank's stage; the others' weights go.
+
+    Args:
+        speeds: of the stages.
+    """
+    blocks = all_blocks(transformer, cut_of(spec.transformer_class))
+    owned = split_blocks([1.0] * len(blocks), mesh.plan.pipe, speeds)[mesh.coordinate["pipe"]]
+    let_go([*blocks[: owned[0]], *blocks[owned[1] :]])
+    wrapped = parallelize(transformer, spec, mesh, compile=compile, record=False, owned=owned)
+    wrapped.run_as(owned)
+    return wrapped
 
 
 class _Loop:
@@ -41,27 +63,20 @@ class _Loop:
         pass
 
 
-def whole_stage(transformer: nn.Module, spec: ModelSpec, attention: str = "auto", compile: bool = False) -> Stage:
-    """Wrap a diffusers transformer as the only stage of a pipeline; needs no torch.distributed.
-
-    Raises:
-        ConfigurationError: the family has no stage data.
-    """
-    relay = keep_blocks(transformer, spec, (0, len(block_paths(transformer, spec))))
-    return Stage(transformer, spec, relay, single_rank_mesh(), attention, compile, record=False)
-
-
 class LoneRunner(StageRunner):
-    """The runner of `whole_stage`: PipeFusion's patches without its messages.
+    """The runner of a pipeline of one stage: PipeFusion's patches without its messages.
 
     Args:
-        stage, branches, x, patches: as for `StageRunner`.
+        stage: of `stage_of`, over one rank.
+        branches, x, patches: as for `StageRunner`.
 
     Raises:
         RequestError: the latent cannot be cut so.
     """
 
-    def __init__(self, stage: Stage, branches: Sequence[Conditioning], x: torch.Tensor, patches: int):
+    def __init__(self, stage: ParallelTransformer, branches: Sequence[Conditioning], x: torch.Tensor, patches: int):
         nowhere: Any = None
-        super().__init__(stage, Links(Link(nowhere, 0), Link(nowhere, 0)), branches, x, patches, keep=True)
+        links = Links(Link(nowhere, 0), Link(nowhere, 0))
+        super().__init__(stage, single_rank_mesh(), links, branches, x, patches, keep=True)
+        self.stage = stage
         self.inbox = self.outbox = _Loop()  # type: ignore[assignment]

@@ -18,23 +18,22 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.attention.kernels import Attend
 from parallel_runtime.denoising.denoise import Denoising
+from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.latent_cut import Patch
+from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
-from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample
 
-from .lone_stage import LoneRunner, whole_stage
+from .lone_stage import LoneRunner, stage_of
 from .picture_distance import psnr, ssim
 from .quality_models import Subject, learn_to_draw, make_random, open_real
 from .quality_report import table, write_report
@@ -53,13 +52,14 @@ SHOWN = ((4, 1), (8, 1), (8, 4))
 class Drift:
     """A control that measures how much keys and values change from one step to the next."""
 
-    stage: Stage
+    stage: ParallelTransformer
     changes: list[float] = field(default_factory=list)
     _before: list[torch.Tensor] = field(default_factory=list)
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
         """Compare with the step before: the mean over all layers of |change| / |keys|, and of the values likewise."""
-        now = [buffer.clone() for buffer in self.stage.keys.buffers]
+        assert self.stage.stage is not None
+        now = [kept.clone() for kept in self.stage.stage.patch.kept]
         if self._before:
             pairs = zip(now, self._before, strict=True)
             self.changes.append(statistics.mean(((a - b).norm() / a.norm()).item() for a, b in pairs))
@@ -101,29 +101,24 @@ class BlindRunner(LoneRunner):
 
     def evaluate(self, inputs: Any, timestep: torch.Tensor, patch: Patch | None) -> list[torch.Tensor] | None:
         """See `StageRunner.evaluate`."""
-        attends = self.stage.keys.attends
-        attend = attends[True]
-        if patch is not None:
-            attends[True] = partial(_attend_own, attend, patch, self.patches[-1].tokens[1])
+        stage = self.stage.stage
+        assert stage is not None
+        kept, image = stage.patch.whole, self.patches[-1].tokens[1]
+
+        def own(*given: Any) -> Any:
+            both = kept(*given)
+            if patch is None:
+                return both
+            dim, (key, value) = given[2], both
+            text = key.shape[dim] - image  # comes first
+            rows = torch.cat([torch.arange(text), text + torch.arange(*patch.tokens)]).to(key.device)
+            return key.index_select(dim, rows), value.index_select(dim, rows)
+
+        stage.patch.whole = own  # type: ignore[assignment, method-assign]
         try:
             return super().evaluate(inputs, timestep, patch)
         finally:
-            attends[True] = attend
-
-
-def _attend_own(
-    attend: Attend,
-    patch: Patch,
-    image: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float | None,
-) -> torch.Tensor:
-    text = key.shape[1] - image  # comes first
-    own = torch.cat([torch.arange(text), text + torch.arange(*patch.tokens)]).to(key.device)
-    return attend(query, key[:, own], value[:, own], mask, scale)
+            stage.patch.whole = kept  # type: ignore[method-assign]
 
 
 @dataclass
@@ -133,7 +128,7 @@ class Sampling:
     subject: Subject
 
     def __post_init__(self) -> None:
-        self.stage = whole_stage(self.subject.transformer, FLUX)
+        self.stage = stage_of(self.subject.transformer, FLUX, single_rank_mesh())
 
     def exact(self, sigmas: torch.Tensor, control: Drift) -> Seen:
         """What one GPU computes."""

@@ -28,17 +28,15 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.denoising.predict import Predictor
 from parallel_runtime.engine.plan_meshes import Joined, Meshes
-from parallel_runtime.networks.absent_blocks import keep_blocks
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample
 
 from .flux_checkpoint import FLUX_DEV
-from .share_blocks import share_blocks
+from .lone_stage import stage_of
 from .step_control import StepControl
 
 TEXT_TOKENS = 512
@@ -82,7 +80,7 @@ def conditioning_for(config: dict[str, Any], device: torch.device, dtype: torch.
 
 
 def run(
-    transformer: ParallelTransformer | Stage,
+    transformer: ParallelTransformer,
     joined: Joined,
     plan: ParallelPlan,
     denoising: Denoising,
@@ -93,12 +91,12 @@ def run(
     times: list[float] = []
     control = StepControl(tensors["x"].device, lambda: times.append(time.perf_counter()))
     latent: torch.Tensor | None
-    if isinstance(transformer, ParallelTransformer):
+    if transformer.stage is None:
         latent = denoising.run(Predictor(transformer, joined.mesh), [text], tensors, control)
     else:
         assert joined.links is not None
         seen = denoising.model_inputs(tensors["x"], tensors)[0]
-        runner = StageRunner(transformer, joined.links, [text], seen, plan.patches, keep=True)
+        runner = StageRunner(transformer, joined.mesh, joined.links, [text], seen, plan.patches, keep=True)
         latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
     control.finish()
     return latent, times
@@ -113,11 +111,8 @@ def measure(
     joined = meshes.join(plan)
     assert joined is not None, "the plan uses every rank"
     module = build(config, device, dtype)
-    transformer: ParallelTransformer | Stage
     if plan.pipe > 1:
-        relay = keep_blocks(module, FLUX, share_blocks(module, FLUX, plan.pipe)[joined.mesh.coordinate["pipe"]])
-        relay.forget()
-        transformer = Stage(module, FLUX, relay, joined.mesh, "auto", not options.eager, record)
+        transformer = stage_of(module, FLUX, joined.mesh, compile=not options.eager)
     else:
         transformer = parallelize(module, FLUX, joined.mesh, compile=not options.eager, record=record)
     text = conditioning_for(config, device, dtype)

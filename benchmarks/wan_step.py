@@ -96,7 +96,6 @@ def build_transformer(task: Task, device: torch.device) -> torch.nn.Module:
     finally:
         torch.set_default_dtype(torch.float32)
     assert WAN.prepare is not None
-    WAN.prepare(transformer)
     return transformer.requires_grad_(False).eval()
 
 

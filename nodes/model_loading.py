@@ -182,7 +182,7 @@ def load_model(
         opened = choose_network(path, COMFYUI, weight_dtype).opened
         return ModelRequest(str(path), request.dtype, config, opened.identity, comfyui_code(types.weights))
 
-    chosen_for_us = network == AUTO and not blueprint.own_network and path.is_file() and (config.pipe or 1) == 1
+    chosen_for_us = network == AUTO and not blueprint.own_network and path.is_file()
     remote = RemoteTransformer(
         request,
         notices=RunNotices(

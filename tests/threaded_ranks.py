@@ -28,7 +28,6 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.networks import sequence_attention, shares
 from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer
-from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.requests import Step
 
 CPU = torch.device("cpu")
@@ -340,16 +339,10 @@ def _record(communicator: Communicator, hardware: Hardware, patch: pytest.Monkey
 
         return record
 
-    plain, staged = ParallelTransformer.__init__, Stage.__init__
+    plain = ParallelTransformer.__init__
 
     def wrap(self: ParallelTransformer, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        if self._keys is None:
-            self._recorded = RecordedForward(self.call_at_once, self.made_outside, recorder(self))
-
-    def stage(self: Stage, *args: Any, **kwargs: Any) -> None:
-        staged(self, *args, **kwargs)
-        self._recorded = RecordedForward(self._run, self._made_outside, recorder(self), kept=64)
+        self._recorded = RecordedForward(self.call_at_once, self.made_outside, recorder(self))
 
     patch.setattr(ParallelTransformer, "__init__", wrap)
-    patch.setattr(Stage, "__init__", stage)

@@ -51,5 +51,4 @@ def build_transformer(
     config = config or tiny_config(**{**small, **changes})
     transformer: Any = WanTransformer3DModel(**config)
     transformer.load_state_dict(make_state_dict(WAN, config))
-    WAN.prepare(transformer)
     return transformer.requires_grad_(False).eval().to(dtype)

@@ -15,16 +15,14 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.denoising.predict import Predictor
 from parallel_runtime.engine.plan_meshes import Joined, Meshes
-from parallel_runtime.networks.absent_blocks import keep_blocks
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample
 
-from ..share_blocks import share_blocks
+from ..lone_stage import stage_of
 from ..step_control import StepControl
 from .case import Case
 from .measure import Engine, main
@@ -79,23 +77,20 @@ def _build_sequence(
 def _build_stage(
     module: Any, plan: ParallelPlan, joined: Joined, denoising: Denoising, text: Conditioning, compile: bool
 ) -> tuple[Sampling, str]:
-    owned = share_blocks(module, FLUX, plan.pipe)[joined.mesh.coordinate["pipe"]]
-    relay = keep_blocks(module, FLUX, owned)
-    relay.forget()
-    stage = Stage(module, FLUX, relay, joined.mesh, "auto", compile)
+    stage = stage_of(module, FLUX, joined.mesh, compile=compile)
     links = joined.links
     assert links is not None, "stages are linked"
 
     def sample(x: torch.Tensor, sigmas: torch.Tensor, tick: Callable[[], None]) -> torch.Tensor:
         tensors = {"x": x, "sigmas": sigmas.cpu(), "timesteps": sigmas}
         seen = denoising.model_inputs(x, tensors)[0]
-        runner = StageRunner(stage, links, [text], seen, plan.patches, keep=True)
+        runner = StageRunner(stage, joined.mesh, links, [text], seen, plan.patches, keep=True)
         control = StepControl(x.device, tick)
         latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
         control.finish()
         return x if latent is None else latent  # only the first stage has it, and only rank 0's is looked at
 
-    return sample, stage.transformer.attention
+    return sample, stage.attention
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from parallel_runtime.networks.comfyui.diffusers_networks import DIFFUSERS
 from parallel_runtime.networks.comfyui.networks import NETWORKS
 from parallel_runtime.networks.diffusers.registry import MODELS
 
@@ -49,7 +50,7 @@ def write_families() -> str:
     ]
     diffusers = [
         f"| {spec.title} | `{spec.transformer_class}` | {'tokens' if spec.splits_sequence else 'batch alone'} | "
-        f"{'yes' if spec.stages else 'no'} |"
+        f"{'yes' if spec.transformer_class in DIFFUSERS else 'no'} |"
         for spec in MODELS
     ]
     return "\n\n".join(

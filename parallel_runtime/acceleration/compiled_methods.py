@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..attention.operators import leave_open, without_row_stride
-from .compiled_blocks import Settings, rewriting
+from .compile_settings import Settings, rewriting
 from .host_watch import unwatched
 from .own_graphs import room, with_own_code
 

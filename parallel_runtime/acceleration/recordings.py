@@ -96,7 +96,6 @@ class RecordedForward:
         made_outside: tensors that the forward just read and did not make, beside arguments and weights; a recording
             keeps them alive.
         record: how to record; CUDA graphs (cuda_graphs.py) unless a test says otherwise.
-        kept: recorded kinds of each group.
         pulse: that the forward marks between its blocks, if it does; see `CudaGraphs`.
         probe: of a forward that may read values where the host sees them, which a recording would repeat forever: one
             is believed only if it gives what the forward gives for these values. What such a forward sends from the
@@ -108,11 +107,9 @@ class RecordedForward:
         forward: Forward,
         made_outside: Callable[[], Any] = lambda: None,
         record: Record | None = None,
-        kept: int = KEPT,
         pulse: Pulse | None = None,
         probe: Probe | None = None,
     ):
-        self._kept = kept
         self._probe = probe
         self._forward = forward
         self.made_outside = made_outside
@@ -223,7 +220,7 @@ class RecordedForward:
                 self.begin_anew(mesh)
                 own = self._recordings(mesh)
             own.kinds[key] = _Kind(mesh)
-            while len(own.kinds) > self._kept:
+            while len(own.kinds) > KEPT:
                 own.kinds.popitem(last=False)
         own.kinds.move_to_end(key)
         return own.kinds[key]

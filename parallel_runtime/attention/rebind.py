@@ -38,32 +38,27 @@ class ReboundAttention:
             _set_processor(module, processor)
 
 
-def apply(
-    modules: Mapping[str, nn.Module], attend: Attend, others: Mapping[str, Attend] | None = None
-) -> ReboundAttention:
+def apply(modules: Mapping[str, nn.Module], attend: Attend) -> ReboundAttention:
     """Let `attend` compute the attention of these modules, and leave the rest of their processors as it is.
 
     Args:
         modules: attention modules by their path in the transformer; each has a diffusers `processor`.
         attend: see `Attend`.
-        others: what takes the place of `attend` in some of the modules, by their path.
 
     Raises:
         UnsupportedModelError: a processor that reaches attention in neither way, by name, before anything changes.
     """
     # One class for all processors of a class: torch.compile then shares one graph between the blocks.
-    classes: dict[tuple[type, Attend], type] = {}
-    kinds = {
-        path: (type(getattr(m, "processor", None)), (others or {}).get(path, attend)) for path, m in modules.items()
-    }
-    for path, kind in kinds.items():
+    classes: dict[type, type] = {}
+    for path, module in modules.items():
+        kind = type(getattr(module, "processor", None))
         if kind not in classes:
-            classes[kind] = _rebound_class(*kind, path)
+            classes[kind] = _rebound_class(kind, attend, path)
     originals = [(module, module.processor) for module in modules.values()]
-    for (path, module), (_, processor) in zip(modules.items(), originals, strict=True):
+    for module, processor in originals:
         rebound: Any = copy.copy(processor)
-        rebound.__class__ = classes[kinds[path]]
-        rebound.attends = kinds[path][1]
+        rebound.__class__ = classes[type(processor)]
+        rebound.attends = attend
         _set_processor(module, rebound)
     return ReboundAttention(originals)
 

@@ -12,7 +12,7 @@ import torch
 from ..mesh.agreement import agreed_dtype, failing_together
 from ..mesh.mesh import Layout, Mesh
 from ..networks.batch import gather_batch, share_of_batch, some_have_no_rows
-from ..networks.network import Network
+from ..networks.wrapped.network import Network
 from ..requests.conditioning import BRANCHES, OPTIONS, Conditioning
 
 _NESTED = (list, tuple, dict)

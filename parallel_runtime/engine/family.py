@@ -25,6 +25,11 @@ class Family(Protocol):
         """Key of the family, for the client."""
         ...
 
+    @property
+    def token(self) -> int:
+        """Latent positions along one side of a token."""
+        ...
+
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
         """Refuse what the network cannot take, from shapes alone; return these.
 
@@ -56,6 +61,11 @@ class DiffusersFamily:
     def name(self) -> str:
         """Registry name."""
         return self.spec.name
+
+    @property
+    def token(self) -> int:
+        """See `Family`."""
+        return self.spec.token
 
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
         """See `Family`."""

@@ -16,7 +16,7 @@ from ..loading.host_copies import HostCopies
 from ..loading.reading import OnBytes
 from ..patching.patch_data import WeightPatches
 from ..patching.patched_weights import PatchedWeights
-from .structure import HostStructure, Structure
+from .structure import Structure
 
 _T = TypeVar("_T")
 
@@ -72,7 +72,7 @@ class Held:
     title: str
     weights: HeldWeights
     costs: int
-    structures: dict[tuple[Hashable, ...], Structure | HostStructure] = field(default_factory=dict)
+    structures: dict[tuple[Hashable, ...], Structure] = field(default_factory=dict)
     used: int = 0
     runs_need: int = 0
     unloaded: bool = True

@@ -20,16 +20,16 @@ from ..loading.held_weights import HeldWeights, MakeArena
 from ..loading.streamed_weights import StreamedWeights, streamed_costs
 from ..loading.weights import build_transformer, check_weights, give_weights, hold_weights
 from ..mesh.mesh import single_rank_mesh
-from ..networks.absent_blocks import Relay, block_paths, keep_blocks
+from ..networks.comfyui.diffusers_networks import cut_of
+from ..networks.comfyui.stage_blocks import all_blocks, let_go
 from ..networks.diffusers.spec import WeightRule
 from ..networks.marked_blocks import mark_blocks
-from ..pipefusion.stage import Stage
+from ..networks.wrapped.parallel_transformer import parallelize
 from ..planning.describe import describe_model, parameter_shapes
 from ..requests.facts import ModelFacts
 from ..requests.requests import Load
 from ..streaming.dealer import Dealer
 from .family import DiffusersFamily
-from .plan_meshes import Place
 from .structure import Structure
 
 _FILE_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -41,12 +41,10 @@ class Skeleton:
 
     Args:
         rules: what fills them.
-        relay: stands in for blocks of other ranks; None where this one has all.
     """
 
     module: torch.nn.Module
     rules: list[WeightRule]
-    relay: Relay | None
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,11 @@ class Opened:
         self, skeleton: Skeleton, device: torch.device, arena: MakeArena | None, dealer: Dealer
     ) -> NewWeights:
         module, spec = skeleton.module, self.checkpoint.spec
-        blocks = block_paths(module, spec)
+        blocks = [
+            f"{path}.{index}"
+            for path in spec.block_lists
+            for index in range(len(module.get_submodule(path)))  # type: ignore[arg-type]
+        ]
         beside, share = streamed_costs(module, self.dtype, blocks, dealer)
 
         def hold() -> HeldWeights:
@@ -181,7 +183,6 @@ class Opened:
         weights: HeldWeights,
         new: NewWeights | None,
         options: tuple[str, bool],
-        place: Place | None,
         owned: tuple[int, int] | None,
         pulse: Pulse,
     ) -> Structure:
@@ -190,17 +191,19 @@ class Opened:
         Args:
             options: from `options`.
             new: what the weights were allocated by, where they are new.
-            place: of this rank in the plan that shares out the weights; None where every rank has all.
+            owned: see `build`.
         """
         skeleton = (new.skeleton if new is not None else None) or self.build(owned)
-        module, relay, spec = skeleton.module, skeleton.relay, self.checkpoint.spec
+        module, spec = skeleton.module, self.checkpoint.spec
         mark_blocks(module, spec.block_lists, pulse)
         give_weights(module, self.checkpoint, weights)
-        if relay is None or place is None:
-            return Structure.wrap(module, spec, *options, stream=weights.stream)
-        stage = Stage(module, spec, relay, single_rank_mesh(), *options)
-        stage.check_ring(place.layout)
-        return Structure(spec, *options, stage)
+        attention, compile = options
+        transformer = parallelize(
+            module, spec, single_rank_mesh(), attention=attention, compile=compile, stream=weights.stream,
+            # Shares of these layers would be read before their blocks are there.
+            modulate=weights.stream is None, owned=owned,
+        )  # fmt: skip
+        return Structure(transformer)
 
     def _is_stored_so(self) -> bool:
         header = self.checkpoint.header.values()
@@ -217,8 +220,7 @@ class Opened:
         """
         module = build_transformer(self.checkpoint)
         rules = check_weights(module, self.checkpoint)
-        if owned is None:
-            return Skeleton(module, rules, relay=None)
-        relay = keep_blocks(module, self.checkpoint.spec, owned)
-        relay.forget()
-        return Skeleton(module, rules, relay)
+        if owned is not None:
+            found = all_blocks(module, cut_of(self.checkpoint.spec.transformer_class))
+            let_go([*found[: owned[0]], *found[owned[1] :]])
+        return Skeleton(module, rules)

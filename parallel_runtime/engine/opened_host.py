@@ -24,8 +24,7 @@ from ..said import said
 from ..streaming.block_stream import SLOTS, BlockStream
 from ..streaming.dealer import Dealer
 from .opened import NewWeights
-from .plan_meshes import Place
-from .structure import HostStructure
+from .structure import Structure
 
 
 @dataclass(frozen=True)
@@ -136,15 +135,14 @@ class OpenedHost:
         weights: HeldWeights,
         new: NewWeights | None,
         options: tuple[str, bool],
-        place: Place | None,
         owned: tuple[int, int] | None,
         pulse: Pulse,
-    ) -> HostStructure:
+    ) -> Structure:
         """The network, to be run over any mesh."""
         assert isinstance(weights, HeldNetwork)
         weights.mark(pulse)
         latent = self.file.config.latent_format
-        return HostStructure(HostNetwork(weights, self.described, latent, options[0], self.dtype, options[1]))
+        return Structure(HostNetwork(weights, self.described, latent, options[0], self.dtype, options[1]))
 
     def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool]:
         """Two configurations with equal options share a structure: (attention, compile)."""

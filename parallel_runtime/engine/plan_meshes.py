@@ -26,12 +26,10 @@ class Place:
     Args:
         stage_speeds: of all stages, by which they share out the blocks; None where they are alike. The same on every
             rank, or stages would compute a block twice or never.
-        mirrored: stages are also linked to their mirror image, as skip connections join them.
     """
 
     layout: Layout
     stage_speeds: tuple[float, ...] | None = None
-    mirrored: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,23 +61,19 @@ class Meshes:
     leave: Callable[[Mesh], None] = lambda mesh: None
     share: Callable[[dist.ProcessGroup], GroupMemory] | None = None
     _groups: Groups = field(init=False)
-    _joined: OrderedDict[tuple[ParallelPlan, bool], Joined | None] = field(default_factory=OrderedDict)
+    _joined: OrderedDict[ParallelPlan, Joined | None] = field(default_factory=OrderedDict)
     # One mesh for good: what the first rank recorded by itself is kept by it.
     _alone: Joined = field(default_factory=lambda: Joined(single_rank_mesh()))
 
     def __post_init__(self) -> None:
         self._groups = Groups(self.rank, self.world_size, self.share)
 
-    def place(self, plan: ParallelPlan, mirrored: bool = False) -> Place | None:
-        """This rank's place in a plan, None where it takes no part. Pure.
-
-        Args:
-            mirrored: with links between stages that skip connections join.
-        """
+    def place(self, plan: ParallelPlan) -> Place | None:
+        """This rank's place in a plan, None where it takes no part. Pure."""
         layout = lay_out_plan(plan, self.rank, self.world_size, self._token_speeds(plan))
-        return None if layout is None else Place(layout, stage_speeds(plan, self.speeds), mirrored)
+        return None if layout is None else Place(layout, stage_speeds(plan, self.speeds))
 
-    def join(self, plan: ParallelPlan, mirrored: bool = False) -> Joined | None:
+    def join(self, plan: ParallelPlan) -> Joined | None:
         """The groups of a plan, None where this rank takes no part.
 
         Collective over the world where they are new: every rank joins the same plans in the same order, which only
@@ -88,9 +82,9 @@ class Meshes:
         if plan.world_size == 1:
             return self._alone if self.rank == 0 else None
         # How often the latent is cut changes no group.
-        key = (replace(plan, patches=1, warmup_steps=0), mirrored)
+        key = replace(plan, patches=1, warmup_steps=0)
         if key not in self._joined:
-            self._joined[key] = self._join(*key)
+            self._joined[key] = self._join(key)
         self._joined.move_to_end(key)
         if len(self._joined) > KEPT:
             self._leave_oldest()
@@ -105,13 +99,13 @@ class Meshes:
         if oldest is not None:
             self.leave(oldest.mesh)
         used: set[GroupKey] = set()
-        for plan, mirrored in self._joined:
-            used |= {*mesh_groups(plan), *link_groups(plan, mirrored)}
+        for plan in self._joined:
+            used |= {*mesh_groups(plan), *link_groups(plan)}
         self._groups.keep(used)
 
-    def _join(self, plan: ParallelPlan, mirrored: bool) -> Joined | None:
+    def _join(self, plan: ParallelPlan) -> Joined | None:
         mesh = build_mesh(plan, self.rank, self.world_size, self._token_speeds(plan), self._groups)
-        links = build_links(plan, self.rank, mirrored, self._groups)
+        links = build_links(plan, self.rank, self._groups)
         return Joined(mesh, links) if mesh is not None else None
 
     def _token_speeds(self, plan: ParallelPlan) -> Sequence[float] | None:

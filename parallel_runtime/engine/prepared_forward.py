@@ -12,6 +12,7 @@ import torch
 from ..denoising.predict import Call, Predictor
 from ..errors import RequestError
 from ..networks.batch import share_of_batch
+from ..networks.comfyui.host_network import HostNetwork
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
 from ..requests.conditioning import CONTROL, Conditioning
@@ -23,7 +24,6 @@ from .prepared import Prepared, Results, Rows
 from .rank_state import Placed, RankState, StagedRun, WholeRun
 from .request_checks import check_conditioning, check_patches, require_memory
 from .resident import Resident
-from .structure import HostStructure
 
 
 def _with_residuals(conditioning: Conditioning, form: Any, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
@@ -171,7 +171,7 @@ class PreparedInvoke(Prepared):
     @property
     def takes_part(self) -> bool:
         """See `Prepared`."""
-        return isinstance(self.resident.structure, HostStructure)
+        return isinstance(self.resident.transformer, HostNetwork)
 
     @classmethod
     def prepare(
@@ -182,7 +182,7 @@ class PreparedInvoke(Prepared):
         Raises:
             RequestError: no network of ComfyUI's, or no method that may be called.
         """
-        owns = resident.structure is None or isinstance(resident.structure, HostStructure)
+        owns = resident.transformer is None or isinstance(resident.transformer, HostNetwork)
         if request.method not in INVOKABLE or not owns:
             raise RequestError(said("The model in the pool has no {method}.", method=request.method), "Report this.")
         state.conditionings.peek(request.arguments, meta)
@@ -193,11 +193,11 @@ class PreparedInvoke(Prepared):
     ) -> tuple[Answer, Results]:
         """Call it; ranks with the network return `output`."""
         started = time.perf_counter()
-        state, request, structure = self.state, self.request, self.resident.structure
+        state, request, network = self.state, self.request, self.resident.transformer
         state.conditionings.drop(request.dropped)
         arguments = state.conditionings.take(request.arguments, tensors).arguments
         results: Results = {}
-        if isinstance(structure, HostStructure):
+        if isinstance(network, HostNetwork):
             self.resident.activate(patches=state.patches.find(request.patches))
-            results["output"] = structure.transformer.invoke(request.method, arguments)
+            results["output"] = network.invoke(request.method, arguments)
         return state.finished(None, started), results

@@ -109,7 +109,7 @@ class PreparedLoad(Prepared):
         config = choose_weights(config, *about)
         loaded = plan_loading(config, request.ranks, opened.facts, machine)
         resolve_plan(config, request.ranks, opened.facts, TYPICAL, machine, loaded)
-        place = state.meshes.place(loaded, opened.facts.mirrored) if loaded.pipe > 1 else None
+        place = state.meshes.place(loaded) if loaded.pipe > 1 else None
         resident, reused = state.residency.load(
             request, config, opened, loaded, place, machine.memory_bytes, control, ways_out(config, *about)
         )

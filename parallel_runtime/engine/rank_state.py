@@ -17,12 +17,9 @@ from ..config import ParallelPlan
 from ..mesh.links import Links
 from ..mesh.mesh import Mesh
 from ..mesh.speeds import devices_unlike, measure_speeds
-from ..networks.comfyui.host_network import HostNetwork
-from ..networks.network import Network
+from ..networks.wrapped.network import Network
 from ..patching.patch_store import PatchStore
-from ..pipefusion.host_runner import HostStageRunner
 from ..pipefusion.runner import StageRunner
-from ..pipefusion.stage import Stage
 from ..planning.cost_constants import CONTEXT_BYTES
 from ..planning.explanation import details_of, what_runs
 from ..planning.plan import resolve_plan
@@ -52,7 +49,6 @@ class Placed:
         plan: the same on all ranks.
         place: this rank's in the plan; None where it takes no part.
         says: the plan in words; `details`: in numbers.
-        mirrored: see `Place`.
         size: equal for runs that need as much memory beside the weights.
     """
 
@@ -61,7 +57,6 @@ class Placed:
     place: Place | None
     says: Said
     details: PlanDetails
-    mirrored: bool
     size: Hashable
 
     def offers(self) -> dict[str, int]:
@@ -83,15 +78,11 @@ class StagedRun:
 
     mesh: Mesh
     links: Links
-    stage: Stage | HostNetwork
+    transformer: Network
 
-    def runner(
-        self, branches: Sequence[Conditioning], x: torch.Tensor, patches: int, keep: bool
-    ) -> StageRunner | HostStageRunner:
+    def runner(self, branches: Sequence[Conditioning], x: torch.Tensor, patches: int, keep: bool) -> StageRunner:
         """What runs a request on this stage; see `StageRunner` for the arguments."""
-        if isinstance(self.stage, Stage):
-            return StageRunner(self.stage, self.links, branches, x, patches, keep)
-        return HostStageRunner(self.stage, self.mesh, self.links, branches, x, patches, keep)
+        return StageRunner(self.transformer, self.mesh, self.links, branches, x, patches, keep)
 
 
 class RankState:
@@ -164,14 +155,13 @@ class RankState:
         facts = resident.facts
         wish = resident.config, resident.ranks, facts, request, self.machine, resident.loaded
         plan = resolve_plan(*wish)
-        mirrored = facts.mirrored and plan.pipe > 1
-        place = self.meshes.place(plan, mirrored)
+        place = self.meshes.place(plan)
         if place is not None and resident.transformer is not None:
             resident.transformer.check_ring(place.layout)
         details, size = details_of(*wish), (resident.key, request, plan)
         if size in self._beside:
             details = msgspec.structs.replace(details, memory_bytes=resident.size + self._beside[size])
-        return Placed(resident, plan, place, what_runs(*wish), details, mirrored, size)
+        return Placed(resident, plan, place, what_runs(*wish), details, size)
 
     def watch_memory(self) -> None:
         """A run begins whose peak `finished` tells; its weights are here."""
@@ -195,12 +185,12 @@ class RankState:
         Returns:
             None on a rank that takes no part.
         """
-        joined = self.meshes.join(placed.plan, placed.mirrored)
+        joined = self.meshes.join(placed.plan)
         if joined is None or placed.place is None:
             return None
         placed.resident.meet()
         run: WholeRun | StagedRun
-        transformer: Network | Stage | HostNetwork
+        transformer: Network
         if joined.links is None:
             transformer = placed.resident.wrap_whole()
             run = WholeRun(joined.mesh, transformer)

@@ -10,15 +10,12 @@ from .. import memory
 from ..config import STREAMED
 from ..errors import RequestError
 from ..mesh.mesh import Layout
-from ..networks.comfyui.host_family import HostFamily
-from ..pipefusion.host_runner import cut_for
-from ..pipefusion.kept import kept_bytes
-from ..pipefusion.runner import lay_out
+from ..pipefusion.runner import cut_for
+from ..planning.cost import kept_bytes
 from ..requests.facts import GIB, RequestFacts, Seen
 from ..requests.patches import CARRIED
 from ..requests.requests import ConditioningRef
 from ..said import said, together
-from .family import DiffusersFamily
 from .plan_meshes import Place
 from .rank_state import RankState
 from .resident import Resident
@@ -60,20 +57,13 @@ def check_patches(
         RequestError: with how many it can be cut into, or an input that stages cannot take.
     """
     branches = [state.conditionings.peek(reference, meta) for reference in references]
-    family, owned = resident.family, resident.owned(place)
-    if isinstance(family, DiffusersFamily):
-        parts = lay_out(family.spec, family.config, place.layout, branches, x, patches)[1]
-        return kept_bytes(resident.facts, owned, place.layout, parts)
     if any(branch.arguments.get("transformer_options", {}).get(CARRIED) for branch in branches):
         raise RequestError(
             said("A node's function acts inside of the network, which stages cannot."), "Set stages to 1."
         )
-    assert isinstance(family, HostFamily)
-    cut_for(family.patch[-1], x, patches, place.layout)
+    cut_for(resident.family.token, x, patches, place.layout)
     rows = -(-facts.batch // place.layout.plan.batch)
-    layers = sum(sum(each) for each in resident.facts.attentions[slice(*owned)])
-    tokens = rows * (facts.tokens + facts.text_tokens)
-    return 2 * tokens * layers * resident.facts.width * resident.dtype.itemsize
+    return kept_bytes(resident.facts, resident.owned(place), rows * (facts.tokens + facts.text_tokens))
 
 
 _CERTAIN_ACTIVATIONS = 6

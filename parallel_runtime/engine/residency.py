@@ -13,8 +13,7 @@ from ..config import STREAMED, ParallelConfig, ParallelPlan
 from ..errors import NotLoadedError
 from ..loading.held_weights import MakeArena
 from ..mesh.mesh import Mesh
-from ..networks.network import Network
-from ..pipefusion.stage import Stage
+from ..networks.wrapped.network import Network
 from ..planning.cut import most_parameters
 from ..requests.control import Control
 from ..requests.requests import Load
@@ -114,7 +113,7 @@ class Residency:
                 if options not in held.structures:
                     if self._device.type == "cuda":
                         control.measuring()  # which attention kernel is the fastest, where nobody knows yet
-                    made = opened.structure(held.weights, new, options, place, owned, self.pulse)
+                    made = opened.structure(held.weights, new, options, owned, self.pulse)
                     held.structures[options] = made
                 structure = held.structures[options]
         except BaseException:
@@ -195,7 +194,7 @@ class Residency:
         for transformer in self._transformers():
             transformer.forget_runs()
 
-    def _transformers(self) -> list[Network | Stage]:
+    def _transformers(self) -> list[Network]:
         structures = {id(each.structure): each.structure for each in self._residents.values()}.values()
         return [structure.transformer for structure in structures if structure is not None]
 

@@ -12,16 +12,14 @@ from ..config import ParallelConfig, ParallelPlan
 from ..loading.reading import OnBytes
 from ..mesh.agreement import offer_nothing
 from ..mesh.mesh import Mesh
-from ..networks.comfyui.host_network import HostNetwork
-from ..networks.network import Network
+from ..networks.wrapped.network import Network
 from ..patching.patch_data import WeightPatches
-from ..pipefusion.stage import Stage
 from ..planning.cut import assign_blocks
 from ..requests.facts import ModelFacts
 from .family import Family
 from .held import Held
 from .plan_meshes import Place
-from .structure import HostStructure, Structure
+from .structure import Structure
 
 
 @dataclass
@@ -45,12 +43,12 @@ class Resident:
     dtype: torch.dtype
     facts: ModelFacts
     loaded: ParallelPlan
-    structure: Structure | HostStructure | None
+    structure: Structure | None
     held: Held | None = None
     make_way: Callable[[Hashable], None] = lambda key: None
 
     @property
-    def transformer(self) -> Network | Stage | None:
+    def transformer(self) -> Network | None:
         """As it is wrapped for the last request; None on a rank that the configuration does not use."""
         return None if self.structure is None else self.structure.transformer
 
@@ -99,7 +97,7 @@ class Resident:
         assert self.structure is not None
         return self.structure.wrap_whole()
 
-    def wrap_stage(self, place: Place, mesh: Mesh) -> Stage | HostNetwork:
+    def wrap_stage(self, place: Place, mesh: Mesh) -> Network:
         """Have this rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""
         assert self.structure is not None
         return self.structure.wrap_stage(self.owned(place), mesh)
@@ -128,5 +126,5 @@ class Resident:
 def owned_blocks(facts: ModelFacts, place: Place, most: float = math.inf) -> tuple[int, int]:
     """This rank's blocks by the assignment that plans reckon with."""
     plan = place.layout.plan
-    stages = assign_blocks(facts.block_sizes, plan.pipe, most, facts.mirrored, place.stage_speeds)
+    stages = assign_blocks(facts.block_sizes, plan.pipe, most, place.stage_speeds)
     return stages[place.layout.coordinate["pipe"]]

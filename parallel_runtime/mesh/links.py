@@ -17,7 +17,7 @@ from ..config import AXES, ParallelPlan
 from .groups import GroupKey, Groups
 from .tally import MESSAGE, count
 
-_LINK, _MIRROR = "link", "mirror"
+_LINK = "link"
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """A rank's two neighbours on the ring of stages: the last stage's next is the first.
-
-    `mirror` is the stage as far from the other end, where skip connections lead from the first half to the second.
-    """
+    """A rank's two neighbours on the ring of stages: the last stage's next is the first."""
 
     previous: Link
     following: Link
-    mirror: Link | None = None
 
 
-def link_groups(plan: ParallelPlan, mirrored: bool = False) -> list[GroupKey]:
+def link_groups(plan: ParallelPlan) -> list[GroupKey]:
     """The groups that `build_links` joins, each of (source, target), in its order."""
     if plan.pipe == 1:
         return []
@@ -54,12 +50,10 @@ def link_groups(plan: ParallelPlan, mirrored: bool = False) -> list[GroupKey]:
     for pipeline in ranks.reshape(-1, plan.pipe).tolist():
         for stage, source in enumerate(pipeline):
             keys.append(((source, pipeline[(stage + 1) % plan.pipe]), _LINK))
-        for source, target in zip(pipeline[: plan.pipe // 2], pipeline[::-1], strict=False) if mirrored else ():
-            keys.append(((source, target), _MIRROR))
     return keys
 
 
-def build_links(plan: ParallelPlan, rank: int, mirrored: bool = False, groups: Groups | None = None) -> Links | None:
+def build_links(plan: ParallelPlan, rank: int, groups: Groups | None = None) -> Links | None:
     """Make the communicators of a plan's pipelines.
 
     Collective over the world, like `mesh.build_mesh`: every rank calls it, with the same plan, in the same order.
@@ -71,17 +65,14 @@ def build_links(plan: ParallelPlan, rank: int, mirrored: bool = False, groups: G
         This rank's links; None where there is one stage, or the rank takes no part.
     """
     groups = groups or Groups(rank, plan.world_size)
-    links: dict[tuple[str, str], Link] = {}
-    for key in link_groups(plan, mirrored):
-        group, ((source, target), purpose) = groups.join(key), key
+    links: dict[str, Link] = {}
+    for key in link_groups(plan):
+        group, ((source, target), _) = groups.join(key), key
         if group is not None and rank == source:
-            links[purpose, "out"] = Link(group, target)
+            links["out"] = Link(group, target)
         elif group is not None:
-            links[purpose, "in"] = Link(group, source)
-    if (_LINK, "in") not in links:
-        return None
-    mirror = links.get((_MIRROR, "out"), links.get((_MIRROR, "in")))
-    return Links(links[_LINK, "in"], links[_LINK, "out"], mirror)
+            links["in"] = Link(group, source)
+    return Links(links["in"], links["out"]) if "in" in links else None
 
 
 class Outbox:

@@ -11,7 +11,6 @@ from ..acceleration.peer_memory import PeerBuffers, PeerSharing
 from ..attention.ring import RingLayout
 from ..attention.ulysses import WireLayout
 from ..mesh.mesh import Mesh
-from .sequence_layout import SequenceLayout
 
 _KEPT = 32
 """Layouts on the device, of both kinds."""
@@ -28,12 +27,10 @@ class AttendedTokens:
     the forward's layout and the plan alone, so the ranks agree on them.
 
     Args:
-        attended: arguments, or paths of embeddings, whose tokens together are attended over.
         peers: None keeps the exchange on collectives.
     """
 
-    def __init__(self, mesh: Mesh, attended: tuple[str, ...], peers: PeerSharing | None):
-        self.attended = attended
+    def __init__(self, mesh: Mesh, peers: PeerSharing | None):
         self.peers = peers
         self._kept: OrderedDict[tuple[Any, ...], WireLayout | RingLayout] = OrderedDict()
         self.set_mesh(mesh)
@@ -53,20 +50,6 @@ class AttendedTokens:
         self.ring_layout: RingLayout | None = None
         self.buffers: PeerBuffers | None = None
 
-    def lay_out(self, layout: SequenceLayout, batch: int, device: torch.device) -> None:
-        """Follow the layout of the forward, as far as it is known.
-
-        Raises:
-            UnsupportedModelError: a rank would have none of these tokens.
-        """
-        self.start(layout.degree)
-        lengths = layout.lengths(self.attended) if layout.degree > 1 else None
-        if not lengths:
-            return
-        if min(lengths) == 0:
-            raise layout.too_small(self.attended)
-        self.split(lengths, batch, device)
-
     def split(self, lengths: tuple[int, ...], batch: int, device: torch.device) -> None:
         """Follow a forward in which every rank has that many tokens, at least one."""
         if self.peers is not None and self.ring == 1:
@@ -75,11 +58,9 @@ class AttendedTokens:
         own = groups[self.ring_index]
         if len(set(own)) > 1:
             self.wire = self._build(WireLayout, own, self._index % self.ulysses, device)
-        self.ring_layout = self.lay_out_ring(tuple(map(sum, groups)), device)
-
-    def lay_out_ring(self, chunks: tuple[int, ...], device: torch.device) -> RingLayout | None:
-        """The layout of a ring whose ranks hold that many tokens; None where they hold equally many."""
-        return self._build(RingLayout, chunks, self.ring_index, device) if len(set(chunks)) > 1 else None
+        chunks = tuple(map(sum, groups))
+        if len(set(chunks)) > 1:
+            self.ring_layout = self._build(RingLayout, chunks, self.ring_index, device)
 
     def read(self) -> list[Any]:
         """What attention reads beside its arguments, in this forward."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ..attention.rotary import exchange_rotary
-from .absent_blocks import is_absent
 from .network_parts import NetworkParts
 
 log = logging.getLogger(__name__)
@@ -55,8 +54,6 @@ class BlockCompilation:
     def go_on(self, agreed: Mapping[str, int]) -> None:
         """Run a request's blocks compiled, or as they are where some rank has too many graphs already.
 
-        Compiled blocks of a stage exchange in another way than plain ones: all ranks do the same.
-
         Args:
             agreed: the least of all ranks' `offers`.
         """
@@ -84,16 +81,6 @@ class BlockCompilation:
     def undo(self) -> None:
         """Leave the blocks as they were."""
         self._compiled.undo()
-
-
-def compile_blocks(parts: NetworkParts) -> BlockCompilation:
-    """Have the blocks of a diffusers stage compiled when they first run."""
-    # Imports much of torch that nothing else needs.
-    from ..acceleration.compiled_blocks import CompiledBlocks
-
-    present = [block for block in parts.blocks if not is_absent(block)]
-    prepare_blocks(parts)
-    return BlockCompilation(CompiledBlocks(present))
 
 
 def prepare_blocks(parts: NetworkParts) -> None:

@@ -87,22 +87,17 @@ class NetworkParts:
 
 
 class MeshCheck:
-    """Refuses meshes that a wrapped transformer does not run over. No collective.
+    """Refuses meshes that a wrapped transformer does not run over. No collective."""
 
-    Args:
-        staged: it is a stage of a pipeline.
-    """
-
-    def __init__(self, parts: NetworkParts, staged: bool):
+    def __init__(self, parts: NetworkParts):
         self._parts = parts
-        self._staged = staged
         self._runs_in_a_ring = False  # found by running the kernel: once is enough
 
     def check(self, layout: Layout) -> None:
         """Refuse, and change nothing.
 
         Raises:
-            ConfigurationError: stages of which this is none, tokens that cannot be split, or see `check_ring`.
+            ConfigurationError: tokens that cannot be split, stages of a U-Net, or see `check_ring`.
         """
         plan, spec = layout.plan, self._parts.spec
         if plan.sequence > 1 and not spec.splits_sequence:
@@ -112,11 +107,8 @@ class MeshCheck:
                 ),
                 "Set ulysses and ring to 1; cfg and data share out CFG branches and pictures.",
             )
-        if plan.pipe > 1 and not self._staged:
-            raise ConfigurationError(
-                said("The plan asks for pipe {pipe}, and the whole model is loaded.", pipe=plan.pipe),
-                "Queue the prompt again.",
-            )
+        if plan.pipe > 1 and not spec.splits_sequence:
+            raise ConfigurationError(said("{title} cannot be cut into stages.", title=spec.title), "Set stages to 1.")
         self.check_ring(layout)
 
     def check_ring(self, layout: Layout) -> None:
@@ -125,7 +117,7 @@ class MeshCheck:
         Raises:
             ConfigurationError: with the backends that are.
         """
-        if layout.plan.ring > 1 and not self._runs_in_a_ring:
+        if layout.plan.ring > 1 and layout.plan.pipe == 1 and not self._runs_in_a_ring:
             parts = self._parts
             check_ring(parts.kernel, parts.device, parts.dtype, parts.head_dim)
             self._runs_in_a_ring = True

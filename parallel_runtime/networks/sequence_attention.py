@@ -1,8 +1,6 @@
-"""Attention where the tokens are split over ranks: the way it goes, and where earlier keys come in."""
+"""Attention where the tokens are split over ranks: the way it goes."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 
@@ -15,37 +13,12 @@ from ..said import said
 from .attended_tokens import AttendedTokens
 
 
-class KeptKeys(Protocol):
-    """Keys and values of earlier forwards, which attention is to go over as well (stale_keys.py)."""
-
-    @property
-    def slot_lengths(self) -> tuple[int, ...]:
-        """Keys that each rank of the ring holds, fresh and old."""
-        ...
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        scale: float | None = None,
-    ) -> torch.Tensor:
-        """Put the keys and values to the others, and attend to all of them."""
-        ...
-
-
 class SequenceAttention:
-    """Attention over the tokens of all ranks; what the processors are rebound to.
+    """Attention over the tokens of all ranks."""
 
-    Args:
-        kept: stands between the exchange of heads and the kernel, in a stage of a pipeline.
-    """
-
-    def __init__(self, kernel: AttentionKernel, tokens: AttendedTokens, kept: KeptKeys | None = None):
+    def __init__(self, kernel: AttentionKernel, tokens: AttendedTokens):
         self._kernel = kernel
         self._tokens = tokens
-        self._kept = kept
 
     def __call__(
         self,
@@ -57,7 +30,7 @@ class SequenceAttention:
     ) -> torch.Tensor:
         tokens = self._tokens
         if tokens.degree == 1:
-            return (self._kept or self._kernel.attend)(query, key, value, mask, scale)
+            return self._kernel.attend(query, key, value, mask, scale)
         if query.shape[:3] != key.shape[:3]:
             raise UnsupportedModelError(
                 "The model attends to other tokens than its own, where the sequence is split.",
@@ -76,12 +49,12 @@ class SequenceAttention:
                 scale=scale,
             )
         if tokens.ulysses_group is None:
-            return (self._kept or self.attend_slots)(query, key, value, mask, scale)
+            return self._attend_ring(query, key, value, mask, scale)
         return ulysses_attention(
             query,
             key,
             value,
-            kernel=self._kept or self.attend_slots,
+            kernel=self._attend_ring,
             group=tokens.ulysses_group,
             degree=tokens.ulysses,
             layout=tokens.wire,
@@ -89,7 +62,7 @@ class SequenceAttention:
             scale=scale,
         )
 
-    def attend_slots(
+    def _attend_ring(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -102,8 +75,9 @@ class SequenceAttention:
         if tokens.ring_group is None:
             return self._kernel.attend(query, key, value, mask, scale)
         assert self._kernel.attend_with_lse is not None
-        layout = tokens.ring_layout if self._kept is None else tokens.lay_out_ring(self._kept.slot_lengths, key.device)
-        ring = RingAttention(self._kernel.attend_with_lse, tokens.ring_group, tokens.ring, tokens.ring_index, layout)
+        ring = RingAttention(
+            self._kernel.attend_with_lse, tokens.ring_group, tokens.ring, tokens.ring_index, tokens.ring_layout
+        )
         return ring(query, key, value, mask, scale)
 
 

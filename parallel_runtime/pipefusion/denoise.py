@@ -18,7 +18,6 @@ from ..networks.lead import of_first_rank
 from ..requests.control import Cancelled, Control
 from ..sampling.denoiser import Denoiser
 from ..sampling.steps import Evaluation, Steps
-from .host_runner import HostStageRunner
 from .runner import StageRunner, flatten_rows
 
 
@@ -127,7 +126,7 @@ class PipelineDenoising:
     def __init__(
         self,
         denoising: Denoising,
-        runner: StageRunner | HostStageRunner,
+        runner: StageRunner,
         warmup: int,
         tensors: Mapping[str, torch.Tensor],
         control: Control,
@@ -263,7 +262,7 @@ def _elsewhere(x: torch.Tensor, timestep: torch.Tensor) -> list[torch.Tensor]:
     raise AssertionError("a pipeline's denoiser is used by its halves")
 
 
-def forward_once(runner: StageRunner | HostStageRunner, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor | None:
+def forward_once(runner: StageRunner, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor | None:
     """One exact call of the transformer, all patches at once: for samplers that run in ComfyUI.
 
     Args:

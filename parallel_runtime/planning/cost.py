@@ -64,7 +64,7 @@ class _Step:
         if plan.pipe == 1:
             return ((0, model.blocks),)
         most = most_parameters(self.machine.memory_bytes if self.split_weights else 0, model.bytes_per_parameter)
-        return assign_blocks(model.block_sizes, plan.pipe, most, model.mirrored, self.stage_speeds)
+        return assign_blocks(model.block_sizes, plan.pipe, most, self.stage_speeds)
 
     @cached_property
     def stage_speeds(self) -> tuple[float, ...] | None:
@@ -250,11 +250,17 @@ class _Step:
         weights = (model.parameters - model.block_parameters + inside) * model.bytes_per_parameter
         if self.plan.pipe == 1:
             return weights, 0
-        image, text = request.tokens / self.plan.sequence, request.text_tokens / self.plan.sequence
-        tokens = sum(
-            over_all * (image + text) + over_image * image for over_all, over_image in model.attentions[start:stop]
-        )
-        return weights, int(2 * self.activation(tokens) * self.padded_heads)
+        return weights, kept_bytes(model, (start, stop), self.batch * (request.tokens + request.text_tokens))
+
+
+def kept_bytes(model: ModelFacts, owned: tuple[int, int], tokens: float) -> int:
+    """Bytes of keys and values that each rank of a stage keeps over a run: of all tokens.
+
+    Args:
+        owned: (start, stop) of the stage's blocks.
+        tokens: of all rows that the rank computes.
+    """
+    return int(2 * tokens * sum(model.attentions[slice(*owned)]) * model.width * model.bytes_per_parameter)
 
 
 def predict(

@@ -22,7 +22,6 @@ def assign_blocks(
     sizes: Sequence[float],
     stages: int,
     most: float = math.inf,
-    mirrored: bool = False,
     speeds: Sequence[float] | None = None,
 ) -> Assignment:
     """Assign blocks to stages by time, as far as that leaves no stage with more than `most` parameters.
@@ -33,24 +32,18 @@ def assign_blocks(
 
     Args:
         sizes: parameters of each block, in forward order.
-        most: parameters of all blocks of a stage, see `most_parameters`; not looked at for a mirrored
-            model.
-        mirrored: see `split_mirrored`.
+        most: parameters of all blocks of a stage, see `most_parameters`.
         speeds: of each stage, see `stage_speeds`; None where they are alike.
 
     Raises:
-        ConfigurationError: see `split_blocks` and `split_mirrored`.
+        ConfigurationError: see `split_blocks`.
     """
     # Planning asks for the same few assignments again and again.
-    return _assign(tuple(sizes), stages, most, mirrored, tuple(speeds) if speeds is not None else None)
+    return _assign(tuple(sizes), stages, most, tuple(speeds) if speeds is not None else None)
 
 
 @lru_cache(maxsize=256)
-def _assign(
-    sizes: tuple[float, ...], stages: int, most: float, mirrored: bool, speeds: tuple[float, ...] | None
-) -> Assignment:
-    if mirrored:
-        return split_mirrored(len(sizes), stages, speeds)
+def _assign(sizes: tuple[float, ...], stages: int, most: float, speeds: tuple[float, ...] | None) -> Assignment:
     by_time = split_blocks([1.0] * len(sizes), stages, speeds, sizes, most)
     fits = max(sum(sizes[slice(*owned)]) for owned in by_time) <= most
     return by_time if fits else split_blocks(sizes, stages)
@@ -128,25 +121,6 @@ def split_blocks(
         }
     starts = best[len(costs)][2]
     return tuple(zip(starts, (*starts[1:], len(costs)), strict=True))
-
-
-def split_mirrored(blocks: int, stages: int, speeds: Sequence[float] | None = None) -> Assignment:
-    """Assign the blocks of a U-shaped model, so that the two ends of every skip connection are in mirrored stages.
-
-    Args:
-        speeds: of each stage; mirrored stages have equally many blocks, so that the slower of the two counts.
-
-    Raises:
-        ConfigurationError: an odd number of stages or blocks, or more stages than blocks.
-    """
-    if stages % 2 or blocks % 2:
-        raise ConfigurationError(
-            said("{blocks} blocks with skip connections cannot make {stages} stages.", blocks=blocks, stages=stages),
-            "Set stages to an even number: skip connections lead from the first half to its mirror image.",
-        )
-    slower = [min(pair) for pair in zip(speeds, reversed(speeds), strict=True)] if speeds is not None else None
-    half = split_blocks([1.0] * (blocks // 2), stages // 2, slower)
-    return (*half, *((blocks - stop, blocks - start) for start, stop in reversed(half)))
 
 
 def _add_stage(

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..loading.checkpoint import Checkpoint
-from ..networks.comfyui.diffusers_networks import DIFFUSERS
+from ..networks.comfyui.diffusers_networks import DIFFUSERS, cut_of
 from ..networks.diffusers.spec import ModelSpec
 from ..requests.facts import ModelFacts, RequestFacts
 
@@ -50,9 +50,8 @@ def describe_model(
         image_parameters=image,
         text_parameters=text,
         bytes_per_parameter=bytes_per_parameter,
-        has_stages=spec.stages is not None,
+        has_stages=spec.transformer_class in DIFFUSERS,
         splits_sequence=spec.splits_sequence,
-        mirrored=spec.stages is not None and spec.stages.skips,
         shared_parameters=_shared(spec, blocks),
         parallel_blocks=sum(path.rpartition(".")[0] in spec.parallel_blocks for path in blocks),
     )
@@ -74,16 +73,11 @@ def _as_regex(pattern: str) -> str:
     return re.escape(pattern).replace(r"\*", r"[^.]+")
 
 
-def _attentions(spec: ModelSpec, path: str, parameters: Iterable[str]) -> tuple[int, int]:
-    """Count a block's layers of self-attention: over all tokens, and over parts of them."""
+def _attentions(spec: ModelSpec, path: str, parameters: Iterable[str]) -> int:
+    """Count a block's layers of self-attention."""
     names = (name.split(".") for name in parameters)
     modules = {".".join([path, *parts[:depth]]) for parts in names for depth in range(1, len(parts))}
-
-    def count(patterns: Iterable[str]) -> int:
-        return sum(any(re.fullmatch(_as_regex(pattern), module) for pattern in patterns) for module in modules)
-
-    over_parts = count(spec.attended_by)
-    return count(spec.self_attention) - over_parts, over_parts
+    return sum(any(re.fullmatch(_as_regex(pattern), module) for pattern in spec.self_attention) for module in modules)
 
 
 def _per_token(spec: ModelSpec, parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
@@ -108,7 +102,7 @@ def _shared(spec: ModelSpec, blocks: Mapping[str, Mapping[str, tuple[int, ...]]]
     """Count the weights in blocks that ranks multiply in shares."""
     patterns = [
         _as_regex(f"{cut.path}.*.{layer}") + r"\.weight"
-        for cut in DIFFUSERS.get(spec.transformer_class, ())
+        for cut in cut_of(spec.transformer_class)
         for layers in cut.modulations.values()
         for layer in layers
     ]
@@ -138,7 +132,7 @@ def describe_request(
     """
     image = spec.adapter.sequence_length(x_shape, (*context_shape[:1], 0, *context_shape[2:]))
     whole = spec.adapter.sequence_length(x_shape, context_shape)
-    patch = spec.stages.patch_size if spec.stages is not None else 1
+    patch = spec.token
     *frames, height, _ = x_shape[2:]
     # Between the frames of a video that are padded to whole tokens, the latent's rows and the tokens' do not meet.
     rows = 1 if frames and height % patch else math.prod(frames) * -(-height // patch)

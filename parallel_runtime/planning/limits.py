@@ -21,10 +21,9 @@ def check_limits(
 
     Raises:
         ConfigurationError: degrees that need more ranks than there are, more Ulysses ranks than heads, split
-            tokens of a U-Net, stages of a model that cannot be cut, more stages than blocks, an odd number of stages
-            where halves mirror one another, or a picture or patches with fewer tokens than ranks that share them; with
-            the valid choices and a valid configuration. Also weights that stream into a model whose blocks are not
-            known.
+            tokens of a U-Net, stages of a model that cannot be cut, more stages than blocks, or a picture or patches
+            with fewer tokens than ranks that share them; with the valid choices and a valid configuration. Also
+            weights that stream into a model whose blocks are not known.
     """
     if ranks < 1 or model.heads < 1 or request.batch < 1 or request.tokens < 1:
         raise ConfigurationError(
@@ -101,9 +100,6 @@ def _violations(
             "{title} has {blocks} blocks, too few for {pipe} stages.", title=model.title, blocks=model.blocks, pipe=pipe
         )
         yield cause, said("Set stages to auto, or to a number from 1 to {blocks}.", blocks=min(model.blocks, ranks))
-    elif pipe > 1 and pipe % 2 and model.mirrored:
-        cause = said("{title} is cut into an even number of stages only, not {pipe}.", title=model.title, pipe=pipe)
-        yield cause, "Set stages to auto, 1, 2 or another even number."
     if pipe > 1:
         yield from _patch_violations(config.patches or 1, request, sequence or wish.sequence)
     elif wish.sequence > request.tokens:
@@ -172,8 +168,6 @@ def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: Req
     while ParallelPlan(**degrees).world_size > ranks:
         largest = max(AXES, key=lambda axis: degrees[axis])
         degrees[largest] -= 1
-    if model.mirrored and degrees["pipe"] > 1:
-        degrees["pipe"] -= degrees["pipe"] % 2
     while degrees["pipe"] > 1 and request.most_patches(degrees["ring"] * degrees["ulysses"]) == 0:
         degrees["ring" if degrees["ring"] > degrees["ulysses"] else "ulysses"] -= 1
     parts = [f"{SHOWN_AXES.get(axis, axis)} {degrees[axis]}" for axis in AXES if axis in named]

@@ -166,8 +166,7 @@ class _Search:
 
     def stage_counts(self) -> tuple[int, ...]:
         """Numbers of stages above 1 that the model can be cut into."""
-        step = 2 if self.model.mirrored else 1
-        return tuple(range(2, min(self.ranks, self.model.blocks) + 1, step))
+        return tuple(range(2, min(self.ranks, self.model.blocks) + 1))
 
     def fastest(self, pipes: Sequence[int], split_weights: bool = True) -> tuple[ParallelPlan, Cost] | None:
         """The fastest plan that fits; where none fits, the fastest; None where the ranks do not do for any."""

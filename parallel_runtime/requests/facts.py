@@ -23,13 +23,11 @@ class ModelFacts:
         width: of a token inside of the blocks.
         parameters: all of them.
         block_sizes: parameters of every block, in forward order; blocks are what stages share out.
-        attentions: of every block, how many layers of self-attention go over text and image tokens together (or over
-            image tokens where text has no part in it), and how many over image tokens alone beside such.
+        attentions: of every block, how many layers of self-attention it has.
         image_parameters, text_parameters: weights that every image token, every text token is multiplied with.
         bytes_per_parameter: 2 for bfloat16.
         has_stages: PipeFusion can cut it.
         splits_sequence: ranks can share out the tokens of a picture; not so in a U-Net.
-        mirrored: its second half takes outputs of the first (HunyuanDiT), so that stages must be even in number.
         shared_parameters: weights in the blocks that meet one row per picture and that the ranks of a sequence group
             multiply in shares (networks/comfyui/host_modulation.py).
         parallel_blocks: blocks that attend and feed forward from one input (FLUX.1's single blocks); compiled, their
@@ -41,13 +39,12 @@ class ModelFacts:
     width: int
     parameters: int
     block_sizes: tuple[int, ...]
-    attentions: tuple[tuple[int, int], ...]
+    attentions: tuple[int, ...]
     image_parameters: int
     text_parameters: int
     bytes_per_parameter: int = 2
     has_stages: bool = False
     splits_sequence: bool = True
-    mirrored: bool = False
     shared_parameters: int = 0
     parallel_blocks: int = 0
 

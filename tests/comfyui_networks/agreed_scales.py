@@ -8,7 +8,7 @@ import torch
 
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.comfyui.agreed_scales import agree_on_scales
+from parallel_runtime.networks.comfyui.agreed_scales import agreeing_on_scales, find_scales
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.token_split import Streams, TokenSplit
 
@@ -37,14 +37,17 @@ def compare(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     whole = rounded(x)
 
     split = TokenSplit(build_mesh(ParallelPlan(ulysses=world_size), rank, world_size))
-    agree_on_scales(layer, split)
+    find_scales(layer, split)
+    assert split.scales_by_input
     streams = Streams.share_out((TOKENS,), split.mesh)
     ((start, stop),) = streams.intervals()
     found = {"outside of blocks": torch.equal(rounded(x), whole)}
     for case, alike in (("agreed", True), ("alone", False)):
         split.layers_alike = alike
-        with split.running(streams, 1, x.device):
+        with agreeing_on_scales(), split.running(streams, 1, x.device):
             found[case] = torch.equal(rounded(x[start:stop]), whole[start:stop])
-    agree_on_scales(torch.nn.ModuleDict({"experts": layer}), split)
+    with split.running(streams, 1, x.device):
+        found["behind"] = torch.equal(rounded(x[start:stop]), whole[start:stop])
+    find_scales(torch.nn.ModuleDict({"experts": layer}), split)
     found["chosen"] = split.layers_alike
     return found

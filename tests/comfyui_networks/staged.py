@@ -19,8 +19,7 @@ from parallel_runtime.networks.comfyui.networks import find_network
 from parallel_runtime.networks.comfyui.stage_blocks import StageBlocks, all_blocks, let_go
 from parallel_runtime.networks.comfyui.token_split import TokenSplit
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
-from parallel_runtime.pipefusion.host_runner import HostStageRunner
-from parallel_runtime.pipefusion.runner import flatten_rows
+from parallel_runtime.pipefusion.runner import StageRunner, flatten_rows
 from parallel_runtime.planning.cut import split_blocks
 from parallel_runtime.requests.conditioning import Conditioning
 from tests.parallel_runtime.staged_run import LAYERS, Quiet, make_inputs, sample_request
@@ -89,7 +88,7 @@ def run_flux(rank: int, world_size: int, comfyui: str, cases: list[dict[str, Any
             for context, extras in zip(inputs["contexts"], inputs["extras"], strict=True)
         ]
         network: Any = TinyStage(comfyui_flux(), mesh)
-        runner = HostStageRunner(network, mesh, links, branches, inputs["x"], plan.patches, keep=True)
+        runner = StageRunner(network, mesh, links, branches, inputs["x"], plan.patches, keep=True)
         tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
         denoising = Denoising(request, torch.float32)
         latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
@@ -118,7 +117,7 @@ def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str], stages:
         given = {key: value for key, value in arguments.items() if key not in ("x", "timestep")}
         x = arguments["x"] if mesh.coordinate["pipe"] == 0 else torch.full_like(arguments["x"], float("nan"))
         network: Any = TinyStage(tiny.network, mesh)
-        runner = HostStageRunner(network, mesh, links, [Conditioning(given)], x, plan.patches, keep=True)
+        runner = StageRunner(network, mesh, links, [Conditioning(given)], x, plan.patches, keep=True)
         worst = []
         for patch in (None, *runner.patches):
             runner.expect(patch)

@@ -139,6 +139,7 @@ PLANS = {
     "one rank": BASE.on("cpu:1"),
     "cfg": replace(BASE, cfg=4.0, lengths=(9, 5)).on("cpu:2"),
     "stages": replace(BASE, stages=(2, 1, 1)).on("cpu:2"),
+    "stages of ComfyUI's network": replace(BASE, stages=(2, 1, 1), network="ComfyUI").on("cpu:2"),
     "stages in the pool": replace(BASE, stages=(2, 2, 1), steps=1).on("cpu:2", "ParallelSampler"),
     "in the pool": BASE.on("cpu:3", "ParallelSampler"),
 }

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.share_blocks import share_blocks
 from parallel_runtime import memory
-from parallel_runtime.config import ParallelConfig, ParallelPlan
+from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine import rank_state
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import OutOfMemoryError
-from parallel_runtime.mesh.links import build_links
-from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.absent_blocks import keep_blocks
-from parallel_runtime.networks.diffusers.registry import find_by_name
-from parallel_runtime.networks.stale_keys import StaleKeys
-from parallel_runtime.pipefusion.kept import kept_bytes
-from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.stage import Stage
-from parallel_runtime.planning.describe import describe_model
-from parallel_runtime.requests.conditioning import Conditioning
+from parallel_runtime.networks.comfyui.latent_patch import LatentPatch
 from parallel_runtime.requests.requests import ConditioningRef, Load, Sample, tensor_name
-from tests.families import Family, build
-from tests.parallel_runtime.staged_families import run_family
 from tests.parallel_runtime.staged_run import Quiet
 
 CPU = torch.device("cpu")
@@ -87,29 +74,6 @@ def run_unlike_engines(rank: int, world_size: int, path: str, speeds: list[float
     return {name: result for name, result in results.items() if result is not None}
 
 
-def run_and_count_kept(rank: int, world_size: int, family: dict[str, Any], plans: list[dict[str, int]]) -> Any:
-    """[[predicted, allocated] bytes of keys and values] of this rank, for each plan."""
-    spec, model = find_by_name(family["spec"]), Family(family["spec"], family["config"], (make_call(family["call"]),))
-    counted = []
-    for degrees in plans:
-        plan = ParallelPlan(**degrees)
-        mesh, links = build_mesh(plan, rank, world_size), build_links(plan, rank)
-        module = build(model)
-        facts = describe_model(spec, family["config"], shapes_of(module), 4)
-        owned = share_blocks(module, spec, plan.pipe)[mesh.coordinate["pipe"]]
-        stage = Stage(module, spec, keep_blocks(module, spec, owned), mesh, "auto", False)
-        x, extras = model.call["x"], {name: value for name, value in model.call.items() if name != "x"}
-        parts = StageRunner(stage, links, [Conditioning(extras)], x, 3, keep=False)._parts
-        kept = measure_kept(partial(run_family, model, stage, links))
-        counted.append([kept_bytes(facts, owned, mesh, parts), kept])
-    return {"counted": counted}
-
-
-def make_call(shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-    """Random tensors of these shapes."""
-    return {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in shapes.items()}
-
-
 def shapes_of(module: Any) -> dict[str, tuple[int, ...]]:
     """Of all parameters, as a file's header tells them."""
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
@@ -117,17 +81,16 @@ def shapes_of(module: Any) -> dict[str, tuple[int, ...]]:
 
 def measure_kept(run: Any) -> int:
     """The most bytes of keys and values that were kept when a run let them go."""
-    most, plain = [0], StaleKeys.clear
+    most, plain = [0], LatentPatch.clear
 
-    def clear(self: StaleKeys) -> None:
-        layers = [layer for layers in self._kept.values() for layer in layers]
-        most.append(sum(tensor.nbytes for layer in layers for tensor in layer))
+    def clear(self: LatentPatch) -> None:
+        most.append(sum(each.nbytes for each in self.kept))
         plain(self)
 
-    StaleKeys.clear = clear
+    LatentPatch.clear = clear  # type: ignore[method-assign]
     try:
         with torch.no_grad():
             run()
     finally:
-        StaleKeys.clear = plain
+        LatentPatch.clear = plain  # type: ignore[method-assign]
     return max(most)

@@ -6,17 +6,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.lone_stage import LoneRunner, whole_stage
-from benchmarks.share_blocks import share_blocks
+from benchmarks.lone_stage import LoneRunner, stage_of
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.mesh.links import Links, build_links
-from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.absent_blocks import keep_blocks
+from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.registry import find_by_name
+from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample
 from tests.families import STAGED, Family, build
@@ -25,7 +23,7 @@ from tests.parallel_runtime.staged_run import Quiet
 PATCHES, STEPS, WARMUP = 3, 4, 1
 
 
-def run_family(family: Family, stage: Stage, links: Links | None, steps: int = STEPS) -> Any:
+def run_family(family: Family, stage: ParallelTransformer, mesh: Mesh, links: Links | None, steps: int = STEPS) -> Any:
     """A few steps of euler; the latent on the first stage. Without links the stage is the only one."""
     extras = {name: value for name, value in family.call.items() if name not in ("x", "timestep")}
     x, sigmas = family.call["x"], torch.linspace(1, 0, steps + 1)
@@ -34,7 +32,7 @@ def run_family(family: Family, stage: Stage, links: Links | None, steps: int = S
     if links is None:
         runner: StageRunner = LoneRunner(stage, branches, x, PATCHES)
     else:
-        runner = StageRunner(stage, links, branches, x, PATCHES, keep=True)
+        runner = StageRunner(stage, mesh, links, branches, x, PATCHES, keep=True)
     tensors = {"x": x, "sigmas": sigmas, "timesteps": sigmas * 1000}
     return PipelineDenoising(denoising, runner, WARMUP, tensors, Quiet()).run()
 
@@ -45,15 +43,12 @@ def run_on_pipeline(rank: int, world_size: int, plans: dict[str, list[dict[str, 
     for name, degrees in plans.items():
         family = STAGED[name]
         spec = find_by_name(family.spec)
-        assert spec.stages is not None
         for number, each in enumerate(degrees):
             plan = ParallelPlan(**each)
-            mesh, links = build_mesh(plan, rank, world_size), build_links(plan, rank, spec.stages.skips)
+            mesh, links = build_mesh(plan, rank, world_size), build_links(plan, rank)
             assert mesh is not None
             assert links is not None
-            module = build(family)
-            relay = keep_blocks(module, spec, share_blocks(module, spec, plan.pipe)[mesh.coordinate["pipe"]])
-            latent = run_family(family, Stage(module, spec, relay, mesh, "auto", False), links)
+            latent = run_family(family, stage_of(build(family), spec, mesh), mesh, links)
             if rank == 0:
                 results[f"{name} {number}"] = latent
     return results
@@ -61,4 +56,5 @@ def run_on_pipeline(rank: int, world_size: int, plans: dict[str, list[dict[str, 
 
 def run_alone(family: Family, steps: int = STEPS) -> torch.Tensor:
     """The same patches with all blocks in one stage and one process."""
-    return run_family(family, whole_stage(build(family), find_by_name(family.spec)), None, steps)
+    mesh = single_rank_mesh()
+    return run_family(family, stage_of(build(family), find_by_name(family.spec), mesh), mesh, None, steps)

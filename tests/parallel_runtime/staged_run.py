@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.lone_stage import stage_of
 from parallel_runtime.config import ParallelConfig, ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.denoising.predict import Call, Predictor
@@ -15,13 +16,11 @@ from parallel_runtime.engine.plan_meshes import Meshes
 from parallel_runtime.engine.resident import Resident
 from parallel_runtime.engine.structure import Structure
 from parallel_runtime.mesh.links import build_links
-from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.absent_blocks import block_paths, keep_blocks
+from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising, forward_once
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.stage import Stage
-from parallel_runtime.planning.cut import split_blocks
 from parallel_runtime.planning.describe import describe_model
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample
@@ -97,10 +96,7 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
             continue  # the plan does not use this rank
         dtype = getattr(torch, case.get("dtype", "float32"))
         transformer = build_transformer(layers=LAYERS, dtype=dtype)
-        count = len(block_paths(transformer, FLUX))
-        owned = split_blocks([1.0] * count, plan.pipe, case.get("speeds"))[mesh.coordinate["pipe"]]
-        relay = keep_blocks(transformer, FLUX, owned)
-        stage = Stage(transformer, FLUX, relay, mesh, attention="auto", compile=compile)
+        stage = stage_of(transformer, FLUX, mesh, compile, case.get("speeds"))
         inputs = make_inputs(case)
         branches = [
             Conditioning({"context": context.to(dtype), **extra})
@@ -108,21 +104,28 @@ def run_cases(rank: int, world_size: int, cases: list[dict[str, Any]], compile: 
         ]
         with torch.no_grad():
             if case.get("forward"):
-                runner = StageRunner(stage, links, branches[:1], inputs["x"], 1, keep=False)
+                runner = StageRunner(stage, mesh, links, branches[:1], inputs["x"], 1, keep=False)
                 timestep = torch.full((inputs["x"].shape[0],), 0.7)
                 result = forward_once(runner, inputs["x"], timestep)
             else:
-                result = _sample(case, stage, links, branches, inputs, plan, dtype)
+                result = _sample(case, stage, mesh, links, branches, inputs, plan, dtype)
         if result is not None and rank == 0:
             results[case["name"]] = result
     return results
 
 
 def _sample(
-    case: dict[str, Any], stage: Stage, links: Any, branches: Any, inputs: Any, plan: ParallelPlan, dtype: torch.dtype
+    case: dict[str, Any],
+    stage: ParallelTransformer,
+    mesh: Mesh,
+    links: Any,
+    branches: Any,
+    inputs: Any,
+    plan: ParallelPlan,
+    dtype: torch.dtype,
 ) -> Any:
     denoising = Denoising(sample_request(case), dtype)
-    runner = StageRunner(stage, links, branches, inputs["x"].to(dtype), plan.patches, keep=True)
+    runner = StageRunner(stage, mesh, links, branches, inputs["x"].to(dtype), plan.patches, keep=True)
     tensors = {"x": inputs["x"], "sigmas": inputs["sigmas"], "timesteps": inputs["sigmas"]}
     return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, Quiet()).run()
 
@@ -137,7 +140,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     facts = describe_model(FLUX, dict(transformer.config), shapes, 4)
     resident = Resident(
         "m", DiffusersFamily(FLUX, dict(transformer.config)), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
-        ParallelPlan(), Structure.wrap(transformer, FLUX, "auto", False),
+        ParallelPlan(), Structure(parallelize(transformer, FLUX, single_rank_mesh())),
     )  # fmt: skip
     meshes = Meshes(rank, world_size)
     outputs = {}
@@ -151,7 +154,9 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
         if joined.links is None:
             output = Predictor(resident.wrap_whole(), joined.mesh)([Call(x, timestep, text)])[0]
         else:
-            runner = StageRunner(resident.wrap_stage(place, joined.mesh), joined.links, [text], x, 1, keep=False)
+            runner = StageRunner(
+                resident.wrap_stage(place, joined.mesh), joined.mesh, joined.links, [text], x, 1, keep=False
+            )
             with torch.no_grad():
                 output = forward_once(runner, x, timestep)
             stages = ((0, 6), (6, 8)) if speeds else ((0, 4), (4, 8))

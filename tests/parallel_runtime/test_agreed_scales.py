@@ -13,5 +13,5 @@ pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
 
 def test_ranks_scale_nvfp4_by_the_largest_value_of_all_tokens():
     first, last = run_ranks(2, "tests.comfyui_networks.agreed_scales:compare", {"comfyui": str(COMFYUI)})
-    assert first == {"outside of blocks": True, "agreed": True, "alone": False, "chosen": False}
-    assert last == {"outside of blocks": True, "agreed": True, "alone": True, "chosen": False}
+    assert first == {"outside of blocks": True, "agreed": True, "alone": False, "behind": False, "chosen": False}
+    assert last == {"outside of blocks": True, "agreed": True, "alone": True, "behind": True, "chosen": False}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import Mesh, build_mesh
-from parallel_runtime.networks.sequence import SequenceSplit
+from parallel_runtime.networks.attended_tokens import AttendedTokens
 from parallel_runtime.networks.sequence_attention import SequenceAttention
 from parallel_runtime.networks.shares import split_sizes
 from tests.ranks import run_ranks
@@ -76,14 +76,15 @@ def error_of(case: dict[str, Any], mesh: Mesh) -> float:
         hidden = (mask == -torch.inf) if mask.is_floating_point() else ~mask
         value = torch.where(hidden.transpose(1, 3).expand(case["batch"], -1, 1, 1), 1e30, value)
     whole = attention(query, key, torch.where(value > 1e29, 0.0, value), mask, case["scale"])
-    split = SequenceSplit(mesh, ("image", "text"))
-    split.count(totals, case["batch"], query.device)
-    own = slice(0, tokens)
-    if split.layout.degree > 1:
-        shares = [split_sizes(total, split.layout.degree, mesh.speeds) for total in totals.values()]
-        lengths = [sum(share) for share in zip(*shares, strict=True)]
-        own = slice(sum(lengths[: split.index]), sum(lengths[: split.index + 1]))
-    output = SequenceAttention(KERNELS[case["kernel"]], split.tokens)(
+    attended, own = AttendedTokens(mesh, None), slice(0, tokens)
+    shares = [split_sizes(total, mesh.plan.sequence, mesh.speeds) for total in totals.values()]
+    lengths = tuple(sum(share) for share in zip(*shares, strict=True))
+    if min(lengths) == 0:
+        attended.start(1)  # every rank computes all
+    elif mesh.plan.sequence > 1:
+        attended.split(lengths, case["batch"], query.device)
+        own = slice(sum(lengths[: mesh.sequence_index]), sum(lengths[: mesh.sequence_index + 1]))
+    output = SequenceAttention(KERNELS[case["kernel"]], attended)(
         query[:, own], key[:, own], value[:, own], None if mask is None else mask[..., own], case["scale"]
     )
     assert output.shape == query[:, own].shape

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from benchmarks.flux_facts import FLUX_DEV, flux_request
-from benchmarks.share_blocks import share_blocks
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.engine import measure
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.networks.absent_blocks import keep_blocks
+from parallel_runtime.networks.comfyui.diffusers_networks import cut_of
+from parallel_runtime.networks.comfyui.stage_blocks import all_blocks, let_go
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.planning.cost import predict
-from parallel_runtime.planning.cut import most_parameters, stage_speeds
+from parallel_runtime.planning.cut import assign_blocks, most_parameters, stage_speeds
 from parallel_runtime.planning.describe import describe_model, describe_request, parameter_shapes
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, known_gpu
 from tests.ranks import run_ranks
@@ -81,8 +81,10 @@ def test_the_fullest_rank_is_predicted_with_the_weights_that_its_stage_holds(mem
     for stage in range(4):
         transformer = flux_on_meta()
         most = most_parameters(machine.memory_bytes, 2)
-        owned = share_blocks(transformer, FLUX, 4, most, stage_speeds(plan, speeds))[stage]
-        keep_blocks(transformer, FLUX, owned).forget()
+        blocks = all_blocks(transformer, cut_of("FluxTransformer2DModel"))
+        sizes = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
+        owned = assign_blocks(sizes, 4, most, stage_speeds(plan, speeds))[stage]
+        let_go([*blocks[: owned[0]], *blocks[owned[1] :]])
         held.append(sum(2 * parameter.numel() for parameter in transformer.parameters()))
     # Keys and values weigh less than the difference of two stages here.
     assert predict(plan, FLUX_DEV, flux_request(256), machine, True).weight_bytes == max(held)

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.share_blocks import share_blocks
+from benchmarks.lone_stage import stage_of
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.networks.absent_blocks import keep_blocks
 from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from parallel_runtime.pipefusion.denoise import forward_once
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.requests.conditioning import Conditioning
 from tests.families import FAMILIES, build, run
 from tests.parallel_runtime.model_forward import relative_error
@@ -112,15 +110,13 @@ def run_stages(rank: int, world_size: int) -> dict[str, Any]:
     outputs: dict[str, Any] = {}
     for name in IN_STAGES:
         family, spec = FAMILIES[name], FAMILIES[name].model
-        links = build_links(plan, rank, mirrored=spec.stages is not None and spec.stages.skips)
+        links = build_links(plan, rank)
         assert links is not None
-        transformer = build(family)
-        relay = keep_blocks(transformer, spec, share_blocks(transformer, spec, world_size)[rank])
-        stage = Stage(transformer, spec, relay, mesh, attention="auto", compile=False)
+        stage = stage_of(build(family), spec, mesh)
         for number, call in enumerate(family.calls):
             given = dict(call)
             x, timestep = given.pop("x"), given.pop("timestep")
-            result = forward_once(StageRunner(stage, links, [Conditioning(given)], x, 1, keep=False), x, timestep)
+            result = forward_once(StageRunner(stage, mesh, links, [Conditioning(given)], x, 1, keep=False), x, timestep)
             if result is not None:
                 outputs[f"{name} {number}"] = result
     return outputs

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.networks.comfyui.diffusers_networks import DIFFUSERS
+from parallel_runtime.networks.comfyui.diffusers_networks import cut_of
 from parallel_runtime.networks.comfyui.host_modulation import assign
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.module_paths import find_modules
@@ -25,7 +25,7 @@ from tests.ranks import run_ranks
 LAYERS = 5
 NAMES = [
     f"{cut.path}.*.{layer}"
-    for cut in DIFFUSERS[FLUX.transformer_class]
+    for cut in cut_of(FLUX.transformer_class)
     for layers in cut.modulations.values()
     for layer in layers
 ]

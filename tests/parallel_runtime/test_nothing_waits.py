@@ -7,7 +7,6 @@ What a transformer does inside of its forward is not watched: a CUDA graph could
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from parallel_runtime.denoising.predict import Call, own_calls
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.pixart import PIXART
 from parallel_runtime.networks.diffusers.registry import find_by_name
-from parallel_runtime.networks.key_slots import Slots
-from parallel_runtime.pipefusion.patch_hooks import PatchHooks
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.prediction import PREDICTIONS
@@ -126,17 +123,3 @@ def test_no_adapter_waits_in_its_calls(family):
             text = own.conditioning
             arguments = spec.adapter.to_transformer(own.x, own.timestep, text.context, config, **text.extras)
             assert all(leaf.device == META for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
-
-
-def test_the_order_of_a_pipelines_tokens_is_brought_to_the_gpu_once():
-    slots = Slots((6, 6), 4, ring=1, ulysses=2, text_first=True)
-    hooks = PatchHooks(find_by_name("flux"))
-    hooks.begin(None, 12, slots, META)
-    order = hooks.order
-    with NothingWaits():
-        hooks.begin(None, 12, replace(slots), META)
-    assert hooks.order is order is not None
-    hooks.begin(None, 12, replace(slots, patches=(8, 4)), torch.device("cpu"))
-    assert hooks.order is not None
-    assert hooks.order.tolist() != list(range(12)) == sorted(hooks.order.tolist())
-    assert torch.equal(hooks.order[hooks.restore], torch.arange(12))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ import torch._dynamo.utils
 from torch import nn
 
 from parallel_runtime.acceleration import own_graphs
-from parallel_runtime.acceleration.compiled_blocks import CompiledBlocks
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.acceleration.own_graphs import LIMIT, room, with_own_code
+from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.block_compilation import BlockCompilation
+from parallel_runtime.networks.comfyui.compiled_cut import CompiledCut
+from parallel_runtime.networks.comfyui.token_split import TokenSplit
 
 
 class Block(nn.Module):
@@ -47,15 +50,12 @@ def as_method(block: Block) -> Any:
     return methods, call
 
 
-def as_block(block: Block, monkeypatch: pytest.MonkeyPatch) -> Any:
-    own = torch.compile
-    with monkeypatch.context() as patched:
-        patched.setattr(torch, "compile", lambda function, **_: own(function, fullgraph=True, backend="eager"))
-        compiled = CompiledBlocks([block])
+def as_cut(block: Block) -> Any:
+    compiled = CompiledCut(block, TokenSplit(single_rank_mesh()), SimpleNamespace(calls=0), backend="eager")  # type: ignore[arg-type]
 
     def call(*args: Any) -> torch.Tensor:
         with compiled.compiling(), torch.no_grad():
-            return block(*args)
+            return compiled.run(block.forward, args, {}, lambda given, _: [(given[0], 1)])
 
     return compiled, call
 
@@ -64,10 +64,9 @@ def sizes(rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(rows, tokens, 8), torch.randn(rows, 8)
 
 
-@pytest.mark.parametrize("kind", ["method", "block"])
-def test_64_sizes_and_every_batch_take_two_graphs(kind, graphs, monkeypatch):
+def test_64_sizes_and_every_batch_take_two_graphs(graphs):
     block = Block()
-    compiled, call = as_method(block) if kind == "method" else as_block(block, monkeypatch)
+    compiled, call = as_method(block)
     for tokens in range(3, 67):
         given = sizes(1, tokens)
         assert torch.allclose(call(*given), Block.forward(block, *given), atol=1e-6)
@@ -94,12 +93,12 @@ def test_graphs_of_other_models_do_not_count(graphs):
 
 
 @pytest.mark.slow
-def test_at_the_limit_a_request_runs_plain_blocks_on_all_ranks_and_the_log_says_so_once(graphs, monkeypatch, caplog):
+def test_at_the_limit_a_request_runs_plain_blocks_on_all_ranks_and_the_log_says_so_once(graphs, caplog):
     block = Block()
-    full, call = as_block(block, monkeypatch)
+    full, call = as_cut(block)
     for kind in range(LIMIT - own_graphs._OF_A_CALL):
         call(*sizes(1, 4), kind)
-    other = as_block(Block(), monkeypatch)[0]
+    other = as_cut(Block())[0]
     ranks = [BlockCompilation(full), BlockCompilation(other)]
     offers = [each.offers() for each in ranks]
     agreed = {name: min(offer[name] for offer in offers) for name in offers[0]}

@@ -12,9 +12,9 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.mesh.mesh import Mesh, single_rank_mesh
+from parallel_runtime.networks.attended_tokens import AttendedTokens
 from parallel_runtime.networks.comfyui.cut_blocks import CutBlock
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.sequence import SequenceSplit
 from parallel_runtime.networks.sequence_attention import SequenceAttention
 from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer, forward_arguments, relative_error, run
@@ -105,31 +105,11 @@ def test_attention_modules_that_are_not_found_are_refused():
         parallelize(build_transformer(), spec, ONE)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"sequence_inputs": {"blocks.0": {"hidden_states": 1}}},
-        {"sequence_outputs": {"blocks.0": 1}},
-        {"sequence_splits": {"blocks.0": 1}},
-        {"timestep_embedder": "blocks.0"},
-    ],
-)
-def test_a_module_that_the_data_names_and_the_transformer_lacks_is_refused_and_nothing_changes(changes):
+def test_a_module_that_the_data_names_and_the_transformer_lacks_is_refused_and_nothing_changes():
     transformer = build_transformer()
     with pytest.raises(UnsupportedModelError, match=r"FluxTransformer2DModel has no module called blocks\.0\."):
-        parallelize(transformer, replace(FLUX, **changes), ONE)
+        parallelize(transformer, replace(FLUX, timestep_embedder="blocks.0"), ONE)
     assert hooks(transformer) == []
-
-
-@pytest.mark.parametrize("axis", ["pipe"])
-def test_axes_that_do_not_run_yet_are_refused_and_nothing_changes(axis):
-    mesh = Mesh(ParallelPlan(**{axis: 2}), 0, ONE.coordinate)
-    transformer = build_transformer()
-    with pytest.raises(ConfigurationError, match=f"{axis} 2"):
-        parallelize(transformer, FLUX, mesh)
-    assert hooks(transformer) == []
-    with pytest.raises(ConfigurationError, match=f"{axis} 2"):
-        parallelize(transformer, FLUX, ONE).set_mesh(mesh)
 
 
 def test_an_attention_backend_that_cannot_run_is_refused_and_nothing_changes():
@@ -141,7 +121,7 @@ def test_an_attention_backend_that_cannot_run_is_refused_and_nothing_changes():
 
 def test_attention_to_other_tokens_than_its_own_is_refused_where_the_sequence_is_split():
     mesh = Mesh(ParallelPlan(ulysses=2), 0, ONE.coordinate)
-    attend = SequenceAttention(KERNELS["math"], SequenceSplit(mesh, ("hidden_states",)).tokens)
+    attend = SequenceAttention(KERNELS["math"], AttendedTokens(mesh, None))
     query, other = torch.zeros(1, 4, 2, 8), torch.zeros(1, 3, 2, 8)
     with pytest.raises(UnsupportedModelError, match="other tokens"):
         attend(query, other, other, None, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import random
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.acceleration.recordings import RecordedForward
+from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer
 from parallel_runtime.pipefusion.denoise import StopVotes
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.pipefusion.stage import Stage
 from parallel_runtime.sampling.samplers import SUPPORTED
 from tests.families import STAGED
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error
@@ -157,34 +155,6 @@ def test_compiled_stages_have_no_graph_breaks_and_give_the_same(monkeypatch):
     assert relative_error(found["compiled"], expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["HunyuanDiT", "SD3.5 medium"])
-def test_recorded_forwards_are_replayed_for_their_own_patch_only(name, monkeypatch):
-    """A stand-in for CUDA graphs: a replay runs with what the stage had noted when it was recorded."""
-    replays = []
-
-    def record(owner: RecordedForward, call: Any, static: list[torch.Tensor]) -> Any:
-        stage = owner._forward.__self__
-        place, cut = stage._place, copy.copy(stage._cut.__dict__)
-
-        def replay(tensors: list[torch.Tensor]) -> Any:
-            replays.append(place.patch)
-            stage._place = place
-            stage._cut.__dict__.update(cut)
-            return call(tensors)
-
-        return replay
-
-    def make(self: Stage, *args: Any, **options: Any) -> None:
-        plain(self, *args, **options)
-        self._recorded = RecordedForward(self._run, made_outside=self._made_outside, record=record, kept=64)
-
-    expected = run_alone(STAGED[name], steps=6)
-    plain = Stage.__init__
-    monkeypatch.setattr(Stage, "__init__", make)
-    assert torch.equal(run_alone(STAGED[name], steps=6), expected)
-    assert sorted(replays) == [0, 0, 1, 1, 2, 2]  # steps 4 and 5; the first two were plain, the third was recorded
-
-
 def test_a_whole_model_runs_in_stages_and_without_in_turn():
     outputs = run_ranks(2, "tests.parallel_runtime.staged_run:run_in_turn")[0]
     assert len(outputs) == 6
@@ -201,7 +171,7 @@ def test_an_error_in_a_stage_comes_out_at_once_and_waits_for_no_other_stage(monk
     def wait(*_: Any) -> None:
         raise AssertionError("waited for another stage")
 
-    monkeypatch.setattr(Stage, "forward", fail)
+    monkeypatch.setattr(ParallelTransformer, "predict", fail)
     monkeypatch.setattr(StageRunner, "flush", wait)
     monkeypatch.setattr(StopVotes, "close", wait)
     with pytest.raises(torch.OutOfMemoryError, match="no room on this stage"):

@@ -1,4 +1,4 @@
-"""Where PipeFusion cuts: every block in one stage, every row in one patch, every token in one place of one slot."""
+"""Where PipeFusion cuts: every block in one stage, every row in one patch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.errors import ConfigurationError, RequestError
-from parallel_runtime.networks.absent_blocks import skips_given, skips_taken
-from parallel_runtime.networks.key_slots import Slots
 from parallel_runtime.networks.latent_cut import cut_patches
-from parallel_runtime.planning.cut import split_blocks, split_mirrored
+from parallel_runtime.planning.cut import split_blocks
 
 speeds_of_stages = st.none() | st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=6, max_size=6)
 
@@ -42,26 +40,6 @@ def test_no_split_of_the_blocks_has_a_faster_slowest_stage(costs, stages, speeds
     assert max(seconds(stage, *each) for stage, each in enumerate(owned)) == slowest(0, stages)
 
 
-@given(st.integers(1, 12), st.integers(1, 4))
-def test_both_ends_of_a_skip_connection_are_in_mirrored_stages(half_blocks, half_stages):
-    blocks, stages = 2 * half_blocks, 2 * half_stages
-    if half_stages > half_blocks:
-        with pytest.raises(ConfigurationError):
-            split_mirrored(blocks, stages)
-        return
-    owned = split_mirrored(blocks, stages)
-    given_by_all = []
-    for stage, mirror in zip(owned[:half_stages], owned[::-1], strict=False):
-        assert skips_given(blocks, stage) == skips_taken(blocks, mirror)
-        given_by_all += skips_given(blocks, stage)
-    assert given_by_all == list(range(half_blocks - 1))
-
-
-def test_an_odd_number_of_mirrored_stages_is_refused():
-    with pytest.raises(ConfigurationError, match="even number"):
-        split_mirrored(8, 3)
-
-
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 2), st.integers(1, 9), st.integers(0, 5))
 def test_patches_are_whole_token_rows_as_equal_as_can_be(height, width, patch_size, count, references):
     rows, columns = math.ceil(height / patch_size), math.ceil(width / patch_size)
@@ -83,21 +61,3 @@ def test_a_video_is_cut_through_frames_and_rows_and_an_uneven_height_is_refused(
     assert [patch.length for patch in patches] == [6, 6, 3, 3]
     with pytest.raises(RequestError, match="height 5"):
         cut_patches((1, 16, 3, 5, 6), 2, 2)
-
-
-@given(st.lists(st.integers(8, 20), min_size=1, max_size=4), st.integers(0, 13), st.integers(1, 3), st.integers(1, 3))
-def test_every_token_has_one_place_in_one_slot_and_all_steps_agree_on_it(patches, text, ring, ulysses):
-    slots = Slots(tuple(patches), text, ring, ulysses, text_first=True)
-    whole = sum(patches)
-    assert sorted(slots.rank_major()) == list(range(whole))
-    for index in range(len(patches)):
-        bands = slots.bands(index)
-        assert max(bands) - min(bands) <= 1
-    for rank_of_ring in range(ring):
-        places = slots.rows(rank_of_ring, None, with_text=True)
-        assert sorted(places) == list(range(slots.lengths()[rank_of_ring]))
-        one_by_one = [
-            place for index in range(len(patches)) for place in slots.rows(rank_of_ring, index, with_text=index == 0)
-        ]
-        assert sorted(one_by_one) == sorted(places)
-    assert sum(slots.lengths()) == whole + text

@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parallel_runtime import switches
-from parallel_runtime.acceleration import compiled_blocks, rewrites
+from parallel_runtime.acceleration import compile_settings, rewrites
 from parallel_runtime.acceleration.rewrites import Rewrites, linear_gelu, linear_of_parts
 from parallel_runtime.attention.rotary import norm_rotate, rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
@@ -151,9 +151,9 @@ def test_a_private_module_that_torch_renamed_costs_what_it_was_for_and_a_line(go
         monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.delattr(f"parallel_runtime.acceleration.{ours}", raising=False)
     monkeypatch.setitem(sys.modules, gone, None)
-    settings = {"open sizes": compiled_blocks._unequal_sizes, "norms in one pass": compiled_blocks._rows_at_once}
-    options = {} if costs != "our rewrites" else compiled_blocks.rewriting()
-    usable = compiled_blocks._usable({name: setting for name, setting in settings.items() if name == costs})
+    settings = {"open sizes": compile_settings._unequal_sizes, "norms in one pass": compile_settings._rows_at_once}
+    options = {} if costs != "our rewrites" else compile_settings.rewriting()
+    usable = compile_settings._usable({name: setting for name, setting in settings.items() if name == costs})
     assert (options, usable) == ({}, [])
     (line,) = [record.message for record in caplog.records]
     assert line.startswith(f"Blocks are compiled without {costs}: ")

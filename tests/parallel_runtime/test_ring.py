@@ -18,10 +18,10 @@ from parallel_runtime.attention.ring import RingAttention, RingLayout, merge
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.networks.attended_tokens import AttendedTokens
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.sequence import SequenceSplit
 from parallel_runtime.networks.sequence_attention import SequenceAttention
-from parallel_runtime.networks.shares import take_share
+from parallel_runtime.networks.shares import split_sizes, take_share
 from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer
 from tests.ranks import run_ranks
@@ -73,16 +73,16 @@ def run_compiled(rank: int, world_size: int, totals: list[int]) -> dict[str, Any
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     mesh = build_mesh(ParallelPlan(ring=world_size), rank, world_size)
     assert mesh is not None
-    split = SequenceSplit(mesh, ("hidden_states",))
-    attend = SequenceAttention(KERNELS["sdpa"], split.tokens)
+    attended = AttendedTokens(mesh, None)
+    attend = SequenceAttention(KERNELS["sdpa"], attended)
     compiled = torch.compile(
         lambda query, key, value: 2 * attend(2 * query, key, value, None, None), fullgraph=True, backend="aot_eager"
     )
     results: dict[str, Any] = {"errors": [], "graphs": []}
     for tokens in totals:
         query, key, value = torch.randn(3, 1, tokens, 2, 16, generator=torch.Generator().manual_seed(tokens))
-        split.start()
-        split.count({"hidden_states": tokens}, 1, query.device)
+        attended.start(world_size)
+        attended.split(split_sizes(tokens, world_size), 1, query.device)
         own = [take_share(part, 1, world_size, rank) for part in (query, key, value)]
         expected = 2 * KERNELS["math"].attend(2 * query, key, value, None, None)
         output = compiled(*own)
@@ -145,7 +145,7 @@ def test_a_kernel_without_log_sum_exp_is_refused_for_a_ring_by_name_with_those_t
 @pytest.mark.parametrize("axis", ["ulysses", "ring"])
 def test_a_mask_that_is_not_of_this_ranks_keys_is_refused_where_the_sequence_is_split(axis, shape):
     mesh = Mesh(ParallelPlan(**{axis: 2}), 0, ONE.coordinate)
-    attend = SequenceAttention(KERNELS["math"], SequenceSplit(mesh, ("hidden_states",)).tokens)
+    attend = SequenceAttention(KERNELS["math"], AttendedTokens(mesh, None))
     query = torch.zeros(2, 4, 2, 8)
     with pytest.raises(UnsupportedModelError, match="mask of shape .* 4 keys"):
         attend(query, query, query, torch.zeros(shape, dtype=torch.bool), None)

@@ -23,7 +23,7 @@ SMALL = known_gpu("NVIDIA GeForce RTX 4090", 22 * GIB, PCIE)
 MEASURED = replace(PCIE, measured=True)
 APART = replace(SMALL, link=HOST_MEMORY)
 WITHOUT_STAGES = replace(FLUX_DEV, has_stages=False)
-ONE_BLOCK = replace(WITHOUT_STAGES, block_sizes=(FLUX_DEV.block_parameters,), attentions=((57, 0),))
+ONE_BLOCK = replace(WITHOUT_STAGES, block_sizes=(FLUX_DEV.block_parameters,), attentions=(57,))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,24 +17,22 @@ _LARGEST = 448.0 * 6.0
 """What the largest value becomes: the largest scale of a block of values, times the largest number of four bits."""
 _CHOSEN = "experts"
 """Layers below modules of this name run for the tokens that chose them, maybe on one rank alone."""
-_MARK = "_agrees_over_tokens"
 
 
-def agree_on_scales(network: nn.Module, split: TokenSplit) -> None:
-    """Have the layers of a network's cut blocks scale by the largest value of all ranks' tokens.
-
-    Nothing undoes it: where no such block is running, ComfyUI's function does what it did.
-    """
-    parameters = network.parameters()
+def find_scales(network: nn.Module, split: TokenSplit) -> None:
+    """Note whether layers of a network take their scale from what they are given, and whether ranks run the same."""
     split.layers_alike = not any(_CHOSEN in name.split(".") for name, _ in network.named_modules())
-    if not any(getattr(each, "_layout_cls", None) == _LAYOUT for each in parameters):
-        return
+    split.scales_by_input = any(getattr(each, "_layout_cls", None) == _LAYOUT for each in network.parameters())
+
+
+@contextmanager
+def agreeing_on_scales() -> Iterator[None]:
+    """Inside, layers of cut blocks scale by the largest value of all ranks' tokens."""
     import comfy.quant_ops
 
     layout = getattr(comfy.quant_ops, _LAYOUT)
-    if hasattr(layout, _MARK):
-        return
-    own = layout.quantize
+    own, inherited = layout.quantize, "quantize" not in vars(layout)
+    before = vars(layout).get("quantize")
 
     def quantize(cls: Any, tensor: torch.Tensor, scale: Any = None, **options: Any) -> Any:
         split = running_split()
@@ -41,7 +41,13 @@ def agree_on_scales(network: nn.Module, split: TokenSplit) -> None:
         return own(tensor, scale, **options)
 
     layout.quantize = classmethod(quantize)
-    setattr(layout, _MARK, True)
+    try:
+        yield
+    finally:
+        if inherited:
+            del layout.quantize
+        else:
+            layout.quantize = before
 
 
 def _agreed(tensor: torch.Tensor, split: TokenSplit) -> torch.Tensor | None:

@@ -67,7 +67,7 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> D
         width=width,
         parameters=total,
         block_sizes=blocks,
-        attentions=((1, 0),) * len(blocks),
+        attentions=(1,) * len(blocks),
         image_parameters=matrices,
         text_parameters=matrices,
         bytes_per_parameter=max(1, round(size / max(1, total))),

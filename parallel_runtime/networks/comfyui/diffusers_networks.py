@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .blocks import Blocks
+from .blocks import Blocks, Network
 
 _TEXT_AND_IMAGE = Blocks(
     "transformer_blocks",
@@ -18,6 +18,7 @@ _TEXT_AND_IMAGE = Blocks(
     joint={"image_rotary_emb": 0},
     alike=("temb", "joint_attention_kwargs"),
     modulations={"temb": ("norm1.linear", "norm1_context.linear")},
+    latent="hidden_states",
 )
 _IMAGE = Blocks(
     "blocks",
@@ -25,9 +26,10 @@ _IMAGE = Blocks(
     ("hidden_states",),
     alike=("encoder_hidden_states", "temb"),
     longer={"encoder_hidden_states": 1},
+    latent="hidden_states",
 )
 
-DIFFUSERS: Mapping[str, tuple[Blocks, ...]] = {
+_CUT: Mapping[str, tuple[Blocks, ...]] = {
     "FluxTransformer2DModel": (
         _TEXT_AND_IMAGE,
         replace(_TEXT_AND_IMAGE, path="single_transformer_blocks", modulations={"temb": ("norm.linear",)}),
@@ -41,6 +43,7 @@ DIFFUSERS: Mapping[str, tuple[Blocks, ...]] = {
             joint={"image_rotary_emb": 0},
             alike=("temb_mod", "joint_attention_kwargs", "split_hidden_states"),
             whole_with=("encoder_hidden_states", "text_seq_len"),
+            latent="hidden_states",
         ),
     ),
     # Image tokens come first, and in some blocks of SD3.5 medium they attend to each other once more.
@@ -53,7 +56,9 @@ DIFFUSERS: Mapping[str, tuple[Blocks, ...]] = {
         ),
     ),
     "WanTransformer3DModel": (replace(_IMAGE, joint={"rotary_emb": 1}),),
-    "HunyuanDiT2DModel": (replace(_IMAGE, joint={"image_rotary_emb": 0}, rows={"skip": ("hidden_states", 1)}),),
+    "HunyuanDiT2DModel": (
+        replace(_IMAGE, joint={"image_rotary_emb": 0}, rows={"skip": ("hidden_states", 1)}, skips=True),
+    ),
     "PixArtTransformer2DModel": (
         replace(
             _IMAGE,
@@ -71,3 +76,12 @@ DIFFUSERS: Mapping[str, tuple[Blocks, ...]] = {
         ),
     ),
 }
+
+DIFFUSERS: Mapping[str, Network] = {
+    name: Network(name, blocks, stages=True, behind=name.startswith("Flux")) for name, blocks in _CUT.items()
+}
+
+
+def cut_of(transformer_class: str) -> tuple[Blocks, ...]:
+    """The lists of blocks whose tokens are shared out; () where the batch alone is."""
+    return DIFFUSERS[transformer_class].blocks if transformer_class in DIFFUSERS else ()

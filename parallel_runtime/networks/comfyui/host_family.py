@@ -30,6 +30,11 @@ class HostFamily:
     patch: tuple[int, ...]
     rows_together: bool
 
+    @property
+    def token(self) -> int:
+        """Latent positions along one side of a token."""
+        return self.patch[-1]
+
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
         """The network checks its arguments itself, as in ComfyUI: what is seen here is the batch alone.
 

@@ -24,6 +24,7 @@ from ...switches import is_on
 from ..block_compilation import BlockCompilation
 from ..network_parts import measurements
 from ..repeated_calls import RepeatedCalls
+from .agreed_scales import agreeing_on_scales
 from .attention import HostAttention, Suited
 from .attention_operator import attending
 from .blocks import LATENT_SHAPES
@@ -252,6 +253,8 @@ class HostNetwork(RepeatedCalls):
             options |= look_up(table, timestep)
         with contextlib.ExitStack() as held:
             held.callback(split.end)
+            if split.scales_by_input and split.degree > 1:
+                held.enter_context(agreeing_on_scales())
             held.enter_context(attending(self._attend.at, self._attend.over_peers))
             if self._compilation is not None and compiles:
                 held.enter_context(self._compilation.around_forward())

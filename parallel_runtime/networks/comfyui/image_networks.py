@@ -210,10 +210,10 @@ IMAGE: Mapping[str, Network] = {
         (
             Blocks(
                 "blocks", {"x": 1}, ("x",), joint={"freq_cis_img": 0}, rows={"skip": ("x", 1)}, cross=("attn2",),
-                alike=("c", "text_states"),
+                alike=("c", "text_states"), skips=True, latent="x",
             ),
         ),
-        attention_in=("comfy.ldm.hydit.attn_layers",),
+        attention_in=("comfy.ldm.hydit.attn_layers",), stages=True,
     ),
     # Blocks of pixels come after those of patches: every rank computes all of them.
     "comfy.ldm.pixeldit.model:PixDiT_T2I": Network("PixelDiT", (_PIXEL_DIT,), heads="num_groups"),

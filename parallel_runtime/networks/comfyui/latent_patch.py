@@ -95,9 +95,9 @@ class LatentPatch:
         self._layers = []
 
     @property
-    def kept_bytes(self) -> int:
-        """Of keys and values that are here."""
-        return sum(each.nbytes for layers in self._kept.values() for both in layers for each in both)
+    def kept(self) -> list[torch.Tensor]:
+        """Keys and values that are here."""
+        return [each for layers in self._kept.values() for both in layers for each in both]
 
     def share_out(self, blocks: Blocks, lengths: Mapping[str, int], mesh: Mesh) -> PatchStreams:
         """The patch's tokens of the streams of a block.

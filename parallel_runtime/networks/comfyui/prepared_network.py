@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .agreed_scales import agree_on_scales
+from .agreed_scales import find_scales
 from .attention_names import ask_the_split
 from .blocks import Network
 from .cut_blocks import cut_blocks
@@ -21,6 +21,6 @@ def prepare_network(network: nn.Module, data: Network, split: TokenSplit) -> Non
     """
     ask_the_split(data.attention_in)
     hide_quantised(network)
-    agree_on_scales(network, split)
+    find_scales(network, split)
     use_gguf_kernels(network)
     cut_blocks(network, data.blocks, split)

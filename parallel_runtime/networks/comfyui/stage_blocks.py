@@ -39,19 +39,28 @@ class StageBlocks:
         self.receive: Receive | None = None
         """What the stages beside this one are asked for, and told; set for each forward."""
         self.send: Send | None = None
+        self.outputs: dict[int, torch.Tensor] = {}
+        """Of blocks by their index, that a block of the second half takes."""
         self._split = split
         self._taken: list[tuple[nn.Module, CutBlock]] = []
         found = all_blocks(network, data.blocks)
+        self.count = len(found)
         for index, block in enumerate(found):
             cut = block.forward
             assert isinstance(cut, CutBlock)
-            edge = _Edge(cut, split, self)
+            edge = _Edge(index, cut, split, self)
             if index == owned[0] - 1:
                 self._put(block, cut, edge.take_over)
             elif not owned[0] <= index < owned[1]:
                 self._put(block, cut, edge.hand_through)
             elif index == owned[1] - 1 and owned[1] < len(found):
                 self._put(block, cut, edge.run_and_send)
+            elif cut.blocks.skips:
+                self._put(block, cut, edge.run)
+
+    def awaited(self, boundary: int) -> list[int]:
+        """Blocks before a boundary whose outputs blocks behind it take, but for the last, which is the stream."""
+        return [index for index in range(min(boundary - 1, self.count // 2 - 1)) if self.count - 1 - index >= boundary]
 
     def _put(self, block: nn.Module, cut: CutBlock, forward: Any) -> None:
         block.forward = forward
@@ -62,6 +71,7 @@ class StageBlocks:
         for block, cut in self._taken:
             block.forward = cut
         self._taken.clear()
+        self.outputs.clear()
         self._split.patch = None
 
 
@@ -91,13 +101,20 @@ def let_go(blocks: Sequence[nn.Module]) -> None:
 class _Edge:
     """One block at the edge of a stage, or beyond it."""
 
-    def __init__(self, cut: CutBlock, split: TokenSplit, stage: StageBlocks):
+    def __init__(self, index: int, cut: CutBlock, split: TokenSplit, stage: StageBlocks):
+        self._index = index
         self._cut, self._blocks, self._split, self._stage = cut, cut.blocks, split, stage
 
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block."""
+        return self._noted(self._cut(*args, **kwargs))
+
     def hand_through(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the streams as they came."""
+        """Return the streams as they came; what a later block takes of them comes with the streams of its stage."""
         whole, _ = self._streams(args, kwargs)
-        return self._returned(whole)
+        if self._blocks.skips:
+            whole = {name: torch.empty_like(each) for name, each in whole.items()}
+        return self._noted(self._returned(whole))
 
     def take_over(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the stage before sent, in its place among all tokens."""
@@ -107,9 +124,15 @@ class _Edge:
             name: torch.Size((*each.shape[: dims[name]], shares[name].own[0], *each.shape[dims[name] + 1 :]))
             for name, each in whole.items()
         }
+        skips = self._skips(self._index + 1)
+        shapes |= {name: shapes[next(iter(whole))] for name in skips}
         assert self._stage.receive is not None
         received = self._stage.receive(shapes, next(iter(whole.values())).dtype)
-        return self._returned({name: self._cut.put_in_place(received[name], name, shares[name]) for name in whole})
+        for name, output in skips.items():
+            (stream,), interval = whole, shares[next(iter(whole))].intervals()
+            take(output, dims[stream], interval).copy_(received[name])
+        streams = {name: self._cut.put_in_place(received[name], name, shares[name]) for name in whole}
+        return self._noted(self._returned(streams))
 
     def run_and_send(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block and send this rank's tokens of what it returns."""
@@ -124,8 +147,22 @@ class _Edge:
                 said("Blocks of {path} change the type of their tokens, which stages cannot.", path=self._blocks.path),
                 "Set stages to 1.",
             )
-        self._stage.send({name: take(by_name[name], dims[name], shares[name].intervals()) for name in whole})
+        streams = {name: take(by_name[name], dims[name], shares[name].intervals()) for name in whole}
+        first = next(iter(whole))
+        for name, output in self._skips(self._index + 1).items():
+            streams[name] = take(output, dims[first], shares[first].intervals())
+        self._stage.send(streams)
+        return self._noted(returned)
+
+    def _noted(self, returned: Any) -> Any:
+        if self._blocks.skips:
+            self._stage.outputs[self._index] = returned
         return returned
+
+    def _skips(self, boundary: int) -> dict[str, torch.Tensor]:
+        """By their names in messages."""
+        awaited = self._stage.awaited(boundary) if self._blocks.skips else []
+        return {f"skip {index}": self._stage.outputs[index] for index in awaited}
 
     def _streams(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], dict[str, PatchStreams]]:
         call = BlockCall(self._cut.signature, self._blocks.positional, args, kwargs)

@@ -33,7 +33,7 @@ class TokenSplit:
     """
 
     def __init__(self, mesh: Mesh):
-        self.tokens = AttendedTokens(mesh, (), None)
+        self.tokens = AttendedTokens(mesh, None)
         """What the exchange reads of them."""
         self.patch: LatentPatch | None = None
         """The tokens of a stage's forward; None where there are no stages."""
@@ -55,6 +55,8 @@ class TokenSplit:
         """Runs the forward of a block on this rank's tokens; None: it is called."""
         self.functions = False
         """Functions of nodes act between blocks, and a block is not given them: its graph is the same as without."""
+        self.scales_by_input = False
+        """Layers take the scale of what they are given from it (agreed_scales.py)."""
         self.layers_alike = True
         """Every rank runs the same layers of a block that is cut."""
         self.modulation = HostModulation()

@@ -9,7 +9,7 @@ import torch
 from .call import Call
 from .key_rules import KeyRules
 from .recognition import Recognition
-from .spec import JOINT_ATTENTION, ModelSpec, StageSpec
+from .spec import JOINT_ATTENTION, ModelSpec
 from .token_adapter import TokenAdapter
 from .token_layout import TokenLayout
 
@@ -57,7 +57,6 @@ FLUX = ModelSpec(
     transformer_class="FluxTransformer2DModel",
     block_lists=("transformer_blocks", "single_transformer_blocks"),
     self_attention=("transformer_blocks.*.attn", "single_transformer_blocks.*.attn"),
-    sequence_inputs={"": {"hidden_states": 1, "encoder_hidden_states": 1, "img_ids": 0, "txt_ids": 0}},
     timestep_embedder="time_text_embed",
     timestep_scale=1000.0,
     keys=KeyRules.read("flux"),
@@ -96,7 +95,6 @@ FLUX = ModelSpec(
     ),
     text_layers=JOINT_ATTENTION,
     parallel_blocks=("single_transformer_blocks",),
-    stages=StageSpec(("encoder_hidden_states", "hidden_states"), text=("encoder_hidden_states", "txt_ids")),
     prepare=prepare,
     widths={
         "hidden_states": "in_channels",

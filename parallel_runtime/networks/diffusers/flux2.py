@@ -8,7 +8,7 @@ from .call import Call
 from .flux import KEY_SUFFIXES
 from .key_rules import KeyRules
 from .recognition import Config, Header, Recognition, Sizes
-from .spec import JOINT_ATTENTION, ModelSpec, StageSpec
+from .spec import JOINT_ATTENTION, ModelSpec
 from .token_adapter import TokenAdapter
 from .token_layout import TokenLayout
 
@@ -41,7 +41,6 @@ FLUX2 = ModelSpec(
     transformer_class="Flux2Transformer2DModel",
     block_lists=("transformer_blocks", "single_transformer_blocks"),
     self_attention=("transformer_blocks.*.attn", "single_transformer_blocks.*.attn"),
-    sequence_inputs={"": {"hidden_states": 1, "encoder_hidden_states": 1, "img_ids": 0, "txt_ids": 0}},
     # The bare sinusoid: the embedder around it casts what it gets to the timestep's dtype, which must be the model's.
     timestep_embedder="time_guidance_embed.time_proj",
     timestep_scale=1000.0,
@@ -75,11 +74,6 @@ FLUX2 = ModelSpec(
         arguments={"guidance": _guidance, "txt_ids": _text_ids},
     ),
     text_layers=JOINT_ATTENTION,
-    stages=StageSpec(
-        ("encoder_hidden_states", "hidden_states"),
-        text=("encoder_hidden_states", "txt_ids"),
-        patch_size=1,
-        joined=("single_transformer_blocks",),
-    ),
+    token=1,
     widths={"hidden_states": "in_channels", "encoder_hidden_states": "joint_attention_dim"},
 )

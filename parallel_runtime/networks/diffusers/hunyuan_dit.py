@@ -16,7 +16,7 @@ from .headers import count_blocks
 from .key_rules import KeyRules
 from .padded_texts import fit_padding, masked_text
 from .recognition import Config, Header, Recognition, Sizes
-from .spec import ModelSpec, StageSpec
+from .spec import ModelSpec
 from .whole_latent_adapter import WholeLatentAdapter
 
 _PATCH = 2
@@ -79,9 +79,6 @@ HUNYUAN_DIT = ModelSpec(
     transformer_class="HunyuanDiT2DModel",
     block_lists=("blocks",),
     self_attention=("blocks.*.attn1",),
-    sequence_inputs={"": {"image_rotary_emb": 0}},
-    sequence_splits={"pos_embed": 1},
-    attended=("pos_embed",),
     timestep_embedder="time_extra_emb",
     keys=KeyRules.read("hunyuan_dit"),
     recognise=Recognition(
@@ -118,7 +115,6 @@ HUNYUAN_DIT = ModelSpec(
         },
         learned_sigma=True,
     ),
-    stages=StageSpec(("hidden_states",), skips=True),
     prepare=prepare,
     widths={"encoder_hidden_states": "cross_attention_dim", "encoder_hidden_states_t5": "cross_attention_dim_t5"},
 )

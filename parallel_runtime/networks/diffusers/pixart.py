@@ -15,7 +15,7 @@ from ...said import said
 from .call import Call
 from .key_rules import KeyRules
 from .recognition import Config, Header, Recognition, Sizes
-from .spec import ModelSpec, StageSpec
+from .spec import ModelSpec
 from .whole_latent_adapter import WholeLatentAdapter
 
 _PATCH = 2
@@ -86,8 +86,6 @@ PIXART = ModelSpec(
     title="PixArt",
     transformer_class="PixArtTransformer2DModel",
     self_attention=("transformer_blocks.*.attn1",),
-    sequence_splits={"pos_embed": 1},
-    attended=("pos_embed",),
     timestep_embedder="adaln_single",
     keys=KeyRules.read("pixart"),
     recognise=Recognition(
@@ -118,7 +116,6 @@ PIXART = ModelSpec(
         check=_check,
         learned_sigma=True,
     ),
-    stages=StageSpec(("hidden_states",)),
     former_classes=("Transformer2DModel",),
     prepare=prepare,
     widths={"encoder_hidden_states": "caption_channels"},

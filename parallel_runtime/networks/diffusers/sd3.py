@@ -13,7 +13,7 @@ from .headers import count_blocks
 from .key_rules import KeyRules
 from .recognition import Config, Header, Recognition, Sizes
 from .sides import tokens_along
-from .spec import JOINT_ATTENTION, ModelSpec, StageSpec
+from .spec import JOINT_ATTENTION, ModelSpec
 from .whole_latent_adapter import WholeLatentAdapter
 
 _PATCH = 2
@@ -69,11 +69,6 @@ SD3 = ModelSpec(
     title="SD3/3.5",
     transformer_class="SD3Transformer2DModel",
     self_attention=("transformer_blocks.*.attn", "transformer_blocks.*.attn2"),
-    sequence_inputs={"": {"encoder_hidden_states": 1}},
-    # Position embeddings are cut out of a table by the height and width of the whole latent.
-    sequence_splits={"pos_embed": 1},
-    attended=("pos_embed", "encoder_hidden_states"),
-    attended_by={"transformer_blocks.*.attn2": ("pos_embed",)},
     timestep_embedder="time_text_embed",
     keys=KeyRules.read("sd3"),
     recognise=Recognition(
@@ -110,6 +105,5 @@ SD3 = ModelSpec(
         text_attends=True,
     ),
     text_layers=JOINT_ATTENTION,
-    stages=StageSpec(("encoder_hidden_states", "hidden_states"), text=("encoder_hidden_states",), text_first=False),
     widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
 )

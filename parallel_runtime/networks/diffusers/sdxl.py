@@ -83,8 +83,6 @@ SDXL = ModelSpec(
         f"{part}.attentions.*.transformer_blocks" for part in ("down_blocks.*", "mid_block", "up_blocks.*")
     ),
     self_attention=(),
-    sequence_outputs={},
-    attended=(),
     heads=lambda config: 1,  # heads stay together on one rank
     width=_width,
     timestep_embedder="time_proj",

@@ -38,29 +38,6 @@ class WeightRule:
 
 
 @dataclass(frozen=True)
-class StageSpec:
-    """What PipeFusion needs to know to cut a model into stages.
-
-    Args:
-        streams: block arguments that carry tokens, in the order in which a block returns them.
-        image: the stream of the image tokens.
-        text: split inputs of the model that hold text, by argument name; () where no text runs through the blocks.
-        text_first: in joint attention, whether a rank's text tokens stand before its image tokens.
-        patch_size: latent pixels along one side of a token.
-        joined: block lists in which text and image tokens are one stream, the image's, text first.
-        skips: blocks of the second half of the only block list take the output of their mirror image in the first.
-    """
-
-    streams: tuple[str, ...]
-    image: str = "hidden_states"
-    text: tuple[str, ...] = ()
-    text_first: bool = True
-    patch_size: int = 2
-    joined: tuple[str, ...] = ()
-    skips: bool = False
-
-
-@dataclass(frozen=True)
 class Part:
     """What not every checkpoint of a family has.
 
@@ -131,14 +108,6 @@ class ModelSpec:
         block_lists: attribute paths, or glob patterns of such, of the block lists in forward order.
         self_attention: glob patterns of the modules whose attention runs over the split sequence; () where none is
             split, as in U-Nets: ranks then share out the batch alone.
-        sequence_inputs: module path ("" is the transformer) -> {argument name: dim that is split}.
-        sequence_splits: module path -> dim of its output that is split, for embeddings that must see the whole
-            latent; rotary embeddings, whose output may be a tuple, are among them.
-        sequence_outputs: module path -> dim of its output that is gathered.
-        attended: split arguments, or paths of `sequence_splits`, whose tokens together are what `self_attention`
-            attends over; the gathered output holds the tokens of the first.
-        attended_by: pattern of `self_attention` -> those of `attended` that these modules attend over, where it is not
-            all of them.
         picture_layers: glob patterns, inside of a block, of linear layers that get one row per picture.
         text_layers: those that get text tokens only. All others get every image token.
         timestep_embedder: module whose first positional argument is the scaled timestep.
@@ -149,9 +118,9 @@ class ModelSpec:
         heads: diffusers config -> number of attention heads.
         width: diffusers config -> width of a token in the first block, where it is not heads × attention_head_dim.
         adapter: see `Adapter`.
+        token: latent positions along one side of a token.
         key_suffixes: original-layout key ending -> the ending that `keys` knows, for files that spell some keys another
             way.
-        stages: how the model is cut for PipeFusion; None where it cannot be.
         parallel_blocks: those of `block_lists` whose blocks attend and feed forward from one input.
         shares_class: unlike models have the same diffusers class, so that the shapes must say which one it is.
         former_classes: what a config.json may call the class that was written before diffusers gave the family its own.
@@ -168,19 +137,14 @@ class ModelSpec:
     recognise: Recognise
     adapter: Adapter
     block_lists: tuple[str, ...] = ("transformer_blocks",)
-    sequence_inputs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    sequence_outputs: Mapping[str, int] = field(default_factory=lambda: {"proj_out": 1})
     timestep_scale: float = 1.0
     heads: Callable[[Mapping[str, Any]], int] = lambda config: config["num_attention_heads"]
     width: Callable[[Mapping[str, Any]], int] | None = None
     key_suffixes: Mapping[str, str] = field(default_factory=dict)
-    stages: StageSpec | None = None
+    token: int = 2
     prepare: Callable[[torch.nn.Module], None] | None = None
     former_classes: tuple[str, ...] = ()
     shares_class: bool = False
-    sequence_splits: Mapping[str, int] = field(default_factory=dict)
-    attended: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
-    attended_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     widths: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, Part] = field(default_factory=dict)
     parallel_blocks: tuple[str, ...] = ()
@@ -207,16 +171,14 @@ class ModelSpec:
             paths: of all its modules, as `named_modules` spells them.
 
         Raises:
-            UnsupportedModelError: with the missing ones.
+            UnsupportedModelError: with its name.
         """
-        borders = (*self.sequence_inputs, *self.sequence_splits, *self.sequence_outputs)
-        named = dict.fromkeys((*borders, self.timestep_embedder))
-        if missing := [path for path in named if path not in paths]:
+        if self.timestep_embedder not in paths:
             raise UnsupportedModelError(
                 said(
                     "This {transformer_class} has no module called {missing}.",
                     transformer_class=self.transformer_class,
-                    missing=", ".join(missing),
+                    missing=self.timestep_embedder,
                 ),
                 "Install the diffusers version that this pack asks for.",
             )

@@ -10,7 +10,7 @@ from .call import TAKE_COMFYUIS, Call
 from .key_rules import KeyRules
 from .recognition import Config, Header, Recognition, Sizes
 from .sides import tokens_along
-from .spec import ModelSpec, Part, StageSpec
+from .spec import ModelSpec, Part
 from .whole_latent_adapter import WholeLatentAdapter
 
 PATCH_SIZE = (1, 2, 2)
@@ -74,27 +74,12 @@ def _further(sizes: Sizes, header: Header) -> Config:
     return {"out_channels": sizes["_output"] // 4, **image}
 
 
-def prepare(transformer: torch.nn.Module) -> None:
-    """Give the embeddings outputs whose tokens can be split at the modules' borders; values do not change.
-
-    (B, width, F, H, W) -> (B, width, tokens), which diffusers would do next; (1, tokens, 1, head dim) of the rotary
-    embedding -> (B, tokens, 1, head dim), a view: the first output that is split tells the batch.
-    """
-    transformer.get_submodule("patch_embedding").register_forward_hook(lambda _, inputs, output: output.flatten(2))
-    transformer.get_submodule("rope").register_forward_hook(
-        lambda _, inputs, output: tuple(part.expand(inputs[0].shape[0], -1, -1, -1) for part in output)
-    )
-
-
 WAN = ModelSpec(
     name="wan",
     title="Wan",
     transformer_class="WanTransformer3DModel",
     block_lists=("blocks",),
     self_attention=("blocks.*.attn1",),
-    # Where the rotary embedding is split the tokens are counted, because it comes first.
-    sequence_splits={"rope": 1, "patch_embedding": 2},
-    attended=("rope",),
     timestep_embedder="condition_embedder",
     keys=_KEYS,
     recognise=Recognition(
@@ -126,8 +111,6 @@ WAN = ModelSpec(
     adapter=WholeLatentAdapter(
         "Wan", frozenset({"clip_fea"}), {"encoder_hidden_states_image": _image}, _check, frames=True
     ),
-    stages=StageSpec(("hidden_states",)),
-    prepare=prepare,
     widths={"encoder_hidden_states": "text_dim", "encoder_hidden_states_image": "image_dim"},
     needs={"clip_fea": Part("image embedder", "image_dim")},
 )

@@ -19,7 +19,8 @@ from ..block_compilation import BlockCompilation, prepare_blocks
 from ..comfyui.attention import HostAttention
 from ..comfyui.attention_operator import attend_by_kernel, attending
 from ..comfyui.cut_blocks import cut_blocks, run_blocks, uncut_blocks, unknown_blocks
-from ..comfyui.diffusers_networks import DIFFUSERS
+from ..comfyui.diffusers_networks import DIFFUSERS, cut_of
+from ..comfyui.stage_blocks import StageBlocks
 from ..comfyui.token_split import RunBlock, TokenSplit
 from ..network_parts import NetworkParts
 from ..timestep import ExactTimestep
@@ -40,7 +41,7 @@ class CutTransformer:
     def __init__(self, parts: NetworkParts, mesh: Mesh, peers: PeerSharing | None, modulate: bool, compile: bool):
         self._parts = parts
         spec = parts.spec
-        cut = DIFFUSERS.get(spec.transformer_class, ())
+        cut = cut_of(spec.transformer_class)
         if reason := unknown_blocks(parts.transformer, cut):
             raise UnsupportedModelError(
                 said(
@@ -52,6 +53,8 @@ class CutTransformer:
             )
         self._rebound = rebind.apply(parts.attention, attend_by_kernel)
         self.split = TokenSplit(mesh)
+        self.stage: StageBlocks | None = None
+        """As which it runs; None: with all its blocks."""
         self._attend = HostAttention(KERNELS[parts.kernel], self.split)
         self._timestep = ExactTimestep(spec.timestep_scale)
         embedder = parts.transformer.get_submodule(spec.timestep_embedder)
@@ -76,6 +79,17 @@ class CutTransformer:
         """Go over another mesh from the next forward on."""
         self.split.set_mesh(mesh)
 
+    def run_as(self, owned: tuple[int, int] | None) -> None:
+        """Run as the stage with these blocks from the next forward on; None: with all."""
+        if (None if self.stage is None else self.stage.owned) == owned:
+            return
+        if self.stage is not None:
+            self.stage.undo()
+            self.stage = None
+        if owned is not None:
+            data = DIFFUSERS[self._parts.spec.transformer_class]
+            self.stage = StageBlocks(self._parts.transformer, data, self.split, owned)
+
     def read(self) -> list[Any]:
         """What the last forward read beside arguments and weights."""
         return self.split.read()
@@ -90,7 +104,7 @@ class CutTransformer:
         split = self.split
         self._timestep.begin(timestep)
         split.begin(self._attend, self._run_block, self._peers)
-        split.modulation.begin(split.mesh if self._modulates else None)
+        split.modulation.begin(split.mesh if self._modulates and self.stage is None else None)
         try:
             with attending(self._attend.at, self._attend.over_peers):
                 yield
@@ -100,10 +114,13 @@ class CutTransformer:
     def forget(self) -> None:
         """Let go of what the last forward has left on the device."""
         self.split.forget()
+        if self.stage is not None:
+            self.stage.patch.clear()
         self._timestep.begin(None)
 
     def undo(self) -> None:
         """Leave the transformer as it was."""
+        self.run_as(None)
         self._handle.remove()
         self._rebound.undo()
         uncut_blocks(self._parts.blocks)

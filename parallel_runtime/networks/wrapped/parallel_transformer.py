@@ -15,14 +15,11 @@ from ...mesh.mesh import Layout, Mesh
 from ...streaming.block_stream import BlockStream
 from ...streaming.streamed_calls import stream_calls
 from ...switches import is_on
-from ..absent_blocks import stages_of
-from ..block_compilation import BlockCompilation, compile_blocks
+from ..comfyui.stage_blocks import StageBlocks
 from ..diffusers.spec import ModelSpec
 from ..marked_blocks import pulse_of
 from ..network_parts import MeshCheck, NetworkParts
 from ..repeated_calls import RepeatedCalls
-from ..stale_keys import Place, StaleKeys
-from .borders import Borders
 from .cut_transformer import CutTransformer
 
 
@@ -34,9 +31,9 @@ def parallelize(
     compile: bool = False,
     record: bool = True,
     share: bool = True,
-    keys: StaleKeys | None = None,
     stream: BlockStream | None = None,
     modulate: bool = True,
+    owned: tuple[int, int] | None = None,
 ) -> ParallelTransformer:
     """Let the ranks of `mesh` run `transformer` together; call it on every rank with the same arguments.
 
@@ -48,30 +45,24 @@ def parallelize(
         compile: regional torch.compile of the blocks in `spec.block_lists`.
         record: on a GPU, forwards that repeat become CUDA graphs (recordings.py). Nothing to gain on a CPU.
         share: GPUs of one host that can write to each other's memory exchange heads in this way (peer_exchange.py).
-        keys: of a stage of a pipeline, which runs with `ParallelTransformer.staged`.
         stream: brings the weights of blocks when they run; None where they are there.
         modulate: ranks share out modulation layers, if the family has such.
+        owned: (start, stop) of the blocks that have weights; None: all.
 
     Raises:
         UnsupportedModelError: the transformer is not what the spec describes, or its attention cannot be exchanged.
         ConfigurationError: the mesh or the attention backend cannot be used here.
     """
     parts = NetworkParts.find(transformer, spec, attention)
-    check = MeshCheck(parts, staged=keys is not None)
+    check = MeshCheck(parts)
     check.check(mesh)
     # From here on the transformer is changed, and nothing refuses any more but what comes first.
-    borders: Borders | CutTransformer
-    if keys is not None:
-        borders = Borders(parts, mesh, keys)
-        compilation = compile_blocks(parts) if compile else None
-    else:
-        shared = share and spec.splits_sequence and is_on("peers")
-        borders = CutTransformer(parts, mesh, parts.peer_sharing() if shared else None, modulate, compile)
-        compilation = borders.compilation
+    shared = share and spec.splits_sequence and is_on("peers")
+    cut = CutTransformer(parts, mesh, parts.peer_sharing() if shared else None, modulate, compile)
     recorded = record and parts.device.type == "cuda" and is_on("recordings")
     if stream is not None:
         stream_calls(parts.blocks, stream)
-    return ParallelTransformer(parts, mesh, check, borders, compilation, keys, recorded, stream)
+    return ParallelTransformer(parts, mesh, check, cut, recorded, stream, owned)
 
 
 class ParallelTransformer(RepeatedCalls):
@@ -84,11 +75,9 @@ class ParallelTransformer(RepeatedCalls):
     Args:
         parts: the transformer, and what is known of it.
         check: refuses meshes.
-        borders: what was changed of it.
-        compilation: None where its blocks always run as they are.
-        keys: of a stage of a pipeline.
+        cut: what was changed of it.
         recorded: forwards that repeat become CUDA graphs.
-        stream: see `parallelize`.
+        stream, owned: see `parallelize`.
     """
 
     def __init__(
@@ -96,11 +85,10 @@ class ParallelTransformer(RepeatedCalls):
         parts: NetworkParts,
         mesh: Mesh,
         check: MeshCheck,
-        borders: Borders | CutTransformer,
-        compilation: BlockCompilation | None,
-        keys: StaleKeys | None,
+        cut: CutTransformer,
         recorded: bool,
         stream: BlockStream | None = None,
+        owned: tuple[int, int] | None = None,
     ):
         self.stream = stream
         self.transformer = parts.transformer
@@ -109,9 +97,9 @@ class ParallelTransformer(RepeatedCalls):
         self.mesh = mesh
         self._parts = parts
         self._check = check
-        self._borders = borders
-        self._compilation = compilation
-        self._keys = keys
+        self._cut = cut
+        self._compilation = cut.compilation
+        self._owned = owned
         self._signature = inspect.signature(parts.transformer.forward)
         self._recorded: RecordedForward | None = None
         if recorded:
@@ -133,19 +121,19 @@ class ParallelTransformer(RepeatedCalls):
             return
         self._check.check(mesh)
         self.mesh = mesh
-        self._borders.set_mesh(mesh)
+        self._cut.set_mesh(mesh)
 
     def forget_runs(self) -> None:
         """Let go of all that runs have left behind: recordings, layouts, outputs of the last forward. What is compiled
         stays."""
         self.forget_calls()
-        self._borders.forget()
+        self._cut.forget()
 
     def unwrap(self) -> nn.Module:
         """Undo everything and return the transformer as it was. The wrapper is of no use afterwards."""
         if self._recorded is not None:
             self._recorded.clear()
-        self._borders.undo()
+        self._cut.undo()
         if self._compilation is not None:
             self._compilation.undo()
         return self.transformer
@@ -167,12 +155,28 @@ class ParallelTransformer(RepeatedCalls):
         Returns:
             The prediction, shaped like the latent part of x, in the model's dtype.
         """
+        if self.stage is not None:
+            return self._predict(x, timestep, dict(conditioning))
         return self.record_or_call("predict", x, timestep, dict(conditioning))
 
     @property
-    def owned(self) -> None:
-        """It runs all blocks; a `Stage` around it may have taken some of them out."""
-        return None
+    def stage(self) -> StageBlocks | None:
+        """As which it runs; None: with all its blocks."""
+        return self._cut.stage
+
+    @property
+    def owned(self) -> tuple[int, int] | None:
+        """(start, stop) of the blocks that it runs; None: all."""
+        return self._owned if self.stage is None else self.stage.owned
+
+    @property
+    def token(self) -> int:
+        """Latent positions along one side of a token."""
+        return self.spec.token
+
+    def run_as(self, owned: tuple[int, int] | None) -> None:
+        """Run as the stage with these blocks from the next call on; None: with all."""
+        self._cut.run_as(owned)
 
     @property
     def rows_together(self) -> bool:
@@ -198,21 +202,10 @@ class ParallelTransformer(RepeatedCalls):
 
     def made_outside(self) -> list[Any]:
         """What the last forward read besides arguments and weights; a recording keeps it alive."""
-        return self._borders.read()
-
-    @torch.no_grad()
-    def staged(self, place: Place, arguments: Mapping[str, Any]) -> Any:
-        """Run a stage's forward (pipefusion.stage), whose attention goes over kept keys and values too."""
-        assert self._keys is not None
-        assert isinstance(self._borders, Borders)
-        self._keys.begin(place)
-        assigned = place.slots.shares() if place.patch is None else None
-        self._borders.start(arguments.get("timestep"), assigned, stages_of(self.spec).text)
-        return self._forward(**arguments, return_dict=False)[0]
+        return self._cut.read()
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        assert isinstance(self._borders, CutTransformer)
-        with self._borders.forward(self._signature.bind(*args, **kwargs).arguments.get("timestep")):
+        with self._cut.forward(self._signature.bind(*args, **kwargs).arguments.get("timestep")):
             return self._forward(*args, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,13 +7,31 @@ from typing import Any, Protocol
 
 import torch
 
-from ..mesh.mesh import Layout, Mesh
+from ...mesh.mesh import Layout, Mesh
+from ..comfyui.stage_blocks import StageBlocks
 
 
 class Network(Protocol):
-    """A network whose forward all ranks of a mesh compute together; see ParallelTransformer for what each does."""
+    """A network whose forward all ranks of a mesh compute together, or those of a stage.
+
+    See ParallelTransformer for what each method does.
+    """
 
     before_compiling: Callable[[], None]
+
+    @property
+    def stage(self) -> StageBlocks | None:
+        """As which it runs; None: with all its blocks."""
+        ...
+
+    @property
+    def token(self) -> int:
+        """Latent positions along one side of a token."""
+        ...
+
+    def run_as(self, owned: tuple[int, int] | None) -> None:
+        """Run as the stage with these blocks from the next call on; None: with all."""
+        ...
 
     @property
     def owned(self) -> tuple[int, int] | None:
