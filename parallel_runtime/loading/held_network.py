@@ -18,7 +18,7 @@ from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.blocks import Network
 from ..networks.comfyui.own_cache import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
-from ..networks.comfyui.stage_blocks import StageBlocks, all_blocks, let_go
+from ..networks.comfyui.stage_blocks import StageBlocks, all_blocks, let_go, run_as
 from ..networks.comfyui.token_split import TokenSplit
 from ..networks.comfyui.with_parameters import with_parameters
 from ..networks.comfyui.without_weights import WithoutWeights
@@ -132,14 +132,8 @@ class HeldNetwork(PatchableNetwork):
 
     def run_as(self, owned: tuple[int, int] | None) -> None:
         """Have the network run as the stage with these blocks; None: with all."""
-        if (None if self.stage is None else self.stage.owned) == owned:
-            return
-        if self.stage is not None:
-            self.stage.undo()
-            self.stage = None
-        if owned is not None:
-            assert self._data is not None
-            self.stage = StageBlocks(self.network, self._data, self.split, owned)
+        if self._network is not None:
+            self.stage = run_as(self.stage, owned, self._network, self._data, self.split)
 
     def _loaded(self) -> None:
         """It is here, and its blocks are cut."""

@@ -75,6 +75,28 @@ class StageBlocks:
         self._split.patch = None
 
 
+def run_as(
+    stage: StageBlocks | None,
+    owned: tuple[int, int] | None,
+    network: nn.Module,
+    data: Network | None,
+    split: TokenSplit,
+) -> StageBlocks | None:
+    """Have a network run as the stage with these blocks, or with all; return the stage.
+
+    Args:
+        stage: as which it runs.
+    """
+    if (None if stage is None else stage.owned) == owned:
+        return stage
+    if stage is not None:
+        stage.undo()
+    if owned is None:
+        return None
+    assert data is not None
+    return StageBlocks(network, data, split, owned)
+
+
 def all_blocks(network: nn.Module, lists: Sequence[Blocks]) -> list[nn.Module]:
     """Of all lists, in the order in which they run."""
     return [block for blocks in lists for block in network.get_submodule(blocks.path).children()]

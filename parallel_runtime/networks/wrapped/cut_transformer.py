@@ -20,7 +20,7 @@ from ..comfyui.attention import HostAttention
 from ..comfyui.attention_operator import attend_by_kernel, attending
 from ..comfyui.cut_blocks import cut_blocks, run_blocks, uncut_blocks, unknown_blocks
 from ..comfyui.diffusers_networks import DIFFUSERS, cut_of
-from ..comfyui.stage_blocks import StageBlocks
+from ..comfyui.stage_blocks import StageBlocks, run_as
 from ..comfyui.token_split import RunBlock, TokenSplit
 from ..network_parts import NetworkParts
 from ..timestep import ExactTimestep
@@ -81,14 +81,9 @@ class CutTransformer:
 
     def run_as(self, owned: tuple[int, int] | None) -> None:
         """Run as the stage with these blocks from the next forward on; None: with all."""
-        if (None if self.stage is None else self.stage.owned) == owned:
-            return
-        if self.stage is not None:
-            self.stage.undo()
-            self.stage = None
-        if owned is not None:
-            data = DIFFUSERS[self._parts.spec.transformer_class]
-            self.stage = StageBlocks(self._parts.transformer, data, self.split, owned)
+        parts = self._parts
+        data = DIFFUSERS.get(parts.spec.transformer_class)
+        self.stage = run_as(self.stage, owned, parts.transformer, data, self.split)
 
     def read(self) -> list[Any]:
         """What the last forward read beside arguments and weights."""
