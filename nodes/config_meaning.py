@@ -23,7 +23,7 @@ def explain_limits(details: PlanDetails, size: tuple[int, int] = USUAL) -> Said:
     else:
         sentences.append(
             said(
-                "With {model}, only cfg and data can be above 1: ranks cannot share out the tokens of a picture.",
+                "With {model}, only cfg and data can be above 1: devices cannot share out the tokens of a picture.",
                 model=details.model,
             )
         )
@@ -33,7 +33,7 @@ def explain_limits(details: PlanDetails, size: tuple[int, int] = USUAL) -> Said:
     elif details.splits_sequence:
         sentences.append(said("It cannot be cut into stages."))
     taken = [f"{SHOWN_AXES.get(axis, axis)} {details.degrees[axis]}" for axis in AXES if details.degrees[axis] > 1]
-    plan = " × ".join(taken) or said("one rank")
+    plan = " × ".join(taken) or said("one device")
     sentences.append(
         said("One picture of {width} × {height} without CFG: {plan}.", width=size[0], height=size[1], plan=plan)
     )

@@ -11,6 +11,7 @@ from parallel_runtime.config import (
     COMPILE_MODES,
     FASTER,
     SHOWN_AXES,
+    SHOWN_WEIGHTS,
     WEIGHTS,
     ParallelConfig,
 )
@@ -33,6 +34,11 @@ PATCHES = ("auto", "1", "2", "3", "4", "6", "8", "12", "16")
 _COMPILED_BEFORE: dict[str, list[object]] = {"auto": [True, ALWAYS_COMPILE], "off": [False]}
 _COMPILE_ENTRIES = [MenuEntry(mode, _COMPILED_BEFORE.get(mode, [])) for mode in COMPILE_MODES]
 """Graphs and prompts of earlier versions hold true, false and "on"."""
+
+_WEIGHTS_ENTRIES = [
+    MenuEntry(SHOWN_WEIGHTS.get(place, place), [place] if place in SHOWN_WEIGHTS else []) for place in WEIGHTS
+]
+_PLACES = {shown: place for place, shown in SHOWN_WEIGHTS.items()}
 
 
 def read_degree(entry: str | int) -> int | None:
@@ -59,13 +65,14 @@ class ParallelConfigNode(io.ComfyNode):
                     default="auto",
                     optional=True,
                     tooltip="Which GPUs take part: auto for all that ComfyUI sees, numbers such as 0,1, "
-                    "or cpu:2 for two ranks on the CPU.",
+                    "or cpu:2 for two processes on the CPU.",
                 ),
                 io.Combo.Input(
                     "cfg",
                     options=numbers(CFG_DEGREES),
                     default="auto",
                     optional=True,
+                    extra_dict={"advanced": True},
                     tooltip="2 computes the positive and the negative prompt at the same time, on different GPUs. "
                     "Helps only where CFG is above 1.",
                 ),
@@ -74,6 +81,7 @@ class ParallelConfigNode(io.ComfyNode):
                     options=numbers(DEGREES),
                     default="auto",
                     optional=True,
+                    extra_dict={"advanced": True},
                     tooltip="Spreads the pictures of a batch over this many groups of GPUs.",
                 ),
                 io.Combo.Input(
@@ -81,6 +89,7 @@ class ParallelConfigNode(io.ComfyNode):
                     options=numbers(DEGREES),
                     default="auto",
                     optional=True,
+                    extra_dict={"advanced": True},
                     tooltip="Splits one picture over this many GPUs: each computes a part of the attention heads. "
                     "At most the model's head count, which the text below says after a run.",
                 ),
@@ -89,7 +98,8 @@ class ParallelConfigNode(io.ComfyNode):
                     options=list(ATTENTION_BACKENDS),
                     default="auto",
                     optional=True,
-                    tooltip="Attention kernel in the ranks. Auto measures which is the fastest on your GPU. The choice "
+                    extra_dict={"advanced": True},
+                    tooltip="Attention kernel. Auto measures which is the fastest on your GPU. The choice "
                     "changes speed, and the result only by rounding; sage changes it slightly more. ComfyUI: its own "
                     "function; with compile off, one GPU then gives Load Diffusion Model's picture bit for bit.",
                 ),
@@ -98,6 +108,7 @@ class ParallelConfigNode(io.ComfyNode):
                     options=_COMPILE_ENTRIES,
                     default="auto",
                     optional=True,
+                    extra_dict={"advanced": True},
                     tooltip="Compiles the model's blocks with torch.compile, which makes every step faster. Auto: on "
                     "GPUs, before the first step, once per machine.",
                 ),
@@ -107,6 +118,7 @@ class ParallelConfigNode(io.ComfyNode):
                     min=1,
                     max=64,
                     optional=True,
+                    extra_dict={"advanced": True},
                     tooltip="How many machines take part. Above 1, start the join command on each other machine first; "
                     "the help page shows it.",
                 ),
@@ -115,6 +127,7 @@ class ParallelConfigNode(io.ComfyNode):
                     options=numbers(DEGREES),
                     default="auto",
                     optional=True,
+                    extra_dict={"advanced": True},
                     tooltip="Splits one picture over this many GPUs that pass parts of it round. Helps where there are "
                     "more GPUs than attention heads, or links that Ulysses keeps waiting.",
                 ),
@@ -132,6 +145,7 @@ class ParallelConfigNode(io.ComfyNode):
                     options=numbers(PATCHES),
                     default="auto",
                     optional=True,
+                    extra_dict={"advanced": True},
                     tooltip="Parts of the picture that travel through the stages one behind the other; auto: as many "
                     "as stages. More of them change the picture more. Without stages, nothing.",
                 ),
@@ -141,15 +155,16 @@ class ParallelConfigNode(io.ComfyNode):
                     min=1,
                     max=100,
                     optional=True,
+                    extra_dict={"advanced": True},
                     tooltip="How many steps the stages first compute exactly. More of them are slower and closer to "
                     "the picture of one GPU. Without stages, nothing.",
                 ),
                 io.Combo.Input(
                     "weights",
-                    options=list(WEIGHTS),
+                    options=_WEIGHTS_ENTRIES,
                     default="auto",
                     optional=True,
-                    tooltip="Where a model's weights are. Whole: each GPU has all. Dealt: each GPU keeps its share, "
+                    tooltip="Where a model's weights are. Whole: each GPU has all. Spread: each GPU keeps its share, "
                     "and gets the rest of a block from the others just before it runs. Host: blocks come from the "
                     "computer's memory. The picture is the same. Auto: the first of these that fits.",
                 ),
@@ -192,7 +207,7 @@ class ParallelConfigNode(io.ComfyNode):
             attention=attention,
             compile=compile,
             hosts=hosts,
-            weights=weights,
+            weights=_PLACES.get(weights, weights),
         )
         return io.NodeOutput(config.to_mapping(), ui=show_text(cls.hidden.unique_id, preview(config)))
 

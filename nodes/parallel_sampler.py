@@ -63,7 +63,7 @@ class ParallelSampler(io.ComfyNode):
                     options=comfy.samplers.KSampler.SAMPLERS,
                     default="euler",
                     optional=True,
-                    tooltip="Denoising method; all of ComfyUI's run in the pool. With stages euler, euler_ancestral, "
+                    tooltip="Denoising method; all of ComfyUI's run on all GPUs. With stages euler, euler_ancestral, "
                     "heun, dpmpp_2m, ddpm, lcm, ddim, uni_pc and uni_pc_bh2 do, the others step by step.",
                 ),
                 io.Combo.Input(

@@ -33,7 +33,7 @@ def find_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
     if loop.denoise_mask is not None and not (loop.masks_noised or _kept_clean(loop)):
         found.append(said("the noise mask of {name}", name=type(loop.model).__name__))
     if carried and (loop.by_comfyui or SAMPLERS[loop.known.name].adds_noise) and not _same_noise(loop):
-        found.append(said("noise of a device that the pool does not have"))
+        found.append(said("noise of a device that does not take part"))
     return found
 
 

@@ -22,7 +22,7 @@ log = logging.getLogger("parallel_dit")
 
 IN_TURN = Said("Step by step, the stages run one after the other: exact, but slower than one GPU.")
 STOPPED = Said("Stopped before the end.")
-_IN_POOL = Said("Sampled in the pool.")
+_IN_POOL = Said("Sampled on these devices.")
 _BY_ITSELF = Said("a node that samples by itself")
 
 
@@ -37,7 +37,7 @@ def describe_loop(obstacles: Sequence[Said], stages: int = 1) -> Said:
     if not obstacles:
         return _IN_POOL
     what = listed(obstacles)
-    text = said("Sampled step by step, because the loop in the pool does not know {what}.", what=what)
+    text = said("Sampled step by step, because the loop on these devices does not know {what}.", what=what)
     return text if stages == 1 else together((text, IN_TURN))
 
 
@@ -202,7 +202,7 @@ class RunNotices:
             if alone is not None and not is_one_rank(self._details):
                 sentences.append(
                     said(
-                        "{times} times as fast as one rank, which took {alone}.",
+                        "{times} times as fast as one device, which took {alone}.",
                         times=f"{alone / seconds:.2f}",
                         alone=show_seconds(alone),
                     )

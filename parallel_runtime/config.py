@@ -25,6 +25,8 @@ COMPILE_MODES = ("auto", "off")
 ALWAYS_COMPILE = "on"
 """What graphs of earlier versions hold beside COMPILE_MODES, and tests on CPUs ask for."""
 WEIGHTS = ("auto", "whole", "dealt", "host")
+SHOWN_WEIGHTS = {"dealt": "spread"}
+"""Places of weights that artists know by another name."""
 STREAMED = ("dealt", "host")
 """Of WEIGHTS, those of which a GPU has a block when it runs."""
 
@@ -91,16 +93,16 @@ class ParallelConfig:
         if not isinstance(self.devices, str) or not _DEVICES.fullmatch(self.devices):
             raise ConfigurationError(
                 said("Devices {devices} is not understood.", devices=_shown(self.devices)),
-                "Write auto, GPU numbers such as 0,1, or cpu:2 for two ranks on the CPU.",
+                "Write auto, GPU numbers such as 0,1, or cpu:2 for two processes on the CPU.",
             )
         if self.devices.startswith("cpu:") and int(self.devices[4:]) > MOST_CPU_RANKS:
             raise ConfigurationError(
                 said(
-                    "Devices {devices} asks for more than {most_cpu_ranks} ranks on the CPU.",
+                    "Devices {devices} asks for more than {most_cpu_ranks} processes on the CPU.",
                     devices=repr(self.devices),
                     most_cpu_ranks=MOST_CPU_RANKS,
                 ),
-                "Write fewer: more ranks than cores gain nothing.",
+                "Write fewer: more processes than cores gain nothing.",
             )
         numbers = self.device_indices
         if numbers is not None and len(set(numbers)) != len(numbers):
@@ -278,7 +280,7 @@ class ParallelPlan:
     def words(self) -> Said:
         """Its degrees above 1."""
         named = [self._named(axis, degree) for axis, degree in zip(AXES, self.shape, strict=True) if degree > 1]
-        return together(named, " × ") if named else said("one rank")
+        return together(named, " × ") if named else said("one device")
 
     def _named(self, axis: str, degree: int) -> Said:
         if axis != "pipe":

@@ -101,7 +101,7 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
         product = " × ".join(f"{SHOWN_AXES.get(axis, axis)} {degree}" for axis, degree in degrees.items() if degree > 1)
         raise ConfigurationError(
             said(
-                "The parallel configuration needs {ranks} ranks ({product}), but its devices are {devices}.",
+                "The parallel configuration needs {ranks} devices ({product}), and has {devices}.",
                 ranks=ranks,
                 product=product,
                 devices=count_devices(spec.device_type, spec.world_size),
@@ -113,7 +113,9 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
 
 def count_devices(kind: str, count: int) -> Said:
     """How many GPUs or CPU ranks."""
-    one, several = ("{count} GPU", "{count} GPUs") if kind == "cuda" else ("{count} CPU rank", "{count} CPU ranks")
+    one, several = "{count} CPU process", "{count} CPU processes"
+    if kind == "cuda":
+        one, several = "{count} GPU", "{count} GPUs"
     return said(several if count > 1 else one, count=count)
 
 

@@ -24,14 +24,14 @@ WORDS: dict[str, dict[str, str]] = {
         "ja": "取り消されたプロンプトの最後のステップが終わるのを待っています（{seconds} 秒）。",
     },
     "pause": {
-        "en": "The pool ended several times in a row: a pause before it starts again ({seconds} s).",
-        "zh": "进程池连续多次终止：重新启动前稍作等待（{seconds} 秒）。",
-        "ja": "プールが続けて何度も終了したため、再起動の前に少し待っています（{seconds} 秒）。",
+        "en": "Processes ended several times in a row: a pause before they start again ({seconds} s).",
+        "zh": "进程连续多次终止：重新启动前稍作等待（{seconds} 秒）。",
+        "ja": "プロセスが続けて何度も終了したため、再起動の前に少し待っています（{seconds} 秒）。",
     },
     "start": {
-        "en": "Starting the pool: {done} of {total} ranks are up ({seconds} s).",
-        "zh": "正在启动进程池：{total} 个 rank 中已就绪 {done} 个（{seconds} 秒）。",
-        "ja": "プールを起動しています：{total} 個の rank のうち {done} 個が準備完了（{seconds} 秒）。",
+        "en": "Starting: {done} of {total} devices are ready ({seconds} s).",
+        "zh": "正在启动：{total} 个设备中已就绪 {done} 个（{seconds} 秒）。",
+        "ja": "起動しています：{total} 個のデバイスのうち {done} 個が準備完了（{seconds} 秒）。",
     },
     "weights": {
         "en": "Loading: {done} of {total} GB.",
@@ -44,9 +44,9 @@ WORDS: dict[str, dict[str, str]] = {
         "ja": "カーネルと接続の速さを測っています。この機械では一度だけです（{seconds} 秒）。",
     },
     "load": {
-        "en": "Preparing the model on the ranks ({seconds} s).",
-        "zh": "正在各 rank 上准备模型（{seconds} 秒）。",
-        "ja": "各 rank でモデルを準備しています（{seconds} 秒）。",
+        "en": "Preparing the model ({seconds} s).",
+        "zh": "正在准备模型（{seconds} 秒）。",
+        "ja": "モデルを準備しています（{seconds} 秒）。",
     },
     "step": {
         "en": "Computing ({seconds} s).",

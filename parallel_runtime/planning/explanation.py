@@ -39,7 +39,7 @@ def explain(
     if not model.splits_sequence:
         sentences.append(
             said(
-                "{model} is a U-Net, which is not split inside of a picture: ranks share out CFG branches and the "
+                "{model} is a U-Net, which is not split inside of a picture: devices share out CFG branches and the "
                 "pictures of a batch.",
                 model=model.title,
             )
@@ -112,7 +112,7 @@ def _predictable(model: ModelFacts, machine: MachineFacts) -> bool:
 def _what(choice: Choice, model: ModelFacts, request: RequestFacts) -> Said:
     plan = choice.plan
     if plan.world_size == 1:
-        return said("One rank computes everything.")
+        return said("One device computes everything.")
     reasons = []
     if plan.batch > 1:
         reasons.append(_batch(plan, request.batch))
@@ -123,7 +123,7 @@ def _what(choice: Choice, model: ModelFacts, request: RequestFacts) -> Said:
         reasons.append(said(template, stages=plan.pipe, blocks=_between(choice.cost.stage_blocks)))
     if plan.sequence > 1:
         how = said("keys and values go round") if plan.ulysses == 1 else _heads(plan.ulysses, model.heads)
-        reasons.append(said("{ranks} ranks share the tokens of a picture ({how})", ranks=plan.sequence, how=how))
+        reasons.append(said("{ranks} devices share the tokens of a picture ({how})", ranks=plan.sequence, how=how))
     return said("{plan}: {reasons}.", plan=plan.words, reasons=together(reasons, "; "))
 
 
@@ -186,7 +186,7 @@ def _coming(choice: Choice, coming: Coming, model: ModelFacts, machine: MachineF
     """Where weights are that stream, why, and what that costs."""
     short = machine.usable_bytes and choice.alone.bytes > machine.usable_bytes
     dealt, size = coming.weights == "dealt", coming.copied_bytes(model)
-    where = said("dealt out over the GPUs") if dealt else said("in memory of the host")
+    where = said("spread over the GPUs") if dealt else said("in memory of the host")
     template = "Weights are {where}: each GPU holds {rest}, and copies {copied}. The picture is the same."
     if short:
         template = (
@@ -296,9 +296,9 @@ def _idle(choice: Choice, config: ParallelConfig, ranks: int) -> Said:
         why = said("as the configuration sets every degree")
     elif given > 1 and ranks % given:
         why = said("as {ranks} is no multiple of the {given} that the configuration asks for", ranks=ranks, given=given)
-    template = (
-        "{idle} of {ranks} ranks is not used, {why}." if idle == 1 else "{idle} of {ranks} ranks are not used, {why}."
-    )
+    template = "{idle} of {ranks} devices is not used, {why}."
+    if idle != 1:
+        template = "{idle} of {ranks} devices are not used, {why}."
     return said(template, idle=idle, ranks=ranks, why=why)
 
 

@@ -105,7 +105,7 @@ def _violations(
     elif wish.sequence > request.tokens:
         tokens = said("one token") if request.tokens == 1 else said("{tokens} tokens", tokens=request.tokens)
         cause = said(
-            "A picture of {tokens} cannot be shared out over {sequence} ranks: each needs one.",
+            "A picture of {tokens} cannot be shared out over {sequence} devices: each needs one.",
             tokens=tokens,
             sequence=wish.sequence,
         )
@@ -113,9 +113,9 @@ def _violations(
     if wish.world_size > ranks:
         degrees = zip(AXES, wish.shape, strict=True)
         named = " × ".join(f"{SHOWN_AXES.get(axis, axis)} {degree}" for axis, degree in degrees if degree > 1)
-        there = "{ranks} rank is" if ranks == 1 else "{ranks} ranks are"
+        there = "{ranks} device is" if ranks == 1 else "{ranks} devices are"
         cause = said(
-            "The degrees {named} need {needed} ranks, and {there} there.",
+            "The degrees {named} need {needed} devices, and {there} there.",
             named=named,
             needed=wish.world_size,
             there=said(there, ranks=ranks),
@@ -128,7 +128,7 @@ def _patch_violations(patches: int, request: RequestFacts, group: int) -> Iterat
     rows, most = request.rows or request.tokens, request.most_patches(group)
     if most == 0:
         cause = said(
-            "A latent of {tokens} tokens cannot be shared out over the {group} ranks of a stage.",
+            "A latent of {tokens} tokens cannot be shared out over the {group} devices of a stage.",
             tokens=request.tokens,
             group=group,
         )
@@ -140,7 +140,7 @@ def _patch_violations(patches: int, request: RequestFacts, group: int) -> Iterat
         cause = said("A latent of {lines} cannot be cut into {patches} patches.", lines=lines, patches=patches)
         if patches <= rows:
             cause = said(
-                "A latent of {lines} cannot be cut into {patches} patches in which each of the {group} ranks of a "
+                "A latent of {lines} cannot be cut into {patches} patches in which each of the {group} devices of a "
                 "stage has a token.",
                 lines=lines,
                 patches=patches,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..config import STREAMED, ParallelConfig
+from ..config import SHOWN_WEIGHTS, STREAMED, ParallelConfig
 from ..requests.facts import GIB, MachineFacts, ModelFacts
 from ..said import Said, said
 from .coming_blocks import Coming
@@ -66,10 +66,11 @@ def ways_out(
     return [
         said(
             "Set weights in Parallel Config to {way}: that needs about {size} GiB on each GPU.",
-            way=said("{weights} and stages to 1", weights=wish.weights) if in_stages else wish.weights,
+            way=said("{weights} and stages to 1", weights=shown) if in_stages else shown,
             size=f"{needs / GIB:.1f}",
         )
         for wish, needs in _fitting(replace(config, pipe=1), 1, ranks, model, machine, weight_bytes)
+        for shown in [SHOWN_WEIGHTS.get(wish.weights, wish.weights)]
     ]
 
 

@@ -35,7 +35,7 @@ class Dealer:
         """
         if self.streaming.on_device(self.device) and self.streaming.ranks > 1 and not reach_one_another():
             raise ConfigurationError(
-                "These GPUs cannot read each other's memory, so that weights cannot be dealt out to them.",
+                "These GPUs cannot read each other's memory, so that weights cannot be spread over them.",
                 "Set weights to host.",
             )
 

@@ -177,5 +177,5 @@ def too_little_on_host(wanted: int) -> OutOfMemoryError:
             wanted=f"{wanted / 2**30:.1f}",
             available=f"{psutil.virtual_memory().available / 2**30:.1f}",
         ),
-        "Close other programs, or choose dealt as weights in Parallel Config.",
+        "Close other programs, or choose spread as weights in Parallel Config.",
     )

@@ -168,4 +168,4 @@ def test_the_script_of_the_documentation_queues_a_prompt_on_the_default_devices_
     finally:
         host.post("/settings", {"ParallelDiT.DefaultDevices": ""})
     assert done.returncode == 0, done.stderr
-    assert re.search(r"ulysses 2: 2 ranks share .* [\d.]+ s per step", done.stdout), done.stdout
+    assert re.search(r"ulysses 2: 2 devices share .* [\d.]+ s per step", done.stdout), done.stdout

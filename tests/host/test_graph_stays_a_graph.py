@@ -63,7 +63,7 @@ def test_after_a_run_the_plan_that_ran_stands_on_the_loader_and_on_parallel_samp
     on_loader = [text for node, text in run.texts if node in (LOADER, "model")]
     assert re.search(f"Last run: {ran}", on_loader[-1]), run.texts
     if sampler_node == "ParallelSampler":
-        assert re.search(f"Sampled in the pool. {ran}", [text for node, text in run.texts if node == SAMPLER][-1])
+        assert re.search(f"Sampled on these devices. {ran}", [text for node, text in run.texts if node == SAMPLER][-1])
 
 
 @pytest.mark.slow_but_for("ParallelSampler")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.host
 
 STATES = (
     r"Opening the model file\.",
-    r"Starting the pool: \d of \d ranks are up \(\d+ s\)\.",
+    r"Starting: \d of \d devices are ready \(\d+ s\)\.",
     r"One picture of 1024 × 1024:",
 )
 FIRST_TEXT_SECONDS = 0.5
@@ -72,4 +72,4 @@ def test_one_rank_and_then_two_tell_the_speed_up(host):
     run = host.run(Workflow(loader="cpu:2", model="plan.safetensors", seed=82, steps=4).prompt())
     assert run.error is None, run.error
     on_sampler = [text for node, text in run.texts if node == SAMPLER]
-    assert re.search(r"[\d.]+ times as fast as one rank, which took", on_sampler[-1]), run.texts
+    assert re.search(r"[\d.]+ times as fast as one device, which took", on_sampler[-1]), run.texts

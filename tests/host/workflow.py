@@ -25,7 +25,7 @@ def node(kind: str, /, **inputs: Any) -> dict[str, Any]:
 
 def sampled_in_pool(texts: list[tuple[str, str]]) -> bool:
     """Whether the sampler says so."""
-    return any(node == "sampler" and text.startswith("Sampled in the pool.") for node, text in texts)
+    return any(node == "sampler" and text.startswith("Sampled on these devices.") for node, text in texts)
 
 
 @dataclass(frozen=True)

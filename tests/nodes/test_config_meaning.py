@@ -27,7 +27,7 @@ def test_limits_are_those_of_the_model():
     assert "can only be whole" in unet
     assert "can only be whole" not in flux
     assert "tages" not in unet
-    assert unet.endswith("one rank.")
+    assert unet.endswith("one device.")
 
 
 def test_the_node_is_found_also_inside_of_a_subgraph():

@@ -335,7 +335,7 @@ def test_the_plan_that_ran_its_latent_and_the_time_per_step_are_told_after_the_r
     remote.notices.loop([said("a mask"), said("a mask")])
     remote.forward(make_call(torch.ones(1, 4, 3, 8, 8)), never)
     remote.finish_run()
-    why = "Sampled step by step, because the loop in the pool does not know a mask."
+    why = "Sampled step by step, because the loop on these devices does not know a mask."
     assert shown[1].endswith(why)
     assert HISTORY.to_mapping()["runs"][0] | {"loop": "steps", "why": "a mask"} == HISTORY.to_mapping()["runs"][0]
     remote.notices.begin()

@@ -105,7 +105,7 @@ def test_values_come_along_as_they_are():
         what=together((said("a replaced {name}", name="diffusion_model.x"), said("wrapped weights")), ", "),
     )
     assert in_language(text, "zh") == "进程池无法承载：被替换的 diffusion_model.x，被包装的权重。"
-    path = "One rank computes everything."  # of a file, which is no sentence of ours
+    path = "One device computes everything."  # of a file, which is no sentence of ours
     error = PoolError(said("{path} does not exist.", path=path), "Restart ComfyUI.")
     assert path in in_language(error.said, "zh")
 

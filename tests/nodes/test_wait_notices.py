@@ -52,10 +52,10 @@ def test_a_start_a_load_and_a_measurement_are_told_in_their_order_with_a_bar_tha
         (6.5, Wait()),
     )
     assert node.texts == [
-        "Starting the pool: 0 of 2 ranks are up (0 s).",
-        "Starting the pool: 0 of 2 ranks are up (1 s).",
-        "Starting the pool: 1 of 2 ranks are up (5 s).",
-        "Preparing the model on the ranks (0 s).",
+        "Starting: 0 of 2 devices are ready (0 s).",
+        "Starting: 0 of 2 devices are ready (1 s).",
+        "Starting: 1 of 2 devices are ready (5 s).",
+        "Preparing the model (0 s).",
     ]
     assert node.bars == sorted(node.bars)
     assert node.bars[-1] == 0.5
@@ -120,7 +120,7 @@ def test_the_speed_up_is_told_where_one_rank_was_measured_with_the_same_request(
     history = RunHistory()
     assert sample(history, 2, 0.5) == "Latent 128 × 128. ulysses 2. 500 ms per step."
     assert "times" not in sample(history, 1, 1.0)
-    said = "Latent 128 × 128. ulysses 2. 500 ms per step. 2.00 times as fast as one rank, which took 1.00 s."
+    said = "Latent 128 × 128. ulysses 2. 500 ms per step. 2.00 times as fast as one device, which took 1.00 s."
     assert sample(history, 2, 0.5) == said
     assert "times" not in sample(history, 2, 0.5, latent=(1, 16, 64, 64))
     runs = history.to_mapping()["runs"]

@@ -74,7 +74,7 @@ def test_gpus_that_do_not_make_it_faster_stay_out_and_the_text_says_so():
     config = ParallelConfig(pipe=1)
     assert resolve_plan(config, 4, FLUX_DEV, PICTURE, slow) == ParallelPlan()
     text = explain(config, 4, FLUX_DEV, PICTURE, slow)
-    assert "3 of 4 ranks are not used, as more would not make it faster." in text
+    assert "3 of 4 devices are not used, as more would not make it faster." in text
 
 
 def test_more_ranks_than_heads_split_by_ring_as_well():
@@ -155,11 +155,11 @@ def test_a_small_picture_gets_fewer_patches_so_that_every_rank_of_a_stage_has_a_
 @pytest.mark.parametrize(
     ("config", "loaded", "says"),
     [
-        ({"pipe": 2, "ulysses": 4, "patches": 3}, None, r"4 ranks of a stage has a token\. .*from 1 to 2.*patches 2\."),
+        ({"pipe": 2, "ulysses": 4, "patches": 3}, None, r"4 devices of a stage has a token\. .*from 1 to 2.*patches 2\."),
         ({"pipe": 2, "ulysses": 7, "patches": 3}, None, r"Set patches to auto, or to a number 1, .*patches 1\."),
-        ({"pipe": 2, "ulysses": 13}, None, r"12 tokens cannot be shared out over the 13 ranks.*ulysses 12\."),
-        ({"pipe": 2, "ulysses": 2, "ring": 8}, None, r"over the 16 ranks of a stage.*ring 6, ulysses 2\."),
-        ({}, ParallelPlan(pipe=2, ulysses=13), r"over the 13 ranks of a stage.*stages 2, ring 1, ulysses 12\."),
+        ({"pipe": 2, "ulysses": 13}, None, r"12 tokens cannot be shared out over the 13 devices.*ulysses 12\."),
+        ({"pipe": 2, "ulysses": 2, "ring": 8}, None, r"over the 16 devices of a stage.*ring 6, ulysses 2\."),
+        ({}, ParallelPlan(pipe=2, ulysses=13), r"over the 13 devices of a stage.*stages 2, ring 1, ulysses 12\."),
     ],
 )
 def test_a_picture_too_small_for_what_is_set_is_refused_with_the_nearest_valid_plan(config, loaded, says):
@@ -173,7 +173,7 @@ def test_a_picture_too_small_for_what_is_set_is_refused_with_the_nearest_valid_p
 def test_of_a_picture_with_fewer_tokens_than_ranks_auto_leaves_ranks_out_and_what_is_set_is_refused(tokens):
     tiny = RequestFacts(tokens=tokens, text_tokens=154)
     assert resolve_plan(AUTO, 4, FLUX_DEV, tiny, CPU).sequence == tokens
-    with pytest.raises(ConfigurationError, match="cannot be shared out over 4 ranks") as refused:
+    with pytest.raises(ConfigurationError, match="cannot be shared out over 4 devices") as refused:
         resolve_plan(ParallelConfig(ulysses=2, ring=2), 4, FLUX_DEV, tiny, CPU)
     nearest = suggested(ParallelConfig(ulysses=2, ring=2), str(refused.value))
     assert resolve_plan(nearest, 4, FLUX_DEV, tiny, CPU).sequence <= tokens
@@ -230,7 +230,7 @@ def test_what_auto_chooses_is_never_predicted_slower_than_one_gpu(ranks, model, 
 @pytest.mark.parametrize(
     ("config", "model", "says"),
     [
-        ({"cfg": 2, "ulysses": 4}, FLUX_DEV, r"cfg 2 × ulysses 4 need 8 ranks, and 4 ranks are there\. Set a degree"),
+        ({"cfg": 2, "ulysses": 4}, FLUX_DEV, r"cfg 2 × ulysses 4 need 8 devices, and 4 devices are there\. Set a degree"),
         ({"ulysses": 25}, FLUX_DEV, r"ulysses is 25, and FLUX\.1 has 24 attention heads\. .*a number from 1 to 4\."),
         ({"pipe": 2}, WHOLE, r"Whole cannot be cut into stages\. Set stages to auto or 1\."),
         ({"pipe": 58}, FLUX_DEV, r"has 57 blocks, too few for 58 stages\. .*a number from 1 to 4\."),
@@ -268,11 +268,11 @@ def test_degrees_that_are_set_stay_where_the_batch_does_not_fill_them():
     [
         ({}, 4, 1, ("ulysses 4", "6 of 24 heads each", "one GPU takes", "ms per step", "GiB per GPU", "8 GPUs would")),
         ({}, 4, 2, ("cfg 2 × ulysses 2", "split 2 ways, 1 each", "12 of 24")),
-        ({"ulysses": 5}, 8, 1, ("up to 5 of 24 heads each", "3 of 8 ranks are not used")),
+        ({"ulysses": 5}, 8, 1, ("up to 5 of 24 heads each", "3 of 8 devices are not used")),
         ({"ring": 2, "ulysses": 1}, 2, 1, ("keys and values go round",)),
         ({"pipe": 4}, 4, 1, ("4 stages of 14 or 15 blocks", "on the fullest GPU", "(4 patches, 1 warm-up step)")),
-        ({}, 1, 1, ("One rank computes everything.", "2 GPUs would take")),
-        ({"data": 1, "cfg": 1, "ulysses": 1}, 2, 1, ("1 of 2 ranks is not used", "sets every degree")),
+        ({}, 1, 1, ("One device computes everything.", "2 GPUs would take")),
+        ({"data": 1, "cfg": 1, "ulysses": 1}, 2, 1, ("1 of 2 devices is not used", "sets every degree")),
     ],
 )
 def test_explain_names_the_degrees_the_reasons_and_the_numbers(config, ranks, batch, words):

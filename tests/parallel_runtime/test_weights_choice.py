@@ -108,7 +108,7 @@ def test_a_quantised_file_counts_by_its_bytes():
 
 def test_the_loader_says_what_was_taken_what_a_gpu_holds_and_what_it_costs():
     text = explain(choose_weights(AUTO, 2, FLUX_DEV, SMALL, WEIGHTS), 2, FLUX_DEV, TYPICAL, SMALL)
-    assert "Weights are dealt out over the GPUs, because the whole model does not fit a GPU's 22.0 GiB" in text
+    assert "Weights are spread over the GPUs, because the whole model does not fit a GPU's 22.0 GiB" in text
     assert (
         "holds 14.6 of 22.2 GiB, 11 of 57 blocks whole, and copies 8.8 GiB a step from the others (431 ms at about 22"
         in text
@@ -172,10 +172,10 @@ def test_what_does_not_fit_is_said_with_two_ways_out():
     whole = ParallelConfig(weights="whole", pipe=1)
     ways = ways_out(whole, 2, FLUX_DEV, SMALL, WEIGHTS)
     assert [way.split(":")[0] for way in ways] == [
-        f"Set weights in Parallel Config to {way}" for way in ("dealt", "host")
+        f"Set weights in Parallel Config to {way}" for way in ("spread", "host")
     ]
     text = explain(whole, 2, FLUX_DEV, TYPICAL, SMALL)
-    assert "so that may not fit. Set weights in Parallel Config to dealt: that needs about" in text
+    assert "so that may not fit. Set weights in Parallel Config to spread: that needs about" in text
     assert "and stages to 1" in ways_out(ParallelConfig(pipe=2), 2, FLUX_DEV, SMALL, WEIGHTS)[0]
     assert ways_out(whole, 2, FLUX_DEV, replace(SMALL, memory_bytes=GIB), WEIGHTS) == []
 

@@ -188,7 +188,7 @@ def test_heads_that_do_not_divide_run_on_all_ranks_and_an_idle_rank_keeps_step(p
         two = replace(three, config=ParallelConfig(devices="cpu:3", ulysses=2, ring=1))
         x, timestep = latent(), torch.tensor([0.5])
         expected = oracle(path, x, timestep, conditioning())
-        for model, says in ((three, "up to 2 of 4 heads each"), (two, "1 of 3 ranks is not used")):
+        for model, says in ((three, "up to 2 of 4 heads each"), (two, "1 of 3 devices is not used")):
             assert says in client.load(model).explanation
             assert torch.allclose(client.forward(model, x, timestep, conditioning()), expected, atol=1e-5)
         request = LoopRequest("heun", torch.linspace(1, 0, 4), x, (Branch(conditioning(), 0),), 1.0, 0)
