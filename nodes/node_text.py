@@ -20,6 +20,7 @@ from .shown_texts import ShownTexts
 from .spoken import in_language
 
 SHOWN = ShownTexts()
+EVENT = "parallel_dit.text"
 
 
 def show_text(node_id: str | None, text: str) -> ui.PreviewText:
@@ -38,7 +39,13 @@ def show_on_running_node(text: str) -> None:
 
 
 def _put(text: str, node_id: str) -> None:
-    PromptServer.instance.send_progress_text(in_canvas_language(text), node_id)
+    """Where the canvas shows a text it lets the node grow, so it hears of nodes of ours alone: they have the room. For
+    others our own files on the canvas find a place."""
+    spoken, server = in_canvas_language(text), PromptServer.instance
+    if str((find_running_node(node_id) or {}).get("class_type", "")).startswith("Parallel"):
+        server.send_progress_text(spoken, node_id)
+    else:
+        server.send_sync(EVENT, {"node": node_id, "text": spoken})
     SHOWN.note(get_progress_state().dynprompt.get_original_prompt(), node_id, text)
 
 

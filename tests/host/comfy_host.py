@@ -244,6 +244,9 @@ def _read_binary(run: Run, message: bytes) -> bool:
 def _read(run: Run, message: str, prompt_id: str) -> bool:
     """Take in one message; True when the prompt has come to its end (history is complete only then)."""
     kind, data = (content := json.loads(message))["type"], content["data"]
+    if kind == "parallel_dit.text":
+        run.texts.append((data["node"], data["text"]))
+        run.times.append((*run.texts[-1], time.monotonic()))
     if data.get("prompt_id") != prompt_id:
         return False
     if kind == "progress":

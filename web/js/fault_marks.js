@@ -1,13 +1,10 @@
 // Marks nodes that are at fault, and the subgraphs around them, until the next prompt.
 import { app } from "../../../scripts/app.js";
+import { writeBadge } from "./text_badge.js";
 
-const BESIDE = 110;
-const NARROWEST = 120;
 // Of a node's frames on the canvas. has_errors is for Nodes 2.0 and the minimap: the frontend of ComfyUI 0.18 takes it
 // away from all nodes a moment later.
 const FRAME = "parallel-dit-fault";
-
-const pen = document.createElement("canvas").getContext("2d");
 
 let marked = [];
 
@@ -38,21 +35,19 @@ export function withOutside(graphId, id) {
 
 export function markFault(nodes, text) {
   for (const node of nodes) {
-    const badge = new LGraphBadge({ text: short(text, node), fgColor: "#fff", bgColor: "#a02020" });
-    marked.push({ node, badge });
+    marked.push(node);
+    writeBadge(node, text, { fgColor: "#fff", bgColor: "#a02020" });
     node.has_errors = true;
     if (node.strokeStyles) node.strokeStyles[FRAME] = () => ({ padding: 12, lineWidth: 10, color: LiteGraph.NODE_ERROR_COLOUR });
-    node.badges.push(badge);
   }
   app.canvas.setDirty(true, true);
 }
 
 export function clearFaults() {
-  for (const { node, badge } of marked) {
+  for (const node of marked) {
     node.has_errors = false; // of the prompt before, whoever said so: ComfyUI tells of this one's anew
     delete node.strokeStyles?.[FRAME];
-    const index = node.badges.indexOf(badge);
-    if (index >= 0) node.badges.splice(index, 1);
+    writeBadge(node, "");
   }
   marked = [];
   app.canvas?.setDirty(true, true);
@@ -63,13 +58,4 @@ export function goTo(nodes) {
   if (!node) return;
   if (app.canvas.graph !== node.graph) app.canvas.setGraph(node.graph);
   app.canvas.centerOnNode(node);
-}
-
-// As much as fits above the node, beside the badge with its pack's name: badges reach out at its left end.
-function short(text, node) {
-  pen.font = "12px Inter, sans-serif";
-  const room = Math.max(node.size[0] - BESIDE, NARROWEST);
-  let length = text.length;
-  while (length > 1 && pen.measureText(text.slice(0, length)).width > room) length--;
-  return length < text.length ? `${text.slice(0, length).trimEnd()}…` : text;
 }

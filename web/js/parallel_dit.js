@@ -11,11 +11,13 @@ app.registerExtension({
     const room = ROOM_FOR_TEXT[node.comfyClass];
     if (room) node.setSize([Math.max(node.size[0], WIDTH), node.computeSize()[1] + room]);
   },
-  // Graphs from before `compile` had three choices hold true or false.
+  // Graphs from before hold true or false for `compile`, and another word of `weights`.
   loadedGraphNode(node) {
     if (node.comfyClass !== "ParallelConfig") return;
     const compile = node.widgets?.find((widget) => widget.name === "compile");
     if (typeof compile?.value === "boolean") compile.value = compile.value ? "on" : "off";
+    const weights = node.widgets?.find((widget) => widget.name === "weights");
+    if (weights?.value === "dealt") weights.value = "spread";
   },
   settings: [
     {

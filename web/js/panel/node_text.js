@@ -1,62 +1,54 @@
-// Texts of our runs on nodes: outside of a subgraph too, and on nodes whose result came from the cache.
+// Texts of our runs on nodes. A node keeps its size: where it has the room, the text stands on it, else as a badge.
 import { api } from "../../../../scripts/api.js";
 import { app } from "../../../../scripts/app.js";
-import { makeRoom } from "./room_for_text.js";
-import { writeBelow } from "./text_below.js";
+import { nodesOfPath } from "../fault_marks.js";
+import { writeBadge } from "../text_badge.js";
+import { h } from "./elements.js";
 
 const OURS = new Set(["ParallelConfig", "ParallelLoader", "ParallelCheckpointLoader", "ParallelSampler", "ParallelDoctor"]);
+const WIDGET = "$$node-text-preview"; // the canvas' own for it
+const LEAST = 58; // its height
 
 const texts = new Map(); // execution id -> what it showed last
 const outputs = new Map(); // execution id -> the text of its output
-let passingOn = false;
 
-// The node of an execution id such as "5:3": node 3 inside of the subgraph node 5.
-function nodeOf(id) {
-  let graph = app.rootGraph ?? app.graph;
-  let node = null;
-  for (const part of String(id).split(":")) {
-    node = graph?.getNodeById(Number(part)) ?? graph?.getNodeById(part);
-    graph = node?.subgraph;
-  }
-  return node;
+const kindOf = (node) => node?.comfyClass ?? node?.type;
+const usesOurs = (graph) => (graph?.nodes ?? []).some((node) => OURS.has(kindOf(node)) || usesOurs(node.subgraph));
+const widgetOf = (node) => node.widgets?.find(({ name }) => name === WIDGET);
+
+function hasRoom(node) {
+  return OURS.has(kindOf(node)) && (widgetOf(node) || node.size[1] - node.computeSize()[1] >= LEAST);
 }
 
-function usesOurs(graph) {
-  return (graph?.nodes ?? []).some((node) => OURS.has(node.comfyClass ?? node.type) || usesOurs(node.subgraph));
+const dispatch = api.dispatchCustomEvent;
+
+// The node that an execution id means, and the subgraph nodes around it.
+function show(id, text) {
+  const nodes = nodesOfPath(id);
+  const node = nodes.pop();
+  if (!node) return;
+  texts.set(String(id), text);
+  // What ran matters more than what a config asks for, and its loader says it.
+  if (kindOf(node) !== "ParallelConfig") for (const around of nodes) writeBadge(around, text);
+  if (hasRoom(node)) dispatch.call(api, "progress_text", { nodeId: String(id), text });
+  else writeBadge(node, text);
 }
 
-function show(nodeId, text) {
-  texts.set(String(nodeId), text);
-  api.dispatchCustomEvent("progress_text", { nodeId: String(nodeId), text });
-}
-
-// The canvas shows a text on nodes of the graph that is open alone: the nodes around it get it as well.
-function passOn(id, text) {
-  const steps = String(id).split(":");
-  if (nodeOf(id)?.comfyClass === "ParallelConfig") return; // what ran matters more, and its loader says it
-  if (steps.length < 2 || !usesOurs(nodeOf(steps[0])?.subgraph)) return;
-  for (let depth = 1; depth < steps.length; depth++) writeBelow(nodeOf(steps.slice(0, depth).join(":")), text);
-}
-
-api.addEventListener("progress_text", ({ detail }) => {
-  if (passingOn || !detail?.text) return;
-  texts.set(String(detail.nodeId), detail.text);
-  passOn(detail.nodeId, detail.text);
-  if (!usesOurs(app.rootGraph ?? app.graph)) return;
-  makeRoom(nodeOf(detail.nodeId)); // before it is drawn; and where the canvas makes its widget later, then
-  requestAnimationFrame(() => makeRoom(nodeOf(detail.nodeId)));
-});
+// Of nodes of ours the server tells the canvas, which would make a node grow that has no room.
+api.dispatchCustomEvent = function (type, detail) {
+  const ours = type === "progress_text" && detail?.text && OURS.has(kindOf(nodesOfPath(detail.nodeId).at(-1)));
+  return ours ? show(detail.nodeId, detail.text) : dispatch.call(this, type, detail);
+};
+api.addEventListener("parallel_dit.text", ({ detail }) => show(detail.node, detail.text));
 
 // A cached node's output comes again, as it was when it ran; what was shown since then is newer.
 api.addEventListener("executed", ({ detail }) => {
   const id = String(detail?.node);
   const text = detail?.output?.text?.[0];
-  if (typeof text !== "string" || !OURS.has(nodeOf(id)?.comfyClass)) return;
-  const shown = nodeOf(id).widgets?.find((widget) => widget.name === "$$node-text-preview")?.value;
-  const known = outputs.get(id) === text && shown;
+  if (typeof text !== "string" || !OURS.has(kindOf(nodesOfPath(id).at(-1)))) return;
+  const known = outputs.get(id) === text && texts.get(id);
   outputs.set(id, text);
-  if (known) return;
-  show(id, text);
+  if (!known) show(id, text);
 });
 
 // A page that was loaded since has none of the texts of a cached node, and of most nodes ComfyUI does not repeat them.
@@ -66,7 +58,7 @@ api.addEventListener("execution_cached", async ({ detail }) => {
   const answer = await api.fetchApi(`/parallel_dit/texts?prompt_id=${encodeURIComponent(detail.prompt_id)}`);
   if (!answer.ok) return;
   for (const [id, text] of Object.entries(await answer.json()))
-    if (cached.has(id) && nodeOf(id) && texts.get(id) === cached.get(id) && text !== cached.get(id)) show(id, text);
+    if (cached.has(id) && texts.get(id) === cached.get(id) && text !== cached.get(id)) show(id, text);
 });
 
 app.registerExtension({
@@ -74,14 +66,7 @@ app.registerExtension({
   setup() {
     // Texts that came while another graph was open.
     app.canvas?.canvas?.addEventListener("litegraph:set-graph", () =>
-      requestAnimationFrame(() => {
-        passingOn = true;
-        try {
-          for (const [id, text] of texts) if (nodeOf(id)) show(id, text);
-        } finally {
-          passingOn = false;
-        }
-      }),
+      requestAnimationFrame(() => [...texts].forEach(([id, text]) => show(id, text))),
     );
   },
   // Another workflow: its nodes have the same numbers.
@@ -90,3 +75,11 @@ app.registerExtension({
     outputs.clear();
   },
 });
+
+document.head.append(
+  h(
+    "style",
+    { id: "pdit-text-style" },
+    ".break-all:has(> span) { word-break: normal; overflow-wrap: anywhere; align-items: flex-start; }",
+  ),
+);
