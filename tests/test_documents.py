@@ -293,6 +293,12 @@ def test_the_english_texts_are_those_of_the_nodes():
         assert [entry["tooltip"] for entry in texts["outputs"].values()] == node.outputs
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_nodes_speak_of_devices_and_not_of_how_they_work(language):
+    texts = list(_texts(load_locale(language, "nodeDefs")))
+    assert [text for text in texts if re.search(r"(?i)\brank|\bpools?\b|\bpark|\bdealt\b|进程池|プール", text)] == []
+
+
 @pytest.mark.parametrize("language", ["zh", "ja"])
 def test_the_other_languages_are_translated(language):
     for name, texts in load_locale(language, "nodeDefs").items():

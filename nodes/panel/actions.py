@@ -1,4 +1,4 @@
-"""What panel and API can do with pools: start, park, unload, restart. Each may take long: call it in a thread."""
+"""What panel and API can do with pools: start, park, unload, stop, restart. Each may take long: call it in a thread."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def unload(wishes: dict[str, Any], default: ParallelConfig) -> None:
     _release(wishes, keep=False)
 
 
+def stop(wishes: dict[str, Any], default: ParallelConfig) -> None:
+    """End pools, whatever they do: `pool`, or all."""
+    for pool in _chosen(wishes):
+        pool.stop()
+
+
 def restart(wishes: dict[str, Any], default: ParallelConfig) -> None:
     """End pools, whatever they do, and start them again: `pool`, or all.
 
@@ -49,6 +55,7 @@ ACTIONS: dict[str, Callable[[dict[str, Any], ParallelConfig], None]] = {
     "start": start,
     "park": park,
     "unload": unload,
+    "stop": stop,
     "restart": restart,
 }
 

@@ -20,6 +20,7 @@ from .request_body import read_json
 from .status import read_status
 
 log = logging.getLogger("parallel_dit")
+AT_ONCE_SECONDS = 0.3
 
 
 def add_routes(
@@ -65,12 +66,22 @@ def add_routes(
 
 
 def _action(name: str, default_config: Callable[[], ParallelConfig]) -> Callable[[web.Request], Any]:
-    async def act(request: web.Request) -> web.Response:
-        wishes = await _read(request)
+    def run(wishes: dict[str, Any]) -> ParallelError | None:
         try:
-            await asyncio.to_thread(lambda: ACTIONS[name](wishes, default_config()))
+            ACTIONS[name](wishes, default_config())
         except ParallelError as error:
             log.warning("Parallel DiT: %s: %s", name, error)
+            return error
+        return None
+
+    async def act(request: web.Request) -> web.Response:
+        wishes = await _read(request)
+        at_once = wishes.pop("at_once", False) is True
+        acting = asyncio.ensure_future(asyncio.to_thread(run, wishes))
+        # What goes on after that is seen in the status.
+        done, _ = await asyncio.wait({acting}, timeout=AT_ONCE_SECONDS if at_once else None)
+        error = acting.result() if done else None
+        if error is not None:
             return web.json_response({"error": {"cause": clean(error.cause), "fix": clean(error.fix)}}, status=409)
         return web.json_response(await asyncio.to_thread(read_status))
 

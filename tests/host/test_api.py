@@ -98,7 +98,7 @@ def test_other_sites_are_refused_wrong_requests_are_told_and_nothing_is_secret(h
             return error.code, error.read().decode()
 
     fetched = "Sec-Fetch-Site" in (host.host.path / "server.py").read_text()  # which ComfyUI 0.8.0 does not look at
-    for path in ("start", "park", "unload", "restart", "watch"):
+    for path in ("start", "park", "unload", "stop", "restart", "watch"):
         assert post(f"/parallel_dit/{path}", "{}", Origin="http://evil.example")[0] == 403
         if fetched:
             assert post(f"/parallel_dit/{path}", "{}", **{"Sec-Fetch-Site": "cross-site"})[0] == 403

@@ -155,7 +155,11 @@ def test_a_small_picture_gets_fewer_patches_so_that_every_rank_of_a_stage_has_a_
 @pytest.mark.parametrize(
     ("config", "loaded", "says"),
     [
-        ({"pipe": 2, "ulysses": 4, "patches": 3}, None, r"4 devices of a stage has a token\. .*from 1 to 2.*patches 2\."),
+        (
+            {"pipe": 2, "ulysses": 4, "patches": 3},
+            None,
+            r"4 devices of a stage has a token\. .*from 1 to 2.*patches 2\.",
+        ),
         ({"pipe": 2, "ulysses": 7, "patches": 3}, None, r"Set patches to auto, or to a number 1, .*patches 1\."),
         ({"pipe": 2, "ulysses": 13}, None, r"12 tokens cannot be shared out over the 13 devices.*ulysses 12\."),
         ({"pipe": 2, "ulysses": 2, "ring": 8}, None, r"over the 16 devices of a stage.*ring 6, ulysses 2\."),
@@ -230,7 +234,11 @@ def test_what_auto_chooses_is_never_predicted_slower_than_one_gpu(ranks, model, 
 @pytest.mark.parametrize(
     ("config", "model", "says"),
     [
-        ({"cfg": 2, "ulysses": 4}, FLUX_DEV, r"cfg 2 × ulysses 4 need 8 devices, and 4 devices are there\. Set a degree"),
+        (
+            {"cfg": 2, "ulysses": 4},
+            FLUX_DEV,
+            r"cfg 2 × ulysses 4 need 8 devices, and 4 devices are there\. Set a degree",
+        ),
         ({"ulysses": 25}, FLUX_DEV, r"ulysses is 25, and FLUX\.1 has 24 attention heads\. .*a number from 1 to 4\."),
         ({"pipe": 2}, WHOLE, r"Whole cannot be cut into stages\. Set stages to auto or 1\."),
         ({"pipe": 58}, FLUX_DEV, r"has 57 blocks, too few for 58 stages\. .*a number from 1 to 4\."),

@@ -1,6 +1,11 @@
 // The canvas side of Parallel DiT: a setting, which nodes/start_setting.py reads when ComfyUI starts, and node sizes.
 import { app } from "../../../scripts/app.js";
 
+const style = document.createElement("link");
+style.rel = "stylesheet";
+style.href = new URL("../css/parallel_dit.css", import.meta.url).href;
+document.head.append(style);
+
 // The plan is a paragraph, and the canvas gives a text two lines: a new node has the room. Saved graphs keep theirs.
 const ROOM_FOR_TEXT = { ParallelConfig: 170, ParallelLoader: 170, ParallelCheckpointLoader: 170, ParallelSampler: 110 };
 const WIDTH = 340;

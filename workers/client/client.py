@@ -290,11 +290,15 @@ class PoolClient:
         Raises:
             As `start`.
         """
+        self.stop(should_cancel)
+        return self.start(should_cancel)
+
+    def stop(self, should_cancel: ShouldCancel = never) -> None:
+        """End the pool, whatever it does: a request that is being served fails, and the next one starts it again."""
         if (pool := self._keeper.pool) is not None:
             pool.interrupt()
         with self._turns.take(should_cancel):
             self.close()
-            return self._keeper.start(should_cancel)
 
     def end(self, seconds: float) -> None:
         """End the pool for good, whatever it does, in so many seconds: this process ends.

@@ -9,6 +9,7 @@ const OURS = new Set(["ParallelConfig", "ParallelLoader", "ParallelCheckpointLoa
 const WIDGET = "$$node-text-preview"; // the canvas' own for it
 const LEAST = 58; // its height
 
+const style = h("style", { id: "pdit-text-style" });
 const texts = new Map(); // execution id -> what it showed last
 const outputs = new Map(); // execution id -> the text of its output
 
@@ -30,6 +31,7 @@ function show(id, text) {
   texts.set(String(id), text);
   // What ran matters more than what a config asks for, and its loader says it.
   if (kindOf(node) !== "ParallelConfig") for (const around of nodes) writeBadge(around, text);
+  if (LiteGraph.vueNodesMode) makeReadable(id);
   if (hasRoom(node)) dispatch.call(api, "progress_text", { nodeId: String(id), text });
   else writeBadge(node, text);
 }
@@ -76,10 +78,10 @@ app.registerExtension({
   },
 });
 
-document.head.append(
-  h(
-    "style",
-    { id: "pdit-text-style" },
-    ".break-all:has(> span) { word-break: normal; overflow-wrap: anywhere; align-items: flex-start; }",
-  ),
-);
+// Nodes 2.0 write such texts smaller than anything else on a node.
+function makeReadable(id) {
+  const rule = `[data-node-id="${String(id).split(":").at(-1)}"] .comfy-markdown-content { font-size: 13px; }`;
+  if (!style.textContent.includes(rule)) style.append(rule);
+}
+
+document.head.append(style);

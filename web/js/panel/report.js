@@ -8,15 +8,11 @@ const LARGEST = 820;
 const LINE = 15;
 const AROUND = 110; // title, socket and margins
 
-const STYLE =
-  "margin:0;height:100%;box-sizing:border-box;padding:8px;overflow:auto;white-space:pre-wrap;font-size:11px;" +
-  "line-height:15px;user-select:text;color:var(--input-text);background:var(--comfy-input-bg);border-radius:6px;";
-
 app.registerExtension({
   name: "ParallelDiT.Report",
   nodeCreated(node) {
     if (node.comfyClass !== "ParallelDoctor") return;
-    const box = h("pre", { style: STYLE, tabindex: 0, "aria-label": "Parallel Doctor" });
+    const box = h("pre", { class: "parallel-dit-report", tabindex: 0, "aria-label": "Parallel Doctor" });
     const show = (text) => {
       box.textContent = text;
       const lines = text.split("\n").reduce((sum, line) => sum + Math.max(1, Math.ceil(line.length / 95)), 0);

@@ -2,12 +2,11 @@
 import { api } from "../../../../scripts/api.js";
 import { app } from "../../../../scripts/app.js";
 import { h } from "./elements.js";
-import { addStyle } from "./style.js";
 import { view } from "./view.js";
-import { word } from "./words.js";
+import { say as word } from "../words.js";
 
 const EVENT = "parallel_dit.status";
-const ACTIONS = ["start", "park", "unload", "restart"];
+const ACTIONS = ["start", "park", "unload", "stop", "restart"];
 const ID = "parallel-dit";
 
 let shown = null; // what is open: {root, content, told, status}
@@ -29,7 +28,7 @@ function draw(status) {
   shown.status = status;
   const focused = document.activeElement?.getAttribute("data-key");
   shown.content.replaceChildren(...view(status, act, Math.max(shown.root.clientWidth - 26, 180)).filter(Boolean));
-  if (focused) shown.content.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+  if (focused) focusAgain(focused);
 }
 
 async function act(action, wishes = {}) {
@@ -38,20 +37,19 @@ async function act(action, wishes = {}) {
   const buttons = [...shown.root.querySelectorAll("button")];
   buttons.forEach((button) => (button.disabled = true)); // which takes the focus away, too
   try {
-    draw(await ask(action, wishes));
+    draw(await ask(action, { ...wishes, at_once: true }));
   } catch (error) {
     tell(error.message, "alert");
     if (shown?.status) draw(shown.status);
   } finally {
     buttons.forEach((button) => (button.disabled = false));
-    if (pressed && document.activeElement === document.body) focusAgain(pressed);
+    if (pressed && document.activeElement === document.body) focusAgain(pressed.getAttribute("data-key"), pressed);
   }
 }
 
-// Where the pressed button stands now; beside it where it cannot be pressed any more, or on the bar where it has gone.
-function focusAgain(pressed) {
-  const key = pressed.getAttribute("data-key");
-  const now = key ? shown?.content.querySelector(`[data-key="${CSS.escape(key)}"]`) : pressed;
+// Where a button stands now; beside it where it cannot be pressed any more, or on the bar where it has gone.
+function focusAgain(key, itself = null) {
+  const now = key ? shown?.content.querySelector(`[data-key="${CSS.escape(key)}"]`) : itself;
   const beside = now?.disabled ? now.parentElement.querySelector("button:not(:disabled)") : now;
   (beside ?? shown?.root.querySelector("button"))?.focus();
 }
@@ -82,7 +80,6 @@ const onStatus = (event) => draw(event.detail);
 const onReconnected = () => watch(true);
 
 function open(root) {
-  addStyle();
   const buttons = ACTIONS.map((action) =>
     h("button", { type: "button", title: word(`${action}Tip`), "data-action": action, onclick: () => act(action) }, word(action)),
   );

@@ -1,7 +1,7 @@
 // The time line of the last prompt: what took how long, and what is left for ComfyUI's other nodes.
 import { h } from "./elements.js";
 import { seconds } from "./numbers.js";
-import { word } from "./words.js";
+import { say as word } from "../words.js";
 
 const COLOURS = {
   starting: "#c77d3a", load: "#8a6fc9", weights: "#b05cab", measuring: "#5f8f9e", compile: "#c9a227",

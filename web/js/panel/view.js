@@ -2,9 +2,9 @@
 import { h } from "./elements.js";
 import { inWords, readTable } from "../said.js";
 import { bytes, seconds } from "./numbers.js";
-import { planPicture } from "./plan_picture.js";
+import { planTable } from "./plan_table.js";
 import { timeline } from "./timeline.js";
-import { word } from "./words.js";
+import { say as word } from "../words.js";
 
 const OWNERS = { pool: "var(--pdit-ours)", comfyui: "var(--pdit-comfyui)", others: "var(--pdit-others)" };
 
@@ -92,7 +92,7 @@ function paragraph(said, attributes = {}) {
   return made;
 }
 
-function poolView(pool, status, act, width) {
+function poolView(pool, status, act) {
   const names = pool.kind === "cuda" ? pool.devices.map((number) => `GPU ${number}`) : pool.devices.map((number) => word("rank", { number }));
   return [
     h("div", { class: "pdit-row" }, h("span", { class: "pdit-name" }, pool.name), h("span", { class: "pdit-chip", role: "status" }, word(pool.state))),
@@ -102,7 +102,7 @@ function poolView(pool, status, act, width) {
     h("h3", {}, word("models")),
     pool.models.length ? pool.models.map((each) => model(each, pool, act)) : h("p", { class: "pdit-small" }, word("noModel")),
     h("h3", {}, word("plan")),
-    pool.details ? planPicture(pool.details, names, pool.plan, width) : h("p", { class: "pdit-small" }, word("noRun")),
+    pool.details ? planTable(pool.details, names) : h("p", { class: "pdit-small" }, word("noRun")),
     pool.plan_said ? paragraph(pool.plan_said) : null,
   ];
 }
@@ -113,7 +113,7 @@ export function view(status, act, width) {
   return [
     status.gpus.length ? h("h3", {}, word("devices")) : null,
     status.gpus.map(gpu),
-    status.pools.length ? status.pools.map((pool) => poolView(pool, status, act, width)) : h("p", {}, word("noPool")),
+    status.pools.length ? status.pools.map((pool) => poolView(pool, status, act)) : h("p", {}, word("noPool")),
     measured ? [h("h3", {}, word("speed")), measured] : null,
     status.timeline.length ? [h("h3", {}, word("timeline")), timeline(status.timeline, width)] : null,
   ].flat(Infinity);
