@@ -12,7 +12,10 @@ from parallel_runtime.networks.comfyui.patch_rules import guidance_rule_of, rule
 from parallel_runtime.requests.requests import Guidance, Guider
 
 _ONE = "sampler_cfg_function"
-PLACES = (_ONE, "sampler_calc_cond_batch_function", "sampler_pre_cfg_function", "sampler_post_cfg_function")
+PLACES = (
+    _ONE, "sampler_calc_cond_batch_function", "sampler_pre_cfg_function", "sampler_post_cfg_function",
+    "denoise_mask_function",
+)  # fmt: skip
 """Entries of `model_options` that hold such functions, one or several."""
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -54,12 +57,12 @@ def _is_data(function: Any) -> bool:
     rule = guidance_rule_of(class_name(function))
     if rule is None:
         return False
-    values = {name: value for name, value in _values(function).items() if name != rule.sampling}
+    values = {name: value for name, value in _values(function).items() if name not in (rule.sampling, rule.owner)}
     inside = [values.pop(name) for name in rule.functions if name in values]
     return all(rule_of(class_name(each)) is not None and not _values(each) for each in inside) and all(
         isinstance(each, _SCALARS)
         for value in values.values()
-        for each in (value if isinstance(value, list) else (value,))
+        for each in (value if isinstance(value, (list, frozenset)) else (value,))
     )
 
 
@@ -68,6 +71,7 @@ def _read(place: str, function: Any) -> Guidance:
     rule, values = guidance_rule_of(code), _values(function)
     assert rule is not None
     carried = {name: values[name] for name in rule.values if name in values}
+    carried |= {name: sorted(each) for name, each in carried.items() if isinstance(each, frozenset)}
     carried |= {name: class_name(values[name]) for name in rule.functions if name in values}
     return Guidance(place, code, carried)
 

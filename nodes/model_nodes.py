@@ -15,6 +15,7 @@ class How(Enum):
 
     SAMPLES = "works: it samples"
     OUTSIDE = "works: it acts in ComfyUI's process, between steps or around the network's call"
+    GUIDES = "works: its function around guidance runs with the loop, in the ranks"
     SENT = "works: its numbers travel to the ranks"
     REBUILT = "works: the ranks make its functions again from its values"
     WEIGHTS = "works: the ranks patch their weights"
@@ -57,18 +58,17 @@ MODEL_NODES: Mapping[str, ModelNode] = {
         "ModelSamplingSD3", "ModelSamplingAuraFlow", "ModelSamplingFlux", "ModelSamplingLTXV", "ModelSamplingDiscrete",
         "ModelSamplingContinuousEDM", "ModelSamplingContinuousV", "ModelSamplingStableCascade", "ModelNoiseScale",
         "BasicScheduler", "BetaSamplingScheduler", "SDTurboScheduler", "SamplingPercentToSigma", "SamplerSASolver",
-        "AddNoise", "APG", "CFGNorm", "CFGOverride", "CFGZeroStar", "DifferentialDiffusion", "Epsilon Scaling",
-        "FreSca", "LatentApplyOperationCFG", "Mahiro", "PerpNeg", "RenormCFG", "RescaleCFG", "TCFG",
-        "TemporalScoreRescaling", "VideoLinearCFGGuidance", "VideoTriangleCFGGuidance", "HiDreamO1PatchSeamSmoothing",
-        "LTXVReferenceAudio", "TripoSplatSamplingPreview", "GetICLoRAParameters", "ContextWindowsManual",
-        "WanContextWindowsManual", "LTXVContextWindows", "EasyCache", "LazyCache", "ARVideoI2V", "SeedVR2Conditioning",
-        "wanBlockSwap", "LTXVDurationPredictor",
+        "AddNoise", "APG", "CFGOverride", "Epsilon Scaling", "FreSca", "LatentApplyOperationCFG", "PerpNeg",
+        "RenormCFG", "TemporalScoreRescaling", "HiDreamO1PatchSeamSmoothing", "TripoSplatSamplingPreview",
+        "GetICLoRAParameters", "ContextWindowsManual", "WanContextWindowsManual", "LTXVContextWindows", "EasyCache",
+        "LazyCache", "ARVideoI2V", "SeedVR2Conditioning", "wanBlockSwap", "LTXVDurationPredictor",
     ),
     **_each(
-        How.SENT,
-        "ScaleROPE", "ChromaRadianceOptions", "MiniMaxH3SigmaShift", "LTXVSpatioTemporalGuidance",
-        "LTXVModalityGuidance",
+        How.GUIDES,
+        "CFGNorm", "CFGZeroStar", "Mahiro", "TCFG", "RescaleCFG", "VideoLinearCFGGuidance", "VideoTriangleCFGGuidance",
+        "DifferentialDiffusion", "LTXVReferenceAudio", "LTXVSpatioTemporalGuidance", "LTXVModalityGuidance",
     ),
+    **_each(How.SENT, "ScaleROPE", "ChromaRadianceOptions", "MiniMaxH3SigmaShift"),
     **_each(
         How.REBUILT,
         "SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple", "SkipLayerGuidanceSD3", "PerturbedAttentionGuidance",

@@ -43,7 +43,7 @@ def _stage_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
     if known.name not in SAMPLERS or known.options:
         found.append(said("the sampler {name} over stages", name=known.title))
     if loop.guided:
-        found.append(said("a custom CFG function"))
+        found.append(said("a guider or function of a node"))
     if 0 < steps < loop.remote.model.config.warmup_steps:
         found.append(said("fewer steps than PipeFusion warms up for"))
     return found

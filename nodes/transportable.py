@@ -26,7 +26,15 @@ _TRANSFORMER_PATCHES = {
     "patches_replace": said("replaced attention or blocks"),
     "optimized_attention_override": said("another attention function (choose the kernel in Parallel Config)"),
 }
-_PLAIN_OPTIONS = {"cond_or_uncond", "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "rope_options"}
+_PLAIN_OPTIONS = {
+    "cond_or_uncond",
+    "uuids",
+    "sigmas",
+    "sample_sigmas",
+    "prefetch_dynamic_vbars",
+    "rope_options",
+    "animate2_cache",
+}
 _HERE_ALONE = {
     "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "wrappers", "callbacks", "easycache", "ar_config",
     "context_window",

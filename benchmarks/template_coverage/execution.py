@@ -8,7 +8,7 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -139,6 +139,8 @@ class Execution:
                     return Executed(judged.name, files, error=f"{name}: {run.error}"[:400])
                 if devices is not None and not any("Last run:" in text for text in run.texts):
                     return Executed(judged.name, files, error="the pool computed nothing")
+                if devices is not None and judged.loops_in_pool and (told := _step_by_step(run.texts)):
+                    return Executed(judged.name, files, error=f"counted with its loops in the pool: {told[0]}")
                 if missing := [n for n in range(small.samplers) if not (folder / f"{n}.safetensors").exists()]:
                     return Executed(judged.name, files, error=f"{name}: ComfyUI left out samplers {missing}")
                 folders[name] = folder
@@ -198,6 +200,11 @@ class Execution:
                 path.unlink()
                 raise MeasurementError(f"no memory for three copies ({needed >> 30} GiB)")
             time.sleep(1)
+
+
+def _step_by_step(texts: Iterable[str]) -> list[str]:
+    """Those of nodes that tell of such a loop."""
+    return [text for text in texts if "Sampled step by step" in text]
 
 
 def write_lora(file: Path, lora: Path) -> None:

@@ -74,7 +74,9 @@ _MODEL_OPTIONS: Mapping[str, Mapping[str, Any]] = {
         )
     },
     "DifferentialDiffusion": {
-        "denoise_mask_function": _function(f"{_EXTRAS}differential_diffusion:DifferentialDiffusion.forward")
+        "denoise_mask_function": _function(
+            f"{_EXTRAS}differential_diffusion:DifferentialDiffusion.execute.<locals>.<lambda>"
+        )
     },
     "CFGOverride": _wrapper("predict_noise", "CFGOverride"),
     "HiDreamO1PatchSeamSmoothing": _wrapper("diffusion_model", "hidream_o1_patch_seam_smoothing"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,10 @@ class Evaluation:
         """An output for each, as ComfyUI has them evaluated."""
         return self._predict(x, timestep, [(each.branch, _inside(self.branches[each.branch], each)) for each in asked])
 
+    def arguments(self, branch: int) -> Set[str]:
+        """Names of a branch's arguments of the call."""
+        return self.branches[branch].arguments.keys()
+
     def agreed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same bytes on all ranks: the first one's."""
         return of_first_rank(tensor, self.predictor.mesh) if self.unlike else tensor
@@ -56,14 +60,16 @@ class Evaluation:
 
 def _inside(conditioning: Conditioning, asked: Asked) -> Conditioning:
     """What ComfyUI's own network is told of an evaluation; diffusers' reads no options."""
-    options: dict[str, Any] | None = conditioning.arguments.get(OPTIONS)
-    if options is None or (options.get(BRANCHES) == [asked.index] and not asked.replaced):
+    arguments = {name: value for name, value in conditioning.arguments.items() if name in asked.arguments}
+    options: dict[str, Any] | None = arguments.get(OPTIONS)
+    if options is not None and (options.get(BRANCHES) != [asked.index] or asked.options or asked.replaced):
+        arguments[OPTIONS] = {**options, **asked.options, BRANCHES: [asked.index]}
+        if asked.replaced:
+            carried = options.get(CARRIED, {})
+            arguments[OPTIONS][CARRIED] = {**carried, REPLACED: [*carried.get(REPLACED, ()), *asked.replaced]}
+    elif len(arguments) == len(conditioning.arguments):
         return conditioning
-    told = {**options, BRANCHES: [asked.index]}
-    if asked.replaced:
-        carried = options.get(CARRIED, {})
-        told[CARRIED] = {**carried, REPLACED: [*carried.get(REPLACED, ()), *asked.replaced]}
-    return Conditioning({**conditioning.arguments, OPTIONS: told}, conditioning.shared)
+    return Conditioning(arguments, conditioning.shared)
 
 
 def _call(

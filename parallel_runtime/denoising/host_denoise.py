@@ -68,7 +68,7 @@ class HostDenoising(Loop):
     def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
         sampling = self._make_sampling(tensors)
         return self._sampler.run(
-            GuidedModel(self._guider, evaluate, sampling, self.inpaint(tensors)),
+            GuidedModel(self._guider, evaluate, sampling, self.inpaint(tensors), tensors["sigmas"]),
             sampling,
             tensors["x"],
             tensors["sigmas"],

@@ -105,3 +105,25 @@ def test_a_guider_with_a_scale_for_sound_of_its_own_runs_in_the_pool(host, write
         latents.append(host.latent(host.run(graph), SAVE))
     assert (latents[0] - latents[1]).abs().max() < TOLERANCE * latents[0].abs().max()
     assert host.last_run()["loop"] == "pool", host.last_run()["why"]
+
+
+@pytest.mark.slow_but_for("cpu:2")
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+def test_guidance_away_from_a_sound_that_is_left_out_runs_in_the_pool(host, write, devices):
+    workflow = Workflow(model=write("ltx-2"), network="ComfyUI", steps=4, cfg=3.0)
+    latents = []
+    for scale, each in ((0.0, workflow), (3.0, workflow), (3.0, workflow.on(devices))):
+        graph = replace(FAMILIES["ltx-2"], mask=False).graph(each)
+        graph["sound"] = node("EmptyAudio", duration=1.0, sample_rate=44100, channels=2)
+        graph["vae"] = node("TestAudioVae")
+        given = {name: link(name) for name in ("model", "positive", "negative")}
+        settings = {"identity_guidance_scale": scale, "start_percent": 0.0, "end_percent": 0.8}
+        graph["voice"] = node(
+            "LTXVReferenceAudio", **given, reference_audio=link("sound"), audio_vae=link("vae"), **settings
+        )
+        graph[SAMPLER]["inputs"] |= {name: link("voice", output) for output, name in enumerate(given)}
+        latents.append(host.latent(host.run(graph), SAVE))
+    plain, wanted, ours = latents
+    assert (wanted - plain).abs().max() > 100 * TOLERANCE * wanted.abs().max()  # or else nothing would be tested
+    assert (ours - wanted).abs().max() < TOLERANCE * wanted.abs().max()
+    assert host.last_run()["loop"] == "pool", host.last_run()["why"]

@@ -36,6 +36,9 @@ GUIDANCE = {
     "TCFG": {},
     "Mahiro": {},
     "RescaleCFG": {"multiplier": 0.7},
+    "VideoLinearCFGGuidance": {"min_cfg": 1.5},
+    "VideoTriangleCFGGuidance": {"min_cfg": 1.5},
+    "DifferentialDiffusion": {"strength": 0.8},
     "SkipLayerGuidanceSD3": {"layers": "1", "scale": 2.0, "start_percent": 0.3, "end_percent": 0.8},
     "SkipLayerGuidanceDiT": {
         "double_layers": "0", "single_layers": "0, 1", "scale": 3.0, "start_percent": 0.0, "end_percent": 0.7,
@@ -88,7 +91,7 @@ def guided(workflow: Workflow, *names: str) -> Prompt:
 @pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
 @pytest.mark.parametrize("name", GUIDANCE)
 def test_functions_around_guidance_run_in_the_ranks(host, name, devices):
-    workflow = Workflow(cfg=4.0, latent=PICTURE, sampler="res_multistep")
+    workflow = Workflow(cfg=4.0, latent=PICTURE, sampler="res_multistep", mask=name == "DifferentialDiffusion")
     plain = host.latent(host.run(workflow.prompt()), SAVE)
     changed = host.latent(host.run(guided(workflow, name)), SAVE)
     assert (changed - plain).abs().max() > 0.01  # or else nothing would be tested

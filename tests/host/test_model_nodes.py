@@ -35,6 +35,10 @@ _OF_FLUX_ALONE = {"NAGuidance", "USOStyleReference"}
 """The others do as well for the SD3 that stands for it where ComfyUI opens no small FLUX."""
 _OF_ONE_ROW = {"FluxKVCache", "USOStyleReference"}
 """ComfyUI's own fail with CFG in one batch."""
+_STEP_BY_STEP = {
+    "NAGuidance", "FluxKVCache", "EasyCache", "LazyCache", "WanContextWindowsManual", "USOStyleReference",
+}  # fmt: skip
+"""Nodes that act between steps, or inside of blocks at each."""
 
 Case = tuple[str, str, dict[str, Any]]
 WORKS: dict[str, Case] = {
@@ -104,6 +108,7 @@ def test_a_node_gives_the_latent_that_it_gives_with_comfyuis_own_loader(host, wr
         run = host.run(with_node(graph_of(family, workflow.on(devices)), kind, inputs))
         assert run.error is None, run.error["exception_message"]
         assert (host.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, devices
+        assert (host.last_run()["loop"] == "pool") is (kind not in _STEP_BY_STEP), host.last_run()
 
 
 def renamed(graph: Prompt) -> Prompt:

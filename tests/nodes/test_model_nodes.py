@@ -14,7 +14,7 @@ from benchmarks.node_distances import RESULTS, wrong
 from benchmarks.template_coverage.node_types import NODE_TYPES, Effect
 from benchmarks.works_with import PAGE, write_page
 from nodes.model_nodes import MODEL_NODES, How
-from parallel_runtime.networks.comfyui.patch_rules import PATCH_RULES
+from parallel_runtime.networks.comfyui.patch_rules import GUIDANCE_RULES, PATCH_RULES
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.host.find_host import SHIM
 
@@ -53,6 +53,8 @@ def test_nodes_whose_functions_are_made_again_are_those_of_the_ranks_table():
     rebuilt = {name for name, node in MODEL_NODES.items() if node.how is How.REBUILT}
     by_another = {"SkipLayerGuidanceSD3"}  # which calls SkipLayerGuidanceDiT
     assert rebuilt - by_another == {rule.node for rule in PATCH_RULES.values()}
+    guide = {name for name, node in MODEL_NODES.items() if node.how is How.GUIDES}
+    assert guide == {rule.node for rule in GUIDANCE_RULES.values()} - rebuilt - {"LTXVDualCFGGuider"}
 
 
 def test_what_is_refused_says_why_and_templates_are_judged_alike():

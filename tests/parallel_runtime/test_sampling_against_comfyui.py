@@ -294,13 +294,30 @@ def test_a_model_sampling_travels_as_data_and_does_the_same(comfy, name):
 
 def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
     from parallel_runtime.errors import RequestError
+    from parallel_runtime.networks.comfyui.guider_rules import CFG
     from parallel_runtime.networks.comfyui.host_samplers import HostSampler, make_sampling
+    from parallel_runtime.networks.comfyui.live_guidance import make_guidance
+    from parallel_runtime.networks.comfyui.live_guider import load_guider
+    from parallel_runtime.requests.requests import Guidance, Guider
 
     with pytest.raises(RequestError, match="no sampler sample_euler"):
         HostSampler("sample_euler", {})
     for name in ("torch", "reshape_sigma", "nothing"):
         with pytest.raises(RequestError, match=f"no model sampling {name}"):
             make_sampling([name], {}, {})
+    others = Guider("comfy.samplers:KSAMPLER", {}), Guider("comfy_extras.nodes_custom_sampler:Guider_Basic", {})
+    for guider, indices in [*((each, [0]) for each in others), (Guider(CFG, {}), [2]), (Guider(CFG, {}), [1, 0])]:
+        with pytest.raises(RequestError, match="was sent the guider"):
+            load_guider(guider, indices)
+    skip = "comfy_extras.nodes_slg:SkipLayerGuidanceDiT.execute.<locals>"
+    for place, code, inside in [
+        ("sampler_cfg_function", "os:system", {}),
+        ("denoise_mask", "comfy_extras.nodes_mahiro:Mahiro.execute.<locals>.mahiro_normd", {}),
+        ("sampler_post_cfg_function", f"{skip}.post_cfg_function", {"skip": "os:system"}),
+        ("sampler_post_cfg_function", f"{skip}.post_cfg_function", {}),
+    ]:
+        with pytest.raises(RequestError, match="no rank may run"):
+            make_guidance([Guidance(place, code, inside)], None)
 
 
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
@@ -326,11 +343,13 @@ def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cf
     indices = [0, 1] if cfg != 1.0 or name.endswith("cfg_pp") else [0]
     guider = load_guider(Guider(CFG, {"cfg": cfg}), indices)
     evaluate = SimpleNamespace(
-        some=lambda x, timestep, asked: [predict(x, timestep)[each.branch] for each in asked], agreed=lambda x: x
+        some=lambda x, timestep, asked: [predict(x, timestep)[each.branch] for each in asked],
+        agreed=lambda x: x,
+        arguments=lambda branch: {"context"},
     )
     ours = HostSampler(name, {}).run(
-        GuidedModel(guider, evaluate, sampling, Inpaint(mask, latent, noise) if masked else None), sampling, start,
-        sigmas, seed=SEED, guidance={}, on_step=lambda index, denoised: steps.append((index, denoised)),
+        GuidedModel(guider, evaluate, sampling, Inpaint(mask, latent, noise) if masked else None, sigmas), sampling,
+        start, sigmas, seed=SEED, guidance={}, on_step=lambda index, denoised: steps.append((index, denoised)),
     )  # fmt: skip
     assert (ours - wanted).abs().max() <= 1e-6 * wanted.abs().max()
     assert [index for index, _ in steps] == [index for index, _ in theirs]

@@ -12,7 +12,7 @@ from ...said import said
 from .live_patches import build
 from .patch_rules import guidance_rule_of, rule_of
 
-_ONE = ("sampler_cfg_function", "sampler_calc_cond_batch_function")
+_ONE = ("sampler_cfg_function", "sampler_calc_cond_batch_function", "denoise_mask_function")
 _SEVERAL = ("sampler_pre_cfg_function", "sampler_post_cfg_function")
 
 

@@ -7,8 +7,8 @@ through ComfyUI's wrapper around that (CALC_COND_BATCH), where the branches of t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ import torch
 from ...errors import RequestError
 from ...requests.requests import Guider
 from ...said import said
+from ...sampling.denoiser import Inpaint
 from .guider_rules import guider_code
 
 _WRAPPERS, _REPLACED = "wrappers", "patches_replace"
@@ -29,12 +30,16 @@ class Asked:
     Args:
         branch: its place in the request.
         index: what ComfyUI calls it in this evaluation (cond_or_uncond).
-        replaced: what stands for parts of the network in it: (kind, key, patch) each.
+        arguments: names of those of the call that are left.
+        options: for the inside of ComfyUI's own network.
+        replaced: what stands for parts of it: (kind, key, patch) each.
     """
 
     branch: int
     index: int
-    replaced: Sequence[tuple[str, Any, Any]] = ()
+    arguments: Set[str]
+    options: Mapping[str, Any]
+    replaced: Sequence[tuple[str, Any, Any]]
 
 
 class Evaluate(Protocol):
@@ -42,6 +47,10 @@ class Evaluate(Protocol):
 
     def some(self, x: torch.Tensor, timestep: torch.Tensor, asked: Sequence[Asked]) -> Sequence[torch.Tensor]:
         """An output for each, float32."""
+        ...
+
+    def arguments(self, branch: int) -> Set[str]:
+        """Names of a branch's arguments of the call."""
         ...
 
     def agreed(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -73,8 +82,7 @@ def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
         ) from error
     made = object.__new__(kind)
     made.__dict__.update({name: guider.values.get(name) for name in rule.values})
-    # All that functions ask of a conditioning is whether it is there.
-    made.conds = {rule.conds[index]: [branch] for branch, index in enumerate(indices)}
+    made.conds = {rule.conds[index]: [{"branch": branch}] for branch, index in enumerate(indices)}
     return made
 
 
@@ -84,13 +92,18 @@ class GuidedModel:
     Args:
         guider: of `load_guider`.
         sampling: ComfyUI's model sampling.
-        inpaint: mask, and what it keeps; see sampling/denoiser.py.
+        inpaint: mask, and what it keeps.
+        sigmas: of the loop.
     """
 
-    def __init__(self, guider: Any, evaluate: Evaluate, sampling: Any, inpaint: Any):
-        self._evaluate, self._sampling, self._inpaint = evaluate, sampling, inpaint
+    def __init__(self, guider: Any, evaluate: Evaluate, sampling: Any, inpaint: Inpaint | None, sigmas: torch.Tensor):
+        self._evaluate, self._sampling, self._inpaint, self._sigmas = evaluate, sampling, inpaint, sigmas
         guider.inner_model = SimpleNamespace(model_sampling=sampling)
         guider.model_patcher = SimpleNamespace(model=guider.inner_model, get_model_object=self._object)
+        for (cond,) in guider.conds.values():
+            cond["model_conds"] = dict.fromkeys(
+                evaluate.arguments(cond["branch"])
+            )  # of which a function leaves some out
         self.inner_model = guider
 
     def options(self, guidance: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,11 +123,13 @@ class GuidedModel:
         sigma = self._evaluate.agreed(sigma)  # functions decide by it whether they evaluate once more
         if self._inpaint is None:
             return self._guided(x, sigma, model_options, seed)
-        mask, kept = self._inpaint.mask, self._inpaint.latent_image
+        inpaint, mask, kept = self._inpaint, self._inpaint.mask, self._inpaint.latent_image
+        if change := model_options.get("denoise_mask_function"):
+            mask = change(sigma, mask, extra_options={"model": self.inner_model, "sigmas": self._sigmas})
+            inpaint = replace(inpaint, mask=mask)
         level = sigma.reshape(-1, *[1] * (x.ndim - 1))
-        noised = kept if self._inpaint.clean else self._sampling.noise_scaling(level, self._inpaint.noise.clone(), kept)
-        out = self._guided(x * mask + noised * (1.0 - mask), sigma, model_options, seed)
-        return self._inpaint.after(out)
+        noised = kept if inpaint.clean else self._sampling.noise_scaling(level, inpaint.noise.clone(), kept)
+        return inpaint.after(self._guided(x * mask + noised * (1.0 - mask), sigma, model_options, seed))
 
     def _guided(
         self, x: torch.Tensor, sigma: torch.Tensor, model_options: Mapping[str, Any], seed: int
@@ -126,15 +141,20 @@ class GuidedModel:
         self,
         executor: Any,
         model: Any,
-        conds: Sequence[list[int] | None],
+        conds: Sequence[list[dict[str, Any]] | None],
         x: torch.Tensor,
         sigma: torch.Tensor,
         model_options: Mapping[str, Any],
     ) -> list[torch.Tensor]:
         """Called by ComfyUI in place of `calc_cond_batch`: a denoised latent for each conditioning, zeros for none."""
-        inside = model_options["transformer_options"].get(_REPLACED, {})
+        options = {name: each for name, each in model_options["transformer_options"].items() if name != _WRAPPERS}
+        inside = options.pop(_REPLACED, {})
         replaced = [(kind, key, patch) for kind, several in inside.items() for key, patch in several.items()]
-        asked = [Asked(cond[0], index, replaced) for index, cond in enumerate(conds) if cond is not None]
+        asked = [
+            Asked(cond[0]["branch"], index, cond[0]["model_conds"].keys(), options, replaced)
+            for index, cond in enumerate(conds)
+            if cond is not None
+        ]
         sampling = self._sampling
         outputs = self._evaluate.some(sampling.calculate_input(sigma, x), sampling.timestep(sigma).float(), asked)
         denoised = [torch.zeros_like(x) for _ in conds]

@@ -130,6 +130,8 @@ def build(code: str, rule: PatchRule, values: Mapping[str, Any]) -> Any:
             live = object.__new__(found)
             live.__dict__.update(values)
             return live
+        if rule.owner:
+            values = {**values, rule.owner: found}
         function = getattr(found, inner[0])
         function = getattr(function, "__func__", function)
         return _closure(_code_in(function.__code__, inner[1:]), function.__globals__, values, rule.defaults)

@@ -28,6 +28,7 @@ class PatchRule:
         defaults: of a function's last arguments.
         functions: values that are functions of the table of those for the inside of a network.
         sampling: value that is the model sampling, which a rank has itself.
+        owner: value that is the class in which it is written.
         uses: modules that it uses, where its own is not to be imported: that imports all of ComfyUI's nodes.
     """
 
@@ -41,6 +42,7 @@ class PatchRule:
     defaults: tuple[None, ...] = ()
     functions: tuple[str, ...] = ()
     sampling: str = ""
+    owner: str = ""
     uses: tuple[str, ...] = ()
 
 
@@ -111,6 +113,21 @@ GUIDANCE_RULES: Mapping[str, PatchRule] = {
     "comfy_extras.nodes_lt:Guider_LTXAVDualCFG.dual_cfg": PatchRule(
         "LTXVDualCFGGuider", ("audio_cfg", "v", "video_cfg"), uses=("math",)
     ),
+    "comfy_extras.nodes_lt:LTXVReferenceAudio.post_cfg_function": PatchRule(
+        "LTXVReferenceAudio", ("scale", *_SIGMAS), uses=("comfy",)
+    ),
+    "comfy_extras.nodes_lt:LTXVSpatioTemporalGuidance.post_cfg_function": PatchRule(
+        "LTXVSpatioTemporalGuidance", ("block_set", "scale", *_SIGMAS), uses=("comfy",)
+    ),
+    "comfy_extras.nodes_lt:LTXVModalityGuidance.post_cfg_function": PatchRule(
+        "LTXVModalityGuidance", ("modality_scale", *_SIGMAS), uses=("comfy", "math")
+    ),
+    "comfy_extras.nodes_video_model:VideoLinearCFGGuidance.linear_cfg": PatchRule(
+        "VideoLinearCFGGuidance", ("min_cfg",), uses=("torch",)
+    ),
+    "comfy_extras.nodes_video_model:VideoTriangleCFGGuidance.linear_cfg": PatchRule(
+        "VideoTriangleCFGGuidance", ("min_cfg",), uses=("torch",)
+    ),
     "comfy_extras.nodes_slg:SkipLayerGuidanceDiT.post_cfg_function": PatchRule(
         "SkipLayerGuidanceDiT",
         (*_SKIPPED, *_SIGMAS, "scale", "rescaling_scale", "start_percent"),
@@ -126,10 +143,13 @@ GUIDANCE_RULES: Mapping[str, PatchRule] = {
     "comfy_extras.nodes_cfg:CFGNorm.cfg_norm": PatchRule("CFGNorm", ("strength",)),
     "comfy_extras.nodes_cfg:CFGNorm.cfg_norm_pre": PatchRule("CFGNorm", ("strength",)),
     "comfy_extras.nodes_cfg:CFGZeroStar.cfg_zero_star": PatchRule("CFGZeroStar"),
+    "comfy_extras.nodes_differential_diffusion:DifferentialDiffusion.<lambda>": PatchRule(
+        "DifferentialDiffusion", ("strength",), owner="cls"
+    ),
     "comfy_extras.nodes_mahiro:Mahiro.mahiro_normd": PatchRule("Mahiro"),
     "comfy_extras.nodes_tcfg:TCFG.tangential_damping_cfg": PatchRule("TCFG"),
 }
-"""Functions around guidance, which a loop calls and no network."""
+"""Functions around guidance and on the noise mask, which a loop calls and no network."""
 
 
 def name_of(code: str) -> str:

@@ -223,6 +223,18 @@ class MeanVae(io.ComfyNode):
         return io.NodeOutput(_Vae(channels, video))
 
 
+class AudioVae(io.ComfyNode):
+    """A VAE of sound that makes the same of all."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(node_id="TestAudioVae", category="test", outputs=[io.Vae.Output()])
+
+    @classmethod
+    def execute(cls) -> io.NodeOutput:
+        return io.NodeOutput(SimpleNamespace(encode=lambda waveform: _random(91, 1, 8, 5, 16)))
+
+
 class RandomImage(io.ComfyNode):
     """A picture of soft blocks."""
 
@@ -426,6 +438,7 @@ class TensorPack(ComfyExtension):
             StyleNetwork,
             Weights,
             MeanVae,
+            AudioVae,
             RandomImage,
             ClipVisionOutput,
             TinyClip,
