@@ -17,9 +17,9 @@ _HEAD = """# Works with
 measured; tests/nodes/test_model_nodes.py holds the table against the ComfyUI that is present, and
 tests/host/test_model_nodes.py runs nodes beside Load Diffusion Model. -->
 
-What ComfyUI's nodes that take a MODEL do with the one of Parallel Loader. With `network` on `auto` the loader goes on
-with ComfyUI's own network where diffusers' class does not take what a node adds, and says so. What is refused stops
-with a message that names the node; Load Diffusion Model still does what it did.
+What ComfyUI's nodes that take a MODEL do with the one of Parallel Loader. ComfyUI's own
+network runs every file. What is refused stops with a message that names the node; Load Diffusion Model still does what
+it did.
 
 ControlNets (Load ControlNet Model, Apply ControlNet) run in ComfyUI's process as always, and their residuals travel to
 the ranks with each step. One that is made of the model's weights (ControlLoRA, Stability's of SD3.5) gets

@@ -16,7 +16,7 @@ from parallel_runtime.said import Said, said, together
 
 from .config_meaning import explain_limits
 from .kept_models import drop_others, keep
-from .network_choice import AUTO, COMFYUI, NETWORKS, choose_network
+from .network_choice import AUTO, NETWORKS, choose_network
 from .node_text import (
     canvas_language,
     find_running_node,
@@ -60,8 +60,8 @@ def model_inputs() -> list[io.Input]:
             default=AUTO,
             optional=True,
             extra_dict={"advanced": True},
-            tooltip="Whose code computes the model. Auto takes diffusers' class where it is installed and has one "
-            "for a plain file, which is fastest, and ComfyUI's own network for everything else.",
+            tooltip="Whose code computes the model. Auto takes ComfyUI's own network for files, and diffusers' class, "
+            "where it is installed, for diffusers folders.",
         ),
         ConfigSocket.Input(
             "parallel_config",
@@ -145,7 +145,7 @@ def load_model(
     """Read the header, load the weights in the pool, make the MODEL.
 
     Returns:
-        The MODEL, what the pool says of it, and why this network runs it.
+        The MODEL, what the pool says of it, and what is to be said of the file.
 
     Args:
         network: one of NETWORKS.
@@ -168,7 +168,7 @@ def load_model(
         # Its processes come up while ComfyUI looks at the file. What is wrong with them is told after that.
         with contextlib.suppress(ParallelError):
             get_pool(config).begin(str(path))
-    chosen = choose_network(path, network, weight_dtype, config.attention)
+    chosen = choose_network(path, network, weight_dtype)
     blueprint = draw_blueprint(chosen.opened)
     types = choose_types(blueprint, weight_dtype)
     plain = None if blueprint.stored_dtype is None else types.weights
@@ -178,11 +178,6 @@ def load_model(
     dtype = str(types.compute).removeprefix("torch.")
     request = ModelRequest(str(path), dtype, config, chosen.opened.identity, code, comfyui_code(None), size)
 
-    def comfyui_request() -> ModelRequest:
-        opened = choose_network(path, COMFYUI, weight_dtype).opened
-        return ModelRequest(str(path), request.dtype, config, opened.identity, comfyui_code(types.weights))
-
-    chosen_for_us = network == AUTO and not blueprint.own_network and path.is_file()
     remote = RemoteTransformer(
         request,
         notices=RunNotices(
@@ -193,7 +188,6 @@ def load_model(
             language=canvas_language,
         ),
         show_on_loader=lambda text: show_plan(together((text, chosen.why))),
-        comfyui=comfyui_request if chosen_for_us else None,
     )
     model = build_model(blueprint, types, remote)
     add_loop(model)

@@ -1,4 +1,4 @@
-"""Which network runs a file: the diffusers class that we accelerate most, or ComfyUI's own. Decided here alone."""
+"""Which network runs a file: ComfyUI's own, or diffusers' class. Decided here alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parallel_runtime.config import COMFYUIS
 from parallel_runtime.errors import UnsupportedModelError
-from parallel_runtime.said import NOTHING, Said, said, together
+from parallel_runtime.said import NOTHING, Said, said
 
 from .carried_patches import who_made
 from .model_files import find_gguf_pack, is_gguf
@@ -27,18 +26,16 @@ class Chosen:
     """A file, opened for the network that runs it: diffusers' or ComfyUI's own.
 
     Args:
-        why: for the node, a sentence; "" where there was no choice to explain.
+        why: what the node should say of it, a sentence; "" for nothing.
     """
 
     opened: Checkpoint | HostFile
     why: Said = NOTHING
 
 
-def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default", attention: str = "auto") -> Chosen:
-    """Open a file or folder for a network.
-
-    `auto` takes diffusers' class where diffusers is installed and has one for the file, and its weights are plain and
-    to stay so; else ComfyUI's, as also where attention is to be ComfyUI's.
+def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default") -> Chosen:
+    """Open a file or folder for a network: ComfyUI's own runs every file, diffusers' class folders, and files where it
+    was asked for.
 
     Raises:
         CheckpointError: missing or damaged files.
@@ -49,35 +46,16 @@ def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default"
 
     if is_gguf(path):
         return _choose_for_gguf(path, wanted, weight_dtype)
-    if wanted == COMFYUI:
-        return _of_comfyui(_recognise(path), said("Runs ComfyUI's own network, as asked."))
-    if wanted == AUTO and attention == COMFYUIS and not path.is_dir():
-        return _of_comfyui(_recognise(path), said("Runs ComfyUI's own network, as attention is ComfyUI's."))
+    if wanted != DIFFUSERS and (wanted == COMFYUI or not path.is_dir()):
+        return _of_comfyui(_recognise(path))
     if weight_dtype.startswith("fp8"):
-        if wanted == DIFFUSERS:
-            raise UnsupportedModelError(
-                said("The diffusers network has no weights of the type {weight_dtype}.", weight_dtype=weight_dtype),
-                "Set network to auto, or weight_dtype to default.",
-            )
-        why = said("Runs ComfyUI's own network, as weight_dtype is {weight_dtype}.", weight_dtype=weight_dtype)
-        return _of_comfyui(_recognise(path), why)
-    with_diffusers = is_installed()
-    if not with_diffusers and (wanted == DIFFUSERS or path.is_dir()):
+        raise UnsupportedModelError(
+            said("The diffusers network has no weights of the type {weight_dtype}.", weight_dtype=weight_dtype),
+            "Set network to auto, or weight_dtype to default.",
+        )
+    if not is_installed():
         raise absent()
-    try:
-        checkpoint = open_checkpoint(path)
-    except UnsupportedModelError as error:
-        if wanted == DIFFUSERS or path.is_dir():
-            raise
-        try:
-            file = _recognise(path)
-        except UnsupportedModelError:
-            # What it is instead, in words, helps more than that ComfyUI does not know it either.
-            raise UnsupportedModelError(
-                said("{cause} ComfyUI does not recognise it either.", cause=error.cause), error.fix
-            ) from error
-        return _of_comfyui(file, said("Runs ComfyUI's own network."))
-    return Chosen(checkpoint) if with_diffusers else _of_comfyui(_recognise(path), said("Runs ComfyUI's own network."))
+    return Chosen(open_checkpoint(path))
 
 
 def _choose_for_gguf(path: Path, wanted: str, weight_dtype: str) -> Chosen:
@@ -94,10 +72,10 @@ def _choose_for_gguf(path: Path, wanted: str, weight_dtype: str) -> Chosen:
             "Set network to auto and weight_dtype to default.",
         )
     file = open_host_file(path, find_gguf_pack(path))
-    return _of_comfyui(file, said("Runs ComfyUI's own network, on the file's weights as they are, by ComfyUI-GGUF."))
+    return _of_comfyui(file)
 
 
-def _of_comfyui(file: HostFile, why: Said) -> Chosen:
+def _of_comfyui(file: HostFile) -> Chosen:
     """A file for ComfyUI's network; refuses what ComfyUI cannot build, with its reason, and what is a node pack's own:
     no rank has its code."""
     network = file.build()
@@ -112,14 +90,14 @@ def _of_comfyui(file: HostFile, why: Said) -> Chosen:
                 ),
                 "Load it with Load Diffusion Model, or with that pack's loader.",
             )
+    why = NOTHING
     if missing := file.missing(network):
-        lacks = said(
+        why = said(
             "The file lacks {count} of the network's weights, first {name}: what is in their place is by chance, as "
             "with ComfyUI's own loader.",
             count=len(missing),
             name=missing[0],
         )
-        why = together((why, lacks))
     return Chosen(file, why)
 
 

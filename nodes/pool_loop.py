@@ -10,7 +10,7 @@ from comfy.cli_args import LatentPreviewMethod, args
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 from tqdm.auto import trange
 
-from parallel_runtime.errors import OtherNetworkError
+from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.networks.comfyui.guider_rules import CFG
 from parallel_runtime.networks.comfyui.seam import IN_LOOP
@@ -98,7 +98,7 @@ class PoolLoop:
             return None
         if acts_inside(asked.guidance) and self._remote.model.comfyui is None:
             cause = said("The diffusers network cannot carry {what}.", what=said("replaced attention or blocks"))
-            self._remote.turn_to_comfyui(OtherNetworkError(cause, TAKE_COMFYUIS))
+            raise RequestError(cause, TAKE_COMFYUIS)
         sampling = asked.sampling
         x = sampling.noise_scaling(
             sigmas[0], asked.noise, asked.latent_image, sampler.max_denoise(asked.guider, sigmas)
@@ -109,11 +109,7 @@ class PoolLoop:
         if self.obstacles or own_timesteps is None:
             return None
         request = self._request(calls, x, sigmas, own_timesteps)
-        try:
-            latent = self._sample(request)
-        except OtherNetworkError as error:
-            self._remote.turn_to_comfyui(error)
-            return self.run(sampler, sigmas)
+        latent = self._sample(request)
         if request.host is not None:
             return latent
         return sampling.inverse_noise_scaling(SAMPLERS[request.sampler].end_sigma(sigmas), latent)

@@ -12,9 +12,8 @@ from weakref import WeakValueDictionary
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import OtherNetworkError, ParallelError, PoolError
 from parallel_runtime.patching.patch_data import UNPATCHED
-from parallel_runtime.said import NOTHING, said, together
+from parallel_runtime.said import said, together
 
 from .carried_patches import CarriedPatches
 from .last_devices import remember_devices
@@ -71,8 +70,6 @@ class RemoteTransformer:
         connect: configuration -> pool.
         notices: says on the node that is running what it waits for, and what ran.
         show_on_loader: puts a text on the node that loaded the model.
-        comfyui: makes the request for ComfyUI's own network of the same file, for runs that diffusers' class does not
-            take; None where the artist chose, or there is none.
     """
 
     def __init__(
@@ -81,12 +78,8 @@ class RemoteTransformer:
         connect: Callable[[ParallelConfig], PoolClient] = _connect,
         notices: RunNotices | None = None,
         show_on_loader: Callable[[str], None] = _show_nothing,
-        comfyui: Callable[[], ModelRequest] | None = None,
     ):
         self.model = model
-        self.why = NOTHING
-        """Why another network runs it than was chosen at first, a sentence."""
-        self._comfyui = comfyui
         self._show_on_loader = show_on_loader
         self.notices = notices or RunNotices(_show_nothing)
         self.patches = UNPATCHED
@@ -148,24 +141,20 @@ class RemoteTransformer:
             RequestError: the call holds what is not transportable, or numbers that are not finite.
             ParallelError: see PoolClient.forward.
         """
-        conditioning = self._checked(call)
+        conditioning = travelling(call, self.functions, comfyui=self.model.comfyui is not None)
         if self._capture is not None:
             return self._capture(replace(call, conditioning=conditioning))
         pool = self._use_pool()
         watching = self._watching(pool, should_cancel)
-        try:
-            output = pool.forward(
-                self.model,
-                call.x,
-                call.timestep,
-                conditioning,
-                patches=self.patches,
-                should_cancel=watching,
-                on_compile=self.notices.compiling,
-            )
-        except OtherNetworkError as error:
-            self.turn_to_comfyui(error)
-            return self.forward(call, should_cancel)
+        output = pool.forward(
+            self.model,
+            call.x,
+            call.timestep,
+            conditioning,
+            patches=self.patches,
+            should_cancel=watching,
+            on_compile=self.notices.compiling,
+        )
         self.notices.computed()
         sigmas = call.options.get("sample_sigmas")
         self._note(pool, call.x, 0 if sigmas is None else len(sigmas) - 1, "call")
@@ -177,27 +166,6 @@ class RemoteTransformer:
         """A node has added a LoRA: the ranks may get ready, where ComfyUI's own network has not made them so."""
         if self._pool is not None and self.model.comfyui is None:
             self._pool.expect_comfyui(comfyui)
-
-    def turn_to_comfyui(self, obstacle: OtherNetworkError) -> None:
-        """Run ComfyUI's own network from now on, as a graph that needs it once is likely to need it again.
-
-        Raises:
-            OtherNetworkError: the obstacle, where there is no choice.
-        """
-        if self._comfyui is None:
-            raise obstacle
-        try:
-            other = self._comfyui()
-        except ParallelError as error:
-            raise obstacle from error
-        self._comfyui = None
-        try:
-            self.release()
-        except PoolError as error:
-            log.info("Parallel DiT: %s", error)
-        self.model = other
-        self.why = said("Runs ComfyUI's own network: {why}", why=obstacle.cause)
-        log.info("Parallel DiT: %s", self.why)
 
     def invoke(self, method: str, arguments: Mapping[str, Any], should_cancel: Callable[[], bool]) -> torch.Tensor:
         """What a method of the network gives that needs its weights; see PoolClient.invoke."""
@@ -255,7 +223,7 @@ class RemoteTransformer:
         self.functions.end()
         if summary := self.notices.finish(whole):
             how = describe_loop(self.notices.obstacles, self.stages) if self.notices.obstacles else ""
-            told = together((summary, how, self.why))
+            told = together((summary, how))
             self.notices.waits.tell(told)
             self._show_on_loader(together((said("Last run:"), told)))
 
@@ -307,15 +275,3 @@ class RemoteTransformer:
         self._pool = self._connect(self.model.config)
         _USED[self.model.key] = self
         return self._pool
-
-    def _checked(self, call: TransformerCall) -> Mapping[str, Any]:
-        """All of a call but x and timestep, for the network that takes it, to which this turns.
-
-        Raises:
-            RequestError: with what none takes.
-        """
-        try:
-            return travelling(call, self.functions, comfyui=self.model.comfyui is not None)
-        except OtherNetworkError as obstacle:
-            self.turn_to_comfyui(obstacle)
-            return self._checked(call)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.errors import OtherNetworkError, RequestError
+from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
 from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.said import Said, said
@@ -40,7 +40,7 @@ def travelling(call: TransformerCall, functions: CarriedPatches, *, comfyui: boo
         comfyui: whether that is ComfyUI's own network.
 
     Raises:
-        OtherNetworkError: the diffusers network does not take it, and ComfyUI's own does.
+        RequestError: the diffusers network does not take it, and ComfyUI's own does.
         RequestError: with what neither takes.
     """
     if comfyui:
@@ -56,7 +56,7 @@ def travelling(call: TransformerCall, functions: CarriedPatches, *, comfyui: boo
         return call.conditioning
     if others := _carried(call, functions)[1]:
         raise _refusal(others)
-    raise OtherNetworkError(said("The diffusers network cannot carry {what}.", what=listed(found)), TAKE_COMFYUIS)
+    raise RequestError(said("The diffusers network cannot carry {what}.", what=listed(found)), TAKE_COMFYUIS)
 
 
 def _carried(call: TransformerCall, functions: CarriedPatches) -> tuple[dict[str, Any], list[Said]]:

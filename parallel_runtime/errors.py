@@ -50,10 +50,6 @@ class RequestError(ParallelError):
     """A forward or sampling request that the loaded model cannot serve."""
 
 
-class OtherNetworkError(RequestError):
-    """A request that diffusers' class of the model does not take, and ComfyUI's own network does."""
-
-
 class PeerFailedError(ParallelError):
     """Another rank of a mesh failed in its part of a call, and tells why: nothing is wrong with this one's."""
 
@@ -85,7 +81,6 @@ ERROR_TYPES: dict[str, type[ParallelError]] = {
         CheckpointError,
         UnsupportedModelError,
         RequestError,
-        OtherNetworkError,
         NotLoadedError,
         OutOfMemoryError,
         PoolError,

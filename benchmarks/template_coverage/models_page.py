@@ -24,15 +24,15 @@ _HEAD = """# Models
 *Made by `python -m benchmarks.template_coverage --write-docs`; a test compares it with the tables that it is made of.*
 
 Parallel Loader and Parallel Checkpoint Loader run any diffusion model that your ComfyUI loads. Two sources of networks
-run them: diffusers' class for a plain file of the families below, and ComfyUI's own class for everything else; the
-loader's `network` input chooses, and `auto` does what this page says. A network shares out the tokens of one picture or
+run them: ComfyUI's own class every file, and diffusers' class folders of the families below; the loader's `network`
+input chooses, and `auto` does what this page says. A network shares out the tokens of one picture or
 video over the GPUs, or, where that cannot be done, CFG branches and the pictures of a batch alone."""
 
 _FORMATS = """## Formats
 
 | Weights | Network |
 |---|---|
-| plain bf16, fp16, fp32 | diffusers' where there is one, else ComfyUI's |
+| plain bf16, fp16, fp32 | ComfyUI's |
 | fp8 as it is, scaled fp8 (old and current keys), mixed fp8 | ComfyUI's, in the format of the file |
 | int8 by tensor, also rotated (`convrot`) | ComfyUI's, in the format of the file |
 | nvfp4, mxfp8 | ComfyUI's, in the format of the file |

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..errors import OtherNetworkError, RequestError
+from ..errors import RequestError
 from ..networks.diffusers.call import TAKE_COMFYUIS
 from ..networks.diffusers.spec import ModelSpec
 from ..planning.describe import describe_request
@@ -105,7 +105,7 @@ def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping
         )
     given = {name for name, value in conditioning.extras.items() if value is not None}
     if unknown := sorted(given - spec.adapter.extras):
-        raise OtherNetworkError(
+        raise RequestError(
             said(
                 "The diffusers network of {title} cannot carry {unknown}.", title=spec.title, unknown=", ".join(unknown)
             ),
@@ -113,7 +113,7 @@ def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping
         )
     for name, part in spec.needs.items():
         if name in given and config.get(part.key) is None:
-            raise OtherNetworkError(
+            raise RequestError(
                 said(
                     "The conditioning holds {name}, and this {title} checkpoint has no {title2} to take it in.",
                     name=name,

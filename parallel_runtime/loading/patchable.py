@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from .. import memory
-from ..errors import OtherNetworkError
+from ..errors import RequestError
 from ..networks.diffusers.call import TAKE_COMFYUIS
 from ..said import said
 from .original_weights import OriginalWeights
@@ -63,7 +63,7 @@ class PatchableParameters(ABC):
         """See `Patchable`."""
         wanted = self.shape(name)
         if tuple(weight.shape) != wanted:
-            raise OtherNetworkError(
+            raise RequestError(
                 said(
                     "A LoRA makes {name} of the shape {shape}, where diffusers' class has {wanted}.",
                     name=name,

@@ -46,8 +46,7 @@ def compare(host, workflow: Workflow, parallel: Workflow, tolerance: float = TOL
 @pytest.mark.parametrize("name", CASES)
 def test_flux_through_comfyuis_network_under_ksampler(host, name):
     workflow = CASES[name]
-    texts = compare(host, workflow, replace(workflow.on("cpu:2"), network="ComfyUI"))
-    assert any("ComfyUI's own network, as asked" in text for _, text in texts), texts
+    compare(host, workflow, replace(workflow.on("cpu:2"), network="ComfyUI"))
 
 
 @pytest.mark.slow_but_for("cfg, batch, odd sizes")
@@ -89,8 +88,7 @@ def test_files_stay_in_their_format_and_give_comfyuis_latent(host, formats, name
     if name not in formats:
         pytest.skip(f"{name_version(host.host.path)} has no {name}")
     workflow = Workflow(model=f"{name}.safetensors", cfg=4.0, lengths=(9, 5), steps=2)
-    texts = compare(host, workflow, workflow.on("cpu:2"), ROUNDED.get(name, TOLERANCE))
-    assert any("Runs ComfyUI's own network" in text for _, text in texts), texts
+    compare(host, workflow, workflow.on("cpu:2"), ROUNDED.get(name, TOLERANCE))
 
 
 @pytest.mark.slow
@@ -143,5 +141,4 @@ def test_a_checkpoints_model_runs_in_the_pool_beside_comfyuis_clip_and_vae(host,
 @pytest.mark.parametrize("dtype", ["fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"])
 def test_a_plain_file_is_cast_to_float8_as_load_diffusion_model_does(host, dtype):
     workflow = Workflow(cfg=4.0, lengths=(9, 5), steps=2, weight_dtype=dtype)
-    texts = compare(host, workflow, workflow.on("cpu:2"))
-    assert any(f"as weight_dtype is {dtype}" in text for _, text in texts), texts
+    compare(host, workflow, workflow.on("cpu:2"))

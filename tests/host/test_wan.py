@@ -49,7 +49,7 @@ OTHERS = {
         "a start and an end image",
     ),
 }  # fmt: skip
-"""What diffusers' Wan does not take: the pool goes on with ComfyUI's own network, and the loader says why."""
+"""What diffusers' Wan does not take, and ComfyUI's own network does, which runs every file."""
 FRAMES = 9
 """Frames of the video, which are three in the latent."""
 
@@ -105,14 +105,13 @@ def with_values(graph: Prompt, values: dict) -> Prompt:
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
 def test_what_diffusers_wan_does_not_take_is_the_same_through_comfyuis_network(wan, name, sampler_node):
-    workflow, values, why = OTHERS[name]
+    workflow, values, _ = OTHERS[name]
     ours = wan.run(with_values(video(workflow.on("cpu:2", sampler_node)), values))
     assert ours.error is None, ours.error["exception_message"]
     latent = wan.latent(ours, SAVE)
     expected = wan.latent(wan.run(with_values(video(workflow), values)), SAVE)
     assert expected.std() > 0.1
     assert (latent - expected).abs().max() < TOLERANCE * expected.abs().max()
-    assert any("ComfyUI's own network" in text and why in text for _, text in ours.texts), ours.texts
 
 
 @pytest.mark.slow

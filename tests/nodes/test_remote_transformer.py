@@ -17,7 +17,7 @@ from nodes.remote_transformer import RemoteTransformer
 from nodes.run_notices import IN_TURN, RunNotices
 from nodes.transformer_call import TransformerCall
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import OtherNetworkError, PoolError, RequestError, UnsupportedModelError
+from parallel_runtime.errors import PoolError, RequestError
 from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.requests.requests import ComfyuiCode
 from parallel_runtime.said import said
@@ -145,54 +145,6 @@ def test_comfyuis_own_network_gets_the_residuals_of_a_controlnet_and_options_tha
     with pytest.raises(RequestError, match=r"functions that .* sets inside.*Remove the node"):
         remote.forward(make_call(torch.zeros(1, 4, 2, 2), patches={"a": [1]}), never)
     assert pool.requests == ["forward"]
-
-
-def test_what_diffusers_network_does_not_take_goes_to_comfyuis_own_where_the_choice_is_open():
-    remote, pool = make_remote()
-    own = replace(remote.model, comfyui=ComfyuiCode("/comfyui"))
-    shown: list[str] = []
-    remote = RemoteTransformer(
-        remote.model, connect=lambda config: pool, show_on_loader=shown.append, comfyui=lambda: own
-    )
-    # Which the other network does not take either.
-    with pytest.raises(RequestError, match=r"functions that .* sets inside.*Remove the node"):
-        remote.forward(make_call(torch.zeros(1, 4, 2, 2), patches={"a": [1]}), never)
-    remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
-    assert remote.model.comfyui is None
-    remote.forward(make_call(torch.zeros(1, 4, 2, 2), control={"input": []}), never)
-    assert remote.model is own
-    assert pool.requests == ["forward", "release", "forward"]  # no two models of one file on the devices
-    pool.ran = SimpleNamespace(plan="one rank.")
-    remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
-    remote.finish_run()
-    assert shown[0].endswith("Runs ComfyUI's own network: The diffusers network cannot carry a ControlNet.")
-    assert remote.model is own
-
-
-def test_what_the_ranks_refuse_for_the_other_network_is_run_there():
-    remote, pool = make_remote()
-    own = replace(remote.model, comfyui=ComfyuiCode("/comfyui"))
-    forward = pool.forward
-
-    def refusing(model, *args, **kwargs):
-        if model.comfyui is None:
-            raise OtherNetworkError("diffusers' Wan takes no such thing.", "Set network to auto.")
-        return forward(model, *args, **kwargs)
-
-    pool.forward = refusing
-    with pytest.raises(OtherNetworkError, match="no such thing"):
-        remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
-
-    def none():
-        raise UnsupportedModelError("ComfyUI does not know it.", "")
-
-    remote = RemoteTransformer(remote.model, connect=lambda config: pool, comfyui=none)
-    with pytest.raises(OtherNetworkError, match="no such thing"):
-        remote.forward(make_call(torch.zeros(1, 4, 2, 2)), never)
-    remote = RemoteTransformer(remote.model, connect=lambda config: pool, comfyui=lambda: own)
-    pool.dies = True  # while it lets the weights go: they are gone, too
-    assert remote.forward(make_call(torch.ones(1, 4, 2, 2)), never).max() == 2
-    assert remote.why == "Runs ComfyUI's own network: diffusers' Wan takes no such thing."
 
 
 def test_what_a_run_remembers_belongs_to_a_run_that_is_over_when_it_ends(monkeypatch):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from parallel_runtime import memory
-from parallel_runtime.errors import CheckpointError, NotLoadedError, OtherNetworkError, RequestError
+from parallel_runtime.errors import CheckpointError, NotLoadedError, RequestError
 from parallel_runtime.loading import held_weights, patchable_network
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.held_weights import ArenaWeights
@@ -292,7 +292,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(files):
     padded = torch.zeros(512, 128), {"pad_weight": True}
     patches = Encoder().encode({"diffusion_model.img_in.weight": [(1.0, ("diff", padded), 1.0, None, None)]})
     rank.keep(patches)
-    with pytest.raises(OtherNetworkError, match=r"img_in\.weight of the shape"):
+    with pytest.raises(RequestError, match=r"img_in\.weight of the shape"):
         rank.forward(path, patches)
     assert torch.equal(rank.forward(path), plain)
 

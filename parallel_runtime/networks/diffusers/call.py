@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...errors import OtherNetworkError, RequestError
+from ...errors import RequestError
 from ...said import said
 
 FRAMES = "frames, "
@@ -62,7 +62,7 @@ class Call:
             )
         given = {name for name, value in self.extras.items() if value is not None}
         if unknown := sorted(given.difference(known)):
-            raise OtherNetworkError(
+            raise RequestError(
                 said(
                     "The diffusers network of {title} does not take {unknown}.",
                     title=self.title,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...errors import OtherNetworkError, RequestError
+from ...errors import RequestError
 from ...said import said
 from .sides import pad_sides, tokens_along
 
@@ -111,7 +111,7 @@ def check_references(title: str, x: torch.Tensor, references: Sequence[torch.Ten
         RequestError: naming the method or the shape.
     """
     if references and method is not None and method not in REFERENCE_METHODS:
-        raise OtherNetworkError(
+        raise RequestError(
             said(
                 "Reference latents method {method} is not supported for {title} in the diffusers network.",
                 method=method,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...errors import OtherNetworkError
+from ...errors import RequestError
 from ...said import said
 from .call import TAKE_COMFYUIS, Call
 from .key_rules import KeyRules
@@ -23,7 +23,7 @@ def _check(call: Call) -> None:
     call.check_channels()
     frames, height, width = call.x.shape[2:]
     if max(frames, tokens_along(height, 2), tokens_along(width, 2)) > _LONGEST_SIDE:
-        raise OtherNetworkError(
+        raise RequestError(
             said(
                 "A video latent of {value} (frames, height, width) is beyond Wan's positions in diffusers, of "
                 "which each side has {longest_side}.",
@@ -33,7 +33,7 @@ def _check(call: Call) -> None:
             "Use a shorter or smaller video, or set network in Parallel Loader to auto or ComfyUI.",
         )
     if call.timestep.ndim != 1:
-        raise OtherNetworkError(
+        raise RequestError(
             "diffusers' Wan takes one timestep per video, and got one per frame (Wan 2.2 5B from an image).",
             TAKE_COMFYUIS,
         )
@@ -45,7 +45,7 @@ def _image(call: Call) -> torch.Tensor | None:
         return None
     clip, both = call.extras.get("clip_fea"), call.config.get("pos_embed_seq_len")
     if clip is not None and call.context.shape[1] != _TEXT_TOKENS:
-        raise OtherNetworkError(
+        raise RequestError(
             said(
                 "diffusers' Wan takes prompts of {text_tokens} tokens with an image, and got {shape}.",
                 text_tokens=_TEXT_TOKENS,
@@ -56,7 +56,7 @@ def _image(call: Call) -> torch.Tensor | None:
     shape = () if clip is None else tuple(clip.shape)
     if clip is None or len(shape) != 3 or shape[0] not in (1, call.batch) or shape[1] != (both or shape[1]):
         wanted = "a start image" if both is None else "a start and an end image"
-        raise OtherNetworkError(
+        raise RequestError(
             said(
                 "In diffusers this Wan checkpoint takes CLIP vision's view of {wanted}, and got {shape}.",
                 wanted=wanted,
