@@ -168,3 +168,9 @@ def listening(pulse: Pulse | None, listener: Callable[[], None]) -> Iterator[Non
         yield
     finally:
         pulse.on_mark = before
+
+
+def clear_workspaces() -> None:
+    """Let go of memory that PyTorch keeps for cuBLAS, where this torch can. No recording that was made with it may be
+    replayed any more."""
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()

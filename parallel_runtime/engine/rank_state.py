@@ -29,7 +29,6 @@ from ..requests.facts import CPU, MachineFacts, RequestFacts
 from ..requests.plan_details import PlanDetails
 from ..requests.requests import Finished, Load
 from ..said import Said
-from .open_model import open_model
 from .opened import Opened
 from .opened_host import OpenedHost
 from .plan_meshes import Meshes, Place
@@ -133,9 +132,9 @@ class RankState:
         """The file of a load that will come, which then need not be opened again.
 
         Raises:
-            As `open_model`.
+            As `Opened.open` and `OpenedHost.open`.
         """
-        opened = open_model(request, self.device)
+        opened = _open_model(request, self.device)
         self._opened = msgspec.structs.replace(request, machine=None), opened
         return opened
 
@@ -144,7 +143,7 @@ class RankState:
         known, self._opened = self._opened, None
         if known is not None and known[0] == msgspec.structs.replace(request, machine=None):
             return known[1]
-        return open_model(request, self.device)
+        return _open_model(request, self.device)
 
     def place(self, resident: Resident, request: RequestFacts) -> Placed:
         """Plan a request. The plan is the same on all ranks. Makes no collective call.
@@ -222,3 +221,16 @@ class RankState:
             held=news,
             details=self._measured(placed) if placed is not None and not repeated else None,
         )
+
+
+def _open_model(request: Load, device: torch.device) -> Opened | OpenedHost:
+    """Examine a file.
+
+    Args:
+        device: where this rank computes.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: what it is not.
+        ConfigurationError: this rank has no ComfyUI for it.
+    """
+    return Opened.open(request) if request.comfyui is None else OpenedHost.open(request, device)

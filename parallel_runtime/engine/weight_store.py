@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from .. import memory
-from ..acceleration.workspaces import clear_workspaces
+from ..acceleration.cuda_graphs import clear_workspaces
 from ..errors import OutOfMemoryError
 from ..loading.host_copies import HostCopies
 from ..loading.reading import OnBytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -36,15 +35,6 @@ def split_sizes(total: int, degree: int, weights: Sequence[float] | None = None)
     for rank in order[: left - sum(sizes)]:
         sizes[rank] += 1
     return tuple(least + size for size in sizes)
-
-
-def take_share(
-    tensor: torch.Tensor, dim: int, degree: int, index: int, weights: Sequence[float] | None = None
-) -> torch.Tensor:
-    """Return rank `index`'s rows of `dim`, a view."""
-    sizes = split_sizes(tensor.shape[dim], degree, weights)
-    start = (0, *accumulate(sizes))[index]
-    return tensor.narrow(dim, start, sizes[index])
 
 
 def gather_shares(

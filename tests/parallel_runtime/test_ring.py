@@ -21,7 +21,7 @@ from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.attended_tokens import AttendedTokens
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.sequence_attention import SequenceAttention
-from parallel_runtime.networks.shares import split_sizes, take_share
+from parallel_runtime.networks.shares import split_sizes
 from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer
 from tests.ranks import run_ranks
@@ -83,10 +83,11 @@ def run_compiled(rank: int, world_size: int, totals: list[int]) -> dict[str, Any
         query, key, value = torch.randn(3, 1, tokens, 2, 16, generator=torch.Generator().manual_seed(tokens))
         attended.start(world_size)
         attended.split(split_sizes(tokens, world_size), 1, query.device)
-        own = [take_share(part, 1, world_size, rank) for part in (query, key, value)]
+        sizes = split_sizes(query.shape[1], world_size)
+        own = [part.split(sizes, 1)[rank] for part in (query, key, value)]
         expected = 2 * KERNELS["math"].attend(2 * query, key, value, None, None)
         output = compiled(*own)
-        results["errors"].append(float((output - take_share(expected, 1, world_size, rank)).abs().max()))
+        results["errors"].append(float((output - expected.split(sizes, 1)[rank]).abs().max()))
         results["graphs"].append(counters["stats"]["unique_graphs"])
     results["breaks"] = dict(counters["graph_break"])
     results["overlaps"] = sends_before_it_attends(mesh)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.batch import gather_batch, share_of_batch
-from parallel_runtime.networks.shares import gather_shares, split_sizes, take_share
+from parallel_runtime.networks.shares import gather_shares, split_sizes
 from tests.ranks import run_ranks
 
 SPEEDS = (0.2, 1.0, 0.7)
@@ -26,7 +26,7 @@ def test_shares_are_near_equal_and_make_up_the_whole(total, degree):
     assert max(sizes) - min(sizes) <= 1
     assert list(sizes) == sorted(sizes, reverse=True)
     whole = torch.arange(2 * total).reshape(2, total)
-    shares = [take_share(whole, 1, degree, index) for index in range(degree)]
+    shares = whole.split(split_sizes(whole.shape[1], degree), 1)
     assert tuple(share.shape[1] for share in shares) == sizes
     assert torch.equal(torch.cat(shares, dim=1), whole)
 
@@ -64,11 +64,11 @@ def gather_everything(rank: int, world_size: int) -> dict[str, Any]:
                 shape = [2, 3, 4]
                 shape[dim] = total
                 whole = torch.randn(shape, generator=torch.Generator().manual_seed(total)).to(dtype)
-                share = take_share(whole, dim, world_size, rank)
+                share = whole.split(split_sizes(whole.shape[dim], world_size), dim)[rank]
                 gathered = gather_shares(share, dim, total, dist.group.WORLD, world_size)
                 if not torch.equal(gathered, whole):
                     wrong.append(f"{dtype} {total} {dim}")
-                share = take_share(whole, dim, world_size, rank, SPEEDS)
+                share = whole.split(split_sizes(whole.shape[dim], world_size, SPEEDS), dim)[rank]
                 gathered = gather_shares(share, dim, total, dist.group.WORLD, world_size, SPEEDS)
                 if not torch.equal(gathered, whole):
                     wrong.append(f"{dtype} {total} {dim} by speed")
