@@ -270,18 +270,20 @@ def test_out_of_memory_in_a_job_costs_the_pool_and_says_so(faulty_pool):
 
 
 @pytest.mark.slow
-def test_whoever_works_with_a_pool_that_is_restarted_reads_so(faulty_pool):
+@pytest.mark.parametrize("action", ["restart", "stop"])
+def test_whoever_works_with_a_pool_that_is_stopped_or_restarted_reads_so(faulty_pool, action):
     pool = faulty_pool()
     restarts: list[threading.Thread] = []
 
     def restart(*_):
         if not restarts:
-            restarts.append(threading.Thread(target=pool.client.restart))
+            restarts.append(threading.Thread(target=getattr(pool.client, action)))
             restarts[0].start()
 
     with pytest.raises(PoolError, match=r"^The pool was restarted while it worked for this\. Queue"):
         pool.sample("hang 0 1", on_progress=restart)
     restarts[0].join()
+    assert (pool.client.pool is None) == (action == "stop")
     pool.check_works()
     pool.remember()
 

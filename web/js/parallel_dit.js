@@ -1,5 +1,7 @@
-// The canvas side of Parallel DiT: a setting, which nodes/start_setting.py reads when ComfyUI starts, and node sizes.
+// The canvas side of Parallel DiT: its settings, its style, and node sizes.
 import { app } from "../../../scripts/app.js";
+
+const settings = await (await fetch(new URL("../settings.json", import.meta.url))).json();
 
 const style = document.createElement("link");
 style.rel = "stylesheet";
@@ -24,17 +26,5 @@ app.registerExtension({
     const weights = node.widgets?.find((widget) => widget.name === "weights");
     if (weights?.value === "dealt") weights.value = "spread";
   },
-  settings: [
-    {
-      id: "ParallelDiT.StartDevices",
-      category: ["Parallel DiT", "Pool", "StartDevices"],
-      sortOrder: 3,
-      name: "Start the pool together with ComfyUI, on these devices",
-      tooltip:
-        "auto for all GPUs, numbers such as 0,1, or cpu:2. Empty: those of the last session, if it used them. " +
-        "none: the first prompt starts it. Takes effect at ComfyUI's next start.",
-      type: "text",
-      defaultValue: "",
-    },
-  ],
+  settings, // nodes/panel/settings.py reads them, where a file of settings may hold anything
 });
