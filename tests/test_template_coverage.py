@@ -9,7 +9,15 @@ from benchmarks.template_coverage.file_names import find_runner
 from benchmarks.template_coverage.installed import installed_version, read_templates
 from benchmarks.template_coverage.judgement import judge
 from benchmarks.template_coverage.loops import step_reasons
-from benchmarks.template_coverage.models_page import PAGE, families_of, version_of, write_families, write_page
+from benchmarks.template_coverage.models_page import (
+    EXECUTED_PAGE,
+    PAGE,
+    families_of,
+    version_of,
+    write_executed,
+    write_families,
+    write_page,
+)
 from benchmarks.template_coverage.node_types import NODE_TYPES, SAMPLERS, Effect, NodeType
 from benchmarks.template_coverage.prompt_graph import read_prompt
 from benchmarks.template_coverage.totals import judge_all, reason_totals, total_lines
@@ -336,3 +344,5 @@ def test_installed_templates_are_all_known():
     page, version = PAGE.read_text(encoding="utf-8"), installed_version()
     if version_of(page) == version:
         assert page == write_page(judged, version), "run: python -m benchmarks.template_coverage --write-docs"
+        executed = EXECUTED_PAGE.read_text(encoding="utf-8")
+        assert executed == write_executed(judged), "run: python -m benchmarks.template_coverage --write-docs"

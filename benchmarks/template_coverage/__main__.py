@@ -1,4 +1,4 @@
-"""Prints which official templates convert to our loaders; `--write-docs` makes docs/models.md of it."""
+"""Prints which official templates convert to our loaders; `--write-docs` makes pages of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def main() -> int:
     """Command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.template_coverage", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found of each template")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/models.md")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="write docs/models.md and benchmarks/results/templates_executed.md"
+    )
     parser.add_argument("--execute", type=int, metavar="N", help="run N that convert, small, against the same graph")
     parser.add_argument("--seed", type=int, default=0, help="which ones are drawn for --execute")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="run these for --execute")
@@ -61,9 +63,15 @@ def main() -> int:
         }
         arguments.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     if arguments.write_docs:
-        from .models_page import PAGE, write_page  # imports torch, for diffusers' families
+        from .models_page import (
+            EXECUTED_PAGE,
+            PAGE,
+            write_executed,
+            write_page,
+        )  # imports torch, for diffusers' families
 
         PAGE.write_text(write_page(judged, version), encoding="utf-8")
+        EXECUTED_PAGE.write_text(write_executed(judged), encoding="utf-8")
     return 0
 
 

@@ -16,6 +16,7 @@ from .totals import Judged, reason_totals, step_totals, total, total_lines
 
 CANVAS = Path(__file__).resolve().parents[1] / "results" / "templates_on_canvas.json"
 EXECUTED = Path(__file__).resolve().parents[1] / "results" / "templates_executed.json"
+EXECUTED_PAGE = EXECUTED.with_suffix(".md")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _TEMPLATES = "## Official templates"
 
@@ -115,7 +116,7 @@ go step by step; a template may have several reasons:
 
 
 def write_executed(judged: Sequence[Judged]) -> str:
-    """The part of the page that says which templates were run, by the file of results."""
+    """The page that says which templates were run, by the file of results."""
     found = json.loads(EXECUTED.read_text(encoding="utf-8"))
     loops = {each.name: "pool" if each.loops_in_pool else f"steps: {', '.join(each.steps)}" for each in judged}
     rows = "\n".join(
@@ -124,7 +125,7 @@ def write_executed(judged: Sequence[Judged]) -> str:
         for each in found["executed"]
     )
     left = "\n".join(f"| `{each['name']}` | {each['error'].replace('|', ' ')} |" for each in found["left"])
-    return f"""## Executed templates
+    return f"""# Executed templates
 
 {len(found["executed"])} templates that convert, run from loader to sampler in a real ComfyUI on two ranks of a CPU, in
 float32, against the same graph with Load Diffusion Model: {found["drawn"]}. `python -m
@@ -141,7 +142,8 @@ Tried as well, and not run, as nothing stands in for what they need, or ComfyUI'
 
 | Template | Why |
 |---|---|
-{left}"""
+{left}
+"""
 
 
 def write_canvas() -> str:
@@ -159,7 +161,18 @@ and choices were valid, {"in all of them" if not others else f"but for these:{ot
 
 def write_page(judged: Sequence[Judged], version: str) -> str:
     """The whole page."""
-    return f"{write_families()}\n\n{write_templates(judged, version)}\n\n{write_canvas()}\n\n{write_executed(judged)}\n"
+    parts = write_families(), write_templates(judged, version), write_canvas(), write_run()
+    return "\n\n".join(parts) + "\n"
+
+
+def write_run() -> str:
+    """The part of the page that says how many templates were run."""
+    found = json.loads(EXECUTED.read_text(encoding="utf-8"))
+    return f"""## Executed templates
+
+{len(found["executed"])} templates that convert were run from loader to sampler in a real ComfyUI on two ranks of a CPU,
+with small files, beside the same graph with Load Diffusion Model, and differ by rounding:
+[which, by how much, and why the others were not](../benchmarks/results/templates_executed.md)."""
 
 
 def families_of(page: str) -> str:
