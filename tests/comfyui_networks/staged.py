@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -97,8 +98,20 @@ def run_flux(rank: int, world_size: int, comfyui: str, cases: list[dict[str, Any
     return found
 
 
+def _in_bfloat16(network: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A call's arguments so, and the network, but for what ComfyUI keeps in float32."""
+    network.to(torch.bfloat16)
+    if hasattr(network, "patch_embedding"):
+        network.patch_embedding.float()
+    return {
+        name: value.bfloat16() if name != "timestep" and isinstance(value, torch.Tensor) and value.is_floating_point()
+        else value
+        for name, value in arguments.items()
+    }  # fmt: skip
+
+
 @torch.no_grad()
-def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str], stages: int) -> dict[str, Any]:
+def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str], stages: int, dtype: str) -> dict[str, Any]:
     """Network -> on the last stage, how far it is from the whole network: all tokens at once, and patch by patch.
 
     Keys and values are kept of the same latent, so that every patch has the whole forward's rows.
@@ -113,6 +126,9 @@ def run_tiny(rank: int, world_size: int, comfyui: str, names: list[str], stages:
     for name in names:
         tiny = TINY[name]()
         case, arguments = next(iter(tiny.calls.items()))
+        if dtype == "bfloat16":
+            arguments = _in_bfloat16(tiny.network, arguments)
+            tiny = replace(tiny, calls={case: arguments})
         expected = flatten_rows(call(tiny, case))
         given = {key: value for key, value in arguments.items() if key not in ("x", "timestep")}
         x = arguments["x"] if mesh.coordinate["pipe"] == 0 else torch.full_like(arguments["x"], float("nan"))

@@ -38,11 +38,11 @@ CASES = {
 FAMILIES = [
     "flux", "flux2", "chroma", "qwen-image", "qwen-image layered", "mage-flow", "z-image", "lumina 2", "sd3.5 large",
     "sd3.5 medium", "auraflow", "joyimage", "pixart", "hunyuan video", "hunyuan video 1.5", "hunyuan image", "wan t2v",
-    "wan i2v", "wan camera", "wan s2v", "humo", "z-image omni",
+    "wan i2v", "wan camera", "wan s2v", "humo", "z-image omni", "hunyuandit",
 ]  # fmt: skip
 
 
-DEEP = ["flux", "flux2", "chroma", "z-image", "auraflow", "hunyuan video"]
+DEEP = ["flux", "flux2", "chroma", "z-image", "auraflow", "hunyuan video", "hunyuandit"]
 """Those that have blocks for three stages."""
 
 
@@ -50,9 +50,17 @@ DEEP = ["flux", "flux2", "chroma", "z-image", "auraflow", "hunyuan video"]
 def test_every_patch_has_the_whole_forwards_rows(world_size: int, stages: int) -> None:
     """Where keys and values are kept of the same latent; stages behind the first see nothing of it."""
     names = DEEP if world_size == 3 else FAMILIES
-    arguments = {"comfyui": str(COMFYUI), "names": names, "stages": stages}
+    arguments = {"comfyui": str(COMFYUI), "names": names, "stages": stages, "dtype": "float32"}
     found = run_ranks(world_size, "tests.comfyui_networks.staged:run_tiny", arguments)[-1]
     assert all(len(found[name]) == 4 and max(found[name]) < 1e-5 for name in names), found
+
+
+@pytest.mark.slow
+def test_tokens_keep_their_type_from_stage_to_stage() -> None:
+    names = ["flux", "qwen-image", "z-image", "sd3.5 medium", "hunyuan video", "wan t2v"]
+    arguments = {"comfyui": str(COMFYUI), "names": names, "stages": 2, "dtype": "bfloat16"}
+    found = run_ranks(2, "tests.comfyui_networks.staged:run_tiny", arguments)[-1]
+    assert all(max(found[name]) < 1e-2 for name in names), found
 
 
 @pytest.mark.parametrize("world_size", CASES)
