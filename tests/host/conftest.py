@@ -80,3 +80,17 @@ def formats(host) -> Iterator[list[str]]:
     yield names
     for name in names:
         (folder / f"{name}.safetensors").unlink()
+
+
+@pytest.fixture(scope="module")
+def gguf(host) -> Iterator[None]:
+    """GGUF files of one model, and the pack that reads them."""
+    from .small_files import write_gguf_files
+
+    if "UnetLoaderGGUF" not in host.get("/object_info"):
+        pytest.skip("ComfyUI-GGUF is not there: set COMFYUI_GGUF_PATH to it, and install its package gguf")
+    host.needs_small_flux()
+    files = write_gguf_files(host)
+    yield
+    for file in files:
+        file.unlink()

@@ -1,4 +1,4 @@
-"""Small files of the families that ComfyUI's own networks run, made by ComfyUI's code in a process of its own."""
+"""Small model files, made by ComfyUI's code, or by the package of its GGUF files, in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 
 from .comfy_host import ComfyHost
 from .find_host import PACK_ROOT
+from .workflow import MODEL
+
+GGUF_TYPES = ("Q8_0", "Q4_0", "F16", "BF16")
 
 
 def write_small_files(host: ComfyHost, folder: Path, names: Iterable[str]) -> dict[str, str]:
@@ -27,3 +30,12 @@ def write_small_files(host: ComfyHost, folder: Path, names: Iterable[str]) -> di
     )
     assert done.stdout, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def write_gguf_files(host: ComfyHost) -> list[Path]:
+    """Write the model of the tests as GGUF files, one of each type."""
+    folder = host.base / "models" / "diffusion_models"
+    script = PACK_ROOT / "tests" / "comfyui_networks" / "gguf_files.py"
+    command = [host.host.python, str(script), "flux", str(folder / MODEL), str(folder), *GGUF_TYPES]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": host.host.python_path}, timeout=600, check=True)
+    return [folder / f"{name}.gguf" for name in GGUF_TYPES]

@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.tiny_lora import FLUX, write_lora
 
+from .small_files import GGUF_TYPES
 from .test_lora import Lora, with_loras
-from .workflow import LOADER, MODEL, SAVE, Prompt, Workflow, node
+from .workflow import SAVE, Prompt, Workflow
 
 pytestmark = pytest.mark.host
 
-TYPES = ("Q8_0", "Q4_0", "F16", "BF16")
 TOLERANCE = 1e-4
 """Of the latent's scale."""
 BASE = Workflow(steps=2, cfg=4.0, lengths=(9, 5))
 
 
 @pytest.fixture(scope="module")
-def files(host) -> Iterator[None]:
+def files(host, gguf) -> Iterator[None]:
     """A model in GGUF's types, and a LoRA."""
-    if "UnetLoaderGGUF" not in host.get("/object_info"):
-        pytest.skip("ComfyUI-GGUF is not there: set COMFYUI_GGUF_PATH to it, and install its package gguf")
-    host.needs_small_flux()
-    folder = host.base / "models" / "diffusion_models"
-    script = Path(__file__).parents[1] / "comfyui_networks" / "gguf_files.py"
-    command = [host.host.python, str(script), "flux", str(folder / MODEL), str(folder), *TYPES]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": host.host.python_path}, timeout=600, check=True)
     lora = host.base / "models" / "loras" / "gguf.safetensors"
     lora.parent.mkdir(exist_ok=True)
     write_lora(lora, FLUX)
     yield
-    for path in [*(folder / f"{name}.gguf" for name in TYPES), lora]:
-        path.unlink()
-
-
-def native(workflow: Workflow) -> Prompt:
-    prompt = workflow.on("native").prompt()
-    loader = LOADER if LOADER in prompt else "model"
-    prompt[loader] = node("UnetLoaderGGUF", unet_name=workflow.model)
-    return prompt
+    lora.unlink()
 
 
 def latent(host, prompt: Prompt) -> torch.Tensor:
@@ -59,10 +41,10 @@ def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", GGUF_TYPES)
 def test_a_gguf_file_gives_what_the_packs_own_loader_gives(host, files, name):
     workflow = replace(BASE, model=f"{name}.gguf")
-    wanted = latent(host, native(workflow))
+    wanted = latent(host, workflow.prompt())
     for devices in ("cpu:1", "cpu:2"):
         run = host.run(workflow.on(devices).prompt())
         assert_same(host.latent(run, SAVE), wanted)
@@ -76,7 +58,7 @@ def test_a_lora_comes_and_goes_beside_quantised_weights(host, files, name):
     sets = [(), (Lora("gguf", 0.8),), (Lora("gguf", -0.5), Lora("gguf", 0.3)), ()]
     ours = [latent(host, with_loras(workflow.on("cpu:2").prompt(), *loras)) for loras in sets]
     for loras, given in zip(sets[1:3], ours[1:3], strict=True):
-        assert_same(given, latent(host, with_loras(native(workflow), *loras)))
+        assert_same(given, latent(host, with_loras(workflow.prompt(), *loras)))
     assert (ours[1] - ours[0]).abs().max() > 10 * TOLERANCE * ours[0].abs().max()
     assert torch.equal(ours[3], ours[0])
 

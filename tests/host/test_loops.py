@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 
 import pytest
+import torch
 
+from .older_host import name_version
 from .test_same_picture import PICTURE
-from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
+from .workflow import FIRST, SAMPLER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
 
@@ -20,13 +25,79 @@ SAMPLERS = [
     "res_multistep_ancestral_cfg_pp", "gradient_estimation", "gradient_estimation_cfg_pp", "er_sde", "seeds_2",
     "seeds_3", "sa_solver", "sa_solver_pece", "ddim", "uni_pc", "uni_pc_bh2",
 ]  # fmt: skip
+OF_CI = {"euler", "res_multistep", "er_sde"}
+"""The samplers that official templates use most."""
 NODES = {
     "KSampler": Workflow(),
     "KSampler, cfg, a batch": Workflow(cfg=4.0, lengths=(9, 5), latent=(0, 2, 14, 20)),
     "KSampler, a mask, denoise 0.6": Workflow(cfg=4.0, latent=PICTURE, mask=True, denoise=0.6),
-    "KSampler Advanced": Workflow(sampler_node="KSamplerAdvanced", cfg=4.0, latent=PICTURE, steps=6),
+    "KSampler Advanced, start and end": Workflow(sampler_node="KSamplerAdvanced", cfg=4.0, latent=PICTURE, steps=6),
     "SamplerCustomAdvanced": Workflow(sampler_node="SamplerCustomAdvanced", cfg=4.0),
+    "SamplerCustomAdvanced, split sigmas, a batch": Workflow(
+        sampler_node="SamplerCustomAdvanced", cfg=4.0, latent=(9, 2, 14, 20), steps=6, split=3
+    ),
+    "SamplerCustom, split sigmas, a mask": Workflow(
+        sampler_node="SamplerCustom", cfg=4.0, latent=PICTURE, mask=True, steps=6, split=2
+    ),
 }
+OF_FORMATS = {"scaled fp8": "scaled_fp8", "int8": "int8_tensorwise"}
+FILES = {
+    "diffusers": Workflow(),
+    "ComfyUI": Workflow(network="ComfyUI"),
+    "scaled fp8": Workflow(model=f"{OF_FORMATS['scaled fp8']}.safetensors"),
+    "int8": Workflow(model=f"{OF_FORMATS['int8']}.safetensors", attention="ComfyUI"),
+    "GGUF": Workflow(model="Q8_0.gguf"),
+}
+"""Networks and formats of one model. int8 turns last bits into levels of quantisation, so it is on one rank alone, with
+ComfyUI's attention."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: a name in FILES, ranks, a name in NODES, and one of SAMPLERS."""
+
+    file: str
+    ranks: int
+    by: str
+    sampler: str
+
+    @property
+    def id(self) -> str:
+        """Its test's name."""
+        return f"{self.file}-{self.ranks}-{self.by}-{self.sampler}"
+
+    @property
+    def marks(self) -> tuple[pytest.MarkDecorator, ...]:
+        """Its tier."""
+        if self.ranks == 1 or self.sampler not in OF_CI:
+            return (pytest.mark.long,)
+        return () if (self.by, self.sampler) == ("KSampler, cfg, a batch", "er_sde") else (pytest.mark.slow,)
+
+    @property
+    def workflow(self) -> Workflow:
+        """With Load Diffusion Model."""
+        file = FILES[self.file]
+        return replace(NODES[self.by], sampler=self.sampler, model=file.model)
+
+    @property
+    def parallel(self) -> Workflow:
+        """Over the ranks."""
+        file = FILES[self.file]
+        return replace(self.workflow, loader=f"cpu:{self.ranks}", network=file.network, attention=file.attention)
+
+
+def rows() -> Iterator[Row]:
+    """One rank: every sampler with every file, under a node each. On two and three: every sampler under every node, and
+    with every file but int8's, and every other pair of two of these."""
+    files, nodes = list(FILES), list(NODES)
+    for (f, file), (s, sampler) in product(enumerate(files), enumerate(SAMPLERS)):
+        yield Row(file, 1, nodes[(f + s) % len(nodes)], sampler)
+    files.remove("int8")
+    shared = [
+        Row(files[(n + s) % len(files)], 2 + (s // len(files) + n) % 2, by, sampler)
+        for (n, by), (s, sampler) in product(enumerate(nodes), enumerate(SAMPLERS))
+    ]
+    yield from sorted(shared, key=lambda row: (row.ranks, files.index(row.file)))  # models stay loaded
 
 
 GUIDANCE = {
@@ -51,20 +122,37 @@ GUIDANCE = {
 """Nodes that set a function around guidance, and their inputs."""
 
 
+@pytest.fixture(scope="module")
+def native(host) -> Callable[[Workflow], torch.Tensor]:
+    """Load Diffusion Model's latents, each made once."""
+    return cache(lambda workflow: host.latent(host.run(workflow.prompt()), SAVE))
+
+
+def gives_in_the_pool(host, wanted: torch.Tensor, parallel: Prompt) -> None:
+    """Assert that loops in the pool give Load Diffusion Model's latent, to 1e-4 of its scale."""
+    latent = host.latent(host.run(parallel), SAVE)
+    assert wanted.std() > 0.1
+    assert (latent - wanted).abs().max() < 1e-4 * max(1.0, float(wanted.abs().max()))
+    for run in host.get("/parallel_dit/status")["runs"][: 2 if FIRST in parallel else 1]:
+        assert run["loop"] == "pool", run["why"]
+
+
 def in_the_pool(host, workflow: Prompt, parallel: Prompt) -> None:
-    """Assert that a loop in the pool gives Load Diffusion Model's latent, to 1e-4 of its scale."""
-    ours, theirs = (host.latent(host.run(each), SAVE) for each in (parallel, workflow))
-    assert theirs.std() > 0.1
-    assert (ours - theirs).abs().max() < 1e-4 * max(1.0, float(theirs.abs().max()))
-    assert host.last_run()["loop"] == "pool", host.last_run()["why"]
+    """The same, with Load Diffusion Model's latent made here."""
+    gives_in_the_pool(host, host.latent(host.run(workflow), SAVE), parallel)
 
 
-@pytest.mark.slow_but_for("KSampler, cfg, a batch-er_sde")
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("by", NODES)
-def test_every_sampler_runs_in_the_pool_under_every_node(host, by, sampler):
-    workflow = replace(NODES[by], sampler=sampler)
-    in_the_pool(host, workflow.prompt(), workflow.on("cpu:2").prompt())
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.id, marks=row.marks) for row in rows()])
+def test_every_sampler_runs_in_the_pool_under_every_node(host, native, request, row):
+    if row.file == "GGUF":
+        request.getfixturevalue("gguf")
+    elif row.file in OF_FORMATS and OF_FORMATS[row.file] not in request.getfixturevalue("formats"):
+        pytest.skip(f"{name_version(host.host.path)} has no {row.file}")
+    gives_in_the_pool(host, native(row.workflow), row.parallel.prompt())
+
+
+def test_the_table_has_every_sampler_of_this_comfyui(host):
+    assert {*host.get("/object_info/KSampler")["KSampler"]["input"]["required"]["sampler_name"][0]} <= {*SAMPLERS}
 
 
 @pytest.mark.slow
@@ -95,7 +183,7 @@ def test_functions_around_guidance_run_in_the_ranks(host, name, devices):
     plain = host.latent(host.run(workflow.prompt()), SAVE)
     changed = host.latent(host.run(guided(workflow, name)), SAVE)
     assert (changed - plain).abs().max() > 0.01  # or else nothing would be tested
-    in_the_pool(host, guided(workflow, name), guided(workflow.on(devices), name))
+    gives_in_the_pool(host, changed, guided(workflow.on(devices), name))
 
 
 @pytest.mark.slow

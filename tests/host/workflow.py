@@ -11,6 +11,8 @@ MODEL = "tiny.safetensors"
 OF_FLUX = ("schnell.safetensors", "canny.safetensors")
 """Files that are FLUX.1 in every ComfyUI."""
 SAVE, SAMPLER, LOADER = "save", "sampler", "loader"
+FIRST = "first"
+"""Node of the first of two samplers."""
 
 
 def link(node: str, output: int = 0) -> list[Any]:
@@ -34,7 +36,8 @@ class Workflow:
 
     Args:
         loader: "native" (Load Diffusion Model), or the devices of Parallel Config.
-        sampler_node: KSampler, ParallelSampler, KSamplerAdvanced or SamplerCustomAdvanced.
+        sampler_node: KSampler, ParallelSampler, KSamplerAdvanced, SamplerCustom or SamplerCustomAdvanced.
+        split: step at which another sampler goes on, of the last two kinds; 0 is none.
         lengths: tokens of the positive and the negative prompt.
         latent: seed (0 is empty), batch, height, width.
         taken: first and number of the pictures that Latent From Batch takes out; none takes all.
@@ -51,6 +54,7 @@ class Workflow:
     scheduler: str = "simple"
     cfg: float = 1.0
     steps: int = 4
+    split: int = 0
     seed: int = 5
     denoise: float = 1.0
     lengths: tuple[int, int] = (7, 7)
@@ -94,13 +98,16 @@ class Workflow:
         return graph
 
     @property
-    def _native_dtype(self) -> str:
-        """What Load Diffusion Model is told: it has float8 types alone."""
-        return self.weight_dtype if self.weight_dtype.startswith("fp8") else "default"
+    def _native_loader(self) -> dict[str, Any]:
+        """Load Diffusion Model, which has float8 types alone, or for GGUF files its pack's loader."""
+        if self.model.endswith(".gguf"):
+            return node("UnetLoaderGGUF", unet_name=self.model)
+        dtype = self.weight_dtype if self.weight_dtype.startswith("fp8") else "default"
+        return node("UNETLoader", unet_name=self.model, weight_dtype=dtype)
 
     def _model(self) -> Prompt:
         if self.loader == "native":
-            loaded = {LOADER: node("UNETLoader", unet_name=self.model, weight_dtype=self._native_dtype)}
+            loaded = {LOADER: self._native_loader}
         else:
             auto = dict.fromkeys(("cfg", "data", "ulysses"), "auto") | {"attention": self.attention}
             piped: dict[str, Any] = {}
@@ -130,23 +137,8 @@ class Workflow:
 
     def _sampling(self, model: list[Any], latent: list[Any]) -> Prompt:
         conds = {"positive": link("positive"), "negative": link("negative")}
-        if self.sampler_node == "SamplerCustomAdvanced":
-            return {
-                "noise": node("RandomNoise", noise_seed=self.seed),
-                "guider": node("CFGGuider", model=model, cfg=self.cfg, **conds),
-                "method": node("KSamplerSelect", sampler_name=self.sampler),
-                "sigmas": node(
-                    "BasicScheduler", model=model, scheduler=self.scheduler, steps=self.steps, denoise=self.denoise
-                ),
-                SAMPLER: node(
-                    "SamplerCustomAdvanced",
-                    noise=link("noise"),
-                    guider=link("guider"),
-                    sampler=link("method"),
-                    sigmas=link("sigmas"),
-                    latent_image=latent,
-                ),
-            }
+        if self.sampler_node.startswith("SamplerCustom"):
+            return self._custom_sampling(model, latent, conds)
         common = {
             "model": model,
             "steps": self.steps,
@@ -160,6 +152,32 @@ class Workflow:
             steps = {"start_at_step": 1, "end_at_step": self.steps - 1, "return_with_leftover_noise": "enable"}
             return {SAMPLER: node("KSamplerAdvanced", add_noise="enable", noise_seed=self.seed, **common, **steps)}
         return {SAMPLER: node(self.sampler_node, seed=self.seed, denoise=self.denoise, **common)}
+
+    def _custom_sampling(self, model: list[Any], latent: list[Any], conds: dict[str, list[Any]]) -> Prompt:
+        """Samplers that take sigmas: one, or two of which the second goes on with the first one's latent."""
+        graph = {
+            "method": node("KSamplerSelect", sampler_name=self.sampler),
+            "sigmas": node(
+                "BasicScheduler", model=model, scheduler=self.scheduler, steps=self.steps, denoise=self.denoise
+            ),
+        }
+        advanced = self.sampler_node == "SamplerCustomAdvanced"
+        if advanced:
+            graph["guider"] = node("CFGGuider", model=model, cfg=self.cfg, **conds)
+        parts = [(SAMPLER, latent, link("sigmas"))]
+        if self.split:
+            graph["parts"] = node("SplitSigmas", sigmas=link("sigmas"), step=self.split)
+            parts = [(FIRST, latent, link("parts")), (SAMPLER, link(FIRST), link("parts", 1))]
+        for number, (name, start, sigmas) in enumerate(parts):
+            inputs: dict[str, Any] = {"sampler": link("method"), "sigmas": sigmas, "latent_image": start}
+            if advanced:
+                noise = f"noise {name}"
+                graph[noise] = node("DisableNoise") if number else node("RandomNoise", noise_seed=self.seed)
+                inputs |= {"noise": link(noise), "guider": link("guider")}
+            else:
+                inputs |= {"model": model, "add_noise": not number, "noise_seed": self.seed, "cfg": self.cfg, **conds}
+            graph[name] = node(self.sampler_node, **inputs)
+        return graph
 
 
 def _rename(graph: Prompt, old: str, new: str) -> Prompt:
