@@ -211,6 +211,17 @@ class ComfyHost:
         raise AssertionError(f"ComfyUI did not answer within {START_SECONDS} s; log:\n{self.log_tail()}")
 
 
+def beside(first: ComfyHost, base: Path) -> ComfyHost:
+    """A second ComfyUI, with the models of the first; the caller ends it."""
+    second = ComfyHost(first.host, base)
+    second.small_flux = first.small_flux
+    # Links in its own folders: other folders in their place could be of the same age, and ComfyUI would not look.
+    for folder in ("diffusion_models", "diffusers"):
+        for model in (first.base / "models" / folder).iterdir():
+            (second.base / "models" / folder / model.name).symlink_to(model)
+    return second
+
+
 def _command(host: Host, base: Path) -> list[str]:
     return [
         host.python,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.patience import wait_until
 
-from .comfy_host import ComfyHost, Run
+from .comfy_host import Run, beside
 from .test_graph_stays_a_graph import LONG, pool_pids
 from .workflow import Workflow
 
@@ -19,12 +19,8 @@ class Killed(Exception):
 
 @pytest.fixture
 def other(host, tmp_path):
-    """A second ComfyUI, with the models of the first."""
-    second = ComfyHost(host.host, tmp_path / "base")
-    # Links in its own folders: other folders in their place could be of the same age, and ComfyUI would not look.
-    for folder in ("diffusion_models", "diffusers"):
-        for model in (host.base / "models" / folder).iterdir():
-            (second.base / "models" / folder / model.name).symlink_to(model)
+    """A second ComfyUI."""
+    second = beside(host, tmp_path / "base")
     yield second
     second.process.kill()
     second.process.wait()
