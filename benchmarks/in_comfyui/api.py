@@ -82,6 +82,10 @@ class Api:
         """What *Unload Models* and *Free model and node cache* do."""
         self._post("/free", {"unload_models": True, "free_memory": True})
 
+    def pool_runs(self) -> list[dict[str, Any]]:
+        """The pools' last runs, the newest first."""
+        return self._get("/parallel_dit/status")["runs"]
+
     def unload_pools(self) -> None:
         """Let the pools' models go, also those that no MODEL stands for any more."""
         self._post("/parallel_dit/unload", {})

@@ -48,6 +48,7 @@ class Executed:
         latents: samplers whose latents were compared.
         difference: largest, of a latent's scale; None where it did not come to one.
         error: why it did not.
+        steps: why loops of it went step by step, by the pool's status.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Executed:
     latents: int = 0
     difference: float | None = None
     error: str = ""
+    steps: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -134,6 +136,7 @@ class Execution:
                 for old in folder.iterdir():
                     old.unlink()
                 graph = small.make(devices, network, str(folder), weight_dtype)
+                began = time.time()
                 run = self._server.run(graph, time.monotonic() + _SECONDS)
                 if run.error:
                     return Executed(judged.name, files, error=f"{name}: {run.error}"[:400])
@@ -144,6 +147,7 @@ class Execution:
                 if missing := [n for n in range(small.samplers) if not (folder / f"{n}.safetensors").exists()]:
                     return Executed(judged.name, files, error=f"{name}: ComfyUI left out samplers {missing}")
                 folders[name] = folder
+            steps = self._steps(began)
         except (CannotStandIn, MeasurementError) as error:
             self._server.settle(30)
             return Executed(judged.name, files, error=str(error)[:400])
@@ -153,7 +157,12 @@ class Execution:
             if latent.shape != wanted.shape or not wanted.std() > 0:
                 return Executed(judged.name, files, number, error=f"latents of {latent.shape} and {wanted.shape}")
             differences.append(float((latent - wanted).abs().max() / wanted.abs().max()))
-        return Executed(judged.name, files, len(differences), max(differences, default=None))
+        return Executed(judged.name, files, len(differences), max(differences, default=None), steps=steps)
+
+    def _steps(self, began: float) -> tuple[str, ...]:
+        """Why loops that ran since a moment went step by step."""
+        ran = [run for run in self._server.api.pool_runs() if run["ended"] >= began]
+        return tuple(dict.fromkeys(run["why"] for run in reversed(ran) if run["loop"] == "steps"))
 
     def _leave_light(self, wanted: tuple[str, ...]) -> None:
         """Let the models of the templates before go: ComfyUI and both ranks have a copy of each."""
@@ -242,6 +251,7 @@ def execute_all(
                 found = execution.execute(each, by_name[each.name])
                 done.append(found)
                 shown = found.error or f"{found.difference:.1e} of scale, {found.latents} latents"
+                shown += "".join(f", step by step: {why}" for why in found.steps)
                 mark = "same" if found.same else "NOT"
                 seconds = time.monotonic() - began
                 print(f"{mark:4} {each.name} [{', '.join(found.files)}] {shown} {seconds:.0f} s", flush=True)
