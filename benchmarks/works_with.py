@@ -1,4 +1,5 @@
-"""Writes docs/works-with.md: what becomes of each node that takes a MODEL. python -m benchmarks.works_with"""
+"""Writes docs/works-with.md, what becomes of each node that takes a MODEL, and what was measured of them:
+`python -m benchmarks.works_with`."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from benchmarks.node_distances import RESULTS
 from nodes.model_nodes import MODEL_NODES, How
 
 PAGE = Path(__file__).parents[1] / "docs" / "works-with.md"
+MEASURED = RESULTS.with_suffix(".md")
 _HEAD = """# Works with
 
 <!-- Made by `python -m benchmarks.works_with` of nodes/model_nodes.py and of what benchmarks/node_distances.py
@@ -32,8 +34,7 @@ another forward into the network while it is called, as TeaCache does, would cha
 by what it replaced (tests/host/test_graph_stays_a_graph.py).
 """
 
-_MEASURED = """
-## Measured
+_MEASURED = """# Nodes that take a MODEL, measured
 
 `python -m benchmarks.node_distances` runs each node that makes a MODEL of one MODEL and plain values, with the node's
 defaults, on a tiny FLUX in a real ComfyUI: with Load Diffusion Model, and with Parallel Loader on two ranks (CPU,
@@ -66,11 +67,13 @@ def write_page() -> str:
         for why in reasons:
             names = ", ".join(f"`{name}`" for name in sorted(named) if named[name].why == why)
             lines.append(f"| {names} | {why} |")
-    return "\n".join(lines) + "\n" + _measured(json.loads(RESULTS.read_text(encoding="utf-8")))
+    lines.append("\nHow far each is from Load Diffusion Model was [measured](../benchmarks/results/works_with.md).")
+    return "\n".join(lines) + "\n"
 
 
-def _measured(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """What the suite found, by node and version of ComfyUI."""
+def write_measured() -> str:
+    """The page of what the suite found, by node and version of ComfyUI."""
+    results: Mapping[str, Mapping[str, Mapping[str, Any]]] = json.loads(RESULTS.read_text(encoding="utf-8"))
     versions = list(results)
     lines = [_MEASURED, f"| Node | {' | '.join(f'ComfyUI {version}' for version in versions)} |"]
     lines.append("|---" * (len(versions) + 1) + "|")
@@ -83,3 +86,4 @@ def _measured(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(write_page(), encoding="utf-8")
+    MEASURED.write_text(write_measured(), encoding="utf-8")

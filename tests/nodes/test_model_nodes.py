@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.node_distances import RESULTS, wrong
 from benchmarks.template_coverage.node_types import NODE_TYPES, Effect
-from benchmarks.works_with import PAGE, write_page
+from benchmarks.works_with import MEASURED, PAGE, write_measured, write_page
 from nodes.model_nodes import MODEL_NODES, How
 from parallel_runtime.networks.comfyui.patch_rules import GUIDANCE_RULES, PATCH_RULES
 from tests.comfyui_checkout import HOW, find_comfyui
@@ -74,5 +74,6 @@ def test_what_was_measured_is_as_the_table_says():
         assert not wrong(found), version
 
 
-def test_the_page_is_made_of_the_table():
+def test_the_pages_are_made_of_the_table_and_the_results():
     assert PAGE.read_text(encoding="utf-8") == write_page(), "run: python -m benchmarks.works_with"
+    assert MEASURED.read_text(encoding="utf-8") == write_measured(), "run: python -m benchmarks.works_with"
