@@ -120,6 +120,17 @@ def as_sd3(nets: ComfyHost, workflow: Workflow, controls: list[Control]) -> tupl
     return replace(workflow, model=SD3_FILE), [(OF_SD3, settings) for _, settings in controls]
 
 
+@pytest.mark.slow
+def test_stages_take_residuals_step_by_step(nets):
+    """What a ControlNet adds behind a block is added on the stage that has the block, or takes over behind it."""
+    workflow, controls = CASES["CFG, unequal prompts"]
+    staged = replace(workflow.on("cpu:2"), stages=(2, 2, 1), network="ComfyUI")
+    wanted = nets.latent(nets.run(controlled(workflow, controls)), SAVE)
+    ours = nets.latent(nets.run(controlled(staged, controls)), SAVE)
+    assert wanted.std() > 0.1
+    assert (ours - wanted).abs().max() < TOLERANCE * wanted.abs().max()
+
+
 @pytest.mark.slow_but_for("a part of the steps")
 @pytest.mark.parametrize("name", CASES)
 def test_a_controlnet_does_to_ours_what_it_does_to_comfyuis_own(nets, name):
