@@ -1,9 +1,17 @@
-"""The pack ComfyUI-GGUF, from where ComfyUI has it: its reader of GGUF files and its operations on their weights."""
+"""The pack ComfyUI-GGUF, from where ComfyUI has it: its reader of GGUF files and its operations on their weights.
+
+A file's header is checked before the reader sees it: "GGUF", version, counts, pairs of a key and a value, the table of
+tensors, then their bytes (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). The package `gguf` believes every
+count, and at the end of a file reads on in nothing: one array that promises 2**60 numbers would keep ComfyUI's process
+busy until its memory is full.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import math
+import struct
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,9 +21,8 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigurationError, UnsupportedModelError
+from ..errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from ..said import said
-from .gguf_header import check_gguf_header
 
 SUFFIX = ".gguf"
 _LONGEST_REASON = 300
@@ -78,3 +85,146 @@ def open_pack(folder: str) -> GgufPack:
             said("ComfyUI-GGUF in {folder} cannot be used: {error}.", folder=folder, error=error),
             "Update it, and install its requirements.",
         ) from error
+
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_LARGEST_HEADER = 16 << 20
+_MOST_TENSORS = 32_768
+_MOST_VALUES = 1 << 18
+"""In all arrays; the reader makes an object of each. Files of diffusion models have a few for each tensor."""
+_LONGEST_KEY = 512
+_MOST_DIMS = 8
+_DEEPEST = 4
+_AGAIN = "Download or copy the file again."
+_SHAPE = "comfy.gguf.orig_shape."
+_ALIGNMENT = "general.alignment"
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+
+def check_gguf_header(path: Path, sizes: Mapping[int, tuple[int, int]]) -> None:
+    """Refuse a header that promises more than the file holds, or than any model has.
+
+    Args:
+        sizes: number of a tensor's type -> (numbers in a block, bytes of a block).
+
+    Raises:
+        CheckpointError: missing, unreadable, truncated or damaged, with what is wrong.
+    """
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            start = file.read(min(size, _LARGEST_HEADER))
+    except OSError as error:
+        raise CheckpointError(
+            said("{path} cannot be read: {strerror}.", path=path, strerror=error.strerror),
+            "Check the path and its rights.",
+        ) from error
+    try:
+        _Header(start, size).check(sizes)
+    except ValueError as error:
+        raise CheckpointError(
+            said("{path} has a damaged header ({error}).", path=path, error=str(error)[:200]), _AGAIN
+        ) from error
+
+
+class _Header:
+    """The begin of a file, read from front to back. Methods raise ValueError where it is wrong.
+
+    Args:
+        start: at most as many bytes as a header may have.
+        size: bytes of the file.
+    """
+
+    def __init__(self, start: bytes, size: int):
+        self._start = start
+        self._size = size
+        self._at = 0
+        self._values = 0
+        self._alignment = 32
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def check(self, sizes: Mapping[int, tuple[int, int]]) -> None:
+        """All of it; see `check_gguf_header`."""
+        magic = self._take(len(_MAGIC))
+        if magic != _MAGIC:
+            raise ValueError(f"it starts with {magic!r}")
+        version, tensors, pairs = self._number("I"), self._number("Q"), self._number("Q")
+        if version not in _VERSIONS:
+            raise ValueError(f"its version is {version}")
+        if max(tensors, pairs) > _MOST_TENSORS:
+            raise ValueError(f"it lists {tensors} tensors and {pairs} values, and at most {_MOST_TENSORS} are read")
+        for _ in range(pairs):
+            self._pair()
+        spans = [self._tensor(sizes) for _ in range(tensors)]
+        end = self._at + -self._at % self._alignment
+        for begin, length, name in sorted((end + offset, length, name) for offset, length, name in spans):
+            if begin < end or begin + length > self._size:
+                raise ValueError(f"the place of tensor {name!r} does not fit into {self._size} bytes")
+            end = begin + length
+
+    def _take(self, count: int) -> bytes:
+        end = self._at + count
+        if end > len(self._start):
+            whole = len(self._start) == self._size
+            raise ValueError("the file ends in it" if whole else f"it has more than {_LARGEST_HEADER} bytes")
+        taken, self._at = self._start[self._at : end], end
+        return taken
+
+    def _number(self, kind: str) -> int:
+        (number,) = struct.unpack(f"<{kind}", self._take(struct.calcsize(f"<{kind}")))
+        return int(number)
+
+    def _key(self) -> str:
+        length = self._number("Q")
+        if length > _LONGEST_KEY:
+            raise ValueError(f"a name has {length} bytes, and at most {_LONGEST_KEY} are read")
+        return self._take(length).decode()
+
+    def _pair(self) -> None:
+        key, kind = self._key(), self._number("I")
+        if key == _ALIGNMENT:
+            self._alignment = self._number("I")
+            if kind != 4 or self._alignment.bit_count() != 1:
+                raise ValueError(f"its alignment is {self._alignment}")
+        elif key.startswith(_SHAPE):
+            inner, length = self._number("I"), self._number("Q")
+            if kind != _ARRAY or inner != 5 or length > _MOST_DIMS:
+                raise ValueError(f"{key!r} is no shape")
+            self._shapes[key.removeprefix(_SHAPE)] = tuple(self._number("i") for _ in range(length))
+        else:
+            self._skip(kind, 0)
+
+    def _skip(self, kind: int, depth: int) -> None:
+        if kind in _SCALARS:
+            self._take(struct.calcsize(f"<{_SCALARS[kind]}"))
+        elif kind == _STRING:
+            self._take(self._number("Q"))
+        elif kind == _ARRAY and depth < _DEEPEST:
+            inner, length = self._number("I"), self._number("Q")
+            self._values += length
+            if self._values > _MOST_VALUES:
+                raise ValueError(f"its arrays have more than {_MOST_VALUES} values")
+            for _ in range(length):
+                self._skip(inner, depth + 1)
+        else:
+            raise ValueError(f"a value has the type {kind}" if kind != _ARRAY else "its arrays are too deep")
+
+    def _tensor(self, sizes: Mapping[int, tuple[int, int]]) -> tuple[int, int, str]:
+        """Offset and length in bytes, and the name."""
+        name, dims = self._key(), self._number("I")
+        if dims > _MOST_DIMS:
+            raise ValueError(f"tensor {name!r} has {dims} dimensions")
+        shape = [self._number("Q") for _ in range(dims)]
+        kind, offset = self._number("I"), self._number("Q")
+        if kind not in sizes:
+            raise ValueError(f"tensor {name!r} has numbers of an unknown type, {kind}")
+        block, block_bytes = sizes[kind]
+        numbers = math.prod(shape)
+        if not numbers or (shape[0] if shape else 1) % block:
+            raise ValueError(f"the shape of tensor {name!r} is {shape}")
+        original = self._shapes.get(name, shape)
+        if min(original, default=1) < 1 or math.prod(original) != numbers:
+            raise ValueError(f"the shape of tensor {name!r} is {shape}, and was {original}")
+        return offset, numbers // block * block_bytes, name

@@ -28,12 +28,10 @@ from ..streaming.block_stream import BlockStream
 from ..streaming.shared_blocks import SharedBlocks
 from .files import identity
 from .host_file import HostFile
-from .kept_originals import FileNumbers
-from .left_in_file import LeftInFile
-from .mapped_file import MappedFile
-from .patchable_network import PatchableNetwork
-from .read_through import read_through
+from .left_in_file import LeftInFile, MappedFile
+from .patchable_network import FileNumbers, PatchableNetwork
 from .reading import OnBytes
+from .transfer import read_through
 
 
 class HeldNetwork(PatchableNetwork):

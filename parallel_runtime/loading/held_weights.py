@@ -22,8 +22,7 @@ from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, lay_out, place_tensor
 from .checkpoint import Checkpoint
 from .files import identity
-from .original_weights import OriginalWeights, apply_rule, original_rules
-from .patchable import PatchableParameters, has_room
+from .patchable import OriginalWeights, PatchableParameters, apply_rule, has_room, original_rules
 from .reading import OnBytes, cut, read
 from .transfer import to_device, to_host
 

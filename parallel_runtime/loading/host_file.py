@@ -19,12 +19,12 @@ from torch import nn
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.diffusers.spec import TensorInfo
 from ..said import Said, said
+from .checkpoint import name_contents
 from .config_limits import check_host_header
 from .files import Identity, identity
 from .gguf_pack import GgufPack, open_pack
 from .header import read_header
 from .host_model import build_model
-from .recognise import name_contents
 
 _SMALL = 1 << 16
 """Bytes of a tensor that is read: ComfyUI looks into norms and into descriptions of quantised layers."""

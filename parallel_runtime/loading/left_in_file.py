@@ -6,15 +6,19 @@ device from memory that is not pinned.
 
 from __future__ import annotations
 
+import math
+import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from .mapped_file import MappedFile
+from .header import read_header
+from .host_file import dtype_of
 from .reading import OnBytes, Piece, read, split
 
 _TICK_SECONDS = 0.1
@@ -115,3 +119,44 @@ def with_numbers(weight: Any, view: torch.Tensor) -> torch.Tensor:
         return view
     quantised: torch.Tensor = weight._copy_with(qdata=view, params=weight._params.to_device(view.device))
     return quantised
+
+
+_NORESERVE = 0x4000
+"""Linux's MAP_NORESERVE, which Python has a name for since 3.11: a file may be larger than the memory."""
+
+
+class MappedFile:
+    """See the module. Who writes to a tensor writes to a page of its own.
+
+    Args:
+        path: it stays mapped while one of its tensors is there.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: see `read_header`.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        header = read_header(path)
+        self.metadata = dict(header.metadata)
+        with path.open("rb") as file:
+            mapped = mmap.mmap(
+                file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+            )
+        whole = torch.frombuffer(mapped, dtype=torch.uint8)
+        self._begin, self._size = whole.data_ptr(), whole.numel()
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, info in header.tensors.items():
+            dtype, count = dtype_of(info.dtype), math.prod(info.shape)
+            assert dtype is not None  # or the file would not have been opened
+            flat = torch.empty(0, dtype=dtype)
+            if count:
+                flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=header.starts[name])
+            self.tensors[name] = flat.view(info.shape)
+
+    def start(self, tensor: torch.Tensor) -> int | None:
+        """The byte of the file at which a tensor's numbers lie one after the other; None where they do not."""
+        if tensor.is_meta or tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
+            return None
+        start = tensor.data_ptr() - self._begin
+        return start if 0 <= start < self._size else None

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from parallel_runtime.errors import CheckpointError, UnsupportedModelError
-from parallel_runtime.loading.gguf_header import check_gguf_header
+from parallel_runtime.loading.gguf_pack import check_gguf_header
 from parallel_runtime.loading.host_file import HostFile
 
 from .test_hostile_files import bounded  # noqa: F401 - a fixture: every test here is one of time and of memory as well

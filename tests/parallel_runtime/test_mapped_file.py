@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from parallel_runtime.loading.left_in_file import LeftInFile
-from parallel_runtime.loading.mapped_file import MappedFile
+from parallel_runtime.loading.left_in_file import LeftInFile, MappedFile
 from parallel_runtime.requests.control import Cancelled
 
 WEIGHT = torch.arange(12, dtype=torch.float32).view(3, 4)

@@ -17,8 +17,7 @@ from parallel_runtime.errors import CheckpointError, NotLoadedError, RequestErro
 from parallel_runtime.loading import held_weights, patchable_network
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.held_weights import ArenaWeights
-from parallel_runtime.loading.original_weights import OriginalWeights, original_rules
-from parallel_runtime.loading.patchable import PatchableParameters
+from parallel_runtime.loading.patchable import OriginalWeights, PatchableParameters, original_rules
 from parallel_runtime.loading.patchable_network import PatchableNetwork
 from parallel_runtime.loading.weights import build_transformer, check_weights
 from parallel_runtime.networks.comfyui.host_code import use_comfyui

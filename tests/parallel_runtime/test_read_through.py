@@ -7,13 +7,13 @@ import os
 import pytest
 
 from parallel_runtime.errors import CheckpointError
-from parallel_runtime.loading import read_through as module
-from parallel_runtime.loading.read_through import read_through
+from parallel_runtime.loading import transfer
+from parallel_runtime.loading.transfer import read_through
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 100_003])
 def test_every_byte_is_read_once(tmp_path, monkeypatch, size):
-    monkeypatch.setattr(module, "_PIECE", 1000)
+    monkeypatch.setattr(transfer, "_READ", 1000)
     path = tmp_path / "file"
     path.write_bytes(os.urandom(size))
     ranges, plain = [], os.preadv
@@ -31,11 +31,11 @@ def test_every_byte_is_read_once(tmp_path, monkeypatch, size):
 
 
 def test_who_gives_up_ends_the_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_PIECE", 10)
+    monkeypatch.setattr(transfer, "_READ", 10)
     path = tmp_path / "file"
     path.write_bytes(bytes(1000))
     monkeypatch.setattr(os, "preadv", lambda *_: 10)
-    monkeypatch.setattr(module.itertools, "count", lambda *_: iter(lambda: 0, 1))  # a file without an end
+    monkeypatch.setattr(transfer.itertools, "count", lambda *_: iter(lambda: 0, 1))  # a file without an end
 
     def give_up(done, total):
         raise KeyboardInterrupt
