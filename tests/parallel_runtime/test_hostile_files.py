@@ -183,7 +183,7 @@ def test_an_error_fits_into_a_frame_whatever_is_in_it(text):
 
 HUGE: list[tuple[dict[str, Any], str]] = [
     ({"devices": "cpu:100000000"}, "is not understood"),
-    ({"devices": "cpu:65"}, "asks for more than 64 ranks on the CPU"),
+    ({"devices": "cpu:65"}, "asks for more than 64 processes on the CPU"),
     ({"devices": "9" * 5000}, "is not understood"),
     ({"devices": "0," + "9" * 5000}, "is not understood"),
     ({"devices": "\u0663"}, "is not understood"),
