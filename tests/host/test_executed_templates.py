@@ -27,8 +27,8 @@ NAMES = ["video_ltx2_5_i2v"]
 
 
 def reasons(texts: Iterable[str]) -> set[str]:
-    """Of loops, each of which may have several, by commas."""
-    return {reason for text in texts for reason in text.split(", ")}
+    """Of loops, each of which may have several, by commas; a file does not tell a ControlNet's side."""
+    return {reason.replace("negative", "positive") for text in texts for reason in text.split(", ")}
 
 
 def read_examples() -> list[Template]:
