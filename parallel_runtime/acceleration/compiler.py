@@ -16,16 +16,8 @@ _MODULES = ("sympy", "torch._dynamo", "torch._functorch.aot_autograd", "torch._i
 
 
 def imports() -> list[Callable[[], object]]:
-    """What compiling imports, starts and reads before it begins, part by part; seconds in all."""
-    return [*(partial(importlib.import_module, name) for name in _MODULES), _start_workers, _read_sources]
-
-
-def _start_workers() -> None:
-    """Processes that make kernels, which PyTorch starts at the first graph and does without until they are up."""
-    from torch._inductor import async_compile
-
-    if start := getattr(async_compile, "maybe_warm_pool", None):  # older ones start them at that import
-        start()
+    """What compiling imports and reads before it begins, part by part; seconds in all."""
+    return [*(partial(importlib.import_module, name) for name in _MODULES), _read_sources]
 
 
 def _read_sources() -> None:

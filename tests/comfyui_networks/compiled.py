@@ -61,7 +61,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         prepare_network(made.network, described.data, split)
         held = SimpleNamespace(
             network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
-            own_cache=OwnCache(described.data),
+            stage=None, own_cache=OwnCache(described.data),
         )  # fmt: skip
         plain = HostNetwork(held, described, None, "auto", torch.float32)
         chosen: Any = _rewritten(operators) if backend == "rewritten" else backend
@@ -103,7 +103,7 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
     cut_blocks(made.network, described.data.blocks, split)
     held = SimpleNamespace(
         network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
-        own_cache=OwnCache(described.data),
+        stage=None, own_cache=OwnCache(described.data),
     )  # fmt: skip
     network = HostNetwork(held, described, None, "auto", torch.float32)
     replays: list[Any] = []
@@ -153,7 +153,7 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     prepare_network(made.network, described.data, split)
     held = SimpleNamespace(
         network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
-        own_cache=OwnCache(described.data),
+        stage=None, own_cache=OwnCache(described.data),
     )  # fmt: skip
     os.environ[VARIABLE] = "modulation"  # which calls with functions leave to the blocks
     plain = HostNetwork(held, described, None, "auto", torch.float32)

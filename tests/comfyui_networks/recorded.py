@@ -59,6 +59,7 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
         device=device,
         pulse=None,
         stream=None,
+        stage=None,
         own_cache=OwnCache(described.data),
     )
     prepare_network(module, described.data, held.split)
