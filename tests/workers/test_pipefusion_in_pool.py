@@ -101,7 +101,7 @@ def test_what_cannot_be_cut_is_refused_and_the_pool_lives(client, path):
         client.sample(model(path, warmup_steps=9), request())
     with pytest.raises((ConfigurationError, RequestError), match=r"cannot be cut into 64 patches"):
         client.sample(model(path, patches=64), request())
-    with pytest.raises(ConfigurationError, match="needs 3 ranks"):
+    with pytest.raises(ConfigurationError, match="needs 3 devices"):
         client.load(model(path, pipe=3))
     assert torch.isfinite(client.sample(model(path), request())).all()
     assert client.status().pids == pids

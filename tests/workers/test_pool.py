@@ -168,7 +168,7 @@ def test_cancel_stops_at_the_next_step_and_leaves_the_weights_warm(client, model
     ("change", "error", "says"),
     [
         ({"path": "/nowhere/flux.safetensors"}, CheckpointError, "/nowhere/flux.safetensors does not exist"),
-        ({"config": replace(TWO, ulysses=4)}, ConfigurationError, "needs 4 ranks"),
+        ({"config": replace(TWO, ulysses=4)}, ConfigurationError, "needs 4 devices"),
     ],
 )
 def test_a_wrong_load_is_one_readable_error_and_the_pool_lives(client, model, change, error, says):
