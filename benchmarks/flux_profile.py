@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch._inductor.choices import InductorChoices
 
-from parallel_runtime.acceleration import compile_settings
+from parallel_runtime.acceleration import reductions
 from parallel_runtime.acceleration.peer_memory import PeerMemory
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.groups import Groups
@@ -126,7 +126,7 @@ def variant(name: str, transformer: Any, mesh: Mesh, sizes: list[int], device: t
         ]
     choices: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if "loops" in switches:
-        choices = mock.patch.object(compile_settings, "RowsAtOnce", InductorChoices)
+        choices = mock.patch.object(reductions, "RowsAtOnce", InductorChoices)
         patches["force_disable_caches"] = True  # the key of the cache on disk does not tell who chose
     row: dict[str, Any] = {"variant": name}
     with torch._inductor.config.patch(patches), choices:

@@ -95,7 +95,6 @@ def build_transformer(task: Task, device: torch.device) -> torch.nn.Module:
             transformer: Any = WanTransformer3DModel(**task.config)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert WAN.prepare is not None
     return transformer.requires_grad_(False).eval()
 
 

@@ -164,7 +164,7 @@ def load_model(
     from .remote_model import build_model, choose_types, draw_blueprint
     from .remote_transformer import RemoteTransformer
 
-    if path.exists() and not known_pools():
+    if path.exists() and not any(pool.pool is not None for pool in known_pools()):
         # Its processes come up while ComfyUI looks at the file. What is wrong with them is told after that.
         with contextlib.suppress(ParallelError):
             get_pool(config).begin(str(path))

@@ -1,7 +1,6 @@
 """Forwards of modules that another code calls one by one, compiled: one graph for all modules of a class.
 
-Where `CompiledBlocks` has the blocks of a class that we know, and fails where it cannot compile one, this takes what
-comes: a class whose forward cannot be compiled runs as it is from then on, and the log says why.
+A class whose forward cannot be compiled runs as it is from then on, and the log says why.
 """
 
 from __future__ import annotations

@@ -186,6 +186,8 @@ def _made_without_weights() -> Iterator[None]:
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
         with with_parameters(), WithoutWeights():
             own(self, *args, **kwargs)
+        # Older ComfyUIs move it to the CPU before its weights are loaded; until then they are nowhere.
+        self.to = lambda *args, **kwargs: self
 
     BaseModel.__init__ = make
     try:

@@ -101,7 +101,7 @@ class StageRunner:
     def finish(self) -> None:
         """A run is over: let the keys and values go."""
         if self._network.stage is not None:
-            self._network.stage.patch.clear()
+            self._network.stage.forget()
 
     def _receive(self, shapes: Shapes, dtype: torch.dtype, key: tuple[int, Patch | None]) -> Mapping[str, torch.Tensor]:
         if key not in self._known:

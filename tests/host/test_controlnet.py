@@ -146,7 +146,6 @@ def test_a_controlnet_does_to_ours_what_it_does_to_comfyuis_own(nets, name):
         run = nets.run(controlled(workflow.on(each), controls))
         assert run.error is None, run.error["exception_message"]
         assert (nets.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * scale, each
-        assert any("cannot carry a ControlNet" in text for _, text in run.texts)  # and so ComfyUI's network ran
 
 
 @pytest.fixture(scope="module")

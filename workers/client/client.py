@@ -356,6 +356,7 @@ class PoolClient:
 
     def _forget(self) -> None:
         """No rank holds anything: what was to be dropped is not told to those that come, either."""
+        self.ran = self.details = None
         self._models.clear()
         self._calls = Calls(self._submit)
         self._patches = PatchCache(self._submit)

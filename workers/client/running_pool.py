@@ -259,7 +259,7 @@ def explain(failed: Failed, spec: PoolSpec) -> ParallelError:
         return PoolLostError(error.cause, error.fix)
     if failed.error.traceback and isinstance(error, PoolError):
         log.error("Parallel DiT, rank %d:\n%s", failed.rank, failed.error.traceback)
-    if isinstance(error, OutOfMemoryError) and failed.fits:
+    if isinstance(error, OutOfMemoryError) and failed.fits and spec.hosts == 1:
         devices = ",".join(str(spec.devices[rank]) for rank in failed.fits)
         smaller = devices if spec.device_type == "cuda" else f"cpu:{len(failed.fits)}"
         return OutOfMemoryError(

@@ -19,7 +19,16 @@ import torch.distributed as dist
 from ..launch import PoolSpec, rank_environment
 from ..network import interface_of, own_address
 from ..wire.connection import Connection, ConnectionClosed
-from ..wire.frames import PREFIX, WITHOUT_PAYLOAD, Frame, decode_header, decode_prefix, encode_header, encode_prefix
+from ..wire.frames import (
+    PREFIX,
+    WITHOUT_PAYLOAD,
+    Frame,
+    FrameError,
+    decode_header,
+    decode_prefix,
+    encode_header,
+    encode_prefix,
+)
 from ..wire.protocol import Heartbeat, Lost, Message
 
 SILENCE = datetime.timedelta(seconds=15)
@@ -139,7 +148,7 @@ class Relay:
         try:
             while True:
                 self.send(link.receive().message)
-        except ConnectionClosed as error:
+        except (ConnectionClosed, FrameError) as error:
             self._lose(rank, error)
 
     def _beat(self, rank: int, link: GroupLink) -> None:
@@ -150,7 +159,7 @@ class Relay:
         except ConnectionClosed:
             return  # who listens to it notices, too
 
-    def _lose(self, rank: int, error: ConnectionClosed) -> None:
+    def _lose(self, rank: int, error: ConnectionClosed | FrameError) -> None:
         log.info("rank %d is lost: %s", rank, error)
         try:
             self.send(Lost(rank))

@@ -71,8 +71,11 @@ class CompiledCut:
         attended = self._attention.calls
         return self.methods.call(
             forward, args, kwargs, varying,
-            # The other ranks went on after an exchange: the pool ends, and does not wait for them a second time.
-            may_repeat=lambda: self._split.degree == 1 or self._attention.calls == attended,
+            # The other ranks went on after an exchange: the pool ends, and does not wait for them a second time. Of a
+            # latent patch attention has kept the keys.
+            may_repeat=lambda: (
+                (self._split.degree == 1 and self._split.patch is None) or self._attention.calls == attended
+            ),
         )  # fmt: skip
 
     def _quantised_in(self, forward: Callable[..., Any]) -> Sequence[QuantisedLayer | GgufLayer]:

@@ -295,9 +295,14 @@ class CutBlock:
     def put_in_place(self, own: torch.Tensor, name: str, share: PatchStreams) -> torch.Tensor:
         """A patch's tokens of a stream among all tokens; behind the last block of a list, those of all ranks."""
         dim, (span,) = self.blocks.tokens[name], share.spans()
+        interval = share.intervals()[0]
         if self.last and share.shared[0] and self._split.degree > 1:
-            return put(self._split.gather(own, dim, span[1] - span[0]), dim, span, share.total)
-        return put(own, dim, share.intervals()[0], share.total)
+            own, interval = self._split.gather(own, dim, span[1] - span[0]), span
+        placed = put(own, dim, interval, share.total)
+        if self.last:  # a quantised layer behind takes its scale from all rows
+            placed.narrow(dim, 0, interval[0]).zero_()
+            placed.narrow(dim, interval[1], share.total - interval[1]).zero_()
+        return placed
 
     def _unlike(self, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(

@@ -285,7 +285,7 @@ class HostNetwork(RepeatedCalls):
         self.forget_calls()
         self._held.split.forget()
         if self.stage is not None:
-            self.stage.patch.clear()
+            self.stage.forget()
         self._patches.forget()
         if self._held.here:
             self._held.own_cache.clear(self._held.network)

@@ -66,6 +66,12 @@ class StageBlocks:
         block.forward = forward
         self._taken.append((block, cut))
 
+    def forget(self) -> None:
+        """Let go of what a run has left on the device."""
+        self.patch.clear()
+        self.outputs.clear()
+        self.receive = self.send = None
+
     def undo(self) -> None:
         """Have the network with all its blocks again, as far as they have weights."""
         for block, cut in self._taken:

@@ -110,7 +110,7 @@ class CutTransformer:
         """Let go of what the last forward has left on the device."""
         self.split.forget()
         if self.stage is not None:
-            self.stage.patch.clear()
+            self.stage.forget()
         self._timestep.begin(None)
 
     def undo(self) -> None:
