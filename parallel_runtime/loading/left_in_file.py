@@ -155,8 +155,11 @@ class MappedFile:
             self.tensors[name] = flat.view(info.shape)
 
     def start(self, tensor: torch.Tensor) -> int | None:
-        """The byte of the file at which a tensor's numbers lie one after the other; None where they do not."""
+        """The byte of the file at which a tensor's numbers lie one after the other; None where they do not, or where
+        somebody has written to them, as the loader does where it converts diffusers' layout."""
         if tensor.is_meta or tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
+            return None
+        if tensor.is_inference() or tensor._version:
             return None
         start = tensor.data_ptr() - self._begin
         return start if 0 <= start < self._size else None

@@ -133,7 +133,7 @@ FAMILIES = {
         values=lambda kept: _SIZES,
         prefix="model.diffusion_model.",
         folder=tiny_sdxl.write_pipeline,
-        says="SDXL is a U-Net",
+        says="U-Nets (SD 1.5, SDXL",
     ),
     "wan": HostFamily(
         "wan",

@@ -48,7 +48,6 @@ def test_a_gguf_file_gives_what_the_packs_own_loader_gives(host, files, name):
     for devices in ("cpu:1", "cpu:2"):
         run = host.run(workflow.on(devices).prompt())
         assert_same(host.latent(run, SAVE), wanted)
-        assert any("by ComfyUI-GGUF" in text for _, text in run.texts), run.texts
 
 
 @pytest.mark.slow_but_for("Q8_0")

@@ -16,6 +16,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import ParallelError
+from parallel_runtime.networks.comfyui.diffusers_networks import DIFFUSERS
 from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Request, Sample, tensor_name
 from tests.families import STAGED, Family
@@ -101,7 +102,7 @@ def run_all(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     pair, found, errors = _Pair(rank, world_size), Counter(), {}
     for name, family in families().items():
         for wish in WISHES:
-            if "pipe" in wish and find_by_name(family.spec).stages is None:
+            if "pipe" in wish and find_by_name(family.spec).transformer_class not in DIFFUSERS:
                 continue
             pair.load(Path(folder) / name, wish)
             for size in random.Random(f"{name} {wish}").sample(SIZES, EXAMPLES):

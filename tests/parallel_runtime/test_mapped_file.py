@@ -46,6 +46,8 @@ def test_it_has_the_files_numbers_and_knows_where_they_lie(path):
     before = path.read_bytes()
     mapped.tensors["weight"].mul_(2)  # as some of ComfyUI's conversions do
     assert path.read_bytes() == before
+    assert mapped.start(mapped.tensors["weight"]) is None  # its numbers are not the file's any more
+    assert mapped.start(mapped.tensors["bias"]) is not None
 
 
 def test_a_network_has_them_in_its_own_type_and_in_memory_of_its_own(path):

@@ -52,6 +52,7 @@ def as_method(block: Block) -> Any:
 
 def as_cut(block: Block) -> Any:
     compiled = CompiledCut(block, TokenSplit(single_rank_mesh()), SimpleNamespace(calls=0), backend="eager")  # type: ignore[arg-type]
+    compiled.use(True)
 
     def call(*args: Any) -> torch.Tensor:
         with compiled.compiling(), torch.no_grad():
