@@ -95,7 +95,11 @@ def file_stamp(find: Callable[[], Path]) -> str:
 
 
 def load_on_node(
-    path: Path, weight_dtype: str, network: str, parallel_config: Mapping[str, Any] | None, hidden: Any
+    path: Path,
+    hidden: Any,
+    weight_dtype: str = DEFAULT_DTYPE,
+    network: str = AUTO,
+    parallel_config: Mapping[str, Any] | None = None,
 ) -> tuple[RemoteModelPatcher, Said]:
     """`load_model` for a node: stops with the prompt, shows the plan of each run on the node, and on the node that gave
     the configuration what its values mean for this model.

@@ -13,8 +13,7 @@ from parallel_runtime.errors import CheckpointError
 from parallel_runtime.said import said
 
 from .model_files import find_folder, list_folders, list_gguf_files
-from .model_loading import DEFAULT_DTYPE, file_stamp, load_on_node, model_inputs
-from .network_choice import AUTO
+from .model_loading import file_stamp, load_on_node, model_inputs
 from .node_text import failing_shown, show_text
 from .search_words import LOADER_WORDS, found_by
 
@@ -82,20 +81,13 @@ class ParallelLoader(io.ComfyNode):
 
     @classmethod
     @failing_shown()
-    def execute(
-        cls,
-        model_name: str,
-        weight_dtype: str = DEFAULT_DTYPE,
-        network: str = AUTO,
-        parallel_config: dict[str, Any] | None = None,
-    ) -> io.NodeOutput:
+    def execute(cls, model_name: str, **chosen: Any) -> io.NodeOutput:
         """Load the model and show the plan.
 
         Raises:
             ParallelError: see `load_model`.
         """
-        path = find_model(model_name)
-        model, text = load_on_node(path, weight_dtype, network, parallel_config, cls.hidden)
+        model, text = load_on_node(find_model(model_name), cls.hidden, **chosen)
         return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, text))
 
 
@@ -155,13 +147,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
 
     @classmethod
     @failing_shown()
-    def execute(
-        cls,
-        ckpt_name: str,
-        weight_dtype: str = DEFAULT_DTYPE,
-        network: str = AUTO,
-        parallel_config: dict[str, Any] | None = None,
-    ) -> io.NodeOutput:
+    def execute(cls, ckpt_name: str, **chosen: Any) -> io.NodeOutput:
         """Load the model in the pool, CLIP and VAE here.
 
         Raises:
@@ -169,7 +155,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
         """
         path = find_checkpoint(ckpt_name)
         # First, as it is what may be refused.
-        model, text = load_on_node(path, weight_dtype, network, parallel_config, cls.hidden)
+        model, text = load_on_node(path, cls.hidden, **chosen)
         _, clip, vae, clip_vision = comfy.sd.load_checkpoint_guess_config(
             str(path),
             output_vae=True,

@@ -18,7 +18,6 @@ from parallel_runtime.patching.patch_data import check_patches
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.said import said
 
-from .comfyui_code import comfyui_code
 from .kept_models import keep
 from .real_weights import load_here, refuse, with_patches_of
 from .transportable import listed, weight_obstacles
@@ -80,7 +79,6 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             RequestError: a patch that they could not compute.
         """
         check_patches(self._own(patches))
-        self.remote.expect_patches(comfyui_code(None))
         return super().add_patches(patches, strength_patch, strength_model)
 
     def clone(self, *args: Any, force_deepcopy: bool = False, **kwargs: Any) -> Any:

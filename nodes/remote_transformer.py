@@ -22,7 +22,7 @@ from .transformer_call import TransformerCall
 from .travelling_call import check_options, travelling
 
 if TYPE_CHECKING:
-    from parallel_runtime.requests.requests import ComfyuiCode, Loaded
+    from parallel_runtime.requests.requests import Loaded
     from workers.client.client import LoopRequest, ModelRequest, PoolClient
 
 
@@ -161,11 +161,6 @@ class RemoteTransformer:
         if self.stages > 1 and not self.model.config.keeps_pixels:
             self.notices.in_turn()
         return output.to(call.x)
-
-    def expect_patches(self, comfyui: ComfyuiCode) -> None:
-        """A node has added a LoRA: the ranks may get ready, where ComfyUI's own network has not made them so."""
-        if self._pool is not None and self.model.comfyui is None:
-            self._pool.expect_comfyui(comfyui)
 
     def invoke(self, method: str, arguments: Mapping[str, Any], should_cancel: Callable[[], bool]) -> torch.Tensor:
         """What a method of the network gives that needs its weights; see PoolClient.invoke."""

@@ -64,11 +64,15 @@ class DiffusersFamily:
 
     @property
     def token(self) -> int:
-        """See `Family`."""
+        """Latent positions along one side of a token."""
         return self.spec.token
 
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
-        """See `Family`."""
+        """Refuse what the adapter makes no arguments of, and arguments of other widths than the file's.
+
+        Raises:
+            RequestError: with what does not fit.
+        """
         check_arguments(conditioning, self.spec, self.config, x.shape[0])
         shapes = conditioning.hollow()
         timestep = torch.zeros(x.shape[0])
@@ -77,7 +81,7 @@ class DiffusersFamily:
         return Seen(tuple(conditioning.context.shape), (tuple(x.shape),))
 
     def describe(self, seen: Seen, *, batch: int, steps: int = 0) -> RequestFacts:
-        """See `Family`."""
+        """A request's facts, by the spec's lengths of sequences."""
         return describe_request(self.spec, seen.latents[0], seen.text, batch=batch, steps=steps)
 
 

@@ -49,11 +49,11 @@ class RepeatedForward(Prepared):
 
     @property
     def takes_part(self) -> bool:
-        """See `Prepared`."""
+        """Whether the plan has a place for this rank."""
         return self.placed.place is not None
 
     def names(self, networks: Set[int]) -> bool:
-        """See `Prepared`."""
+        """Whether its conditioning has one of these networks."""
         return self.conditioning.names(networks)
 
     def work(
@@ -114,7 +114,7 @@ class PreparedForward(Prepared):
 
     @property
     def takes_part(self) -> bool:
-        """See `Prepared`."""
+        """Whether the plan has a place for this rank."""
         return self.placed.place is not None
 
     @classmethod
@@ -162,7 +162,7 @@ class PreparedForward(Prepared):
 
 @dataclass(kw_only=True)
 class PreparedInvoke(Prepared):
-    """See the module. Every rank that has the network computes it by itself, as it takes milliseconds."""
+    """A call of another method. Every rank that has the network computes it by itself, as it takes milliseconds."""
 
     state: RankState
     request: Invoke
@@ -170,7 +170,7 @@ class PreparedInvoke(Prepared):
 
     @property
     def takes_part(self) -> bool:
-        """See `Prepared`."""
+        """Whether this rank has the network."""
         return isinstance(self.resident.transformer, HostNetwork)
 
     @classmethod

@@ -18,7 +18,7 @@ from .rank_state import RankState
 
 @dataclass(kw_only=True)
 class PreparedAttach(Prepared):
-    """See the module. Every rank keeps it by itself; conditionings name it by its number."""
+    """A network beside the model. Every rank keeps it by itself; conditionings name it by its number."""
 
     state: RankState
     request: Attach
@@ -42,7 +42,7 @@ class PreparedAttach(Prepared):
 
 @dataclass(kw_only=True)
 class PreparedPatches(Prepared):
-    """See the module."""
+    """Weight patches, which calls to come name."""
 
     state: RankState
     request: KeepPatches

@@ -29,7 +29,7 @@ _STEP = 512 << 20
 
 @dataclass(kw_only=True)
 class PreparedSurvey(Prepared):
-    """See the module.
+    """What a load would take.
 
     Args:
         needs: bytes of weights.
@@ -74,7 +74,7 @@ _FACTS = "facts"
 
 @dataclass(kw_only=True)
 class PreparedLoad(Prepared):
-    """See the module.
+    """The model comes to the devices, or is there already.
 
     Args:
         machine: as the request tells of it; measured in the run where nobody has measured it yet.
@@ -167,7 +167,7 @@ _UNLOADED = "unloaded"
 
 @dataclass(kw_only=True)
 class PreparedRelease(Prepared):
-    """See the module."""
+    """A model leaves the devices, or goes to the host's memory."""
 
     state: RankState
     request: Release

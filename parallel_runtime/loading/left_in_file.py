@@ -126,7 +126,7 @@ _NORESERVE = 0x4000
 
 
 class MappedFile:
-    """See the module. Who writes to a tensor writes to a page of its own.
+    """A safetensors file as tensors. Who writes to one writes to a page of its own.
 
     Args:
         path: it stays mapped while one of its tensors is there.

@@ -44,7 +44,7 @@ def test_every_node_that_takes_a_model_has_a_row():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (OLDER / "main.py").is_file(), reason="no ComfyUI 0.8 in ComfyUI080")
+@pytest.mark.skipif(COMFYUI is None or not (OLDER / "main.py").is_file(), reason="no ComfyUI 0.8 in ComfyUI080")
 def test_every_node_of_an_older_comfyui_has_a_row():
     assert not takers(OLDER) - MODEL_NODES.keys()
 

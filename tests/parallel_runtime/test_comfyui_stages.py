@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from tests.comfyui_checkout import HOW, find_comfyui
-from tests.parallel_runtime.flux_forward import build_transformer
-from tests.parallel_runtime.pipefusion_emulator import emulate
-from tests.parallel_runtime.staged_run import LAYERS, make_inputs, sample_request
-from tests.parallel_runtime.test_pipefusion import case, relative_error
+from tests.parallel_runtime.test_pipefusion import case, emulated, relative_error
 from tests.ranks import run_ranks
 
 COMFYUI = find_comfyui()
@@ -68,15 +65,4 @@ def test_stages_of_comfyuis_flux_equal_the_emulated_schedule(world_size: int, mo
     arguments = {"comfyui": str(COMFYUI), "cases": CASES[world_size]}
     found = run_ranks(world_size, "tests.comfyui_networks.staged:run_flux", arguments)[0]
     for each in CASES[world_size]:
-        request = sample_request(each)
-        expected = emulate(
-            monkeypatch,
-            build_transformer(layers=LAYERS),
-            **make_inputs(each),
-            cfg=request.cfg,
-            sampler=request.sampler,
-            seed=request.seed,
-            patches=each["plan"]["patches"],
-            warmup=each["plan"]["warmup_steps"],
-        )
-        assert relative_error(found[each["name"]], expected) < 1e-5, each
+        assert relative_error(found[each["name"]], emulated(each, monkeypatch)) < 1e-5, each

@@ -101,22 +101,26 @@ def test_every_mesh_that_fits_eight_ranks_equals_the_emulated_schedule(part, mon
     compare(8, cases[part::PARTS], monkeypatch)
 
 
+def emulated(each: dict[str, Any], monkeypatch: Any) -> torch.Tensor:
+    """What stages make of a case, in one process."""
+    request = sample_request(each)
+    return emulate(
+        monkeypatch,
+        build_transformer(layers=LAYERS, dtype=getattr(torch, each.get("dtype", "float32"))),
+        **make_inputs(each),
+        cfg=request.cfg,
+        sampler=request.sampler,
+        seed=request.seed,
+        patches=each["plan"]["patches"],
+        warmup=each["plan"]["warmup_steps"],
+    )
+
+
 def compare(world_size: int, cases: list[dict[str, Any]], monkeypatch: Any) -> None:
     """Run the cases on that many ranks and against the emulator."""
     found = run_ranks(world_size, "tests.parallel_runtime.staged_run:run_cases", {"cases": cases})[0]
     for each in cases:
-        transformer = build_transformer(layers=LAYERS, dtype=getattr(torch, each.get("dtype", "float32")))
-        inputs, request = make_inputs(each), sample_request(each)
-        expected = emulate(
-            monkeypatch,
-            transformer,
-            **inputs,
-            cfg=request.cfg,
-            sampler=request.sampler,
-            seed=request.seed,
-            patches=each["plan"]["patches"],
-            warmup=each["plan"]["warmup_steps"],
-        )
+        expected = emulated(each, monkeypatch)
         limit = 1e-2 if "dtype" in each else 1e-5
         assert relative_error(found[each["name"]], expected) < limit, each
 
@@ -141,18 +145,7 @@ def test_every_family_is_cut_by_its_data_alone(world_size):
 def test_compiled_stages_have_no_graph_breaks_and_give_the_same(monkeypatch):
     compiled = case("compiled", pipe=2, patches=3, latent=(14, 5), steps=3)
     found = run_ranks(2, "tests.parallel_runtime.staged_run:run_cases", {"cases": [compiled], "compile": True})[0]
-    inputs, request = make_inputs(compiled), sample_request(compiled)
-    expected = emulate(
-        monkeypatch,
-        build_transformer(layers=LAYERS),
-        **inputs,
-        cfg=request.cfg,
-        sampler=request.sampler,
-        seed=request.seed,
-        patches=3,
-        warmup=1,
-    )
-    assert relative_error(found["compiled"], expected) < 1e-5
+    assert relative_error(found["compiled"], emulated(compiled, monkeypatch)) < 1e-5
 
 
 def test_a_whole_model_runs_in_stages_and_without_in_turn():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -116,14 +115,3 @@ def test_what_is_dropped_fits_into_messages_however_much_it_is():
     assert {*many.patches.factors, many.patches.name} == {*dropped}
     assert max(len(request.dropped) for request, _ in pool.sent) <= 1024
     assert contents(pool, one).name == one.patches.name
-
-
-def test_ranks_are_told_once_that_patches_will_come_and_only_where_there_are_any():
-    pool, turn = Pool(), threading.RLock()
-    cache = PatchCache(pool.submit)
-    for runs in (False, True, True):
-        cache.expect(CODE, lambda runs=runs: runs, turn)
-        for thread in threading.enumerate():
-            if thread.name == "parallel-dit-patches":
-                thread.join()
-    assert [request for request, _ in pool.sent] == [KeepPatches(CODE)]

@@ -17,10 +17,11 @@ from parallel_runtime.errors import NotLoadedError, PoolError, RequestError, Seg
 from parallel_runtime.requests.requests import Forward, Load, Release, Sample, Step
 from tests.patience import SOON
 from tests.tiny_flux import write_original
-from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
+from workers.client.calls import Call, Calls
+from workers.client.client import Branch, Cancelled, LoopRequest, ModelRequest, PoolClient
 from workers.client.mirror import Mirror
 from workers.client.running_pool import RunningPool
-from workers.client.submission import Submission
+from workers.client.submission import Callbacks, Reply, Submission
 from workers.launch import PoolSpec
 from workers.wire.shared_memory import Segment
 from workers.wire.transport import Parcel, Transport
@@ -231,6 +232,34 @@ def test_what_a_mirror_forgets_is_told_once_and_the_oldest_goes_first():
     assert 4 not in mirror
     assert len(mirror.untold(10)) == 10
     assert len(mirror.untold(10)) == 6
+
+
+def test_what_was_told_by_a_request_that_failed_is_told_again():
+    mirror: Mirror[str, None] = Mirror(most=1)
+    for name in "abc":
+        mirror.hold(name, None)
+    assert mirror.untold() == ("a", "b")
+    mirror.hold("b", None)  # given to the ranks anew
+    mirror.doubt()
+    assert sorted(mirror.untold()) == ["a", "b", "c"]
+    assert mirror.untold() == ()
+
+
+def test_a_call_that_fails_before_it_ends_leaves_nothing_with_the_ranks():
+    asked: list[Submission] = []
+
+    def submit(submission: Submission) -> Reply:
+        asked.append(submission)
+        raise Cancelled
+
+    calls = Calls(submit)
+    for _ in range(2):
+        with pytest.raises(Cancelled):
+            calls.run(Call("m", torch.zeros(1, 2), torch.zeros(1), given()), Callbacks())
+        calls.forget()  # as the client does
+    first, second = (each.request for each in asked)
+    assert first.kind in second.dropped_kinds
+    assert first.conditioning.id in second.dropped
 
 
 @pytest.mark.slow

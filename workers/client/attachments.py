@@ -48,7 +48,7 @@ class Attachments:
 
     def forget(self) -> None:
         """Trust none of them any more."""
-        self._mirror.forget()
+        self._mirror.doubt()
 
     def _let_go(self) -> tuple[int, ...]:
         """Numbers that the ranks have not been told to forget yet."""

@@ -87,8 +87,8 @@ class Calls:
         else:
             request = Step(number)
         tensors |= {"x": call.x, "timestep": call.timestep, **residuals}
+        self._prepared.hold(number, kind)  # first: where the request fails, the ranks are told to forget it
         reply = self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks, device=call.x.device))
-        self._prepared.hold(number, kind)
         if not reply.finite:  # the last step's would be the picture, with nobody to look at it again
             raise no_number("The model's prediction")
         return reply.tensors["output"]
@@ -100,7 +100,7 @@ class Calls:
     def forget(self) -> None:
         """Trust nothing any more that the ranks may keep."""
         self.cache.clear()
-        self._prepared.forget()
+        self._prepared.doubt()
         self._attachments.forget()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, RequestError
+from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, ParallelError, RequestError
 from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.plan_details import PlanDetails
@@ -208,8 +209,10 @@ class PoolClient:
 
     def expect_comfyui(self, comfyui: ComfyuiCode) -> None:
         """Have the ranks of a running pool import ComfyUI's code, for its networks and for weight patches, while they
-        are idle; returns at once."""
-        self._patches.expect(comfyui, lambda: (pool := self._keeper.running) is not None and pool.settled, self._turns)
+        are idle. What is wrong with it is told to the request that needs it."""
+        with self._turns, contextlib.suppress(ParallelError):
+            if (pool := self._keeper.running) is not None and pool.settled:
+                self._submit(Submission(request=KeepPatches(comfyui)))
 
     def release(self, model: ModelRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:
         """Free the model's memory in the pool, if it runs and holds it; return the bytes freed per rank.

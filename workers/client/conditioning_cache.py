@@ -59,7 +59,7 @@ class ConditioningCache:
 
     def clear(self) -> None:
         """Trust none of them any more; the pool drops with the next request what it may still hold."""
-        self._mirror.forget()
+        self._mirror.doubt()
 
 
 def _describe(number: int, arguments: Mapping[str, Any], index: int) -> tuple[ConditioningRef, dict[str, torch.Tensor]]:

@@ -28,7 +28,7 @@ _STEP = 128 << 10
 
 
 def begin(path: str, keeper: Keeper, should_cancel: ShouldCancel) -> None:
-    """See `PoolClient.begin`."""
+    """Start the pool for a load of this file, which the system reads meanwhile; nothing is waited for."""
     if keeper.running is None:
         begin_reading(path)  # while the ranks start
     keeper.begin(should_cancel)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
+
+_DOUBTED = 4096
+"""Of what was told last, as much is told again where requests fail, which may have told it."""
 
 Name = TypeVar("Name", bound=Hashable)
 Known = TypeVar("Known")
@@ -22,6 +25,7 @@ class Mirror(Generic[Name, Known]):
     def __init__(self, most: int | None = None):
         self._held: OrderedDict[Name, Known] = OrderedDict()
         self._untold: list[Name] = []
+        self._told: deque[Name] = deque(maxlen=_DOUBTED)
         self._most = most
 
     def __contains__(self, name: Name) -> bool:
@@ -63,7 +67,14 @@ class Mirror(Generic[Name, Known]):
         """Count on none any more."""
         self.let_go(*self._held)
 
+    def doubt(self) -> None:
+        """A request has failed: count on none any more, nor on what was told having been heard."""
+        self._untold += [name for name in self._told if name not in self._held]
+        self._told.clear()
+        self.forget()
+
     def untold(self, most: int | None = None) -> tuple[Name, ...]:
-        """What the ranks are to forget before they are given others; each is told once."""
+        """What the ranks are to forget before they are given others; each is told once, until a request fails."""
         names, self._untold = self._untold[:most], self._untold[len(self._untold[:most]) :]
+        self._told.extend(names)
         return tuple(names)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 
-from parallel_runtime.errors import ParallelError
 from parallel_runtime.patching.patch_data import PatchSet, WeightPatches, as_bytes
-from parallel_runtime.requests.requests import ComfyuiCode, KeepPatches
+from parallel_runtime.requests.requests import KeepPatches
 
 from ..wire.tensors import in_pieces
 from .mirror import Mirror
@@ -37,26 +32,6 @@ class PatchCache:
         self._submit = submit
         self._sets: Mirror[str, dict[str, int]] = Mirror()
         self._factors: Mirror[str, None] = Mirror()
-        self._expecting = False
-
-    def expect(self, comfyui: ComfyuiCode, runs: Callable[[], bool], turn: AbstractContextManager[Any]) -> None:
-        """Let the ranks import ComfyUI's code, which takes seconds, before patches come; beside what the caller does.
-
-        Args:
-            runs: whether there is a pool that has nothing else to do; none is started or waited for, as whoever comes
-                next waits for the turn.
-            turn: held while it is talked to.
-        """
-
-        def tell() -> None:
-            # What is wrong shows when the patches come, on the node that runs then.
-            with contextlib.suppress(ParallelError), turn:
-                if runs() and not self._expecting:
-                    self._expecting = True
-                    self._submit(Submission(request=KeepPatches(comfyui)))
-
-        if not self._expecting:
-            threading.Thread(target=tell, name="parallel-dit-patches", daemon=True).start()
 
     def send(self, patches: WeightPatches, should_cancel: ShouldCancel = never) -> None:
         """Have patches in the pool.
@@ -77,9 +52,8 @@ class PatchCache:
 
     def clear(self) -> None:
         """Trust nothing any more; the pool drops with the next request what it may still hold."""
-        self._sets.forget()
-        self._factors.forget()
-        self._expecting = False
+        self._sets.doubt()
+        self._factors.doubt()
 
     def _missing(self, patches: WeightPatches) -> Iterator[tuple[KeepPatches, dict[str, torch.Tensor]]]:
         """The requests, each with its tensors, after which the pool has these patches."""

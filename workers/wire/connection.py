@@ -32,10 +32,10 @@ class Channel(Protocol):
     """How a rank hears of jobs and answers: of the supervisor, or of rank 0 on another machine."""
 
     def send(self, message: Message, buffers: Sequence[memoryview] = (), elsewhere: bool = False) -> None:
-        """See `Connection`. From any thread."""
+        """Send a message, from any thread."""
 
     def receive(self) -> Frame:
-        """See `Connection`. From one thread."""
+        """The next message; only one thread asks."""
 
 
 class Connection:

@@ -166,9 +166,7 @@ class HostAttention:
         if mask is not None and mask.shape[3] == streams.total != own:
             mask = take(mask, 3, streams.intervals())
         width = q.shape[3] if skip_reshape else q.shape[2] // heads
-        query, key, value = (
-            each.transpose(1, 2) if skip_reshape else each.flatten(2).unflatten(2, (-1, width)) for each in (q, k, v)
-        )
+        query, key, value = (_by_tokens(each, width, skip_reshape) for each in (q, k, v))
         if key.shape[2] != query.shape[2]:  # heads of keys that serve several heads of queries
             key, value = (each.repeat_interleave(query.shape[2] // each.shape[2], 2) for each in (key, value))
         attended = self._attend(query, key, value, mask, kwargs.get("scale"))
@@ -216,9 +214,7 @@ class HostAttention:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: int, skip_reshape: bool, scale: float | None
     ) -> torch.Tensor | None:
         """The kernel's attention over what this rank has, (B, N, heads, D); None where it cannot."""
-        query, key, value = (
-            each.transpose(1, 2) if skip_reshape else each.flatten(2).unflatten(2, (-1, width)) for each in (q, k, v)
-        )
+        query, key, value = (_by_tokens(each, width, skip_reshape) for each in (q, k, v))
         if value.shape[3] != width or key.shape[2] != query.shape[2]:
             return None
         try:
@@ -266,6 +262,11 @@ def _both_gathered(split: TokenSplit, k: torch.Tensor, v: torch.Tensor, dim: int
     if k.shape[:-1] != v.shape[:-1] or k.dtype != v.dtype:
         return split.gather_all(k, dim), split.gather_all(v, dim)
     return split.gather_all(torch.cat([k, v], -1), dim).split([k.shape[-1], v.shape[-1]], -1)
+
+
+def _by_tokens(given: torch.Tensor, width: int, skip_reshape: bool) -> torch.Tensor:
+    """Queries, keys or values as ComfyUI's attention takes them, as (B, N, heads, D)."""
+    return given.transpose(1, 2) if skip_reshape else given.flatten(2).unflatten(2, (-1, width))
 
 
 def _as_four(mask: torch.Tensor | None) -> torch.Tensor | None:

@@ -40,12 +40,12 @@ class PatchStreams(Streams):
     shared: tuple[bool, ...]
 
     def only(self, stream: int) -> PatchStreams:
-        """See `Streams`."""
+        """One of the streams."""
         one = slice(stream, stream + 1)
         return PatchStreams(self.lengths[one], self.sizes[one], self.index, self.starts[one], self.shared[one])
 
     def intervals(self) -> list[tuple[int, int]]:
-        """See `Streams`."""
+        """(start, stop) of this rank's tokens of each stream, among those of all streams."""
         found = []
         firsts = (0, *accumulate(self.lengths[:-1]))
         for first, start, sizes, shared in zip(firsts, self.starts, self.sizes, self.shared, strict=True):
