@@ -50,7 +50,7 @@ def measure(host: Any, only: str) -> dict[str, dict[str, Any]]:
     Args:
         only: an expression in the names of the nodes.
     """
-    from benchmarks.in_comfyui.graphs import fill
+    from benchmarks.in_comfyui.defaults import fill
     from tests.host.test_model_nodes import with_node
     from tests.host.workflow import SAVE, Workflow
 

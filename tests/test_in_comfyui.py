@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from benchmarks.in_comfyui.bench import Bench
+from benchmarks.in_comfyui.defaults import fill
 from benchmarks.in_comfyui.families import REAL, tiny
 from benchmarks.in_comfyui.files import FileStore, list_entries, write_file
 from benchmarks.in_comfyui.gguf_files import write_gguf
@@ -26,7 +27,6 @@ from benchmarks.in_comfyui.graphs import (
     custom,
     decoded,
     dual_guider,
-    fill,
     plain,
     two_experts,
     with_loras,

@@ -18,7 +18,8 @@ from tests.host.find_host import find_gguf_pack
 from workers.processes import end_tree
 
 from .api import Api
-from .graphs import Graph, fill
+from .defaults import fill
+from .graphs import Graph
 from .runs import MeasurementError, Run, TimeLimit, take_in
 
 PACK_ROOT = Path(__file__).resolve().parents[2]

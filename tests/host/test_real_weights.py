@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.in_comfyui.graphs import fill
+from benchmarks.in_comfyui.defaults import fill
 
 from .older_host import skip_as_older
 from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
