@@ -40,7 +40,7 @@ from .process_tree import dump_stacks
 from .report import describe_machine, tables, write
 from .runs import TimeLimit
 from .server import Server, default_python
-from .sets import OF_COMFYUI, SECONDS, SETS, SETTLING, SETTLING_HOST, USUAL, plan
+from .sets import SECONDS, SETS, USUAL, plan
 
 _SHORTEST = 15.0
 """Seconds; a measurement is not begun with less time left."""
@@ -67,9 +67,7 @@ class Session:
         families = all_tiny() if options.cpu else ALL
         self._files = FileStore(folder / "models" / "diffusion_models", families, options.cpu, comfyui)
         one, many = options.places
-        settling = SETTLING_HOST if options.set in OF_COMFYUI else SETTLING
-        settling = settling if options.compile == "default" else 0.0
-        self._bench = Bench(self.server, families, one, many, options.cpu, settling)
+        self._bench = Bench(self.server, families, one, many, options.cpu)
         self._plan = measures
         self._results: list[dict[str, Any]] = []
         self._machine: dict[str, Any] = {}

@@ -53,7 +53,6 @@ class Bench:
         one, many: devices of Parallel Config: a single one, and all.
         cpu: memory is that of the machine.
         deadline: moment at which the running measurement must have ended.
-        settling: seconds after a model's first prompt on some devices within which graphs may still be made for it.
         latents: name of a compared picture, and whether ComfyUI's own loader made it -> its file.
     """
 
@@ -62,10 +61,8 @@ class Bench:
     one: str
     many: str
     cpu: bool
-    settling: float = 0.0
     deadline: float = 0.0
     latents: dict[tuple[str, bool], Path] = field(default_factory=dict)
-    _used: dict[tuple[str, str], float] = field(default_factory=dict)
     _decoded: set[tuple[int, str]] = field(default_factory=set)
     _seeds: Any = field(default_factory=lambda: itertools.count(1000))
 
@@ -123,16 +120,6 @@ class Bench:
             load_file(path)["latent_tensor"].double() for path in ((other, run.saved) if own else (run.saved, other))
         )
         return float((ours - theirs).norm() / theirs.norm())
-
-    def note_use(self, file: str, way: Way) -> None:
-        """Remember when a model's first prompt on these devices had ended."""
-        self._used.setdefault((file, way.devices), time.monotonic())
-
-    def unsettled(self, file: str, way: Way) -> float:
-        """Seconds within which this model may still become faster, since graphs are made for it meanwhile."""
-        if not way.devices:
-            return 0.0
-        return max(0.0, self._used[file, way.devices] + self.settling - time.monotonic())
 
     def wait(self, seconds: float) -> None:
         """Do nothing for a while, within the deadline."""

@@ -39,11 +39,6 @@ SECONDS = {
     "loops": 400.0,
 }
 """Of a whole set, by default `USUAL`."""
-SETTLING, SETTLING_HOST = 20.0, 75.0
-"""Seconds after the first prompt of a model in which graphs may be made beside the next ones; of ComfyUI's own
-networks, whose compiler has ComfyUI load the file."""
-OF_COMFYUI = ("host_networks", "controlnet")
-"""Sets that run ComfyUI's own networks."""
 ALONE = ("host_networks", "memory_limit", "journey", "distances", "loops")
 """Sets that "all" leaves out."""
 USUAL = 470.0

@@ -11,9 +11,8 @@ from ..runs import Run
 _LATER = 10
 """Prompts at most after the first one until the times stand still."""
 _STILL = 0.02
-_FEW, _FEWEST, _REST = 4, 2, 20.0
-"""Prompts of `short_speed` after the first, where graphs are made beside them and where not, and seconds between them
-in which graphs may be made."""
+_FEW = 2
+"""Prompts of `short_speed` after the first: the first of them records CUDA graphs."""
 _LONG = 15.0
 """Seconds; prompts that take longer are run once only after the first one."""
 
@@ -22,7 +21,6 @@ def _first(bench: Bench, found: Found, file: str, way: Way) -> Run:
     """The first prompt of a model one way."""
     found |= {"kind": "speed", "model": bench.family(file).described, "way": way.title, "gpus": way.gpus}
     first = bench.make(way, file, seed=COMPARED_SEED)
-    bench.note_use(file, way)
     found |= {
         "first prompt s": round(first.seconds, 2),
         "first step s": round(first.first_step, 2),
@@ -46,12 +44,9 @@ def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
             "later prompts": number + 1,
             "steps ms": step_times(later),
         }
-        still = later.seconds > _LONG or (before and abs(now - before) < _STILL * before)
-        rest = bench.unsettled(file, way) if still else 0.0
-        if still and (not rest or time.monotonic() + rest + 4 * later.seconds > bench.deadline):
+        if later.seconds > _LONG or (before and abs(now - before) < _STILL * before):
             break
-        bench.wait(rest)
-        before = 0.0 if rest else now
+        before = now
     if later.seconds < _LONG and time.monotonic() + 2 * later.seconds < bench.deadline:
         shown = bench.make(way, file, previews=True)
         found |= {"ms previews": per_step(shown), "shown prompt s": round(shown.seconds, 2)}
@@ -60,10 +55,9 @@ def speed(bench: Bench, found: Found, file: str, way: Way) -> None:
 
 
 def short_speed(bench: Bench, found: Found, file: str, way: Way) -> None:
-    """As `speed`, with few prompts: the first, and later ones until the graphs that are made beside them are in use."""
+    """As `speed`, with few prompts: the first, and two later ones."""
     found["first steps ms"] = step_times(_first(bench, found, file, way))
-    prompts = _FEW if bench.settling else _FEWEST
-    for number in range(prompts):
+    for number in range(_FEW):
         later = bench.make(way, file)
         found |= {
             "ms": per_step(later),
@@ -72,7 +66,5 @@ def short_speed(bench: Bench, found: Found, file: str, way: Way) -> None:
             "later prompts": number + 1,
             "steps ms": step_times(later),
         }
-        if not way.devices or time.monotonic() + _REST + 2 * later.seconds > bench.deadline:
+        if not way.devices or time.monotonic() + 2 * later.seconds > bench.deadline:
             break
-        if number + 2 < prompts:
-            bench.wait(min(_REST, bench.unsettled(file, way)))
