@@ -43,9 +43,9 @@ def _refused(why: str, *names: str) -> dict[str, ModelNode]:
     return dict.fromkeys(names, ModelNode(How.REFUSED, why))
 
 
-_DRAWS = "it draws random numbers in there, which ranks would not draw as ComfyUI does"
-_READS = "it runs the network itself, whose weights are in the pool"
-_MERGES = "a merge is made of weights, and ours are in the pool; it works the other way round, as the second model"
+_DRAWS = "it draws random numbers in there, which workers would not draw as ComfyUI does"
+_READS = "it runs the network itself, whose weights are in the workers"
+_MERGES = "a merge is made of weights, and ours are in the workers; it works the other way round, as the second model"
 
 MODEL_NODES: Mapping[str, ModelNode] = {
     **_each(
@@ -91,11 +91,11 @@ MODEL_NODES: Mapping[str, ModelNode] = {
         "ModelMergeWAN2_1",
     ),
     **_each(How.FILE, "ModelSave", "CheckpointSave", "ImageOnlyCheckpointSave"),
-    **_refused("it computes with single weights, which are in the pool", "LoraSave"),
+    **_refused("it computes with single weights, which are in the workers", "LoraSave"),
     **_refused("it keeps keys and values in the network from step to step", "SamplerARVideo"),
-    **_refused("it asks for gradients, and the network is in the pool", "TrainLoraNode"),
-    **_refused("it reads attention maps in there, which stay in the ranks", "SelfAttentionGuidance"),
-    **_refused("its network is made of torch's own layers by a file that ranks do not have", "HypernetworkLoader"),
+    **_refused("it asks for gradients, and the network is in the workers", "TrainLoraNode"),
+    **_refused("it reads attention maps in there, which stay in the workers", "SelfAttentionGuidance"),
+    **_refused("its network is made of torch's own layers by a file that workers do not have", "HypernetworkLoader"),
     **_refused("its network depends on the sigma of each step inside of the network", "SUPIRApply"),
     **_refused("its network depends on the size of each picture along the way", "WanUni3CControlnetApply"),
     **_refused("other than PyTorch's: choose the kernel in Parallel Config", "ModelAttentionBackend"),

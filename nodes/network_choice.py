@@ -84,7 +84,7 @@ def _of_comfyui(file: HostFile) -> Chosen:
             whose = who_made(type(made))
             raise UnsupportedModelError(
                 said(
-                    "{name} is a model of a node pack's own, {whose}, which the pool does not have.",
+                    "{name} is a model of a node pack's own, {whose}, which the workers do not have.",
                     name=file.path.name,
                     whose=whose,
                 ),

@@ -169,6 +169,6 @@ def refuse(what: str) -> RequestError:
         what: it wants to do, as the end of a sentence.
     """
     return RequestError(
-        said("The weights of this MODEL are in the pool of processes, where no node can {what}.", what=what),
+        said("The weights of this MODEL are in the worker processes, where no node can {what}.", what=what),
         "Load the model with Load Diffusion Model for that.",
     )

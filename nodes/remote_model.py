@@ -151,7 +151,9 @@ def choose_types(blueprint: Blueprint, weight_dtype: str) -> Types:
     )
     if types.compute not in DTYPES.values():
         raise RequestError(
-            said("ComfyUI would compute this model in {compute}, which the pool does not have.", compute=types.compute),
+            said(
+                "ComfyUI would compute this model in {compute}, which the workers do not have.", compute=types.compute
+            ),
             "Set weight_dtype to bf16, fp16 or fp32.",
         )
     if not blueprint.own_network:  # diffusers' network computes in the type of its weights

@@ -218,7 +218,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         found = weight_obstacles(self.weight_wrapper_patches, self._other_objects(), others, self.wrappers)
         if found:
             raise RequestError(
-                said("The pool cannot carry {what}.", what=listed(found)),
+                said("The workers cannot carry {what}.", what=listed(found)),
                 "Remove the node that adds it, or load the model with Load Diffusion Model.",
             )
         self.remote.check_options(self.model_options.get("transformer_options", {}))

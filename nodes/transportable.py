@@ -148,7 +148,7 @@ def weight_obstacles(
 
 
 def loop_obstacles(model_options: Mapping[str, Any]) -> list[Said]:
-    """Name what in ComfyUI's `model_options` acts between the steps, or inside them, and is not known to the pool.
+    """Name what in ComfyUI's `model_options` acts between the steps, or inside them, and is not known to the workers.
 
     Anything that is not known to be harmless counts: running per step is always right.
     """

@@ -81,6 +81,6 @@ def _functions_of(error: NotCarried) -> Said:
 
 def _refusal(found: list[Said]) -> RequestError:
     return RequestError(
-        said("The pool cannot carry {what}.", what=listed(found)),
+        said("The workers cannot carry {what}.", what=listed(found)),
         "Remove the node that adds it, or load the model with Load Diffusion Model.",
     )

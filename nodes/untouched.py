@@ -49,7 +49,7 @@ class Untouched:
             more = said(" and {count} more", count=len(found) - _NAMED) if len(found) > _NAMED else ""
             raise RequestError(
                 said(
-                    "The pool cannot carry changes inside of the transformer: {found}{more}.",
+                    "The workers cannot carry changes inside of the transformer: {found}{more}.",
                     found=", ".join(found[:_NAMED]),
                     more=more,
                 ),

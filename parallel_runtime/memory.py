@@ -75,7 +75,7 @@ def require(
     fix = together(ways[:2], " Or: ")
     raise OutOfMemoryError(
         said(
-            "{what} needs {wanted} GiB on {device_title} (rank {rank}), where {free} GiB are free.",
+            "{what} needs {wanted} GiB on {device_title} (worker {rank}), where {free} GiB are free.",
             what=what,
             wanted=f"{wanted / _GIB:.1f}",
             device_title=device_title(device),
@@ -96,10 +96,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 def explain_out_of_memory(error: BaseException, device: torch.device, rank: int) -> OutOfMemoryError:
     """The typed error for an allocation that failed."""
     wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error)) or re.search(r"allocate (\d+ bytes)", str(error))
-    template = "{device} (rank {rank}) ran out of memory; {free} GiB were free there afterwards."
+    template = "{device} (worker {rank}) ran out of memory; {free} GiB were free there afterwards."
     if wanted:
         template = (
-            "{device} (rank {rank}) ran out of memory when it wanted {wanted} more; {free} GiB were free there "
+            "{device} (worker {rank}) ran out of memory when it wanted {wanted} more; {free} GiB were free there "
             "afterwards."
         )
     return OutOfMemoryError(

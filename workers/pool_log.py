@@ -77,9 +77,11 @@ def tell_of_fresh_pool(path: Path, with_stacks: bool = False) -> Said:
     """
     if path.exists():
         if with_stacks:
-            return said("The next prompt starts a fresh pool; the log with the stacks of all ranks is {log}.", log=path)
-        return said("The next prompt starts a fresh pool; the log is {log}.", log=path)
-    return said("The next prompt starts a fresh pool; no log could be written in {folder}.", folder=path.parent)
+            return said(
+                "The next prompt starts fresh workers; the log with the stacks of all workers is {log}.", log=path
+            )
+        return said("The next prompt starts fresh workers; the log is {log}.", log=path)
+    return said("The next prompt starts fresh workers; no log could be written in {folder}.", folder=path.parent)
 
 
 def last_line(path: Path) -> str:

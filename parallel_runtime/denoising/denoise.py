@@ -106,7 +106,7 @@ class Denoising(Loop):
         super().__init__(request, dtype, unlike)
         if [branch.index for branch in request.branches] not in ([0], [0, 1]):
             raise RequestError(
-                "Sampling in the pool takes a positive and at most one negative conditioning.",
+                "Sampling in the workers takes a positive and at most one negative conditioning.",
                 "Use KSampler for this graph.",
             )
         check_guidance(len(request.branches), request.cfg)

@@ -57,11 +57,11 @@ class HostDenoising(Loop):
         if device.type != self.request.noise_device:
             raise RequestError(
                 said(
-                    "The noise of this sampler is drawn on {noise_device}, and this rank is on {device}.",
+                    "The noise of this sampler is drawn on {noise_device}, and this worker is on {device}.",
                     noise_device=self.request.noise_device,
                     device=device,
                 ),
-                said("Run the pool on the kind of device that ComfyUI uses."),
+                said("Run the workers on the kind of device that ComfyUI uses."),
             )
         self._make_sampling(tensors)
 

@@ -64,7 +64,7 @@ class Engine(RankState):
         """
         if step.kind not in self.calls:
             raise NotLoadedError(
-                said("The pool keeps no call of number {kind}.", kind=step.kind), "Queue the prompt again."
+                said("The workers keep no call of number {kind}.", kind=step.kind), "Queue the prompt again."
             )
         return self.calls[step.kind]
 

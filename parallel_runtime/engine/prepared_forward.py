@@ -184,7 +184,7 @@ class PreparedInvoke(Prepared):
         """
         owns = resident.transformer is None or isinstance(resident.transformer, HostNetwork)
         if request.method not in INVOKABLE or not owns:
-            raise RequestError(said("The model in the pool has no {method}.", method=request.method), "Report this.")
+            raise RequestError(said("The model in the workers has no {method}.", method=request.method), "Report this.")
         state.conditionings.peek(request.arguments, meta)
         return cls(state=state, request=request, resident=resident)
 

@@ -55,7 +55,7 @@ class Residency:
             NotLoadedError: it was not loaded, or has been forgotten.
         """
         if key not in self._residents:
-            raise NotLoadedError("The model is not loaded in the pool.", "Queue the prompt again.")
+            raise NotLoadedError("The model is not loaded in the workers.", "Queue the prompt again.")
         self._residents.move_to_end(key)
         return self._residents[key]
 

@@ -69,7 +69,7 @@ def open_pack(folder: str) -> GgufPack:
     """
     if not (Path(folder) / "loader.py").is_file():
         raise ConfigurationError(
-            said("There is no ComfyUI-GGUF in {folder} on the host of this rank.", folder=folder),
+            said("There is no ComfyUI-GGUF in {folder} on the host of this worker.", folder=folder),
             "Install it at the same place on every host, or choose a safetensors file.",
         )
     name = f"gguf_pack_{hashlib.sha256(folder.encode()).hexdigest()[:12]}"

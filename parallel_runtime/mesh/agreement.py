@@ -92,7 +92,7 @@ def failing_together(group: dist.ProcessGroup | None, device: torch.device) -> I
         all_agree(False, group, device)
         raise
     if not all_agree(True, group, device):
-        raise PeerFailedError(said("Another rank failed in its part of a step."), said("See what that one says."))
+        raise PeerFailedError(said("Another worker failed in its part of a step."), said("See what that one says."))
 
 
 def agreed_dtype(own: torch.dtype | None, group: dist.ProcessGroup | None, device: torch.device) -> torch.dtype:

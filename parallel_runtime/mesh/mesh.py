@@ -101,7 +101,7 @@ def lay_out_plan(
     if plan.world_size > world_size:
         raise ConfigurationError(
             said(
-                "The plan ({plan}) needs {world_size} ranks, and {world_size2} are running.",
+                "The plan ({plan}) needs {world_size} workers, and {world_size2} are running.",
                 plan=plan,
                 world_size=plan.world_size,
                 world_size2=world_size,

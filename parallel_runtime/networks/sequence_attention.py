@@ -88,7 +88,7 @@ def _mask_of_keys(mask: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         raise UnsupportedModelError(
             said(
                 "The model attends with a mask of shape {shape} where the sequence is split, which is not a mask "
-                "of the {shape2} keys of this rank alone.",
+                "of the {shape2} keys of this worker alone.",
                 shape=tuple(mask.shape),
                 shape2=key.shape[1],
             ),

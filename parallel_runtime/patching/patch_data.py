@@ -128,7 +128,7 @@ class Encoder:
     def _factor(self, tensor: torch.Tensor, factors: dict[str, torch.Tensor]) -> list[Any]:
         version = 0 if tensor.is_inference() else tensor._version
         if tensor.is_meta:
-            raise _refusal("a weight patch made of a model whose weights are in the pool")
+            raise _refusal("a weight patch made of a model whose weights are in the workers")
         known = self._names.get(tensor)
         if known is None or known[0] != version:
             known = self._names[tensor] = (version, _digest(tensor))
@@ -164,12 +164,13 @@ def read_set(name: str, content: torch.Tensor, factors: Mapping[str, torch.Tenso
     """
     text = content.cpu().numpy().tobytes()
     if hashlib.sha256(text).hexdigest()[:32] != name:
-        raise RequestError("The pool was sent weight patches that are not what they say.", "Report this.")
+        raise RequestError("The workers were sent weight patches that are not what they say.", "Report this.")
     data = json.loads(text)
     named = {factor for value in _values(data) for factor, _, _ in value["tensors"]}
     if missing := named - factors.keys():
         raise RequestError(
-            said("{missing} tensors of weight patches did not come to the pool.", missing=len(missing)), "Report this."
+            said("{missing} tensors of weight patches did not come to the workers.", missing=len(missing)),
+            "Report this.",
         )
     return PatchSet(name, data["weights"], data["bypass"], {factor: factors[factor] for factor in named})
 
@@ -238,7 +239,7 @@ def _find(name: str, inside: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     found = getattr(importlib.import_module(module), attribute, None) if module.startswith(inside) else None
     if not callable(found):
-        raise RequestError(said("The ComfyUI of the ranks has no {name}.", name=name), "Restart ComfyUI.")
+        raise RequestError(said("The ComfyUI of the workers has no {name}.", name=name), "Restart ComfyUI.")
     known: Callable[..., Any] = found
     return known
 
@@ -249,7 +250,7 @@ def _function(name: str | None) -> Callable[..., Any] | None:
 
 def _refusal(what: str) -> RequestError:
     return RequestError(
-        said("The pool cannot carry {what}.", what=what),
+        said("The workers cannot carry {what}.", what=what),
         "Remove the node that adds it, or load the model with Load Diffusion Model.",
     )
 

@@ -49,5 +49,5 @@ class PatchStore:
 
     def _find(self, name: str) -> PatchSet:
         if name and name not in self._sets:
-            raise NotLoadedError("The pool does not have the LoRA's weights.", "Queue the prompt again.")
+            raise NotLoadedError("The workers do not have the LoRA's weights.", "Queue the prompt again.")
         return self._sets[name] if name else NO_PATCHES

@@ -127,7 +127,7 @@ def cut_for(token: int, x: torch.Tensor, patches: int, layout: Layout) -> tuple[
     if least < layout.plan.sequence:
         raise RequestError(
             said(
-                "A patch of {patches} tokens cannot be split over {degree} ranks.",
+                "A patch of {patches} tokens cannot be split over {degree} GPUs.",
                 patches=least,
                 degree=layout.plan.sequence,
             ),

@@ -28,7 +28,7 @@ def check_limits(
     if ranks < 1 or model.heads < 1 or request.batch < 1 or request.tokens < 1:
         raise ConfigurationError(
             said(
-                "A plan for {ranks} ranks, {heads} heads, a batch of {batch} and {tokens} tokens cannot be made.",
+                "A plan for {ranks} workers, {heads} heads, a batch of {batch} and {tokens} tokens cannot be made.",
                 ranks=ranks,
                 heads=model.heads,
                 batch=request.batch,

@@ -132,7 +132,7 @@ class ConditioningStore:
         """
         if not reference.new and reference.id not in self._kept:
             raise RequestError(
-                said("Conditioning {id} is not known to the pool.", id=reference.id), "Queue the prompt again."
+                said("Conditioning {id} is not known to the workers.", id=reference.id), "Queue the prompt again."
             )
         try:
             return assemble(reference, meta) if reference.new else self._kept[reference.id]
@@ -168,7 +168,8 @@ class ConditioningStore:
         if isinstance(value, Attached):
             if value.number not in self._attached:
                 raise RequestError(
-                    said("Network {number} is not known to the pool.", number=value.number), "Queue the prompt again."
+                    said("Network {number} is not known to the workers.", number=value.number),
+                    "Queue the prompt again.",
                 )
             return Attached(value.number, self._attached[value.number])
         if isinstance(value, Patch):

@@ -89,14 +89,14 @@ def restore(tree: Any, tensors: Sequence[Any]) -> Any:
         if kind == "object" and isinstance(inner, list) and len(inner) == 3:
             module, name, fields = inner
             return _restore_object(str(module), str(name), fields, tensors)
-    raise RequestError("The pool was sent an argument that is not what it says.", "Report this.")
+    raise RequestError("The workers were sent an argument that is not what it says.", "Report this.")
 
 
 def _restore_object(module: str, name: str, fields: Any, tensors: Sequence[Any]) -> Any:
     """An object of one of ComfyUI's networks' own classes, its attributes put in as they were: nothing of it runs."""
     found = getattr(importlib.import_module(module), name, None) if module.startswith(_OBJECTS) else None
     if not isinstance(found, type):
-        raise RequestError(said("The pool knows no {module}.{name}.", module=module, name=name), "Restart ComfyUI.")
+        raise RequestError(said("The workers know no {module}.{name}.", module=module, name=name), "Restart ComfyUI.")
     made: Any = object.__new__(found)
     made.__dict__.update(restore(fields, tensors))
     return made

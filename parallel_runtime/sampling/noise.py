@@ -31,8 +31,8 @@ def _generator(seed: int, offset: int, device: torch.device | str) -> torch.Gene
         generator = torch.Generator(device=device)
     except RuntimeError as error:
         raise RequestError(
-            said("The noise of this sampler is drawn on {device}, and the pool has no such device.", device=device),
-            "Run the pool on the kind of device that ComfyUI uses, or choose a sampler that adds no noise.",
+            said("The noise of this sampler is drawn on {device}, and the workers have no such device.", device=device),
+            "Run the workers on the kind of device that ComfyUI uses, or choose a sampler that adds no noise.",
         ) from error
     return generator.manual_seed(seed + offset)
 

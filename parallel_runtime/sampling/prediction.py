@@ -80,7 +80,7 @@ def find_prediction(name: str) -> Prediction:
     if name not in PREDICTIONS:
         raise RequestError(
             said(
-                "The pool does not know the prediction {name}; it knows {predictions}.",
+                "The workers do not know the prediction {name}; they know {predictions}.",
                 name=repr(name),
                 predictions=", ".join(PREDICTIONS),
             ),

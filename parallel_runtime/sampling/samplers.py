@@ -134,7 +134,7 @@ def find_sampler(name: str) -> Sampler:
     if name not in SAMPLERS:
         raise RequestError(
             said(
-                "Sampler {name} does not run in the pool, which has {supported}.",
+                "Sampler {name} does not run in the workers, which have {supported}.",
                 name=repr(name),
                 supported=", ".join(SUPPORTED),
             ),

@@ -92,7 +92,7 @@ def wait_for(about: _T, there: Callable[[_T], bool], what: str) -> None:
     while not there(about):
         if time.monotonic() > deadline:
             raise PoolError(
-                said("A rank waited {wait_seconds} s for {what}.", wait_seconds=f"{_WAIT_SECONDS:.0f}", what=what),
+                said("A worker waited {wait_seconds} s for {what}.", wait_seconds=f"{_WAIT_SECONDS:.0f}", what=what),
                 "Queue the prompt again.",
             )
         time.sleep(pause)

@@ -50,7 +50,7 @@ class Streaming:
     def __post_init__(self) -> None:
         if self.ranks > 1 and self.folder is None:
             raise ConfigurationError(
-                "Ranks outside of a pool have no place where they find one another's weights.",
+                "Workers without a supervisor have no place where they find one another's weights.",
                 "Set weights to whole.",
             )
 
@@ -182,7 +182,7 @@ class SharedBlocks:
         moved = False
         for rank in self._other_ranks():
             board = self._board(rank)
-            wait_for(board, lambda words: words[STATE] == state, f"rank {rank} to have its share of the weights")
+            wait_for(board, lambda words: words[STATE] == state, f"worker {rank} to have its share of the weights")
             moved |= self._open(rank, board)
         return moved
 
@@ -246,11 +246,11 @@ class SharedBlocks:
 
     def _wait_until_idle(self) -> None:
         for rank, board in self._boards_there():
-            wait_for(board, lambda words: words.idle, f"rank {rank} to finish its forward")
+            wait_for(board, lambda words: words.idle, f"worker {rank} to finish its forward")
 
     def _wait_until_closed(self) -> None:
         for rank, board in self._boards_there():
-            wait_for(board, lambda words: not words[OPEN], f"rank {rank} to let shared weights go")
+            wait_for(board, lambda words: not words[OPEN], f"worker {rank} to let shared weights go")
 
     def _other_ranks(self) -> list[int]:
         return [rank for rank in range(self.deal.ranks) if rank != self.streaming.rank]
@@ -266,7 +266,7 @@ class SharedBlocks:
     def _board(self, rank: int) -> Board:
         if rank not in self._boards:
             path = self._path(rank)
-            wait_for(path, lambda told: told.exists(), f"rank {rank} to have memory for its share")
+            wait_for(path, lambda told: told.exists(), f"worker {rank} to have memory for its share")
         return self._made_board(rank)
 
     def _made_board(self, rank: int) -> Board:

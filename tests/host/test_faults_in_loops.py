@@ -50,12 +50,12 @@ class Fault:
     model: str = MODEL
 
 
-_FRESH = r"in the middle of a job\. The next prompt starts a fresh pool; the log .*is /"
+_FRESH = r"in the middle of a job\. The next prompt starts fresh workers; the log .*is /"
 FAULTS = {
-    "a rank is killed": Fault(_signal(signal.SIGKILL), rf"^Rank \d \(process \d+\) ended {_FRESH}", True),
+    "a rank is killed": Fault(_signal(signal.SIGKILL), rf"^Worker \d \(process \d+\) ended {_FRESH}", True),
     "a rank hangs": Fault(
         _signal(signal.SIGSTOP),
-        rf"^Rank \d \(process \d+\) made no progress for \d+ seconds {_FRESH}",
+        rf"^Worker \d \(process \d+\) made no progress for \d+ seconds {_FRESH}",
         True,
     ),
     "cancel": Fault(ComfyHost.interrupt, "", False),

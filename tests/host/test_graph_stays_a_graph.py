@@ -224,7 +224,7 @@ def test_a_pool_that_was_killed_is_replaced_at_the_next_prompt(host):
         os.kill(process, signal.SIGKILL)
     run = host.run(replace(workflow, denoise=0.99999).prompt())  # a changed input, so that the sampler runs again
     if run.error is not None:  # the death was noticed by this prompt: it says so, and the next one has a fresh pool
-        assert "fresh pool" in run.error["exception_message"]
+        assert "fresh workers" in run.error["exception_message"]
         run = host.run(replace(workflow, denoise=0.99999).prompt())
     assert run.error is None
     assert (host.latent(run, SAVE) - first).abs().max() < 1e-4

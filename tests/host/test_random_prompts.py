@@ -65,7 +65,7 @@ class Artist:
         if self._acted and run.interrupted and meanwhile == self._cancel:
             return
         if self._acted and run.error is not None and meanwhile == self._kill:
-            assert "The next prompt starts a fresh pool" in run.error["exception_message"]
+            assert "The next prompt starts fresh workers" in run.error["exception_message"]
             return
         assert run.error is None, run.error["exception_message"]
         assert not run.interrupted

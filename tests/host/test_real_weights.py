@@ -112,5 +112,5 @@ def test_a_node_that_computes_with_weights_or_trains_is_told_in_one_sentence(hos
     assert run.error is not None
     if kind == "TrainLoraNode" and "meta tensor" in run.error["exception_message"]:
         skip_as_older(host.host.path, "copies the network before it asks for its weights, and says so")
-    assert "in the pool of processes, where no node can" in run.error["exception_message"]
+    assert "in the worker processes, where no node can" in run.error["exception_message"]
     assert "Load Diffusion Model" in run.error["exception_message"]

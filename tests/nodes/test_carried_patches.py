@@ -69,7 +69,7 @@ def test_a_name_is_that_of_the_class_whatever_the_method_is_called():
 @pytest.mark.parametrize("code", ["os:system", "comfy.utils:load_torch_file", "comfy_extras.nodes_slg:Other.f"])
 def test_a_rank_runs_no_code_that_is_not_in_the_table(code):
     live = LivePatches(torch.device("cpu"))
-    with pytest.raises(RequestError, match="no rank may run"):
+    with pytest.raises(RequestError, match="no worker may run"):
         live.put_in({CARRIED: {PATCHES: {"attn1_patch": [Patch(code, 0)]}}})
 
 

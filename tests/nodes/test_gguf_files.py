@@ -48,7 +48,7 @@ def test_the_pack_is_where_its_node_is(file, monkeypatch):
 
 
 def test_a_host_without_the_pack_or_with_another_version_says_so(tmp_path):
-    with pytest.raises(ConfigurationError, match="There is no ComfyUI-GGUF in .* on the host of this rank"):
+    with pytest.raises(ConfigurationError, match="There is no ComfyUI-GGUF in .* on the host of this worker"):
         open_pack(str(tmp_path))
     (tmp_path / "loader.py").write_text("")
     (tmp_path / "ops.py").write_text("")

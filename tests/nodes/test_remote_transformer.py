@@ -75,7 +75,7 @@ class DoublingPool:
     def release(self, model, park=False, should_cancel=never):
         self.requests.append("release")
         if self.dies:
-            raise PoolError("Rank 1 (process 5) ended while the pool was idle.", "")
+            raise PoolError("Worker 1 (process 5) ended while the workers were idle.", "")
         freed, self.held = self.held, 0
         return freed
 

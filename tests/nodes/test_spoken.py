@@ -26,6 +26,7 @@ from tests.nodes.said_templates import templates
 
 OTHERS = [language for language in LANGUAGES if language != "en"]
 SEPARATORS = {", ", "; ", " Or: ", " and "}
+FOR_DEVELOPERS = {"report.py", "findings.py", "actions.py"}
 UNET = replace(FLUX_DEV, title="SDXL", splits_sequence=False, has_stages=False, heads=1)
 SMALL = known_gpu("NVIDIA GeForce RTX 4090", 22 * GIB, PCIE)
 CROWDED = replace(SMALL, free_bytes=12 * GIB)
@@ -84,6 +85,13 @@ def test_what_is_english_alone_is_said_and_in_no_table(said_by_the_code):
     assert ALONE & {text for language in OTHERS for text in read_table(language)} == set()
 
 
+def test_sentences_speak_of_devices_and_workers_and_not_of_how_they_work(said_by_the_code):
+    """The doctor's report and the panel's actions may."""
+    of_nodes = [text for text, file in said_by_the_code.items() if file not in FOR_DEVELOPERS]
+    words = re.compile(r"(?i)\b(ranks?|pools?|park(s|ed)?|dealt)\b")
+    assert [text for text in of_nodes if words.search(re.sub(r"\{\w+\}", "", text))] == []
+
+
 @pytest.mark.parametrize("language", OTHERS)
 def test_plans_leave_no_english(language):
     texts = plan_texts() | {together(IN_TURN)}
@@ -101,10 +109,10 @@ def test_english_is_the_text_itself_and_another_language_has_english():
 
 def test_values_come_along_as_they_are():
     text = said(
-        "The pool cannot carry {what}.",
+        "The workers cannot carry {what}.",
         what=together((said("a replaced {name}", name="diffusion_model.x"), said("wrapped weights")), ", "),
     )
-    assert in_language(text, "zh") == "进程池无法承载：被替换的 diffusion_model.x，被包装的权重。"
+    assert in_language(text, "zh") == "工作进程无法承载：被替换的 diffusion_model.x，被包装的权重。"
     path = "One device computes everything."  # of a file, which is no sentence of ours
     error = PoolError(said("{path} does not exist.", path=path), "Restart ComfyUI.")
     assert path in in_language(error.said, "zh")

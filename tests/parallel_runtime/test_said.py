@@ -59,9 +59,9 @@ def test_a_plain_english_text_crosses_too():
 
 
 def test_an_error_of_all_ranks_is_known_by_its_sentence_and_not_by_its_text():
-    told = of_all_ranks(describe(ValueError("Rank 1 of the worker pool failed with it."), 1), "pool.log")
-    assert told.cause == "The model failed with ValueError: Rank 1 of the worker pool failed with it."
-    assert told.cause.values == {"error": "ValueError: Rank 1 of the worker pool failed with it"}
+    told = of_all_ranks(describe(ValueError("Worker 1 failed with it."), 1), "pool.log")
+    assert told.cause == "The model failed with ValueError: Worker 1 failed with it."
+    assert told.cause.values == {"error": "ValueError: Worker 1 failed with it"}
 
 
 def test_what_is_too_long_or_no_utf_8_travels_as_plain_text():

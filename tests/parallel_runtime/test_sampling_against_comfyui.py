@@ -316,7 +316,7 @@ def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
         ("sampler_post_cfg_function", f"{skip}.post_cfg_function", {"skip": "os:system"}),
         ("sampler_post_cfg_function", f"{skip}.post_cfg_function", {}),
     ]:
-        with pytest.raises(RequestError, match="no rank may run"):
+        with pytest.raises(RequestError, match="no worker may run"):
             make_guidance([Guidance(place, code, inside)], None)
 
 

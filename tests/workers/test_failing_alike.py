@@ -37,7 +37,7 @@ def fail(
     unbegun: bool = False,
     consequence: bool = False,
 ) -> None:
-    text = f"Rank {rank} of the worker pool failed with ValueError: no."
+    text = f"Worker {rank} failed with ValueError: no."
     info = ErrorInfo("PoolError", text, "", rank, consequence=consequence)
     job.answer(Frame(Failed(1, rank, info, unbegun=unbegun, launched=launched), b"", None))
 

@@ -40,9 +40,7 @@ def die_in_a_job(pool: FaultyPool, fault: str) -> tuple[PoolError, float]:
 def test_an_error_in_prepare_on_one_rank_costs_the_job_only(faulty_pool, rank):
     pool = faulty_pool()
     before = pool.client.status().pids
-    with pytest.raises(
-        PoolError, match=rf"Rank {rank} of the worker pool failed with RuntimeError: planted fault\. The log"
-    ):
+    with pytest.raises(PoolError, match=rf"Worker {rank} failed with RuntimeError: planted fault\. The log"):
         pool.sample(f"raise {rank} -1")
     with pytest.raises(RequestError, match=r"^A planted refusal\. Do as it says\.$"):
         pool.sample(f"refuse {rank} -1")
@@ -53,7 +51,7 @@ def test_an_error_in_prepare_on_one_rank_costs_the_job_only(faulty_pool, rank):
 def test_a_rank_that_can_map_no_more_memory_is_told_of_and_replaced(faulty_pool):
     pool = faulty_pool()
     before = pool.client.pool.pid
-    with pytest.raises(PoolError, match=r"Rank 1 of the worker pool failed with OSError: .*Cannot allocate memory"):
+    with pytest.raises(PoolError, match=r"Worker 1 failed with OSError: .*Cannot allocate memory"):
         pool.sample("unmapped 1 -1")
     assert wait_until(lambda: pool.client.status() is None)
     pool.check_works()
@@ -65,17 +63,15 @@ def test_a_rank_that_can_map_no_more_memory_is_told_of_and_replaced(faulty_pool)
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("raise 1 2", r"Rank 1 of the worker pool failed with RuntimeError: planted fault\. The next prompt starts"),
+        ("raise 1 2", r"Worker 1 failed with RuntimeError: planted fault\. The next prompt starts"),
         (
             "exit 1 2",
-            r"Rank 1 \(process \d+\) ended in the middle of a job\. The next prompt starts a fresh pool; the log is",
+            r"Worker 1 \(process \d+\) ended in the middle of a job\. The next prompt starts fresh workers; the log is",
         ),
-        slow(
-            "raise 0 0", r"Rank 0 of the worker pool failed with RuntimeError: planted fault\. The next prompt starts"
-        ),
-        slow("kill 0 1", r"Rank 0 \(process \d+\) ended in the middle of a job\."),
-        slow("segv 1 3", r"Rank 1 \(process \d+\) ended in the middle of a job\."),
-        slow("kill 1 -1", r"Rank 1 \(process \d+\) ended in the middle of a job\."),
+        slow("raise 0 0", r"Worker 0 failed with RuntimeError: planted fault\. The next prompt starts"),
+        slow("kill 0 1", r"Worker 0 \(process \d+\) ended in the middle of a job\."),
+        slow("segv 1 3", r"Worker 1 \(process \d+\) ended in the middle of a job\."),
+        slow("kill 1 -1", r"Worker 1 \(process \d+\) ended in the middle of a job\."),
     ],
 )
 def test_a_failure_in_a_job_is_noticed_at_once_and_the_next_job_succeeds(faulty_pool, fault, says):
@@ -92,7 +88,7 @@ def test_a_failure_in_a_job_is_noticed_at_once_and_the_next_job_succeeds(faulty_
     ("fault", "raised", "says"),
     [
         ("raise * 2", RequestError, r"^The model failed with RuntimeError: planted fault\. See whether"),
-        ("oom * 1", OutOfMemoryError, r"^The CPU \(rank 0\) ran out of memory .* Use a smaller picture or batch"),
+        ("oom * 1", OutOfMemoryError, r"^The CPU \(worker 0\) ran out of memory .* Use a smaller picture or batch"),
         slow("refuse * 0", RequestError, r"^A planted refusal\. Do as it says\.$"),
     ],
 )
@@ -126,8 +122,8 @@ def test_a_rank_that_gets_nowhere_is_stalled_within_its_bound_with_stacks_in_the
         error, seconds = die_in_a_job(pool, fault)
         assert seconds < SOON, fault  # a minute where nothing is set
         assert "made no progress for" in str(error), fault
-        assert "with the stacks of all ranks" in str(error), fault
-        log = Path(str(error).rpartition("log with the stacks of all ranks is ")[2].rstrip(".")).read_text()
+        assert "with the stacks of all workers" in str(error), fault
+        log = Path(str(error).rpartition("log with the stacks of all workers is ")[2].rstrip(".")).read_text()
         assert "most recent call first" in log, fault
         pool.check_gone()
     monkeypatch.delenv("PARALLEL_DIT_STALL_SECONDS")
@@ -177,7 +173,7 @@ def test_the_pools_own_processes_may_be_killed(faulty_pool, victim):
             os.kill(pid, signal.SIGKILL)
 
     started = time.monotonic()
-    with pytest.raises(PoolError, match="The next prompt starts a fresh pool"):
+    with pytest.raises(PoolError, match="The next prompt starts fresh workers"):
         pool.sample(steps=400, on_progress=kill)
     assert time.monotonic() - started < SOON
     pool.check_works()  # a killed supervisor cannot clean up; the next start does
@@ -240,7 +236,7 @@ def test_a_step_that_a_rank_has_read_is_not_done_again(faulty_pool):
     pool = faulty_pool()
     pool.forward()
     before = pool.client.pool.pid
-    with pytest.raises(PoolError, match=r"Rank 1 \(process \d+\) ended in the middle of a job"):
+    with pytest.raises(PoolError, match=r"Worker 1 \(process \d+\) ended in the middle of a job"):
         pool.forward((0, -2))  # it kills itself
     pool.check_works()
     assert pool.client.pool.pid != before
@@ -253,7 +249,7 @@ def test_out_of_memory_in_prepare_names_the_rank_and_what_would_fit_and_the_pool
     before = pool.client.status().pids
     with pytest.raises(OutOfMemoryError) as caught:
         pool.client.load(pool.model("oom 1 -1"))
-    assert "(rank 1) ran out of memory when it wanted 20.00 GiB more; " in str(caught.value)
+    assert "(worker 1) ran out of memory when it wanted 20.00 GiB more; " in str(caught.value)
     assert "GiB were free" in str(caught.value)
     assert "set devices to cpu:1" in str(caught.value)
     pool.check_works()
@@ -263,7 +259,7 @@ def test_out_of_memory_in_prepare_names_the_rank_and_what_would_fit_and_the_pool
 @pytest.mark.slow
 def test_out_of_memory_in_a_job_costs_the_pool_and_says_so(faulty_pool):
     pool = faulty_pool()
-    with pytest.raises(OutOfMemoryError, match=r"\(rank 1\) ran out of memory.*smaller picture.*fresh pool"):
+    with pytest.raises(OutOfMemoryError, match=r"\(worker 1\) ran out of memory.*smaller picture.*fresh workers"):
         pool.sample("oom 1 2")
     pool.check_gone()
     pool.check_works()
@@ -280,7 +276,7 @@ def test_whoever_works_with_a_pool_that_is_stopped_or_restarted_reads_so(faulty_
             restarts.append(threading.Thread(target=getattr(pool.client, action)))
             restarts[0].start()
 
-    with pytest.raises(PoolError, match=r"^The pool was restarted while it worked for this\. Queue"):
+    with pytest.raises(PoolError, match=r"^The workers were restarted while they worked for this\. Queue"):
         pool.sample("hang 0 1", on_progress=restart)
     restarts[0].join()
     assert (pool.client.pool is None) == (action == "stop")

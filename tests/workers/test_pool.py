@@ -126,7 +126,7 @@ def test_a_file_that_is_cut_off_under_the_ranks_costs_the_pool_and_a_whole_one_w
     first = client.forward(model, latent(), torch.tensor([0.5]), conditioning())
     with open(tmp_path / "m.safetensors", "r+b") as file:
         file.truncate(1 << 20)  # the ranks compute on the mapped file: its pages are gone
-    with pytest.raises(PoolError, match=r"Rank \d \(process \d+\) ended in the middle of a job"):
+    with pytest.raises(PoolError, match=r"Worker \d \(process \d+\) ended in the middle of a job"):
         client.forward(model, latent(), torch.tensor([0.5]), conditioning())
     with pytest.raises(CheckpointError, match="truncated"):
         client.forward(model, latent(), torch.tensor([0.5]), conditioning())

@@ -44,7 +44,7 @@ def test_ranks_that_cannot_start_say_why_in_the_log_that_the_error_names(monkeyp
     client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.no_such_module")
     try:
         with pytest.raises(
-            PoolError, match=r"torchrun \(process \d+\) ended with code 1 while the pool started"
+            PoolError, match=r"torchrun \(process \d+\) ended with code 1 while the workers started"
         ) as caught:
             client.start()
         log = str(caught.value).rpartition("the log is ")[2].rstrip(".")
@@ -70,7 +70,7 @@ def test_torchrun_killed_while_the_pool_starts_is_noticed_at_once(monkeypatch, t
         return False
 
     try:
-        with pytest.raises(PoolError, match=r"torchrun \(process \d+\) ended with code -9 while the pool started"):
+        with pytest.raises(PoolError, match=r"torchrun \(process \d+\) ended with code -9 while the workers started"):
             client.start(kill)
         assert time.monotonic() - killed[0] < SOON
     finally:
@@ -105,7 +105,7 @@ def test_a_client_whose_devices_are_anothers_starts_no_pool_again_and_the_log_sa
     assert registry.all() == [other]
     assert "the pool on cpu:0,1 ends, as another one needs its devices: cpu:1,2." in caplog.text
     for begin in (first.start, first.restart):
-        with pytest.raises(PoolError, match=r"^Another pool has taken devices of cpu:.*Queue the prompt again"):
+        with pytest.raises(PoolError, match=r"^Other workers have taken devices of cpu:.*Queue the prompt again"):
             begin()
     assert first.pool is None
 
@@ -132,7 +132,7 @@ def test_two_pools_at_once_do_not_meet(faulty_pool):
         thread.start()
     for thread in threads:
         thread.join()
-    with pytest.raises(PoolError, match="Rank 0"):
+    with pytest.raises(PoolError, match="Worker 0"):
         one.sample("exit 0 1")
     other.check_works()
     assert all(alive(process) for process in other.processes)

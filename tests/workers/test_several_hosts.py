@@ -251,7 +251,7 @@ def test_a_host_that_drops_off_is_one_clean_error_and_the_next_job_finds_it_agai
         run("ip", "-n", cable[1], "link", "set", "cable1", "down")
     error = client.expect("error")
     assert time.monotonic() - started < 2 * SOON  # an unplugged one is noticed after fifteen seconds
-    assert f"({OTHER}) was lost in the middle of a job. The next prompt starts a fresh pool" in error
+    assert f"({OTHER}) was lost in the middle of a job. The next prompt starts fresh workers" in error
     if how == "killed":
         join()
     else:
@@ -269,11 +269,11 @@ def test_a_fault_on_the_other_host_is_told_by_its_rank_and_a_refusal_costs_the_j
     client.say("load")
     client.expect("loaded")
     client.say("refused")
-    assert "Rank 1 of the worker pool failed with RuntimeError: planted fault" in client.expect("error")
+    assert "Worker 1 failed with RuntimeError: planted fault" in client.expect("error")
     client.say("sample")
     client.expect("sampled")
     client.say("broken")
-    assert "Rank 1 of the worker pool failed with RuntimeError: planted fault" in client.expect("error")
+    assert "Worker 1 failed with RuntimeError: planted fault" in client.expect("error")
 
 
 @pytest.mark.slow

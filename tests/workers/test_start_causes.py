@@ -113,7 +113,7 @@ def test_too_many_processes_or_descriptors_are_a_typed_error(failed_start, monke
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(supervisor_process.subprocess, "Popen", refuse)
-    assert failed_start().startswith("The pool's supervisor could not be started: Resource temporarily unavailable.")
+    assert failed_start().startswith("The workers' supervisor could not be started: Resource temporarily unavailable.")
 
 
 def test_no_room_for_temporary_files_is_a_typed_error(monkeypatch):

@@ -271,7 +271,7 @@ def test_a_fault_in_a_step_costs_the_pool_and_the_next_call_works(faulty_pool, r
         assert torch.equal(pool.forward(), torch.tensor([[0.0, 0.0, 5.0, 6.0]]))
     faults = (-number, 0) if rank == 0 else (0, -number)
     started = time.monotonic()
-    with pytest.raises(PoolError, match=rf"Rank {rank}.*{says}"):
+    with pytest.raises(PoolError, match=rf"Worker {rank}.*{says}"):
         pool.forward(faults)
     assert time.monotonic() - started < SOON  # a rank that gets nowhere is found after a minute
     assert torch.equal(pool.forward(), torch.tensor([[0.0, 0.0, 5.0, 6.0]]))
@@ -283,7 +283,7 @@ def test_a_step_that_hangs_is_found(faulty_pool, monkeypatch):
     monkeypatch.setenv("PARALLEL_DIT_STALL_SECONDS", "5")
     pool = faulty_pool()
     pool.forward()
-    with pytest.raises(PoolError, match=r"Rank 1 .* made no progress for \d+ seconds"):
+    with pytest.raises(PoolError, match=r"Worker 1 .* made no progress for \d+ seconds"):
         pool.forward((0, -3))
     pool.check_works()
 

@@ -13,7 +13,7 @@ import { Connections } from "./workflow_graphs.js";
 
 const NEVER = 2;
 const BYPASS = 4;
-const REFUSED = "The pool cannot carry {what}."; // a sentence of the pack's own, as its code
+const REFUSED = "The workers cannot carry {what}."; // a sentence of the pack's own, as its code
 
 let warned = []; // nodes that the warning on the page names
 let failed = false; // the prompt, maybe before its warning was ready

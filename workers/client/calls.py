@@ -117,7 +117,7 @@ def _flat(control: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         form = flatten(control, tensors)
     except TypeError as error:
         raise RequestError(
-            said("A ControlNet gives {error}, which cannot be sent to the pool.", error=error),
+            said("A ControlNet gives {error}, which cannot be sent to the workers.", error=error),
             "Remove it, or load the model with Load Diffusion Model.",
         ) from error
     return form, {residual_name(place): tensor for place, tensor in enumerate(tensors)}

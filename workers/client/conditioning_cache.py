@@ -86,7 +86,7 @@ def _describe(number: int, arguments: Mapping[str, Any], index: int) -> tuple[Co
             except TypeError as error:
                 raise RequestError(
                     said(
-                        "The model's input {key} is or holds {error}, which cannot be sent to the pool.",
+                        "The model's input {key} is or holds {error}, which cannot be sent to the workers.",
                         key=repr(key),
                         error=error,
                     ),

@@ -102,7 +102,7 @@ class Keeper:
     def retire(self) -> None:
         """End the pool for good: its devices are another's."""
         self._end = PoolError(
-            said("Another pool has taken devices of {spec}.", spec=self.spec), "Queue the prompt again."
+            said("Other workers have taken devices of {spec}.", spec=self.spec), "Queue the prompt again."
         )
         self.close()
 

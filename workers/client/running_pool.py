@@ -237,7 +237,7 @@ class RunningPool:
 
     def interrupt(self) -> None:
         """Ask it to end, and end it by force where it does not; a job's caller is told that it was restarted."""
-        self.life.die(PoolError("The pool was restarted while it worked for this.", "Queue the prompt again."))
+        self.life.die(PoolError("The workers were restarted while they worked for this.", "Queue the prompt again."))
         self._end(EXIT_SECONDS)
 
     def close(self, seconds: float = EXIT_SECONDS) -> None:

@@ -44,7 +44,7 @@ class SupervisorProcess:
         except OSError as error:
             self._folder.remove()
             raise PoolError(
-                said("The pool's supervisor could not be started: {strerror}.", strerror=error.strerror or error),
+                said("The workers' supervisor could not be started: {strerror}.", strerror=error.strerror or error),
                 "Close other programs, or raise the limit that this names, and queue the prompt again.",
             ) from error
         self._folder.let_go()  # the supervisor holds it now
@@ -83,7 +83,8 @@ class SupervisorProcess:
     def error(self, what: Said) -> PoolError:
         """It, and with it the pool, is gone: what happened, and where to read on."""
         return PoolError(
-            said("The pool's supervisor (process {pid}) {what}.", pid=self.pid, what=what), tell_of_fresh_pool(self.log)
+            said("The workers' supervisor (process {pid}) {what}.", pid=self.pid, what=what),
+            tell_of_fresh_pool(self.log),
         )
 
     def last_words(self) -> PoolError:

@@ -63,7 +63,7 @@ class Members:
         if self._spec.hosts > 1 and not self._endpoints:  # torchrun starts no rank before all machines are there
             return said("Not all of the {hosts} hosts joined", hosts=self._spec.hosts)
         ranks = [rank for rank in range(self.size) if rank not in self.devices]
-        return said("Ranks {ranks} did not start", ranks=ranks)
+        return said("Workers {ranks} did not start", ranks=ranks)
 
     async def welcome(self, endpoint: Endpoint, hello: Hello, pid: int) -> None:
         """Serve a rank's connection until its end.
@@ -78,7 +78,7 @@ class Members:
             return
         if self._spec.hosts > 1 and hello.world_size != self.size:
             raise ConfigurationError(
-                said("The hosts bring {count} ranks, not {size}.", count=hello.world_size, size=self.size),
+                said("The hosts bring {count} workers, not {size}.", count=hello.world_size, size=self.size),
                 said("Give {each} to --nproc-per-node on each of them.", each=len(self._spec.devices)),
             )
         self._endpoints[rank], self.pids[rank] = endpoint, pid
@@ -86,7 +86,7 @@ class Members:
             await self._on_frame(getattr(frame.message, "rank", rank), frame)
         if endpoint.left_unread:
             self._on_unread(rank)
-        self._on_loss(Blame.RANK_ENDED, said("Rank {rank} (process {pid}) ended", rank=rank, pid=pid))
+        self._on_loss(Blame.RANK_ENDED, said("Worker {rank} (process {pid}) ended", rank=rank, pid=pid))
 
     def arrive(self, online: Online) -> None:
         """A rank has its device.
@@ -107,15 +107,15 @@ class Members:
 
     def lose(self, rank: int) -> None:
         """Rank 0 says that this one, on another machine, is gone."""
-        self._on_loss(Blame.HOST_LOST, said("Rank {rank} on host {host} was lost", rank=rank, host=self._host(rank)))
+        self._on_loss(Blame.HOST_LOST, said("Worker {rank} on host {host} was lost", rank=rank, host=self._host(rank)))
 
     def stalled(self, rank: int, seconds: float) -> Said:
         """That a rank does not get on, in words."""
         value = f"{seconds:.0f}"
         if rank in self.pids:
-            template = "Rank {rank} (process {pid}) made no progress for {seconds} seconds"
+            template = "Worker {rank} (process {pid}) made no progress for {seconds} seconds"
             return said(template, rank=rank, pid=self.pids[rank], seconds=value)
-        template = "Rank {rank} on host {host} made no progress for {seconds} seconds"
+        template = "Worker {rank} on host {host} made no progress for {seconds} seconds"
         return said(template, rank=rank, host=self._host(rank), seconds=value)
 
     def _host(self, rank: int) -> str:

@@ -180,9 +180,9 @@ class Supervisor:
 
     def _loss(self, what: Said, with_stacks: bool = False) -> ErrorInfo:
         idle = self.jobs.active is None or self.jobs.active.unread
-        template = "{what} while the pool was idle." if idle else "{what} in the middle of a job."
+        template = "{what} while the workers were idle." if idle else "{what} in the middle of a job."
         if self.state == "starting":
-            template = "{what} while the pool started."
+            template = "{what} while the workers started."
         cause = said(template, what=what)
         return ErrorInfo("PoolError", cause, self._fresh(with_stacks), traceback=self.log.tail())
 

@@ -29,8 +29,8 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 
 CANCELLED = ErrorInfo("PoolError", said("Cancelled."), Said(""))
-_POOL_FAILED = "The worker pool failed with {error}."
-_RANK_FAILED = "Rank {rank} of the worker pool failed with {error}."
+_POOL_FAILED = "The workers failed with {error}."
+_RANK_FAILED = "Worker {rank} failed with {error}."
 
 
 def describe(error: BaseException, rank: int | None, traceback: str = "") -> ErrorInfo:

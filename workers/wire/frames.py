@@ -61,7 +61,7 @@ _decoder = msgspec.msgpack.Decoder(Message, dec_hook=_from_data)
 class FrameError(PoolError):
     """Bytes that are no frame of ours: another program, another version, or damage."""
 
-    def __init__(self, cause: str, fix: str = "The connection was closed; the next prompt starts a fresh pool."):
+    def __init__(self, cause: str, fix: str = "The connection was closed; the next prompt starts fresh workers."):
         super().__init__(cause, fix)
 
 
@@ -126,7 +126,7 @@ def encode_header(message: Message) -> bytes:
                 header=len(header),
                 max_header=MAX_HEADER,
             ),
-            "It was not sent, and the pool goes on. Queue a smaller part of the workflow, and please report it.",
+            "It was not sent, and the workers go on. Queue a smaller part of the workflow, and please report it.",
         )
     return header
 

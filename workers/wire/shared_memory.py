@@ -57,7 +57,7 @@ class Segment:
         try:
             descriptor = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except (OSError, AttributeError) as error:
-            raise SegmentError("No memory can be shared with the ranks: " + str(error) + ".", "") from error
+            raise SegmentError("No memory can be shared with the workers: " + str(error) + ".", "") from error
         try:
             os.ftruncate(descriptor, 2 * half)
             # Sealed: whoever maps it can rely on its size, and never reads beyond an end that moved.
@@ -66,7 +66,7 @@ class Segment:
             return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}")
         except (OSError, ValueError) as error:
             os.close(descriptor)
-            raise SegmentError("No memory can be shared with the ranks: " + str(error) + ".", "") from error
+            raise SegmentError("No memory can be shared with the workers: " + str(error) + ".", "") from error
 
     @classmethod
     def open(cls, path: str) -> Segment:
@@ -80,7 +80,7 @@ class Segment:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise SegmentError("No memory can be shared with the ranks: " + str(error) + ".", "") from error
+            raise SegmentError("No memory can be shared with the workers: " + str(error) + ".", "") from error
         try:
             wanted = fcntl.F_SEAL_SHRINK
             if os.fstat(descriptor).st_uid != os.getuid() or not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & wanted:
@@ -88,7 +88,7 @@ class Segment:
             return cls(descriptor, path)
         except (OSError, ValueError) as error:
             os.close(descriptor)
-            raise SegmentError("No memory can be shared with the ranks: " + str(error) + ".", "") from error
+            raise SegmentError("No memory can be shared with the workers: " + str(error) + ".", "") from error
 
     def is_at(self, path: str) -> bool:
         """Whether a path leads to this very segment: a later one may have the number, and so the path, of this one."""

@@ -29,7 +29,7 @@ def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
     root = Path(folder)
     if not (root / "comfy" / "sd.py").is_file():
         raise ConfigurationError(
-            said("There is no ComfyUI in {folder} on the host of this rank.", folder=folder),
+            said("There is no ComfyUI in {folder} on the host of this worker.", folder=folder),
             "Install ComfyUI at the same place on every host, or choose the diffusers network in Parallel Loader.",
         )
     with _LOCK:
@@ -41,7 +41,7 @@ def _use(root: Path, options: Mapping[str, Any]) -> None:
         if loaded.__file__ is None or Path(loaded.__file__).resolve().parent.parent != root.resolve():
             raise ConfigurationError(
                 said(
-                    "The pool runs with the ComfyUI of {file}, and is asked for that of {root}.",
+                    "The workers run with the ComfyUI of {file}, and are asked for that of {root}.",
                     file=loaded.__file__,
                     root=root,
                 ),

@@ -38,7 +38,7 @@ def make_sampling(
     for name, kind in zip(bases, kinds, strict=True):
         if not isinstance(kind, type) or kind.__module__ != code.__name__:
             raise RequestError(
-                said("The ComfyUI of the ranks has no model sampling {name}.", name=name), said("Update it.")
+                said("The ComfyUI of the workers has no model sampling {name}.", name=name), said("Update it.")
             )
     joined: Any = type("ModelSampling", tuple(kinds), {})
     made: Any = joined.__new__(joined)
@@ -64,7 +64,7 @@ class HostSampler:
     def __init__(self, name: str, options: Mapping[str, Scalar]):
         code = importlib.import_module("comfy.samplers")
         if name not in code.SAMPLER_NAMES:
-            raise RequestError(said("The ComfyUI of the ranks has no sampler {name}.", name=name), said("Update it."))
+            raise RequestError(said("The ComfyUI of the workers has no sampler {name}.", name=name), said("Update it."))
         self._function = code.sampler_object(name).sampler_function
         self._options = dict(options)
 

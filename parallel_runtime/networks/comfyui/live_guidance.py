@@ -32,7 +32,9 @@ def make_guidance(functions: Sequence[Guidance], sampling: Any) -> dict[str, Any
         rule = guidance_rule_of(each.code)
         inside = {} if rule is None else {name: str(each.values.get(name)) for name in rule.functions}
         if rule is None or each.place not in (*_ONE, *_SEVERAL) or not all(map(rule_of, inside.values())):
-            raise RequestError(said("The pool was sent {code}, which no rank may run.", code=each.code), "Report this.")
+            raise RequestError(
+                said("The workers were sent {code}, which no worker may run.", code=each.code), "Report this."
+            )
         values: dict[str, Any] = {name: each.values.get(name) for name in rule.values}
         values |= {name: Patch(code, number) for number, (name, code) in enumerate(inside.items())}
         if rule.sampling:

@@ -70,7 +70,7 @@ def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
     rule = guider_code(guider.code)
     if rule is None or list(indices) != sorted(set(indices)) or not {*indices} <= {*range(len(rule.conds))}:
         raise RequestError(
-            said("The pool was sent the guider {code} with branches {indices}.", code=guider.code, indices=indices),
+            said("The workers were sent the guider {code} with branches {indices}.", code=guider.code, indices=indices),
             "Report this.",
         )
     module, _, name = rule.code.partition(":")
@@ -78,7 +78,8 @@ def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
         kind = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise RequestError(
-            said("The ComfyUI of the ranks has no guider {name}: {error}.", name=name, error=error), said("Update it.")
+            said("The ComfyUI of the workers has no guider {name}: {error}.", name=name, error=error),
+            said("Update it."),
         ) from error
     made = object.__new__(kind)
     made.__dict__.update({name: guider.values.get(name) for name in rule.values})

@@ -78,7 +78,7 @@ class LivePatches:
         rule = rule_of(patch.code)
         if rule is None:
             raise RequestError(
-                said("The pool was sent {code}, which no rank may run.", code=patch.code), "Report this."
+                said("The workers were sent {code}, which no worker may run.", code=patch.code), "Report this."
             )
         if patch.kept and patch.kept in self._kept:
             made[patch.number] = self._kept[patch.kept]

@@ -52,7 +52,7 @@ def describe_module(module: nn.Module, tensors: list[torch.Tensor]) -> dict[str,
                 continue
             raise RequestError(
                 said(
-                    "{name} holds {error} as {name2}, which cannot be sent to the pool.",
+                    "{name} holds {error} as {name2}, which cannot be sent to the workers.",
                     name=type(module).__name__,
                     error=error,
                     name2=name,
@@ -84,7 +84,7 @@ def build_module(form: Any, tensors: Sequence[torch.Tensor]) -> nn.Module:
             found = getattr(found, name, None)
     if not isinstance(found, type) or not issubclass(found, nn.Module):
         raise RequestError(
-            said("The pool knows no network {module}.{path}.", module=module, path=path), "Restart ComfyUI."
+            said("The workers know no network {module}.{path}.", module=module, path=path), "Restart ComfyUI."
         )
     made: Any = found.__new__(found)
     nn.Module.__init__(made)
