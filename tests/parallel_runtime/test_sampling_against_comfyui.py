@@ -307,7 +307,7 @@ def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
             make_sampling([name], {}, {})
     others = Guider("comfy.samplers:KSAMPLER", {}), Guider("comfy_extras.nodes_custom_sampler:Guider_Basic", {})
     for guider, indices in [*((each, [0]) for each in others), (Guider(CFG, {}), [2]), (Guider(CFG, {}), [1, 0])]:
-        with pytest.raises(RequestError, match="was sent the guider"):
+        with pytest.raises(RequestError, match="were sent the guider"):
             load_guider(guider, indices)
     skip = "comfy_extras.nodes_slg:SkipLayerGuidanceDiT.execute.<locals>"
     for place, code, inside in [

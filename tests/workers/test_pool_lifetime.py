@@ -33,7 +33,7 @@ def test_a_slow_start_is_given_up_with_the_ranks_that_did_not_come(monkeypatch, 
     monkeypatch.setenv("PARALLEL_DIT_START_SECONDS", "1")
     client = PoolClient(PoolSpec("cpu", (0, 1)), "tests.workers.rank_that_never_comes")
     try:
-        with pytest.raises(PoolError, match=r"Ranks \[0, 1\] did not start within 1 seconds"):
+        with pytest.raises(PoolError, match=r"Workers \[0, 1\] did not start within 1 seconds"):
             client.start()
     finally:
         client.close()

@@ -120,7 +120,7 @@ def test_a_step_that_the_ranks_do_not_keep_is_refused_by_all_of_them_and_prepare
     with pytest.raises(Exception, match="cannot carry unknown"):
         client.forward(model(path), latent(0), torch.tensor([0.5]), {**given(), "unknown": torch.zeros(1)})
     # A rank may have lost it when the request failed there, so all have.
-    with pytest.raises(NotLoadedError, match=f"keeps no call of number {number}"):
+    with pytest.raises(NotLoadedError, match=f"keep no call of number {number}"):
         client._submit(Submission(request=Step(number), tensors=tensors))
     assert torch.equal(step(), first)
     assert client.status().pids == pids
