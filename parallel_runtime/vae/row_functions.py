@@ -1,0 +1,147 @@
+"""PyTorch's functions over tensors of which each rank has some rows: what a VAE's forward calls, unchanged.
+
+A convolution that pads along the rows, and a padding by itself, take the neighbours' rows where the picture goes on,
+and pad where it ends. Group norms add up over the ranks. Everything else of a VAE is local: it works on channels,
+frames or single pixels, or puts pixels in the place of channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from .rows import Rows
+
+_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_CUDNN = ("input", "weight", "padding", "stride", "dilation", "groups")
+_PAD = ("input", "pad", "mode", "value")
+_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
+
+
+class RowFunctions(TorchFunctionMode):
+    """Inside, tensors with rows are this rank's share.
+
+    Args:
+        noise: whether what is drawn at random is as large as the picture: every rank draws all, and keeps its rows.
+    """
+
+    def __init__(self, rows: Rows, noise: bool = False):
+        super().__init__()
+        self._rows = rows
+        self._known: dict[Callable[..., Any], Callable[..., Any]] = {
+            torch.conv2d: self._convolve,
+            torch.conv3d: self._convolve,
+            torch.cudnn_convolution: self._convolve_by_cudnn,
+            F.pad: self._pad,
+            torch.group_norm: self._group_norm,
+            F.group_norm: self._group_norm,
+        }
+        if noise:
+            self._known |= {torch.randn: self._randn, torch.randn_like: self._randn_like}
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        known = self._known.get(function)
+        if known is None:
+            return function(*args, **(kwargs or {}))
+        return known(function, args, dict(kwargs or {}))
+
+    def _convolve(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        return self._over_border(function, {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs})
+
+    def _convolve_by_cudnn(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        return self._over_border(function, {**dict(zip(_CUDNN, args, strict=False)), **kwargs})
+
+    def _over_border(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
+        """A convolution: of all rows as they are, and of those at the borders anew when the neighbours' have come."""
+        x, weight = given.pop("input"), given.pop("weight")
+        dims = weight.ndim - 2
+        padding = _each(given.pop("padding", 0), dims)
+        stride, dilation = (_each(given.get(name, 1), dims)[-2] for name in ("stride", "dilation"))
+        rows = padding[-2]
+        if function is torch.cudnn_convolution:
+            given = {"allow_tf32": True, "benchmark": False, "deterministic": False} | given
+
+        def convolve(part: torch.Tensor, rows: int) -> torch.Tensor:
+            return function(part, weight, padding=(*padding[:-2], rows, padding[-1]), **given)
+
+        if not rows:
+            return convolve(x, 0)
+        own, reach = x.shape[-2], dilation * (weight.shape[-2] - 1)
+        if own % stride or (own + 2 * rows - reach - 1) // stride + 1 != own // stride:
+            raise NotImplementedError(
+                f"{own} rows and a kernel of {list(weight.shape)}, by {rows} padded, {stride} apart"
+            )
+        if stride != 1 or own < 2 * rows:
+            above, below = self._rows.border(x, rows, rows).wait()
+            parts = [part for part in (above, x, below) if part is not None]
+            ends = [rows if part is None else 0 for part in (above, below)]
+            return convolve(F.pad(torch.cat(parts, -2), (0, 0, *ends)), 0)
+        border = self._rows.border(x, rows, rows)
+        done = convolve(x, rows)
+        above, below = border.wait()
+        if above is not None:
+            done.narrow(-2, 0, rows).copy_(convolve(torch.cat((above, x.narrow(-2, 0, 2 * rows)), -2), 0))
+        if below is not None:
+            edge = torch.cat((x.narrow(-2, own - 2 * rows, 2 * rows), below), -2)
+            done.narrow(-2, own - rows, rows).copy_(convolve(edge, 0))
+        return done
+
+    def _pad(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        given = {**dict(zip(_PAD, args, strict=False)), **kwargs}
+        x, pad = given.pop("input"), list(given.pop("pad"))
+        if x.ndim < 4 or len(pad) < 4 or not any(pad[2:4]):
+            return function(x, pad, **given)
+        above, below = self._rows.border(x, pad[2], pad[3]).wait()
+        pad[2:4] = pad[2] * self._rows.first, pad[3] * self._rows.last
+        parts = [part for part in (above, x, below) if part is not None]
+        return function(torch.cat(parts, -2), pad, **given)
+
+    def _group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """By a batch norm with given numbers: a single pass, which rounds once."""
+        given = {**dict(zip(_GROUP_NORM, args, strict=False)), **kwargs}
+        x, groups = given["input"], given["num_groups"]
+        batch, channels = x.shape[:2]
+        grouped = x.reshape(batch, groups, -1)
+        numbers = torch.stack(
+            (
+                grouped.sum(2, dtype=torch.float64),
+                torch.linalg.vector_norm(grouped, dim=2, dtype=torch.float64) ** 2,
+                torch.full((batch, groups), grouped.shape[2], dtype=torch.float64, device=x.device),
+            )
+        )
+        total, squares, count = self._rows.add(numbers)
+        mean = total / count
+        variance = (squares / count - mean * mean).clamp_(min=0)
+        mean, variance = (
+            each.float().repeat_interleave(channels // groups, 1).reshape(-1) for each in (mean, variance)
+        )
+        weight, bias = (
+            None if each is None else each.float().repeat(batch) for each in (given.get("weight"), given.get("bias"))
+        )
+        rows = x.reshape(1, batch * channels, *x.shape[2:])
+        return F.batch_norm(rows, mean, variance, weight, bias, eps=given.get("eps", 1e-5)).reshape(x.shape)
+
+    def _randn(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        size = tuple(args[0]) if len(args) == 1 and isinstance(args[0], Iterable) else args
+        return self._rows.cut(function(self._whole(size), **kwargs))
+
+    def _randn_like(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        x = args[0]
+        return self._rows.cut(function(x.new_empty(self._whole(x.shape)), *args[1:], **kwargs))
+
+    def _whole(self, size: Iterable[int]) -> list[int]:
+        """The size that a tensor has on one rank alone."""
+        whole = list(size)
+        whole[-2] = sum(self._rows.shares_of(whole[-2]))
+        return whole
+
+
+def _each(value: int | Iterable[int], dims: int) -> tuple[int, ...]:
+    """One number for each dimension."""
+    return (value,) * dims if isinstance(value, int) else tuple(value)

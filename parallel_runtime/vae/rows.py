@@ -1,0 +1,134 @@
+"""Whose rows of a picture are whose, and how ranks tell each other of theirs.
+
+All tensors of a VAE have rows in dim -2, at several scales: a rank's share of a tensor is in proportion to its share of
+the one that was cut, so nobody has to ask how many rows the others have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+import torch.distributed as dist
+
+
+def share_rows(rows: int, ranks: int) -> tuple[int, ...]:
+    """How many of so many rows each rank gets: as alike as they can be."""
+    ends = [rows * rank // ranks for rank in range(ranks + 1)]
+    return tuple(end - start for start, end in pairwise(ends))
+
+
+@dataclass
+class Border:
+    """Rows of the neighbours, on their way."""
+
+    above: torch.Tensor | None
+    below: torch.Tensor | None
+    sent: Sequence[torch.Tensor]
+    works: Sequence[dist.Work]
+
+    def wait(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """(above, below); None at the picture's border."""
+        for work in self.works:
+            work.wait()
+        self.sent = ()
+        return self.above, self.below
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A rank's place among those that share the rows of a picture.
+
+    Args:
+        shares: rows of the tensor that was cut, by rank; of the pool's first ranks.
+        group: that these ranks talk over.
+    """
+
+    rank: int
+    shares: tuple[int, ...]
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank has the picture's top."""
+        return self.rank == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank has the picture's bottom."""
+        return self.rank == len(self.shares) - 1
+
+    def shares_of(self, own: int) -> list[int]:
+        """Rows of all ranks in a tensor in which this rank has so many.
+
+        Raises:
+            ValueError: the others cannot have a whole number of rows.
+        """
+        mine = self.shares[self.rank]
+        if any(share * own % mine for share in self.shares):
+            raise ValueError(f"{own} rows do not come of {mine} as those of {self.shares} do")
+        return [share * own // mine for share in self.shares]
+
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of a tensor that is the same on all ranks."""
+        shares = share_of(self.shares, whole.shape[-2])
+        start = sum(shares[: self.rank])
+        return whole.narrow(-2, start, shares[self.rank]).contiguous()
+
+    def border(self, x: torch.Tensor, above: int, below: int) -> Border:
+        """Begin to exchange rows with the neighbours: so many of the one above, so many of the one below."""
+        own, sent = x.shape[-2], []
+        operations: list[dist.P2POp] = []
+        found: list[torch.Tensor | None] = [None, None]
+        # To the neighbour, and from it: what it needs of this rank lies at the border that both have in common.
+        for place, there, neighbour, wanted, given in (
+            (0, not self.first, self.rank - 1, above, below),
+            (1, not self.last, self.rank + 1, below, above),
+        ):
+            if there and wanted:
+                rows = found[place] = x.new_empty([*x.shape[:-2], wanted, x.shape[-1]])
+                operations.append(dist.P2POp(dist.irecv, rows, neighbour, self.group))
+            if there and given:
+                rows = x.narrow(-2, 0 if place == 0 else own - given, given).contiguous()
+                sent.append(rows)
+                operations.append(dist.P2POp(dist.isend, rows, neighbour, self.group))
+        works = dist.batch_isend_irecv(operations) if operations else []
+        return Border(found[0], found[1], sent, works)
+
+    def gather(self, x: torch.Tensor, to: int | None = None) -> torch.Tensor | None:
+        """All rows, on every rank or on one; None on the others."""
+        shares, x = self.shares_of(x.shape[-2]), x.contiguous()
+        ranks = range(len(shares))
+        parts = [x if rank == self.rank else None for rank in ranks]
+        operations = []
+        for rank in ranks:
+            if rank == self.rank:
+                continue
+            if to in (None, rank):
+                operations.append(dist.P2POp(dist.isend, x, rank, self.group))
+            if to in (None, self.rank):
+                part = parts[rank] = x.new_empty([*x.shape[:-2], shares[rank], x.shape[-1]])
+                operations.append(dist.P2POp(dist.irecv, part, rank, self.group))
+        for work in dist.batch_isend_irecv(operations) if operations else []:
+            work.wait()
+        return torch.cat([part for part in parts if part is not None], -2) if to in (None, self.rank) else None
+
+    def add(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks."""
+        dist.all_reduce(numbers, group=self.group)
+        return numbers
+
+
+def share_of(shares: Sequence[int], rows: int) -> list[int]:
+    """Shares in the same proportion of a tensor with so many rows in all.
+
+    Raises:
+        ValueError: they are no whole numbers.
+    """
+    whole = sum(shares)
+    ends = [0, *(end * rows for end in accumulate(shares))]
+    if any(end % whole for end in ends):
+        raise ValueError(f"{rows} rows cannot be shared out as {list(shares)}")
+    return [(end - start) // whole for start, end in pairwise(ends)]

@@ -1,0 +1,97 @@
+"""A VAE of ComfyUI's that several ranks run together, or the first of them alone."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from .families import Half, find_half
+from .row_functions import RowFunctions
+from .rows import Rows, share_rows
+
+LEAST = 2
+"""Rows of a latent that a rank has at least: a picture that is mirrored at its border needs two."""
+_CHUNK = 128 << 20
+"""Bytes that ComfyUI computes at once on a large GPU. On every rank alike, whatever it has: it decides what is sent."""
+
+
+def shared_ranks(vae: nn.Module, name: str, rows: int, unit: int, ranks: int) -> int:
+    """How many ranks can run one half of a VAE together on a tensor with so many rows.
+
+    Args:
+        name: "encoder" or "decoder".
+        unit: rows of that tensor which a row of the latent is made of, or 1 where it is the latent.
+    """
+    if find_half(vae, name) is None or rows % unit:
+        return 1
+    return ranks if rows // unit >= LEAST * ranks else 1
+
+
+def run_half(
+    vae: nn.Module, name: str, x: torch.Tensor, unit: int, ranks: int, rank: int, group: dist.ProcessGroup | None
+) -> torch.Tensor | None:
+    """Encode or decode. Every rank of the group calls it with the same tensor.
+
+    Args:
+        unit: see `shared_ranks`.
+        ranks: that the group has.
+
+    Returns:
+        What the VAE alone would return, on the first rank; None on the others.
+    """
+    half = find_half(vae, name)
+    if half is None or shared_ranks(vae, name, x.shape[-2], unit, ranks) == 1:
+        return _call(vae, name, x) if rank == 0 else None
+    rows = Rows(rank, tuple(unit * share for share in share_rows(x.shape[-2] // unit, ranks)), group)
+    with _shared(getattr(vae, name), half, rows), RowFunctions(rows, half.noise):
+        own = _call(vae, name, rows.cut(x))
+    return rows.gather(own, to=0)
+
+
+def _call(vae: Any, name: str, x: torch.Tensor) -> torch.Tensor:
+    options: dict[str, Any] = {}
+    if name == "decoder" and getattr(vae, "comfy_has_chunked_io", False):
+        # Else it would bring the picture to the host piece by piece, where ranks cannot put it together.
+        options["output_buffer"] = x.new_empty(vae.decode_output_shape(x.shape))
+    done: torch.Tensor = (vae.decode if name == "decoder" else vae.encode)(x, **options)
+    return done
+
+
+@contextlib.contextmanager
+def _shared(part: nn.Module, half: Half, rows: Rows) -> Iterator[None]:
+    """Inside, attention is over all rows."""
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        both = rows.gather(torch.cat((key, value), 1))
+        assert both is not None
+        q, k, v = (each.flatten(2).transpose(1, 2).unsqueeze(1) for each in (query, *both.chunk(2, 1)))
+        return F.scaled_dot_product_attention(q, k, v).squeeze(1).transpose(1, 2).reshape(query.shape)
+
+    with contextlib.ExitStack() as stack:
+        for module in part.modules():
+            if hasattr(module, "optimized_attention"):
+                stack.enter_context(_replaced(module, "optimized_attention", attend))
+        if half.chunks:
+            # In proportion to the rows: as many chunks of as many frames as on one rank.
+            share = Fraction(_CHUNK * rows.shares[rows.rank], sum(rows.shares))
+            code = sys.modules[type(part).__module__]
+            stack.enter_context(_replaced(code, half.chunks, lambda device: share))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

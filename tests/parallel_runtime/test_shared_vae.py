@@ -1,0 +1,47 @@
+"""ComfyUI's VAEs, the rows of a picture shared out over ranks: against the same module in one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallel_runtime.vae.rows import share_of, share_rows
+from tests.comfyui_checkout import HOW, find_comfyui
+from tests.comfyui_vaes.tiny import TINY
+from tests.ranks import run_ranks
+
+COMFYUI = find_comfyui()
+
+
+USED_MOST = ["flux", "wan 2.1"]
+
+
+def compare(ranks: int, names: list[str]) -> None:
+    """Assert that so many ranks compute what a VAE alone does."""
+    found = run_ranks(ranks, "tests.comfyui_vaes.ranks:compare", {"comfyui": str(COMFYUI), "names": names})
+    differences = {
+        (name, half): difference
+        for name, halves in found[0]["differences"].items()
+        for half, difference in halves.items()
+    }
+    assert {name for name, _ in differences} == set(names)
+    assert not {each: difference for each, difference in differences.items() if not difference < 1e-5}
+    assert set(found[0]["ran"].values()) == {ranks}
+
+
+@pytest.mark.skipif(COMFYUI is None, reason=HOW)
+def test_ranks_compute_what_a_vae_alone_does():
+    compare(2, USED_MOST)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMFYUI is None, reason=HOW)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_compute_what_every_vae_does(ranks):
+    compare(ranks, list(TINY))
+
+
+def test_rows_are_shared_as_alike_as_they_can_be():
+    assert share_rows(11, 3) == (3, 4, 4)
+    assert share_of((3, 4, 4), 88) == [24, 32, 32]
+    with pytest.raises(ValueError, match="cannot be shared"):
+        share_of((3, 4, 4), 12)
