@@ -7,9 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from ..attention.rotary import exchange_rotary
-from .network_parts import NetworkParts
-
 log = logging.getLogger(__name__)
 
 _ROOM = "graphs that blocks may still get"
@@ -81,12 +78,3 @@ class BlockCompilation:
     def undo(self) -> None:
         """Leave the blocks as they were."""
         self._compiled.undo()
-
-
-def prepare_blocks(parts: NetworkParts) -> None:
-    """Have a diffusers transformer ready for compiled blocks."""
-    from ..acceleration.compiler import allow_in_graph
-    from .diffusers.lean_imports import untraced_classes
-
-    allow_in_graph(untraced_classes(parts.transformer))
-    exchange_rotary(parts.attention.values())

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from ..acceleration.pulse import Pulse
-from .diffusers.spec import ModelSpec
 from .module_paths import find_modules
 
 MARKS = 16
@@ -39,7 +38,7 @@ def mark_blocks(transformer: nn.Module, paths: Sequence[str], pulse: Pulse) -> N
         blocks._pulse, blocks._stride = pulse, max(1, total // MARKS)
 
 
-def pulse_of(transformer: nn.Module, spec: ModelSpec) -> Pulse | None:
+def pulse_of(transformer: nn.Module, paths: Sequence[str]) -> Pulse | None:
     """The pulse that a transformer's blocks mark, if they mark one."""
-    found = find_modules(transformer, spec.block_lists).values()
+    found = find_modules(transformer, paths).values()
     return next((blocks._pulse for blocks in found if isinstance(blocks, _Marked)), None)

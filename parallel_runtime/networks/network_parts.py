@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..acceleration.peer_memory import PeerSharing
-from ..attention.choice import check_ring, resolve_kernel, untouched_kernel
+from ..attention.choice import check_ring, measurements, resolve_kernel, untouched_kernel
 from ..errors import ConfigurationError, UnsupportedModelError
 from ..mesh.mesh import Layout
 from ..said import said
@@ -121,12 +119,6 @@ class MeshCheck:
             parts = self._parts
             check_ring(parts.kernel, parts.device, parts.dtype, parts.head_dim)
             self._runs_in_a_ring = True
-
-
-def measurements() -> Path | None:
-    """The folder that keeps measured times of attention kernels between processes; the pool says."""
-    folder = os.environ.get("PARALLEL_DIT_STATE")
-    return Path(folder) / "measured" if folder else None
 
 
 def _attention(transformer: nn.Module, spec: ModelSpec) -> dict[str, nn.Module]:

@@ -9,6 +9,8 @@ from typing import Any
 CARRIED, PATCHES, REPLACED, OBJECTS, TOGETHER = "carried", "patches", "replaced", "objects", "together"
 """Entry of `transformer_options` that holds all of them, and what is in it: `PATCHES` by kind, `REPLACED` as
 (kind, key, patch), `OBJECTS` by the name of their option, and whether every rank has to compute all rows."""
+FUNCTIONS, SIGMAS = ("patches", "patches_replace"), "sigmas"
+"""Options of ComfyUI's that hold functions, and one that calls with functions have and others have not."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from .block_call import KEYWORD, BlockCall
 from .blocks import Blocks
 from .host_modulation import HostModulation, Layers
 from .latent_patch import PatchStreams
-from .live_patches import FOR_FUNCTIONS
+from ...requests.patches import FUNCTIONS, SIGMAS
 from .own_arguments import GRID, OwnArguments, name_argument
 from .own_objects import is_guide_mask
 from .streams import Streams
@@ -248,7 +248,7 @@ class CutBlock:
         if self._split.functions:
             call = BlockCall(self.signature, self.blocks.positional, args, kwargs)
             if options := call["transformer_options"]:
-                call["transformer_options"] = {name: options[name] for name in options if name not in FOR_FUNCTIONS}
+                call["transformer_options"] = {name: options[name] for name in options if name not in (*FUNCTIONS, SIGMAS)}
             args, kwargs = call.args, call.kwargs
         return run(self._forward, args, kwargs, self._varying)
 

@@ -11,7 +11,7 @@ import torch
 from ...acceleration.peer_memory import PeerSharing
 from ...acceleration.pulse import Pulse
 from ...acceleration.recordings import RecordedForward
-from ...attention.choice import check_ring, resolve_kernel
+from ...attention.choice import check_ring, measurements, resolve_kernel
 from ...attention.kernels import KERNELS
 from ...config import COMFYUIS
 from ...errors import ConfigurationError, UnsupportedModelError
@@ -22,7 +22,6 @@ from ...said import said
 from ...streaming.block_stream import BlockStream
 from ...switches import is_on
 from ..block_compilation import BlockCompilation
-from ..network_parts import measurements
 from ..repeated_calls import RepeatedCalls
 from .agreed_scales import agreeing_on_scales
 from .attention import HostAttention, Suited

@@ -13,21 +13,16 @@ from typing import Any
 import torch
 
 from ...errors import RequestError
-from ...requests.patches import CARRIED, OBJECTS, PATCHES, REPLACED, Attached, Patch
+from ...requests.patches import CARRIED, FUNCTIONS, OBJECTS, PATCHES, REPLACED, SIGMAS, Attached, Patch
 from ...said import said
 from .patch_rules import PatchRule, rule_of
 
-_FUNCTIONS = ("patches", "patches_replace")
-"""Options that hold functions."""
 _BETWEEN = {"post_input", "double_block", "single_block", "noise_refiner"}
 """Patches that no network calls inside of a block; the others may be."""
 _BLOCKS = "dit"
 """Replaced are whole blocks, from outside of them."""
 _ENDS = "free"
 """Method of an object that remembers by which ComfyUI has it let go of that behind a run."""
-_SIGMAS = "sigmas"
-FOR_FUNCTIONS = (*_FUNCTIONS, _SIGMAS)
-"""Options that calls with functions have and others have not."""
 
 
 class LivePatches:
@@ -56,9 +51,9 @@ class LivePatches:
         replaced: dict[str, dict[Any, Any]] = {}
         for kind, key, patch in carried.get(REPLACED, []):
             replaced.setdefault(kind, {})[tuple(key) if isinstance(key, list) else key] = self._make(patch, made)
-        put |= {name: value for name, value in zip(_FUNCTIONS, (patches, replaced), strict=True) if value}
+        put |= {name: value for name, value in zip(FUNCTIONS, (patches, replaced), strict=True) if value}
         # Those with a range of sigmas are sent within it alone; one of them asks without looking whether it is told.
-        put.setdefault(_SIGMAS, torch.zeros(1))
+        put.setdefault(SIGMAS, torch.zeros(1))
         return put
 
     def forget(self) -> None:

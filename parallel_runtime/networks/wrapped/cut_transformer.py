@@ -11,11 +11,12 @@ import torch
 from ...acceleration.peer_memory import PeerSharing
 from ...attention import rebind
 from ...attention.kernels import KERNELS
+from ...attention.rotary import exchange_rotary
 from ...errors import UnsupportedModelError
 from ...mesh.mesh import Mesh
 from ...said import said
 from ...switches import is_on
-from ..block_compilation import BlockCompilation, prepare_blocks
+from ..block_compilation import BlockCompilation
 from ..comfyui.attention import HostAttention
 from ..comfyui.attention_operator import attend_by_kernel, attending
 from ..comfyui.cut_blocks import cut_blocks, run_blocks, uncut_blocks, unknown_blocks
@@ -70,7 +71,11 @@ class CutTransformer:
     def _compile(self) -> BlockCompilation:
         from ..comfyui.compiled_cut import CompiledCut  # imports much of torch that nothing else needs
 
-        prepare_blocks(self._parts)
+        from ...acceleration.compiler import allow_in_graph
+        from ..diffusers.lean_imports import untraced_classes
+
+        allow_in_graph(untraced_classes(self._parts.transformer))
+        exchange_rotary(self._parts.attention.values())
         compiled = CompiledCut(self._parts.transformer, self.split, self._attend)
         self._run_block = compiled.run
         return BlockCompilation(compiled)

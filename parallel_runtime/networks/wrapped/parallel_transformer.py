@@ -104,7 +104,7 @@ class ParallelTransformer(RepeatedCalls):
         self._recorded: RecordedForward | None = None
         if recorded:
             # A graph ends where all its streams have come together, so that one of a stream of weights is not cut.
-            pulse = pulse_of(parts.transformer, parts.spec) if stream is None else None
+            pulse = pulse_of(parts.transformer, parts.spec.block_lists) if stream is None else None
             self._recorded = RecordedForward(self.call_at_once, made_outside=self.made_outside, pulse=pulse)
 
     def check_ring(self, layout: Layout) -> None:
