@@ -35,7 +35,7 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.groups import Groups
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
+from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 
 from .flux_checkpoint import FLUX_DEV
 from .flux_step import inputs

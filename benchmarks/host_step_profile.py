@@ -30,13 +30,13 @@ from parallel_runtime.acceleration.peer_memory import PeerMemory
 from parallel_runtime.config import ATTENTION_BACKENDS, ParallelPlan
 from parallel_runtime.mesh.groups import Groups
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
-from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.seam import enter
-from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
+from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.switches import SWITCHES, VARIABLE
 
 from .in_comfyui.host_families import HOST_REAL, HostFamily, host_tiny, loaded_as_tensors

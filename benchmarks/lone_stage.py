@@ -15,10 +15,10 @@ from torch import nn
 
 from parallel_runtime.mesh.links import Link, Links
 from parallel_runtime.mesh.mesh import Mesh, single_rank_mesh
-from parallel_runtime.networks.comfyui.diffusers_networks import cut_of
-from parallel_runtime.networks.comfyui.stage_blocks import all_blocks, let_go
+from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.networks.diffusers.spec import ModelSpec
-from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer, parallelize
+from parallel_runtime.networks.stages import all_blocks, let_go
+from parallel_runtime.networks.tables.diffusers import cut_of
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.planning.cut import split_blocks
 from parallel_runtime.requests.conditioning import Conditioning

@@ -27,8 +27,8 @@ import torch.distributed as dist
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.latent_cut import Patch
-from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer
+from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
+from parallel_runtime.networks.latent_patches import Patch
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample

@@ -29,7 +29,7 @@ from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.denoising.predict import Predictor
 from parallel_runtime.engine.plan_meshes import Joined, Meshes
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer, parallelize
+from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.requests.conditioning import Conditioning

@@ -31,8 +31,8 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.predict import Call, Predictor
 from parallel_runtime.mesh.groups import Groups
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.networks.diffusers.wan import PATCH_SIZE, WAN
-from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from parallel_runtime.requests.conditioning import Conditioning
 
 from .kernel_times import profile

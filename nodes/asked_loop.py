@@ -11,10 +11,10 @@ import comfy.model_base
 import comfy.model_sampling
 import torch
 
-from parallel_runtime.networks.comfyui.blocks import Network
-from parallel_runtime.networks.comfyui.guider_rules import CFG, GUIDER_RULES, GuiderRule
 from parallel_runtime.networks.comfyui.module_tree import class_name
-from parallel_runtime.networks.comfyui.networks import find_network
+from parallel_runtime.networks.comfyui.node_rules import CFG, GUIDER_RULES, GuiderRule
+from parallel_runtime.networks.tables.blocks import Network
+from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep, are_plain, find_own_timesteps
 from parallel_runtime.sampling.samplers import SAMPLERS

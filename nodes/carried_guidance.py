@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from parallel_runtime.networks.comfyui.guider_rules import GUIDER_RULES, SECOND_SCALE
 from parallel_runtime.networks.comfyui.module_tree import class_name
-from parallel_runtime.networks.comfyui.patch_rules import guidance_rule_of, rule_of
+from parallel_runtime.networks.comfyui.node_rules import GUIDER_RULES, SECOND_SCALE, guidance_rule_of, rule_of
 from parallel_runtime.requests.requests import Guidance, Guider
 
 _ONE = "sampler_cfg_function"

@@ -1,6 +1,6 @@
 """The functions that nodes have set for the inside of the network, as data for the ranks; what is no such data, named.
 
-No ComfyUI needed: a function is known by the module and the name of its code (networks/comfyui/patch_rules.py).
+No ComfyUI needed: a function is known by the module and the name of its code (networks/comfyui/node_rules.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from parallel_runtime.networks.comfyui.module_tree import class_name
-from parallel_runtime.networks.comfyui.patch_rules import rule_of
+from parallel_runtime.networks.comfyui.node_rules import rule_of
 from parallel_runtime.requests.patches import CARRIED, OBJECTS, PATCHES, REPLACED, TOGETHER, Attached, Patch
 from parallel_runtime.said import Said, said
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import comfy.samplers
 
-from parallel_runtime.networks.comfyui.guider_rules import GUIDER_RULES
 from parallel_runtime.networks.comfyui.module_tree import class_name
+from parallel_runtime.networks.comfyui.node_rules import GUIDER_RULES
 from parallel_runtime.said import Said, said
 
 _RULES = ("sampling_function", "calc_cond_batch", "cfg_function", "KSamplerX0Inpaint")

@@ -11,10 +11,10 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP
 from tqdm.auto import trange
 
 from parallel_runtime.errors import RequestError
-from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
-from parallel_runtime.networks.comfyui.guider_rules import CFG
+from parallel_runtime.networks.comfyui.node_rules import CFG
 from parallel_runtime.networks.comfyui.seam import IN_LOOP
 from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
+from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep
 from parallel_runtime.sampling.samplers import SAMPLERS

@@ -23,11 +23,10 @@ from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.config_limits import check_host_header
 from parallel_runtime.loading.host_file import HostFile, comfyuis_reason, read_outside
 from parallel_runtime.loading.host_model import build_model as build_host_model
-from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
-from parallel_runtime.networks.comfyui.networks import find_network
-from parallel_runtime.networks.comfyui.run_sigmas import RUN_SIGMAS, reads_sigmas, tabulate
-from parallel_runtime.networks.comfyui.seam import seam_of
+from parallel_runtime.networks.comfyui.seam import RUN_SIGMAS, reads_sigmas, seam_of, tabulate
 from parallel_runtime.networks.diffusers.headers import original_header
+from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
+from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.requests.requests import INVOKABLE
 from parallel_runtime.said import said

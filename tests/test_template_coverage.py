@@ -22,8 +22,8 @@ from benchmarks.template_coverage.node_types import NODE_TYPES, SAMPLERS, Effect
 from benchmarks.template_coverage.prompt_graph import read_prompt
 from benchmarks.template_coverage.totals import judge_all, reason_totals, total_lines
 from nodes.transportable import option_obstacles, weight_obstacles
-from parallel_runtime.networks.comfyui.networks import NETWORKS
 from parallel_runtime.networks.diffusers.registry import MODELS
+from parallel_runtime.networks.tables.comfyui import NETWORKS
 from tests.template_graphs import (
     BYPASS,
     GRAPH_INPUT,

@@ -27,7 +27,7 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.networks import sequence_attention, shares
-from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer
+from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
 from parallel_runtime.requests.requests import Step
 
 CPU = torch.device("cpu")

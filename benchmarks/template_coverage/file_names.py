@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from parallel_runtime.networks.comfyui.networks import NETWORKS
+from parallel_runtime.networks.tables.comfyui import NETWORKS
 
 _LDM = "comfy.ldm."
 _CLASSES: tuple[tuple[str, str], ...] = (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nodes.transportable import condition_obstacles, loop_obstacles
-from parallel_runtime.networks.comfyui.guider_rules import GUIDER_RULES
-from parallel_runtime.networks.comfyui.networks import NETWORKS
+from parallel_runtime.networks.comfyui.node_rules import GUIDER_RULES
+from parallel_runtime.networks.tables.comfyui import NETWORKS
 
 from .file_names import class_of
 from .judgement import Prompt, Run

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallel_runtime.networks.comfyui.diffusers_networks import DIFFUSERS
-from parallel_runtime.networks.comfyui.networks import NETWORKS
 from parallel_runtime.networks.diffusers.registry import MODELS
+from parallel_runtime.networks.tables.comfyui import NETWORKS
+from parallel_runtime.networks.tables.diffusers import DIFFUSERS
 
 from .installed import PACKAGE
 from .totals import Judged, reason_totals, step_totals, total, total_lines

@@ -70,7 +70,7 @@ NODE_TYPES: Mapping[str, NodeType] = {
             "CFGOverride", "HiDreamO1PatchSeamSmoothing", "TripoSplatSamplingPreview",
             # Numbers among the transformer options, which travel.
             "ChromaRadianceOptions", "ScaleROPE", "ContextWindowsManual", "EasyCache",
-            # Functions that the ranks make again (networks/comfyui/patch_rules.py).
+            # Functions that the ranks make again (networks/comfyui/node_rules.py).
             "AnimaLLLiteApply", "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "USOStyleReference",
             "WanInfiniteTalkToVideo", "FluxKVCache", "SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple",
             "WanAnimate2Cache",

@@ -1,6 +1,6 @@
 """Rewrites of a block's attention call: norms before it and the layer beside it join its operator.
 
-The graph does not know of the exchange (networks/comfyui/attention_operator.py), so the operator gets what there is,
+The graph does not know of the exchange (networks/attention_operator.py), so the operator gets what there is,
 and decides when it runs.
 """
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..mesh.agreement import of_first_rank
 from ..networks.comfyui.live_guider import Asked
-from ..networks.lead import of_first_rank
 from ..requests.conditioning import BRANCHES, OPTIONS, Conditioning
 from ..requests.patches import CARRIED, REPLACED
 from ..sampling.own_timesteps import FIRST, OwnTimestep

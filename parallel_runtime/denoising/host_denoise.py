@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import torch
 
 from ..errors import RequestError
-from ..networks.comfyui.guider_rules import CFG
 from ..networks.comfyui.host_code import use_comfyui
-from ..networks.comfyui.host_samplers import HostSampler, make_sampling
-from ..networks.comfyui.live_guidance import make_guidance
-from ..networks.comfyui.live_guider import GuidedModel, load_guider
+from ..networks.comfyui.live_guider import GuidedModel, HostSampler, load_guider, make_sampling
+from ..networks.comfyui.live_patches import make_guidance
+from ..networks.comfyui.node_rules import CFG
 from ..requests.requests import HostLoop, Sample, sampling_name
 from ..said import said
 from ..sampling.denoiser import check_guidance

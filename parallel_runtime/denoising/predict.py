@@ -11,8 +11,8 @@ import torch
 
 from ..mesh.agreement import agreed_dtype, failing_together
 from ..mesh.mesh import Layout, Mesh
-from ..networks.batch import gather_batch, share_of_batch, some_have_no_rows
-from ..networks.wrapped.network import Network
+from ..networks.network import Network
+from ..networks.shares import gather_batch, share_of_batch, some_have_no_rows
 from ..requests.conditioning import BRANCHES, OPTIONS, Conditioning
 
 _NESTED = (list, tuple, dict)

@@ -20,11 +20,11 @@ from ..loading.held_weights import HeldWeights, MakeArena
 from ..loading.streamed_weights import StreamedWeights, streamed_costs
 from ..loading.weights import build_transformer, check_weights, give_weights, hold_weights
 from ..mesh.mesh import single_rank_mesh
-from ..networks.comfyui.diffusers_networks import cut_of
-from ..networks.comfyui.stage_blocks import all_blocks, let_go
+from ..networks.diffusers.parallel_transformer import parallelize
 from ..networks.diffusers.spec import WeightRule
 from ..networks.marked_blocks import mark_blocks
-from ..networks.wrapped.parallel_transformer import parallelize
+from ..networks.stages import all_blocks, let_go
+from ..networks.tables.diffusers import cut_of
 from ..planning.describe import describe_model, parameter_shapes
 from ..requests.facts import ModelFacts
 from ..requests.requests import Load

@@ -14,9 +14,8 @@ from ..loading.held_network import HeldNetwork
 from ..loading.held_weights import HeldWeights, MakeArena
 from ..loading.host_file import HostFile, open_host_file
 from ..loading.streamed_network import StreamedNetwork
-from ..networks.comfyui.description import Described, describe_network
+from ..networks.comfyui.description import Described, HostFamily, describe_network
 from ..networks.comfyui.host_code import use_comfyui
-from ..networks.comfyui.host_family import HostFamily
 from ..networks.comfyui.host_network import HostNetwork
 from ..requests.facts import ModelFacts
 from ..requests.requests import ComfyuiCode, Load

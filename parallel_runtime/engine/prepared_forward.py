@@ -11,8 +11,8 @@ import torch
 
 from ..denoising.predict import Call, Predictor
 from ..errors import RequestError
-from ..networks.batch import share_of_batch
 from ..networks.comfyui.host_network import HostNetwork
+from ..networks.shares import share_of_batch
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
 from ..requests.conditioning import CONTROL, Conditioning

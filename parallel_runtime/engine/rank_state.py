@@ -17,7 +17,7 @@ from ..config import ParallelPlan
 from ..mesh.links import Links
 from ..mesh.mesh import Mesh
 from ..mesh.speeds import devices_unlike, measure_speeds
-from ..networks.wrapped.network import Network
+from ..networks.network import Network
 from ..patching.patch_store import PatchStore
 from ..pipefusion.runner import StageRunner
 from ..planning.cost_constants import CONTEXT_BYTES

@@ -13,7 +13,7 @@ from ..config import STREAMED, ParallelConfig, ParallelPlan
 from ..errors import NotLoadedError
 from ..loading.held_weights import MakeArena
 from ..mesh.mesh import Mesh
-from ..networks.wrapped.network import Network
+from ..networks.network import Network
 from ..planning.cut import most_parameters
 from ..requests.control import Control
 from ..requests.requests import Load

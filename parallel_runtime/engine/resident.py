@@ -12,7 +12,7 @@ from ..config import ParallelConfig, ParallelPlan
 from ..loading.reading import OnBytes
 from ..mesh.agreement import offer_nothing
 from ..mesh.mesh import Mesh
-from ..networks.wrapped.network import Network
+from ..networks.network import Network
 from ..patching.patch_data import WeightPatches
 from ..planning.cut import assign_blocks
 from ..requests.facts import ModelFacts

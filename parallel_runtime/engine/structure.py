@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..mesh.mesh import Mesh
-from ..networks.wrapped.network import Network
+from ..networks.network import Network
 
 
 @dataclass

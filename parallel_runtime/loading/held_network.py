@@ -15,14 +15,13 @@ from torch import nn
 from ..acceleration.pulse import Pulse
 from ..errors import NotLoadedError, UnsupportedModelError
 from ..mesh.mesh import single_rank_mesh
-from ..networks.comfyui.blocks import Network
 from ..networks.comfyui.own_cache import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
-from ..networks.comfyui.stage_blocks import StageBlocks, all_blocks, let_go, run_as
-from ..networks.comfyui.token_split import TokenSplit
-from ..networks.comfyui.with_parameters import with_parameters
-from ..networks.comfyui.without_weights import WithoutWeights
+from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
 from ..networks.marked_blocks import mark_blocks
+from ..networks.stages import StageBlocks, all_blocks, let_go, run_as
+from ..networks.tables.blocks import Network
+from ..networks.token_split import TokenSplit
 from ..said import said
 from ..streaming.block_stream import BlockStream
 from ..streaming.shared_blocks import SharedBlocks

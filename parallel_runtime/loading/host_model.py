@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from ..networks.comfyui.networks import find_network
-from ..networks.comfyui.with_parameters import with_parameters
-from ..networks.comfyui.without_weights import WithoutWeights
+from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
+from ..networks.tables.comfyui import find_network
 
 
 class ReadWhenTaken(dict[str, torch.Tensor]):

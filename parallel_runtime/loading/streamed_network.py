@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..networks.comfyui.blocks import Network
+from ..networks.tables.blocks import Network
 from ..patching.patch_data import UNPATCHED
 from ..streaming.block_stream import SLOTS, BlockStream
 from ..streaming.dealer import Dealer

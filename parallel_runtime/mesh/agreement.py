@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ..errors import PeerFailedError
 from ..said import said
+from .mesh import Mesh
 
 NONE = 0
 """The number of a rank that has nothing, or lost it."""
@@ -104,3 +105,18 @@ def agreed_dtype(own: torch.dtype | None, group: dist.ProcessGroup | None, devic
     index = torch.tensor(-1 if own is None else _DTYPES.index(own), device=device)
     dist.all_reduce(index, op=dist.ReduceOp.MAX, group=group)
     return _DTYPES[int(index.item())]
+
+
+def of_first_rank(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    """Return what the first rank of this stage has. Collective over the stage's ranks; shapes and dtypes are alike.
+
+    First along the batch axes, where each rank hears of the one with its own place in the sequence; so the first rank
+    of every sequence group has it, and hands it on.
+    """
+    groups = [group for group in (mesh.batch, mesh.sequence) if group is not None]
+    if not groups:
+        return tensor
+    same = tensor.clone(memory_format=torch.contiguous_format)
+    for group in groups:
+        dist.broadcast(same, src=dist.get_global_rank(group, 0), group=group)
+    return same

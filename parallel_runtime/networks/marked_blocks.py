@@ -1,13 +1,30 @@
-"""Blocks that mark a device's way through a forward (acceleration/pulse.py)."""
+"""Modules of a transformer by their paths, and blocks that mark a device's way through a forward."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 
 from torch import nn
 
 from ..acceleration.pulse import Pulse
-from .module_paths import find_modules
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a module's path ("transformer_blocks.3.attn") is like a pattern ("transformer_blocks.*.attn")."""
+    parts, globs = path.split("."), pattern.split(".")
+    return len(parts) == len(globs) and all(fnmatchcase(part, glob) for part, glob in zip(parts, globs, strict=True))
+
+
+def find_modules(transformer: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Module]:
+    """Return the modules that are like any of the patterns by their paths, as the transformer orders them."""
+    patterns = tuple(patterns)
+    return {
+        path: module
+        for path, module in transformer.named_modules()
+        if any(matches(path, pattern) for pattern in patterns)
+    }
+
 
 MARKS = 16
 """Of one forward, about: each costs a GPU a few microseconds. A forward of ten minutes shows itself every 40 s."""

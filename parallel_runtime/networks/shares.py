@@ -1,12 +1,17 @@
-"""Shares: how n rows are split over P ranks, and how they come together again. Every rank computes the same numbers."""
+"""Shares of rows and tokens: how n are split over P ranks, and how they come together again. Every rank computes the
+same numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+
+from ..mesh.mesh import Layout, Mesh
 
 # The same collective; torch 2.13 renamed it and warns at every call of the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -61,3 +66,83 @@ def gather_shares(
     if min(sizes) != longest:
         gathered = torch.cat([part[:size] for part, size in zip(gathered.split(longest), sizes, strict=True)])
     return gathered.movedim(0, dim)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Token streams that one attention goes over, and the shares of all ranks.
+
+    Args:
+        lengths: tokens of each stream.
+        sizes: of each stream, what each rank has.
+        index: this rank's.
+    """
+
+    lengths: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], ...]
+    index: int
+
+    @classmethod
+    def share_out(cls, lengths: Sequence[int], mesh: Mesh) -> Streams:
+        """Share out streams over the ranks of a mesh. Pure: all ranks get the same."""
+        sizes = tuple(split_sizes(length, mesh.plan.sequence, mesh.speeds) for length in lengths)
+        return cls(tuple(lengths), sizes, mesh.sequence_index)
+
+    @property
+    def enough(self) -> bool:
+        """Every rank has some of every stream."""
+        return all(min(sizes) > 0 for sizes in self.sizes)
+
+    @property
+    def total(self) -> int:
+        """Tokens of all streams."""
+        return sum(self.lengths)
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """This rank's tokens of each stream."""
+        return tuple(sizes[self.index] for sizes in self.sizes)
+
+    def counts(self) -> tuple[int, ...]:
+        """Tokens of each rank, of all streams together."""
+        return tuple(map(sum, zip(*self.sizes, strict=True)))
+
+    def only(self, stream: int) -> Streams:
+        """One of the streams."""
+        return Streams((self.lengths[stream],), (self.sizes[stream],), self.index)
+
+    def intervals(self) -> list[tuple[int, int]]:
+        """(start, stop) of this rank's tokens of each stream, among the tokens of all streams."""
+        firsts = (0, *accumulate(self.lengths))
+        starts = [first + sum(sizes[: self.index]) for first, sizes in zip(firsts, self.sizes, strict=False)]
+        return [(start, start + own) for start, own in zip(starts, self.own, strict=True)]
+
+
+def share_of_batch(batch: int, mesh: Layout, together: int = 1) -> tuple[int, int]:
+    """Return this rank's rows (start, stop) out of `batch`; start == stop where there are fewer rows than ways.
+
+    Args:
+        together: neighbouring rows that stay on one rank; `batch` is a multiple of it.
+    """
+    bounds = (0, *accumulate(split_sizes(batch // together, mesh.plan.batch)))
+    return together * bounds[mesh.batch_index], together * bounds[mesh.batch_index + 1]
+
+
+def some_have_no_rows(batch: int, mesh: Layout, together: int = 1) -> bool:
+    """Whether there are fewer rows than ways, for `share_of_batch`. The same on all ranks."""
+    return batch // together < mesh.plan.batch
+
+
+def gather_batch(rows: torch.Tensor, batch: int, mesh: Mesh, together: int = 1) -> torch.Tensor:
+    """Return all rows on every rank. Collective over `mesh.batch`, which every rank of it must join.
+
+    Args:
+        rows: this rank's share on dim 0, (0, ...) where it has none; the other dims and the dtype are the same on
+            all ranks.
+        batch: rows of the whole call.
+        together: see `share_of_batch`.
+    """
+    if mesh.batch is None:
+        return rows
+    groups = rows.reshape(rows.shape[0] // together, together, *rows.shape[1:])
+    return gather_shares(groups, 0, batch // together, mesh.batch, mesh.plan.batch).flatten(0, 1)

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from ..denoising.denoise import Denoising
-from ..networks.latent_cut import Patch
-from ..networks.lead import of_first_rank
+from ..mesh.agreement import of_first_rank
+from ..networks.latent_patches import Patch
 from ..requests.control import Cancelled, Control
 from ..sampling.denoiser import Denoiser
 from ..sampling.steps import Evaluation, Steps

@@ -10,9 +10,9 @@ from ..denoising.predict import Call, own_calls
 from ..errors import RequestError
 from ..mesh.links import Inbox, Links, Outbox, pack, unpack
 from ..mesh.mesh import Layout, Mesh
-from ..networks.batch import gather_batch
-from ..networks.latent_cut import Patch, cut_patches
-from ..networks.wrapped.network import Network
+from ..networks.latent_patches import Patch, cut_patches
+from ..networks.network import Network
+from ..networks.shares import gather_batch
 from ..requests.conditioning import Conditioning
 from ..said import said
 

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..loading.checkpoint import Checkpoint
-from ..networks.comfyui.diffusers_networks import DIFFUSERS, cut_of
 from ..networks.diffusers.spec import ModelSpec
+from ..networks.tables.diffusers import DIFFUSERS, cut_of
 from ..requests.facts import ModelFacts, RequestFacts
 
 

@@ -29,7 +29,7 @@ class ModelFacts:
         has_stages: PipeFusion can cut it.
         splits_sequence: ranks can share out the tokens of a picture; not so in a U-Net.
         shared_parameters: weights in the blocks that meet one row per picture and that the ranks of a sequence group
-            multiply in shares (networks/comfyui/host_modulation.py).
+            multiply in shares (networks/modulation.py).
         parallel_blocks: blocks that attend and feed forward from one input (FLUX.1's single blocks); compiled, their
             exchange over peer memory runs beside matrix products (acceleration/peer_exchange.py).
     """

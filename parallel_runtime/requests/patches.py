@@ -30,7 +30,7 @@ class Patch:
     """A function, or an object that is called.
 
     Args:
-        code: "module:qualified name", one of those that the ranks know (networks/comfyui/patch_rules.py).
+        code: "module:qualified name", one of those that the ranks know (networks/comfyui/node_rules.py).
         number: the same number in one call is the same object; `values` stand with the first of them.
         kept: of an object that remembers from step to step, its number in the life of ComfyUI's process; else 0.
         since: objects with smaller numbers belong to runs that are over.

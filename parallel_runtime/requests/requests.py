@@ -154,7 +154,7 @@ class Guidance(msgspec.Struct, frozen=True):
 
     Args:
         place: entry of ComfyUI's `model_options` that holds it.
-        code: "module:qualified name", one of those that ranks know (networks/comfyui/patch_rules.py).
+        code: "module:qualified name", one of those that ranks know (networks/comfyui/node_rules.py).
         values: what it was made with; of a function for the inside of the network, the name of its code.
     """
 
@@ -167,7 +167,7 @@ class Guider(msgspec.Struct, frozen=True):
     """Whose code makes an evaluation of the CFG branches.
 
     Args:
-        code: "module:Class", one of those that ranks know (networks/comfyui/guider_rules.py).
+        code: "module:Class", one of those that ranks know (networks/comfyui/node_rules.py).
         values: its attributes.
     """
 

@@ -15,14 +15,15 @@ import torch.distributed as dist
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.networks.comfyui import compiled_cut, host_network
-from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
+from parallel_runtime.networks import compiled_blocks
+from parallel_runtime.networks.comfyui import host_network
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
 from parallel_runtime.networks.comfyui.own_cache import OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
-from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.networks.cut_blocks import cut_blocks
+from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
 from parallel_runtime.switches import VARIABLE
 
@@ -66,7 +67,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         plain = HostNetwork(held, described, None, "auto", torch.float32)
         chosen: Any = _rewritten(operators) if backend == "rewritten" else backend
         with mock.patch.object(
-            compiled_cut, "CompiledCut", functools.partial(compiled_cut.CompiledCut, backend=chosen)
+            compiled_blocks, "CompiledCut", functools.partial(compiled_blocks.CompiledCut, backend=chosen)
         ):
             compiled = HostNetwork(held, described, None, "auto", torch.float32, compile=True)
         differences, attended = {}, {}
@@ -157,8 +158,8 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     )  # fmt: skip
     os.environ[VARIABLE] = "modulation"  # which calls with functions leave to the blocks
     plain = HostNetwork(held, described, None, "auto", torch.float32)
-    eager = functools.partial(compiled_cut.CompiledCut, backend="eager")
-    with mock.patch.object(compiled_cut, "CompiledCut", eager):
+    eager = functools.partial(compiled_blocks.CompiledCut, backend="eager")
+    with mock.patch.object(compiled_blocks, "CompiledCut", eager):
         compiled = HostNetwork(held, described, None, "auto", torch.float32, compile=True)
     methods = compiled._run_block.__self__.methods  # type: ignore[union-attr]
     skip = Patch("comfy_extras.nodes_slg:SkipLayerGuidanceDiT.execute.<locals>.skip", 0)

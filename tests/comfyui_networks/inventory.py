@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
-from parallel_runtime.networks.comfyui.networks import NETWORKS
+from parallel_runtime.networks.tables.comfyui import NETWORKS
 
 
 def inventory(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:

@@ -14,17 +14,17 @@ import torch.distributed as dist
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.comfyui import host_modulation
-from parallel_runtime.networks.comfyui.attention import HostAttention
-from parallel_runtime.networks.comfyui.attention_names import ask_the_split
-from parallel_runtime.networks.comfyui.blocks import Blocks
-from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks, unknown_blocks
+from parallel_runtime.networks import modulation
+from parallel_runtime.networks.block_attention import HostAttention
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
-from parallel_runtime.networks.comfyui.host_modulation import ReadyLayer
-from parallel_runtime.networks.comfyui.networks import find_network
-from parallel_runtime.networks.comfyui.residual_rows import rows_read
-from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.networks.comfyui.prepared_network import ask_the_split
+from parallel_runtime.networks.cut_blocks import cut_blocks, unknown_blocks
+from parallel_runtime.networks.modulation import ReadyLayer
+from parallel_runtime.networks.residual_rows import rows_read
+from parallel_runtime.networks.tables.blocks import Blocks
+from parallel_runtime.networks.tables.comfyui import find_network
+from parallel_runtime.networks.token_split import TokenSplit
 from tests.unwritten_memory import fill_with_nan
 
 MODULATED = {
@@ -88,7 +88,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], plans: l
                 split.modulation.begin(mesh)
                 with (
                     mock.patch.object(split, "running", wraps=split.running) as running,
-                    mock.patch.object(host_modulation, "_own", wraps=host_modulation._own) as computed,
+                    mock.patch.object(modulation, "_own", wraps=modulation._own) as computed,
                 ):
                     shared = call(made, each, attention)
                 _assert_shared_out(modulated, [each.args[0] for each in computed.call_args_list])

@@ -15,13 +15,13 @@ from torch.utils import _pytree as pytree
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.comfyui import host_network
-from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.host_network import HostNetwork
 from parallel_runtime.networks.comfyui.own_cache import OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
-from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
+from parallel_runtime.networks.token_split import TokenSplit
 from tests.pretended_gpu import PretendedGpu, inside, module_to_gpu, to_gpu
 
 STEPS = 5

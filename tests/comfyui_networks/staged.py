@@ -12,13 +12,13 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.comfyui.attention import HostAttention
-from parallel_runtime.networks.comfyui.attention_names import ask_the_split
-from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
+from parallel_runtime.networks.block_attention import HostAttention
 from parallel_runtime.networks.comfyui.host_code import use_comfyui
-from parallel_runtime.networks.comfyui.networks import find_network
-from parallel_runtime.networks.comfyui.stage_blocks import StageBlocks, all_blocks, let_go
-from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.networks.comfyui.prepared_network import ask_the_split
+from parallel_runtime.networks.cut_blocks import cut_blocks
+from parallel_runtime.networks.stages import StageBlocks, all_blocks, let_go
+from parallel_runtime.networks.tables.comfyui import find_network
+from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner, flatten_rows
 from parallel_runtime.planning.cut import split_blocks

@@ -15,11 +15,11 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.comfyui.attention import HostAttention
-from parallel_runtime.networks.comfyui.attention_names import ask_the_split
-from parallel_runtime.networks.comfyui.blocks import Blocks
-from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks, unknown_blocks
-from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.networks.block_attention import HostAttention
+from parallel_runtime.networks.comfyui.prepared_network import ask_the_split
+from parallel_runtime.networks.cut_blocks import cut_blocks, unknown_blocks
+from parallel_runtime.networks.tables.blocks import Blocks
+from parallel_runtime.networks.token_split import TokenSplit
 
 BLOCKS = Blocks("blocks", {"x": 1}, ("x",), rows={"e": ("x", 1)}, whole_with=("cache",))
 LIKE = replace(BLOCKS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodes.carried_guidance import acts_inside, is_carried, read_guidance, read_guider
-from parallel_runtime.networks.comfyui.guider_rules import CFG, SECOND_SCALE
+from parallel_runtime.networks.comfyui.node_rules import CFG, SECOND_SCALE
 
 SLG = "comfy_extras.nodes_slg:SkipLayerGuidanceDiT.execute.<locals>"
 SETTINGS = {"double_layers": [7], "single_layers": [], "scale": 3.0, "sigma_start": 0.9, "sigma_end": 0.1}

@@ -15,7 +15,7 @@ from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.comfyui import live_patches
 from parallel_runtime.networks.comfyui.live_patches import LivePatches
 from parallel_runtime.networks.comfyui.module_tree import build_module
-from parallel_runtime.networks.comfyui.patch_rules import PATCH_RULES, PatchRule, name_of, rule_of
+from parallel_runtime.networks.comfyui.node_rules import PATCH_RULES, PatchRule, name_of, rule_of
 from parallel_runtime.requests.patches import CARRIED, OBJECTS, PATCHES, Attached, Patch
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.host.older_host import skip_as_older

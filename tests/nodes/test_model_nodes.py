@@ -14,7 +14,7 @@ from benchmarks.node_distances import RESULTS, wrong
 from benchmarks.template_coverage.node_types import NODE_TYPES, Effect
 from benchmarks.works_with import MEASURED, PAGE, write_measured, write_page
 from nodes.model_nodes import MODEL_NODES, How
-from parallel_runtime.networks.comfyui.patch_rules import GUIDANCE_RULES, PATCH_RULES
+from parallel_runtime.networks.comfyui.node_rules import GUIDANCE_RULES, PATCH_RULES
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.host.find_host import SHIM
 

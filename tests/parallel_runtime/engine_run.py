@@ -11,7 +11,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine import rank_state
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import OutOfMemoryError
-from parallel_runtime.networks.comfyui.latent_patch import LatentPatch
+from parallel_runtime.networks.latent_patches import LatentPatch
 from parallel_runtime.requests.requests import ConditioningRef, Load, Sample, tensor_name
 from tests.parallel_runtime.staged_run import Quiet
 

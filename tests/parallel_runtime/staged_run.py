@@ -18,7 +18,7 @@ from parallel_runtime.engine.structure import Structure
 from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer, parallelize
+from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising, forward_once
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.planning.describe import describe_model

@@ -16,8 +16,8 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import ParallelError
-from parallel_runtime.networks.comfyui.diffusers_networks import DIFFUSERS
 from parallel_runtime.networks.diffusers.registry import find_by_name
+from parallel_runtime.networks.tables.diffusers import DIFFUSERS
 from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Request, Sample, tensor_name
 from tests.families import STAGED, Family
 from tests.parallel_runtime.staged_run import Quiet

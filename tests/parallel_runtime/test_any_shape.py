@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import Mesh, build_mesh
-from parallel_runtime.networks.attended_tokens import AttendedTokens
-from parallel_runtime.networks.sequence_attention import SequenceAttention
+from parallel_runtime.networks.sequence_attention import AttendedTokens, SequenceAttention
 from parallel_runtime.networks.shares import split_sizes
 from tests.ranks import run_ranks
 

@@ -10,7 +10,7 @@ from parallel_runtime.acceleration import rewrites
 from parallel_runtime.acceleration.rewrites import Rewrites
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
+from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from parallel_runtime.networks.comfyui.networks import NETWORKS
+from parallel_runtime.networks.tables.comfyui import NETWORKS
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.comfyui_networks.batch_alone import BATCH
 from tests.comfyui_networks.catalogue import TINY

@@ -14,8 +14,7 @@ from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.acceleration.rotary_rewrites import default_epsilon
 from parallel_runtime.attention.kernels import AttentionKernel
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks.comfyui.attention import HostAttention, Suited
-from parallel_runtime.networks.comfyui.attention_operator import (
+from parallel_runtime.networks.attention_operator import (
     FUNCTIONS,
     TRACED,
     attending,
@@ -23,7 +22,8 @@ from parallel_runtime.networks.comfyui.attention_operator import (
     in_order,
     through_operator,
 )
-from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.networks.block_attention import HostAttention, Suited
+from parallel_runtime.networks.token_split import TokenSplit
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.comfyui_networks.catalogue import TINY
 from tests.host.find_host import find_gguf_pack

@@ -14,9 +14,9 @@ from benchmarks.flux_facts import FLUX_DEV, flux_request
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.engine import measure
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.networks.comfyui.diffusers_networks import cut_of
-from parallel_runtime.networks.comfyui.stage_blocks import all_blocks, let_go
 from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.stages import all_blocks, let_go
+from parallel_runtime.networks.tables.diffusers import cut_of
 from parallel_runtime.planning.cost import predict
 from parallel_runtime.planning.cut import assign_blocks, most_parameters, stage_speeds
 from parallel_runtime.planning.describe import describe_model, describe_request, parameter_shapes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.networks.module_paths import find_modules
+from parallel_runtime.networks.marked_blocks import find_modules
 from parallel_runtime.planning.describe import describe_model, describe_request
 from tests.families import FAMILIES, build, run
 from tests.tiny_sdxl import KINDS

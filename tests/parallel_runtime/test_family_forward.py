@@ -12,7 +12,7 @@ from benchmarks.lone_stage import stage_of
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
+from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.pipefusion.denoise import forward_once
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.requests.conditioning import Conditioning

@@ -35,7 +35,7 @@ def dequantize():
 def test_gpu_kernel_gives_the_bits_of_the_packs_code(dequantize, kind, dtype):
     import gguf
 
-    from parallel_runtime.networks.comfyui.gguf_kernel import LAYOUTS, dequantise
+    from parallel_runtime.networks.gguf_kernel import LAYOUTS, dequantise
 
     assert set(LAYOUTS) == set(KINDS)
     of = gguf.GGMLQuantizationType[kind]

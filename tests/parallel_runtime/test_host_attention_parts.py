@@ -14,9 +14,9 @@ from parallel_runtime.acceleration.rewrites import linear_gelu, linear_of_parts
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks.comfyui.attention import HostAttention
-from parallel_runtime.networks.comfyui.attention_operator import attending, host_attention_of_parts
-from parallel_runtime.networks.comfyui.token_split import Streams, TokenSplit
+from parallel_runtime.networks.attention_operator import attending, host_attention_of_parts
+from parallel_runtime.networks.block_attention import HostAttention
+from parallel_runtime.networks.token_split import Streams, TokenSplit
 
 HEADS, HEAD_DIM, PARTS, WIDTH = 4, 8, (3, 5), 24
 

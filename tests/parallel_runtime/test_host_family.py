@@ -2,8 +2,8 @@
 
 import torch
 
-from parallel_runtime.networks.comfyui.blocks import LATENT_SHAPES
-from parallel_runtime.networks.comfyui.host_family import HostFamily
+from parallel_runtime.networks.comfyui.description import HostFamily
+from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.requests.conditioning import Conditioning
 
 LTX = HostFamily("ComfyUI LTX-2", "LTX-2", (1, 1, 1), rows_together=False)

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks.comfyui import host_modulation
-from parallel_runtime.networks.comfyui.blocks import Blocks
-from parallel_runtime.networks.comfyui.cut_blocks import cut_blocks
-from parallel_runtime.networks.comfyui.host_modulation import ReadyLayer
-from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.networks import modulation
+from parallel_runtime.networks.cut_blocks import cut_blocks
+from parallel_runtime.networks.modulation import ReadyLayer
+from parallel_runtime.networks.tables.blocks import Blocks
+from parallel_runtime.networks.token_split import TokenSplit
 
 WIDTH, TOKENS, DEPTH = 4, 5, 3
 BLOCKS = Blocks("blocks", {"x": 1}, ("x",), alike=("c",), modulations={"c": ("mod.1", "no_such.1")})
@@ -54,13 +54,13 @@ class Tower(nn.Module):
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[ReadyLayer]:
     """Layers that were computed before the blocks."""
     layers: list[ReadyLayer] = []
-    own = host_modulation._own
+    own = modulation._own
 
     def noting(layer: ReadyLayer, given: torch.Tensor) -> torch.Tensor:
         layers.append(layer)
         return own(layer, given)
 
-    monkeypatch.setattr(host_modulation, "_own", noting)
+    monkeypatch.setattr(modulation, "_own", noting)
     return layers
 
 
@@ -127,7 +127,7 @@ def test_a_layer_whose_weight_needs_a_cast_computes_where_it_stands(computed, ho
     tower, split, (x, one, _, _) = cut()
     layers: list[Any] = [block.mod[1] for block in tower.blocks]
     for layer in layers[:how_many]:
-        layer.__class__ = host_modulation._ready(Casts)
+        layer.__class__ = modulation._ready(Casts)
         layer.half()
     expected = tower(x, [one] * DEPTH)
     split.modulation.begin(split.mesh)

@@ -8,8 +8,7 @@ import torch
 
 from benchmarks.load_transformer import load_transformer
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.networks.diffusers.centred_rotary import rotary_embedding
-from parallel_runtime.networks.diffusers.hunyuan_dit import HUNYUAN_DIT
+from parallel_runtime.networks.diffusers.hunyuan_dit import HUNYUAN_DIT, rotary_embedding
 from tests.parallel_runtime.model_forward import CPU
 from tests.tiny_hunyuan_dit import make_call, tiny_config
 from tests.tiny_model import (

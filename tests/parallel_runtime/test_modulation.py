@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.networks.comfyui.diffusers_networks import cut_of
-from parallel_runtime.networks.comfyui.host_modulation import assign
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.module_paths import find_modules
-from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
+from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
+from parallel_runtime.networks.marked_blocks import find_modules
+from parallel_runtime.networks.modulation import assign
+from parallel_runtime.networks.tables.diffusers import cut_of
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
 from tests.ranks import run_ranks
 

@@ -6,10 +6,9 @@ import inspect
 
 import torch
 
-from parallel_runtime.networks.comfyui.block_call import BlockCall
-from parallel_runtime.networks.comfyui.blocks import Blocks
-from parallel_runtime.networks.comfyui.own_arguments import Joined, OwnArguments
-from parallel_runtime.networks.comfyui.token_split import Streams
+from parallel_runtime.networks.block_arguments import BlockCall, Joined, OwnArguments
+from parallel_runtime.networks.tables.blocks import Blocks
+from parallel_runtime.networks.token_split import Streams
 
 BLOCKS = Blocks("blocks", {"txt": 1, "img": 1}, ("img", "txt"), joint={"pe": 2})
 

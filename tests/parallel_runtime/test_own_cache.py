@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.networks.comfyui.blocks import Network
-from parallel_runtime.networks.comfyui.networks import NETWORKS
 from parallel_runtime.networks.comfyui.own_cache import OwnCache
+from parallel_runtime.networks.tables.blocks import Network
+from parallel_runtime.networks.tables.comfyui import NETWORKS
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.ranks import run_ranks
 

@@ -15,9 +15,9 @@ from parallel_runtime.acceleration import own_graphs
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.acceleration.own_graphs import LIMIT, room, with_own_code
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks.block_compilation import BlockCompilation
-from parallel_runtime.networks.comfyui.compiled_cut import CompiledCut
-from parallel_runtime.networks.comfyui.token_split import TokenSplit
+from parallel_runtime.networks.compiled_blocks import CompiledCut
+from parallel_runtime.networks.repeated_calls import BlockCompilation
+from parallel_runtime.networks.token_split import TokenSplit
 
 
 class Block(nn.Module):

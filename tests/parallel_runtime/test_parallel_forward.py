@@ -11,9 +11,9 @@ import torch
 
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.batch import gather_batch, share_of_batch
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer, parallelize
+from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer, parallelize
+from parallel_runtime.networks.shares import gather_batch, share_of_batch
 from tests.parallel_runtime.flux_forward import build_transformer, forward_arguments, relative_error, run
 from tests.ranks import run_ranks
 

@@ -12,11 +12,10 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.mesh.mesh import Mesh, single_rank_mesh
-from parallel_runtime.networks.attended_tokens import AttendedTokens
-from parallel_runtime.networks.comfyui.cut_blocks import CutBlock
+from parallel_runtime.networks.cut_blocks import CutBlock
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.sequence_attention import SequenceAttention
-from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
+from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
+from parallel_runtime.networks.sequence_attention import AttendedTokens, SequenceAttention
 from tests.parallel_runtime.flux_forward import build_transformer, forward_arguments, relative_error, run
 
 GIVEN = ((5, 3), 7, 2)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.networks.wrapped.parallel_transformer import ParallelTransformer
+from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
 from parallel_runtime.pipefusion.denoise import StopVotes
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.sampling.samplers import SUPPORTED

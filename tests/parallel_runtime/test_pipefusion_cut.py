@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.errors import ConfigurationError, RequestError
-from parallel_runtime.networks.latent_cut import cut_patches
+from parallel_runtime.networks.latent_patches import cut_patches
 from parallel_runtime.planning.cut import split_blocks
 
 speeds_of_stages = st.none() | st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=6, max_size=6)

@@ -20,7 +20,7 @@ from parallel_runtime.acceleration.rewrites import Rewrites, linear_gelu, linear
 from parallel_runtime.attention.rotary import norm_rotate, rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
+from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error, run
 
 
@@ -70,7 +70,7 @@ def test_the_key_of_the_compile_cache_changes_with_any_source_that_makes_graphs(
         "acceleration/rotary_rewrites.py",
         "acceleration/reductions.py",
         "attention/rotary.py",
-        "networks/diffusers/centred_rotary.py",
+        "networks/diffusers/hunyuan_dit.py",
     ):
         source = tmp_path / changed
         text = source.read_bytes()

@@ -18,11 +18,10 @@ from parallel_runtime.attention.ring import RingAttention, RingLayout, merge
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
-from parallel_runtime.networks.attended_tokens import AttendedTokens
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.sequence_attention import SequenceAttention
+from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
+from parallel_runtime.networks.sequence_attention import AttendedTokens, SequenceAttention
 from parallel_runtime.networks.shares import split_sizes
-from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from tests.parallel_runtime.flux_forward import build_transformer
 from tests.ranks import run_ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from parallel_runtime.networks.comfyui.run_sigmas import look_up, tabulate
+from parallel_runtime.networks.comfyui.seam import look_up, tabulate
 
 
 def test_a_calls_sigma_is_that_of_the_run_to_the_bit_and_none_between_them():

@@ -12,9 +12,9 @@ from parallel_runtime.config import ParallelConfig, ParallelPlan
 from parallel_runtime.denoising.predict import Call, Predictor
 from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
-from parallel_runtime.networks.comfyui.cut_blocks import WholeBlock
+from parallel_runtime.networks.cut_blocks import WholeBlock
+from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.networks.diffusers.sdxl import SDXL
-from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from parallel_runtime.planning.describe import describe_model, describe_request
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.plan import resolve_plan

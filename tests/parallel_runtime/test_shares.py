@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.networks.batch import gather_batch, share_of_batch
-from parallel_runtime.networks.shares import gather_shares, split_sizes
+from parallel_runtime.networks.shares import gather_batch, gather_shares, share_of_batch, split_sizes
 from tests.ranks import run_ranks
 
 SPEEDS = (0.2, 1.0, 0.7)

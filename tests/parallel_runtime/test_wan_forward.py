@@ -10,8 +10,8 @@ import torch
 
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.networks.diffusers.wan import WAN
-from parallel_runtime.networks.wrapped.parallel_transformer import parallelize
 from tests.parallel_runtime.model_forward import relative_error
 from tests.ranks import run_ranks
 from tests.tiny_wan import build_transformer, tiny_config

@@ -21,20 +21,18 @@ from ...requests.patches import CARRIED
 from ...said import said
 from ...streaming.block_stream import BlockStream
 from ...switches import is_on
-from ..block_compilation import BlockCompilation
-from ..repeated_calls import RepeatedCalls
-from .agreed_scales import agreeing_on_scales
-from .attention import HostAttention, Suited
-from .attention_operator import attending
-from .blocks import LATENT_SHAPES
+from ..attention_operator import attending
+from ..block_attention import HostAttention, Suited
+from ..repeated_calls import BlockCompilation, RepeatedCalls
+from ..residual_rows import ResidualRows, kind_of
+from ..stages import StageBlocks
+from ..tables.blocks import LATENT_SHAPES
+from ..token_split import RunBlock, TokenSplit
 from .description import Described
 from .live_patches import LivePatches, act_between_blocks
 from .own_cache import OwnCache
-from .residual_rows import ResidualRows, kind_of
-from .run_sigmas import RUN_SIGMAS, look_up
-from .seam import IN_LOOP, enter
-from .stage_blocks import StageBlocks
-from .token_split import RunBlock, TokenSplit
+from .prepared_network import agreeing_on_scales
+from .seam import IN_LOOP, RUN_SIGMAS, enter, look_up
 
 _WORD = 8
 """Bytes that peers exchange at once (acceleration/peer_exchange.py)."""
@@ -122,7 +120,7 @@ class HostNetwork(RepeatedCalls):
         return PeerSharing(facts.heads, head_dim, dtype, self._held.device, self.attention)
 
     def _compile_blocks(self) -> BlockCompilation:
-        from .compiled_cut import CompiledCut  # imports much of torch that nothing else needs
+        from ..compiled_blocks import CompiledCut  # imports much of torch that nothing else needs
 
         compiled = CompiledCut(self._held.network, self._held.split, self._attend)
         self._run_block = compiled.run

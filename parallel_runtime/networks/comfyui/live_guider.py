@@ -1,24 +1,21 @@
-"""A guider of ComfyUI's over the CFG branches that a rank has: what ComfyUI's samplers take for their model.
-
-An evaluation is the guider's own code and that of functions around guidance. What both ask for conditionings goes
-through ComfyUI's wrapper around that (CALC_COND_BATCH), where the branches of the request stand for them.
-"""
+"""ComfyUI's own guiders and samplers over the CFG branches that a rank has."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from ...errors import RequestError
-from ...requests.requests import Guider
+from ...requests.requests import Guider, Scalar
 from ...said import said
 from ...sampling.denoiser import Inpaint
-from .guider_rules import guider_code
+from .node_rules import guider_code
 
 _WRAPPERS, _REPLACED = "wrappers", "patches_replace"
 
@@ -108,7 +105,7 @@ class GuidedModel:
         self.inner_model = guider
 
     def options(self, guidance: Mapping[str, Any]) -> dict[str, Any]:
-        """ComfyUI's `model_options` for this model, with functions around guidance (live_guidance.py)."""
+        """ComfyUI's `model_options` for this model, with functions around guidance (live_patches.py)."""
         wrappers = {"calc_cond_batch": {"parallel_dit": [self._predict]}}
         # Which branches count is known: the others did not come.
         return {"transformer_options": {_WRAPPERS: wrappers}, "disable_cfg1_optimization": True, **guidance}
@@ -162,3 +159,85 @@ class GuidedModel:
         for each, output in zip(asked, outputs, strict=True):
             denoised[each.index] = sampling.calculate_denoised(sigma, output, x)
         return denoised
+
+
+_Told = Callable[[int, torch.Tensor], None]
+
+
+def make_sampling(
+    bases: Sequence[str], values: Mapping[str, Scalar], tensors: Mapping[str, torch.Tensor]
+) -> torch.nn.Module:
+    """A model sampling of ComfyUI's.
+
+    Args:
+        bases: classes of `comfy.model_sampling`.
+        values, tensors: what it holds.
+
+    Raises:
+        RequestError: this ComfyUI has no such class.
+    """
+    code = importlib.import_module("comfy.model_sampling")
+    kinds: list[Any] = [getattr(code, name, None) for name in bases]
+    for name, kind in zip(bases, kinds, strict=True):
+        if not isinstance(kind, type) or kind.__module__ != code.__name__:
+            raise RequestError(
+                said("The ComfyUI of the workers has no model sampling {name}.", name=name), said("Update it.")
+            )
+    joined: Any = type("ModelSampling", tuple(kinds), {})
+    made: Any = joined.__new__(joined)
+    nn.Module.__init__(made)
+    for name, value in values.items():
+        setattr(made, name, value)
+    for name, tensor in tensors.items():
+        made.register_buffer(name, tensor)
+    return made
+
+
+class HostSampler:
+    """A sampler of ComfyUI's list.
+
+    Args:
+        name: there.
+        options: arguments of its function.
+
+    Raises:
+        RequestError: this ComfyUI does not have it.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Scalar]):
+        code = importlib.import_module("comfy.samplers")
+        if name not in code.SAMPLER_NAMES:
+            raise RequestError(said("The ComfyUI of the workers has no sampler {name}.", name=name), said("Update it."))
+        self._function = code.sampler_object(name).sampler_function
+        self._options = dict(options)
+
+    def run(
+        self,
+        model: GuidedModel,
+        sampling: Any,
+        x: torch.Tensor,
+        sigmas: torch.Tensor,
+        *,
+        seed: int,
+        guidance: Mapping[str, Any],
+        on_step: _Told,
+    ) -> torch.Tensor:
+        """Return the finished latent as ComfyUI's KSAMPLER does.
+
+        Args:
+            sampling: of the model.
+            x: noised to sigmas[0].
+            guidance: entries of `model_options`; see live_patches.py.
+            on_step: called once a step; what it raises ends the run.
+        """
+        sigmas = sigmas.clone()  # UniPC writes into them
+        latent = self._function(
+            model,
+            x.clone(),
+            sigmas,
+            extra_args={"model_options": model.options(guidance), "seed": seed},
+            callback=lambda state: on_step(int(state["i"]), state["denoised"]),
+            disable=True,
+            **self._options,
+        )
+        return sampling.inverse_noise_scaling(sigmas[-1], latent)

@@ -14,8 +14,9 @@ import torch
 
 from ...errors import RequestError
 from ...requests.patches import CARRIED, FUNCTIONS, OBJECTS, PATCHES, REPLACED, SIGMAS, Attached, Patch
+from ...requests.requests import Guidance
 from ...said import said
-from .patch_rules import PatchRule, rule_of
+from .node_rules import PatchRule, guidance_rule_of, rule_of
 
 _BETWEEN = {"post_input", "double_block", "single_block", "noise_refiner"}
 """Patches that no network calls inside of a block; the others may be."""
@@ -165,3 +166,35 @@ def _closure(
     """The function of a code over these values."""
     cells = tuple(types.CellType(values[variable]) for variable in code.co_freevars)
     return types.FunctionType(code, uses, code.co_name, defaults, cells)
+
+
+_ONE = ("sampler_cfg_function", "sampler_calc_cond_batch_function", "denoise_mask_function")
+_SEVERAL = ("sampler_pre_cfg_function", "sampler_post_cfg_function")
+
+
+def make_guidance(functions: Sequence[Guidance], sampling: Any) -> dict[str, Any]:
+    """Entries of ComfyUI's `model_options`.
+
+    What a function has the network do inside stays data there, as it comes with a conditioning.
+
+    Args:
+        sampling: ComfyUI's model sampling.
+
+    Raises:
+        RequestError: a function that this ComfyUI does not have, or that no rank may run.
+    """
+    made: dict[str, Any] = {}
+    for each in functions:
+        rule = guidance_rule_of(each.code)
+        inside = {} if rule is None else {name: str(each.values.get(name)) for name in rule.functions}
+        if rule is None or each.place not in (*_ONE, *_SEVERAL) or not all(map(rule_of, inside.values())):
+            raise RequestError(
+                said("The workers were sent {code}, which no worker may run.", code=each.code), "Report this."
+            )
+        values: dict[str, Any] = {name: each.values.get(name) for name in rule.values}
+        values |= {name: Patch(code, number) for number, (name, code) in enumerate(inside.items())}
+        if rule.sampling:
+            values[rule.sampling] = sampling
+        function = build(each.code, rule, values)
+        made[each.place] = function if each.place in _ONE else [*made.get(each.place, ()), function]
+    return made

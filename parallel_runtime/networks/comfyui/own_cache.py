@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .blocks import Network
+from ..tables.blocks import Network
 
 _MOST = 4
 """Tensors that are told apart at once: reference pictures of the CFG branches."""

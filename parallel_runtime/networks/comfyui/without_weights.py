@@ -1,12 +1,33 @@
-"""Builds a network without memory for its weights, and with the constants that its constructor computes from."""
+"""Builds ComfyUI's networks with their parameters, without memory for them, and with what constructors compute from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+
+@contextlib.contextmanager
+def with_parameters() -> Iterator[None]:
+    """Inside, ComfyUI makes layers as it does without comfy-aimdo.
+
+    With it, as on most GPUs, a Linear of comfy.ops has no parameters before its state dict is loaded. Ours gets none,
+    and by the names of parameters LoRA and other nodes find the layers.
+    """
+    try:
+        from comfy import memory_management
+    except ImportError:  # before ComfyUI knew comfy-aimdo
+        yield
+        return
+    streams = getattr(memory_management, "aimdo_enabled", False)
+    memory_management.aimdo_enabled = False
+    try:
+        yield
+    finally:
+        memory_management.aimdo_enabled = streams
 
 
 class WithoutWeights(TorchFunctionMode):

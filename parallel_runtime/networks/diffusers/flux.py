@@ -7,11 +7,10 @@ import math
 import torch
 
 from .call import Call
+from .headers import Recognition
 from .key_rules import KeyRules
-from .recognition import Recognition
 from .spec import JOINT_ATTENTION, ModelSpec
-from .token_adapter import TokenAdapter
-from .token_layout import TokenLayout
+from .token_adapter import TokenAdapter, TokenLayout
 
 # ComfyUI saves its norms under the module's own parameter name.
 KEY_SUFFIXES = {".query_norm.weight": ".query_norm.scale", ".key_norm.weight": ".key_norm.scale"}

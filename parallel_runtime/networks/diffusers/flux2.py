@@ -6,11 +6,10 @@ import torch
 
 from .call import Call
 from .flux import KEY_SUFFIXES
+from .headers import Config, Header, Recognition, Sizes
 from .key_rules import KeyRules
-from .recognition import Config, Header, Recognition, Sizes
 from .spec import JOINT_ATTENTION, ModelSpec
-from .token_adapter import TokenAdapter
-from .token_layout import TokenLayout
+from .token_adapter import TokenAdapter, TokenLayout
 
 _AXES = 4
 

@@ -6,18 +6,114 @@ when they were written, diffusers by when they are used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ...errors import RequestError
 from ...said import said
 from .call import Call
-from .centred_rotary import rotary_of
-from .headers import count_blocks
+from .headers import Config, Header, Recognition, Sizes, count_blocks
 from .key_rules import KeyRules
-from .padded_texts import fit_padding, masked_text
-from .recognition import Config, Header, Recognition, Sizes
 from .spec import ModelSpec
-from .whole_latent_adapter import WholeLatentAdapter
+from .whole_latent_adapter import WholeLatentAdapter, tokens_along
+
+_BASE = 32
+"""Tokens along one side of the 512² pictures that positions are measured by."""
+_THETA = 10000.0
+
+
+def rotary_embedding(rows: int, columns: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Cosine and sine, (rows * columns, head_dim) float32: columns in the first half of the dims, rows in the second.
+
+    Of a picture of so many rows and columns of tokens.
+    """
+    across, down = (_angles(count, max(rows, columns), head_dim // 2, device) for count in (columns, rows))
+    grid = torch.cat([across.expand(rows, -1, -1), down[:, None].expand(-1, columns, -1)], dim=-1).flatten(0, 1)
+    return grid.cos(), grid.sin()
+
+
+def _angles(count: int, longest: int, dim: int, device: torch.device) -> torch.Tensor:
+    """(count, dim): angles of evenly spaced positions, each twice (float32; positions are exact to float64)."""
+    side = round(_BASE / longest * count)
+    places = torch.arange(count, device=device, dtype=torch.float64) * (side / count) + round((_BASE - side) / 2)
+    frequencies = _THETA ** -(torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+    return torch.outer(places.float(), frequencies).repeat_interleave(2, dim=1)
+
+
+def rotary_of(call: Call) -> tuple[torch.Tensor, ...]:
+    """`rotary_embedding` of a call's latent."""
+    rows, columns = (tokens_along(side, call.config["patch_size"]) for side in call.x.shape[-2:])
+    return rotary_embedding(rows, columns, call.config["attention_head_dim"], call.x.device)
+
+
+def masked_text(
+    text_of: Callable[[Call], torch.Tensor | None], mask_name: str, trained: str
+) -> tuple[Callable[[Call], torch.Tensor], Callable[[Call], torch.Tensor]]:
+    """How one encoder's text (B, tokens, width) and its mask (B, tokens) are made of a call.
+
+    The mask is True where the text stays and False where the learned padding goes. Of a text longer than the model
+    learned (`trained` in its config) only the last tokens are masked, as in ComfyUI: it encodes a long prompt in
+    several windows, and all but the last are full.
+    """
+
+    def checked(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        text, mask, length = text_of(call), call.extras.get(mask_name), call.config[trained]
+        if text is None or mask is None or text.ndim != 3 or mask.shape[1:] != text.shape[1:2]:
+            shapes = [None if value is None else tuple(value.shape) for value in (text, mask)]
+            raise RequestError(
+                said(
+                    "{title} takes the texts of two encoders with their masks, and got {shapes} and {shapes2}.",
+                    title=call.title,
+                    shapes=shapes[0],
+                    shapes2=shapes[1],
+                ),
+                "Encode the prompt with HunyuanDiT's text encoders (CLIP Text Encode, or the one for HunyuanDiT).",
+            )
+        if text.shape[1] < length:
+            raise RequestError(
+                said(
+                    "{title} takes texts of at least {length} tokens, and got {shape}.",
+                    title=call.title,
+                    length=length,
+                    shape=text.shape[1],
+                ),
+                "Encode the prompt with HunyuanDiT's text encoders, which fill it up.",
+            )
+        return call.rows("text", text), call.rows("text mask", mask)
+
+    def masked(call: Call) -> torch.Tensor:
+        mask = checked(call)[1]
+        in_front = torch.arange(mask.shape[1], device=mask.device) < mask.shape[1] - call.config[trained]
+        return mask.bool() | in_front
+
+    return lambda call: checked(call)[0], masked
+
+
+def fit_padding(transformer: torch.nn.Module) -> None:
+    """Let a transformer take texts longer than it learned, as ComfyUI's forward does, and pool no more than it did."""
+    padding: torch.nn.Parameter = transformer.get_parameter("text_embedding_padding")
+    pooler: Any = transformer.get_submodule("time_extra_emb.pooler")
+    pooled_tokens = pooler.positional_embedding.shape[0] - 1
+
+    def fit(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Rows of padding for tokens in front of the last that were learned, which the masks never choose."""
+        lengths = [kwargs[name].shape[1] for name in ("encoder_hidden_states", "encoder_hidden_states_t5")]
+        trained = (len(padding) - pooled_tokens, pooled_tokens)
+        if sum(lengths) == len(padding):
+            module.text_embedding_padding = padding
+            return
+        rows = [
+            torch.nn.functional.pad(part, (0, 0, length - len(part), 0))
+            for part, length in zip(padding.split(trained), lengths, strict=True)
+        ]
+        # Made anew in every forward: a CUDA graph would not know of one that was replaced meanwhile.
+        module.text_embedding_padding = torch.nn.Parameter(torch.cat(rows), requires_grad=False)
+
+    transformer.register_forward_pre_hook(fit, with_kwargs=True)
+    pooler.register_forward_pre_hook(lambda module, inputs: (inputs[0][:, :pooled_tokens],))
+
 
 _PATCH = 2
 _SIZES, _SIZE_CHANNELS = 6, 6 * 256  # numbers of a picture's sizes, and the width that they are embedded in

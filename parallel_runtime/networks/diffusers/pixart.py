@@ -13,8 +13,8 @@ import torch
 from ...errors import RequestError
 from ...said import said
 from .call import Call
+from .headers import Config, Header, Recognition, Sizes
 from .key_rules import KeyRules
-from .recognition import Config, Header, Recognition, Sizes
 from .spec import ModelSpec
 from .whole_latent_adapter import WholeLatentAdapter
 

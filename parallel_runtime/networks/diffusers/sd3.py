@@ -9,12 +9,10 @@ import torch
 from ...errors import RequestError
 from ...said import said
 from .call import Call
-from .headers import count_blocks
+from .headers import Config, Header, Recognition, Sizes, count_blocks
 from .key_rules import KeyRules
-from .recognition import Config, Header, Recognition, Sizes
-from .sides import tokens_along
 from .spec import JOINT_ATTENTION, ModelSpec
-from .whole_latent_adapter import WholeLatentAdapter
+from .whole_latent_adapter import WholeLatentAdapter, tokens_along
 
 _PATCH = 2
 

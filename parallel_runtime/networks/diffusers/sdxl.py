@@ -11,11 +11,10 @@ import torch
 from ...errors import RequestError
 from ...said import said
 from .call import Call
+from .headers import Config, Header, Recognition, Sizes
 from .key_rules import KeyRules
-from .recognition import Config, Header, Recognition, Sizes
 from .spec import ModelSpec
-from .unet_keys import UNetKeys
-from .unet_layers import UNetLayers
+from .unet_keys import UNetKeys, UNetLayers
 from .whole_latent_adapter import WholeLatentAdapter
 
 _HEAD_DIM = 64

@@ -7,11 +7,10 @@ import torch
 from ...errors import RequestError
 from ...said import said
 from .call import TAKE_COMFYUIS, Call
+from .headers import Config, Header, Recognition, Sizes
 from .key_rules import KeyRules
-from .recognition import Config, Header, Recognition, Sizes
-from .sides import tokens_along
 from .spec import ModelSpec, Part
-from .whole_latent_adapter import WholeLatentAdapter
+from .whole_latent_adapter import WholeLatentAdapter, tokens_along
 
 PATCH_SIZE = (1, 2, 2)
 _LONGEST_SIDE = 1024  # tokens along one side that diffusers' rotary embedding holds

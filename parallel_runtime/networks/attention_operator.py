@@ -1,0 +1,241 @@
+"""ComfyUI's attention call as one operator of a compiled block: what is behind it, the graph does not know.
+
+So a graph is the same whatever the mesh, the shares and the kernel are, and ranks whose blocks run compiled exchange as
+those do whose blocks run as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..attention.operators import operator, shapes_of
+from ..attention.rotary import apply_norms
+
+FUNCTIONS = "comfy.ldm.modules.attention"
+"""Module of ComfyUI's attention functions, which are called again by their names."""
+_UNNAMED = {"transformer_options", "_inside_attn_wrapper"}
+"""Arguments of a call that are not about the attention itself."""
+
+Attention = Callable[..., torch.Tensor]
+OverPeers = Callable[..., torch.Tensor | None]
+_NOW = threading.local()
+
+
+class Traced:
+    """Where the code that is being traced is.
+
+    Torch's compiler follows what is written here while it traces a block, and leaves it as it was.
+    """
+
+    where = ""
+    """Inside of which submodule of its block (Blocks.cross, Blocks.gathers)."""
+    in_order = False
+    """Operators of the block keep their order, though none needs what another gives."""
+    last: torch.Tensor | None = None
+    """What the one before gave, where they do."""
+
+
+TRACED = Traced()
+
+
+@contextmanager
+def attending(attention: Attention, over_peers: OverPeers | None = None) -> Iterator[None]:
+    """Inside, in this thread, operators of compiled blocks attend so.
+
+    Args:
+        attention: (function, where, q, k, v, ...) as ComfyUI's override gets them, with the name of a submodule's kind.
+        over_peers: (queries, keys, values, norms, eps, beside, scale) as `attend_over_peers` gets them; gives None
+            where this attention does not go over peer memory.
+    """
+    before = getattr(_NOW, "attention", None), getattr(_NOW, "over_peers", None)
+    _NOW.attention, _NOW.over_peers = attention, over_peers
+    try:
+        yield
+    finally:
+        _NOW.attention, _NOW.over_peers = before
+
+
+@functools.cache
+def in_order(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A block's forward (the class's function) whose exchanges keep their order in a graph, too."""
+
+    @functools.wraps(forward)
+    def run(block: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            return forward(block, *args, **kwargs)
+        TRACED.in_order = True
+        returned = forward(block, *args, **kwargs)
+        TRACED.in_order, TRACED.last = False, None
+        return returned
+
+    return run
+
+
+def attend_by_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    """What diffusers' processors call (attention/rebind.py): tensors are (batch, tokens, heads, head dim)."""
+    heads = query.shape[2]
+    q, k, v = (each.transpose(1, 2) for each in (query, key, value))
+    if torch.compiler.is_compiling():
+        attended = through_operator(the_kernel, q, k, v, heads, mask, skip_reshape=True, scale=scale)
+    else:
+        attended = _NOW.attention(the_kernel, "", q, k, v, heads, mask, skip_reshape=True, scale=scale)
+    return attended.unflatten(2, (heads, -1))
+
+
+def the_kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Stands for the kernel that `HostAttention` has, where a function of ComfyUI's would be named."""
+    raise NotImplementedError
+
+
+def through_operator(
+    function: Callable[..., torch.Tensor],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: int,
+    mask: torch.Tensor | None = None,
+    attn_precision: torch.dtype | None = None,
+    skip_reshape: bool = False,
+    skip_output_reshape: bool = False,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """The call of a block that is being traced; see `HostAttention`.
+
+    Raises:
+        ValueError: a call that the operator cannot carry: the block is not compiled.
+    """
+    others = {name: value for name, value in kwargs.items() if name not in _UNNAMED and value is not None}
+    scale, gqa = others.pop("scale", None), bool(others.pop("enable_gqa", False))
+    low_precision = bool(others.pop("low_precision_attention", True))
+    if others or (function.__module__ != FUNCTIONS and function is not the_kernel):
+        raise ValueError("attention with arguments that are not known here")
+    made: torch.Tensor = torch.ops.parallel_dit.host_attention.default(
+        q, k, v, heads, mask, function.__name__, TRACED.where, attn_precision, skip_reshape, skip_output_reshape,
+        scale, gqa, low_precision, TRACED.last,
+    )  # fmt: skip
+    if TRACED.in_order:
+        TRACED.last = made
+    return made
+
+
+@operator(
+    "host_attention",
+    "(Tensor q, Tensor k, Tensor v, int heads, Tensor? mask, str function, str where, ScalarType? precision,"
+    " bool skip_reshape, bool skip_output_reshape, float? scale, bool gqa, bool low_precision, Tensor? after=None)"
+    " -> Tensor",
+)
+def host_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: int,
+    mask: torch.Tensor | None,
+    function: str,
+    where: str,
+    precision: torch.dtype | None,
+    skip_reshape: bool,
+    skip_output_reshape: bool,
+    scale: float | None,
+    gqa: bool,
+    low_precision: bool,
+    after: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What the thread's attention gives, token by token in memory, and no view of an argument.
+
+    Args:
+        after: not read; what has to be there before.
+    """
+    named: dict[str, Any] = {"scale": scale} if scale is not None else {}
+    if gqa:
+        named["enable_gqa"] = True
+    if not low_precision:
+        named["low_precision_attention"] = False
+    attend = the_kernel if function == the_kernel.__name__ else getattr(importlib.import_module(FUNCTIONS), function)
+    made: torch.Tensor = _NOW.attention(
+        getattr(attend, "__wrapped__", attend), where, q, k, v, heads, mask=mask, attn_precision=precision,
+        skip_reshape=skip_reshape, skip_output_reshape=skip_output_reshape, **named,
+    )  # fmt: skip
+    made = made.transpose(1, 2).contiguous().transpose(1, 2) if skip_output_reshape else made.contiguous()
+    return made.clone() if made.data_ptr() in {each.data_ptr() for each in (q, k, v)} else made
+
+
+@shapes_of(host_attention)
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: int,
+    mask: torch.Tensor | None,
+    function: str,
+    where: str,
+    precision: torch.dtype | None,
+    skip_reshape: bool,
+    skip_output_reshape: bool,
+    *more: Any,
+) -> torch.Tensor:
+    batch, tokens = q.shape[0], q.shape[2 if skip_reshape else 1]
+    width = q.shape[3] if skip_reshape else (q.shape[2] // heads if q.ndim == 3 else q.shape[3])
+    made = q.new_empty((batch, tokens, heads, width))
+    return made.transpose(1, 2) if skip_output_reshape else made.flatten(2)
+
+
+@operator(
+    "host_attention_of_parts",
+    "(Tensor[] queries, Tensor[] keys, Tensor[] values, Tensor[] norms, float eps, Tensor[] beside, int heads,"
+    " str function, ScalarType? precision, float? scale, bool low_precision) -> Tensor",
+)
+def host_attention_of_parts(
+    queries: list[torch.Tensor],
+    keys: list[torch.Tensor],
+    values: list[torch.Tensor],
+    norms: list[torch.Tensor],
+    eps: float,
+    beside: list[torch.Tensor],
+    heads: int,
+    function: str,
+    precision: torch.dtype | None,
+    scale: float | None,
+    low_precision: bool,
+) -> torch.Tensor:
+    """The same with the norms and the rotary embedding before it, and with what a block makes of it.
+
+    Rewrites make it (acceleration/attention_rewrites.py). What of it is one kernel, or goes on while tensors
+    travel, is decided where it runs, by what the ranks are: see `attend_over_peers` for the arguments.
+
+    Returns:
+        Attended values (batch, tokens, heads * head dim); with `beside` the last layer's (batch, tokens, width).
+    """
+    if _NOW.over_peers is not None:
+        made: torch.Tensor | None = _NOW.over_peers(queries, keys, values, norms, eps, beside, scale)
+        if made is not None:
+            return made
+    ours = torch.ops.parallel_dit
+    query, key = apply_norms(queries, keys, norms, eps)
+    value = values[0] if len(values) == 1 else torch.cat(values, 1)
+    q, k, v = (each.transpose(1, 2) for each in (query, key, value))
+    attended: torch.Tensor = host_attention(
+        q, k, v, heads, None, function, "", precision, True, False, scale, False, low_precision
+    )
+    if not beside:
+        return attended
+    x, hidden_weight, hidden_bias, weight, bias = beside
+    hidden = ours.linear_gelu.default(x, hidden_weight, hidden_bias)
+    output: torch.Tensor = ours.linear_of_parts.default([attended, hidden], weight, bias)
+    return output
+
+
+@shapes_of(host_attention_of_parts)
+def _(queries: list[torch.Tensor], keys: Any, values: Any, norms: Any, eps: float, beside: Any, *more: Any) -> Any:
+    if beside:
+        return beside[0].new_empty((*beside[0].shape[:-1], beside[3].shape[0]))
+    batch, _, heads, head_dim = queries[0].shape
+    return queries[0].new_empty((batch, sum(part.shape[1] for part in queries), heads * head_dim))

@@ -1,0 +1,276 @@
+"""ComfyUI's attention call, over the tokens of all ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..attention.kernels import AttentionKernel
+from ..errors import UnsupportedModelError
+from ..switches import is_on
+from .attention_operator import the_kernel, through_operator
+from .latent_patches import PatchStreams
+from .sequence_attention import SequenceAttention
+from .token_split import TokenSplit, take
+
+log = logging.getLogger(__name__)
+
+_EXACT = {"attention_pytorch", "attention_flash", "attention_xformers"}
+"""ComfyUI's functions that compute attention as it is, in the type of what they get: a faster kernel may stand for
+them. Others round more, as ComfyUI was asked to (SageAttention, int8), or less."""
+_SMALL = 1 << 17
+"""Numbers in a query that no kernel is worth a choice for."""
+
+
+@dataclass(frozen=True)
+class Suited:
+    """Attention that a kernel was tried for; see `resolve_kernel`.
+
+    Args:
+        chosen: the artist asked for this kernel, so it stands for any function of ComfyUI's.
+    """
+
+    dtype: torch.dtype
+    head_dim: int
+    chosen: bool
+
+    def fits(self, function: Callable[..., torch.Tensor], query: torch.Tensor, width: int) -> bool:
+        """Whether the kernel may stand for a function of ComfyUI's, for heads of this width."""
+        return (
+            query.dtype == self.dtype
+            and width == self.head_dim
+            and (self.chosen or (query.numel() >= _SMALL and function.__name__ in _EXACT))
+        )
+
+
+class HostAttention:
+    """What stands in `transformer_options["optimized_attention_override"]`.
+
+    Args:
+        kernel: attends where tokens are shared out, and elsewhere where it is `suited` and there is no mask; else
+            ComfyUI's own function does.
+        suited: None: never elsewhere.
+    """
+
+    def __init__(self, kernel: AttentionKernel, split: TokenSplit, suited: Suited | None = None):
+        self._split = split
+        self._kernel = kernel
+        self._suited = suited
+        self.calls = 0
+        """That compiled blocks have made."""
+        self._attend = SequenceAttention(kernel, split.tokens)
+
+    def at(self, function: Callable[..., torch.Tensor], where: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """What a compiled block calls.
+
+        Args:
+            where: "cross" or "gathers" where that field of the block's data names the submodule that is running.
+        """
+        self.calls += 1
+        inside = {"cross": self._split.outside, "gathers": self._split.gathering}.get(where, nullcontext)
+        with inside():
+            return self(function, *args, **kwargs)
+
+    def over_peers(
+        self,
+        queries: list[torch.Tensor],
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        norms: list[torch.Tensor],
+        eps: float,
+        beside: list[torch.Tensor],
+        scale: float | None,
+    ) -> torch.Tensor | None:
+        """What a compiled block calls first; see `attend_over_peers`. None where heads go another way, or nowhere.
+
+        Returns:
+            (batch, own tokens, width).
+        """
+        split, tokens = self._split, self._split.tokens
+        if split.streams is None or split.alone is not None or split.whole_queries or split.gathers_keys or split.kept:
+            return None
+        buffers, peers = tokens.buffers, tokens.peers
+        if buffers is None or peers is None or not peers.fits(queries[0]) or queries[0].shape[2] % tokens.degree:
+            return None
+        if not is_on("blocks"):
+            return None
+        self.calls += 1
+        attended: torch.Tensor = torch.ops.parallel_dit.peer_attention.default(
+            queries, keys, values, norms, eps, beside, buffers.memory, buffers.shape, buffers.table, buffers.group,
+            peers.kernel, scale,
+        )  # fmt: skip
+        return attended if beside else attended.flatten(2)
+
+    def __call__(
+        self,
+        function: Callable[..., torch.Tensor],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        heads: int,
+        mask: torch.Tensor | None = None,
+        attn_precision: Any = None,
+        skip_reshape: bool = False,
+        skip_output_reshape: bool = False,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Attend as `function` would to the whole; see comfy.ldm.modules.attention for the arguments.
+
+        Queries, keys and values are (B, heads, N, D) with `skip_reshape`, else (B, N, heads * D) or (B, N, heads, D);
+        the result is likewise, by `skip_output_reshape`.
+        """
+        if torch.compiler.is_compiling():
+            return through_operator(
+                function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
+            )  # fmt: skip
+        if function is the_kernel:
+            function = self._by_kernel
+        split = self._split
+        streams = split.streams
+        if streams is None:
+            return self._over_own(
+                function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
+            )  # fmt: skip
+        dim = 2 if skip_reshape else 1
+        if split.alone is not None and k.shape[dim] == streams.own[split.alone]:
+            with split.running(streams.only(split.alone), k.shape[0], k.device):
+                return self(
+                    function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
+                )  # fmt: skip
+        own = sum(streams.own)
+        pieces = split.whole_queries or split.gathers_keys or split.kept > 0
+        if k.shape[dim] != split.kept + own or (q.shape[dim] != own and not pieces):
+            raise ValueError(
+                f"attention over {q.shape[dim]} queries and {k.shape[dim]} keys, where this rank has {own} tokens"
+            )
+        mask = _as_four(mask)
+        if isinstance(streams, PatchStreams) and split.patch is not None:
+            if pieces or (mask is not None and (mask.shape[2] > 1 or mask.shape[3] != streams.total)):
+                raise UnsupportedModelError(
+                    "With this input the network masks single tokens, which stages cannot.", "Set stages to 1."
+                )
+            k, v = split.patch.whole(k, v, dim, streams, split.gather)
+            return self._over_own(
+                function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
+            )  # fmt: skip
+        if pieces or (mask is not None and mask.shape[2] > 1):
+            return self._over_gathered_keys(
+                function, q, k, v, heads, mask, dim, attn_precision=attn_precision, skip_reshape=skip_reshape,
+                skip_output_reshape=skip_output_reshape, **kwargs,
+            )  # fmt: skip
+        if mask is not None and mask.shape[3] == streams.total != own:
+            mask = take(mask, 3, streams.intervals())
+        width = q.shape[3] if skip_reshape else q.shape[2] // heads
+        query, key, value = (_by_tokens(each, width, skip_reshape) for each in (q, k, v))
+        if key.shape[2] != query.shape[2]:  # heads of keys that serve several heads of queries
+            key, value = (each.repeat_interleave(query.shape[2] // each.shape[2], 2) for each in (key, value))
+        attended = self._attend(query, key, value, mask, kwargs.get("scale"))
+        return attended.transpose(1, 2) if skip_output_reshape else attended.flatten(2)
+
+    def _over_own(
+        self,
+        function: Callable[..., torch.Tensor],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        heads: int,
+        mask: torch.Tensor | None,
+        attn_precision: Any,
+        skip_reshape: bool,
+        skip_output_reshape: bool,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Attention over what is given, which needs no other rank: by the kernel where it suits, else ComfyUI's."""
+        width = q.shape[3] if skip_reshape else q.shape[2] // heads
+        if mask is None and self._suited is not None and self._suited.fits(function, q, width):
+            attended = self._attend_whole(q, k, v, width, skip_reshape, kwargs.get("scale"))
+            if attended is not None:
+                return attended.transpose(1, 2) if skip_output_reshape else attended.flatten(2)
+        return function(
+            q, k, v, heads, mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
+            skip_output_reshape=skip_output_reshape, **kwargs,
+        )  # fmt: skip
+
+    def _by_kernel(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        heads: int,
+        mask: torch.Tensor | None = None,
+        scale: float | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """What stands behind `the_kernel`: (B, heads, N, D) -> (B, N, heads * D)."""
+        query, key, value = (each.transpose(1, 2) for each in (q, k, v))
+        return self._kernel.attend(query, key, value, mask, scale).flatten(2)
+
+    def _attend_whole(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: int, skip_reshape: bool, scale: float | None
+    ) -> torch.Tensor | None:
+        """The kernel's attention over what this rank has, (B, N, heads, D); None where it cannot."""
+        query, key, value = (_by_tokens(each, width, skip_reshape) for each in (q, k, v))
+        if value.shape[3] != width or key.shape[2] != query.shape[2]:
+            return None
+        try:
+            return self._kernel.attend(query, key, value, None, scale)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # shapes that it is not made for
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            log.warning("Attention is ComfyUI's own, as %s cannot: %s", self._kernel.name, reason)
+            self._suited = None
+            return None
+
+    def _over_gathered_keys(
+        self,
+        function: Callable[..., torch.Tensor],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        heads: int,
+        mask: torch.Tensor | None,
+        dim: int,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """With whole keys on every rank, as a mask of queries and keys, whole queries, or pieces of them ask for."""
+        split = self._split
+        streams = split.streams
+        assert streams is not None
+        if mask is not None:
+            if mask.shape[3] == sum(streams.own) != streams.total:
+                if mask.shape[2] > 1 and not split.whole_queries:
+                    raise ValueError("a mask of this rank's queries and keys alone")
+                mask = split.gather_all(mask, 3)
+            if mask.shape[2] == streams.total and not (split.whole_queries or split.gathers_keys):
+                mask = take(mask, 2, streams.intervals())
+        if not (split.gathered and split.gathered[0] is k and split.gathered[1] is v):
+            split.gathered = k, v, *_both_gathered(split, k, v, dim)
+        key, value = split.gathered[2:]
+        if not q.shape[dim] and not kwargs["skip_reshape"] and not kwargs["skip_output_reshape"]:
+            return q  # of a piece, this rank has nothing
+        return function(q, key, value, heads, mask=mask, **kwargs)
+
+
+def _both_gathered(split: TokenSplit, k: torch.Tensor, v: torch.Tensor, dim: int) -> Sequence[torch.Tensor]:
+    """Keys and values of all ranks, by one exchange where they are alike but for their width."""
+    if k.shape[:-1] != v.shape[:-1] or k.dtype != v.dtype:
+        return split.gather_all(k, dim), split.gather_all(v, dim)
+    return split.gather_all(torch.cat([k, v], -1), dim).split([k.shape[-1], v.shape[-1]], -1)
+
+
+def _by_tokens(given: torch.Tensor, width: int, skip_reshape: bool) -> torch.Tensor:
+    """Queries, keys or values as ComfyUI's attention takes them, as (B, N, heads, D)."""
+    return given.transpose(1, 2) if skip_reshape else given.flatten(2).unflatten(2, (-1, width))
+
+
+def _as_four(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """A mask as ComfyUI's attention takes it, as (B or 1, heads or 1, queries or 1, keys)."""
+    if mask is None or mask.ndim == 4:
+        return mask
+    return mask[None, None] if mask.ndim == 2 else mask[:, None]

@@ -1,0 +1,314 @@
+"""Cuts the blocks of a network: outside of them tensors have the whole shape, inside a rank has its tokens.
+
+The network's own forward runs on every rank, unchanged. A block takes this rank's rows of its token arguments and puts
+its rows back into a tensor of the whole shape; what stands in the other rows is never read, as nothing outside of
+blocks mixes tokens. After the last block of a list the rows are gathered; where a patch sees what blocks return, after
+every block.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UnsupportedModelError
+from ..requests.patches import FUNCTIONS, SIGMAS
+from ..said import said
+from .attention_operator import TRACED, in_order
+from .block_arguments import GRID, KEYWORD, BlockCall, OwnArguments, is_guide_mask, name_argument
+from .latent_patches import PatchStreams
+from .modulation import HostModulation, Layers
+from .shares import Streams
+from .tables.blocks import Blocks
+from .token_split import TokenSplit, over_all_tokens, put
+
+# Patches that ComfyUI calls inside of a block, with the tokens that the block has.
+_INSIDE = {"attn1_patch", "attn2_patch", "attn1_output_patch", "attn2_output_patch", "mlp_patch"}
+# Those that it calls before all blocks; others see what blocks return.
+_BEFORE = {"post_input"}
+
+
+def unknown_blocks(network: nn.Module, lists: Sequence[Blocks]) -> str:
+    """Why the network is not as the data says, in words; "" where it is."""
+    for blocks in lists:
+        try:
+            found = list(network.get_submodule(blocks.path).children())
+        except AttributeError:
+            return f"it has no {blocks.path}"
+        fitting = [block for block in found if _fits(block, blocks)]
+        if found and not fitting:
+            is_so = ", ".join(f"{name} {_attribute(found[0], name)}" for name in (*blocks.when, *blocks.unless))
+            return f"its {blocks.path} have {is_so}"
+        for block in fitting:
+            parameters = inspect.signature(block.forward).parameters.values()
+            taken = {each.name for each in parameters if each.kind is not KEYWORD}
+            if blocks.positional and taken == {"args"}:
+                taken = set(blocks.positional)
+            if extra := taken - blocks.names:
+                return f"a block of {blocks.path} takes {', '.join(sorted(extra))}"
+            if missing := {name.partition(".")[0] for name in blocks.tokens} - taken:
+                return f"a block of {blocks.path} takes no {', '.join(sorted(missing))}"
+            for name in (*blocks.cross, *blocks.gathers, *blocks.apart):
+                if _attribute(block, name) is None:
+                    return f"a block of {blocks.path} has no {name}"
+    return ""
+
+
+def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -> None:
+    """Let the ranks of `split` share out the tokens of these lists of blocks."""
+    split.modulation = HostModulation()
+    for blocks in lists:
+        found = list(network.get_submodule(blocks.path).children())
+        fits = [*(_fits(block, blocks) for block in found), False]
+        for index, block in enumerate(found):
+            if not fits[index]:
+                continue
+            for name in blocks.cross:
+                _inside(_attribute(block, name), "cross", split.outside)
+            for name in blocks.gathers:
+                _inside(_attribute(block, name), "gathers", split.gathering)
+            for name in blocks.apart:
+                _apart(_attribute(block, name), split)
+            block.forward = CutBlock(block, blocks, split, last=not fits[index + 1])
+
+
+def cannot_be_cut(network: nn.Module, blocks: Blocks) -> list[nn.Module]:
+    """The blocks of a list that every rank computes whole."""
+    return [block for block in network.get_submodule(blocks.path).children() if not _fits(block, blocks)]
+
+
+def run_blocks(blocks: Sequence[nn.Module], split: TokenSplit) -> None:
+    """Let the blocks of a network whose tokens are not shared out run as `split` has them run."""
+    for block in blocks:
+        block.forward = WholeBlock(block, split)
+
+
+def uncut_blocks(blocks: Sequence[nn.Module]) -> None:
+    """Give blocks their own forwards back, those of submodules excepted."""
+    for block in blocks:
+        vars(block).pop("forward", None)
+
+
+def _attribute(block: nn.Module, path: str) -> Any:
+    found: Any = block
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _fits(block: nn.Module, blocks: Blocks) -> bool:
+    if any(_attribute(block, name) == value for name, value in blocks.unless.items()):
+        return False
+    return all(_attribute(block, name) == value for name, value in blocks.when.items())
+
+
+def _inside(module: nn.Module, where: str, context: Callable[[], Any]) -> None:
+    """Have a module's forward run inside of a context, of which attention in a compiled block is told by name."""
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            before, TRACED.where = TRACED.where, where
+            returned = forward(*args, **kwargs)
+            TRACED.where = before
+            return returned
+        with context():
+            return forward(*args, **kwargs)
+
+    module.forward = run
+
+
+def _apart(module: nn.Module, split: TokenSplit) -> None:
+    """Have a module's forward see as many tokens (B, tokens, D) as there are, of which own ones are true."""
+    forward = module.forward
+
+    def run(own: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if split.streams is None:
+            return forward(own, *args, **kwargs)
+        (length,), ((start, stop),) = split.streams.lengths, split.streams.intervals()
+        with split.outside():
+            return forward(put(own, 1, (start, stop), length), *args, **kwargs)[:, start:stop]
+
+    module.forward = run
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.shape == other.shape
+
+
+class WholeBlock:
+    """The forward of one block that every rank computes whole."""
+
+    def __init__(self, block: nn.Module, split: TokenSplit):
+        self._forward = block.forward
+        self._split = split
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self._split.run_block
+        return self._forward(*args, **kwargs) if run is None else run(self._forward, args, kwargs, _all_tokens)
+
+
+def _all_tokens(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, int]]:
+    """The tokens of (batch, tokens, width), which all arguments of such a block are."""
+    return [(each, 1) for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor) and each.ndim > 2]
+
+
+class CutBlock:
+    """The forward of one block on this rank's tokens."""
+
+    def __init__(self, block: nn.Module, blocks: Blocks, split: TokenSplit, last: bool):
+        self._forward = block.forward
+        several = blocks.alone or blocks.gathers
+        if several and (function := getattr(block.forward, "__func__", None)) is not None:
+            self._forward = MethodType(in_order(function), block)
+        self.signature = inspect.signature(block.forward)
+        self.blocks = blocks
+        self._split = split
+        self.last = last
+        self._modulated: Layers = split.modulation.add(block, blocks)
+        self._own = OwnArguments(blocks, self._unlike)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        split, blocks = self._split, self.blocks
+        alone = split.degree == 1 and split.patch is None
+        if alone and not self._modulated:
+            return self._compute(args, kwargs)
+        call = BlockCall(self.signature, blocks.positional, args, kwargs)
+        for name, layers in self._modulated.items():
+            split.modulation.before(name, call[name], layers)
+        if alone:
+            return self._compute(args, kwargs)
+        if unknown := call.others - blocks.names:
+            raise self._unlike(f"takes {', '.join(sorted(unknown))}")
+        whole = self._own.tokens(call)
+        shapes = {name: call[name].shape for name in whole}
+        lengths = {name: tensor.shape[blocks.tokens[name]] for name, tensor in whole.items()}
+        streams = split.share_out(blocks, lengths)
+        options = (call["transformer_options"] if "transformer_options" in blocks.names else None) or {}
+        patches = options.get("patches") or {}
+        kept = call[blocks.kept] if blocks.kept else None
+        inside = _INSIDE & set(patches)
+        needs_all = any(call[name] is not None for name in blocks.whole_with) or bool(inside - set(blocks.patched))
+        needs_all |= bool(blocks.kept) and not kept
+        split.keeps |= kept == ()
+        if kept and not (isinstance(kept, tuple) and len(kept) == 3 and isinstance(kept[2], int)):
+            raise self._unlike(f"takes {name_argument(kept)} as {blocks.kept}")
+        if needs_all and split.patch is not None:
+            raise self._unlike("needs all tokens, which no stage has")
+        if needs_all or not (streams.enough or split.patch):  # of a handful of tokens every rank computes all
+            if blocks.path in split.pending:
+                raise self._unlike("needs all tokens, where the one before it did not")
+            split.note(blocks.path, lengths, None)
+            return self._compute(args, kwargs)
+        by_guide = any(is_guide_mask(call[name]) for name in blocks.rows)
+        self._own.cut(call, whole, streams, split.joined)
+        if inside:
+            call["transformer_options"] = {**options, "patches": over_all_tokens(patches, inside, split)}
+        by_itself = list(whole).index(blocks.alone) if blocks.alone else None
+        first = next(iter(whole.values()))
+        batch = first.numel() // (
+            first.shape[blocks.tokens[next(iter(whole))]] * first.shape[-1]
+        )  # tokens may be on the first dim, too
+        with split.running(streams, batch, first.device, by_itself, by_guide, kept[2] if kept else 0):
+            if inside or by_guide or kept or blocks.apart:
+                # What reads how the tokens are shared out, or exchanges in pieces, whose order a graph does not keep.
+                returned = self._forward(*call.args, **call.kwargs)
+            else:
+                returned = self._compute(call.args, call.kwargs)
+        outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
+        if len(outputs) != len(blocks.returns):
+            raise self._unlike(f"returns {len(outputs)} values, not {len(blocks.returns)}")
+        replaced = any((options.get("patches_replace") or {}).values())
+        gather = self.last or replaced or bool(set(patches) - inside - _BEFORE)
+        if split.patch is not None:  # the rest of the tokens is at another time's
+            gather = self.last and split.degree > 1
+        shares = {name: streams.only(index) for index, name in enumerate(whole)}
+        made = [
+            output
+            if name is None or output is None
+            else self._whole_again(output, name, shapes[name], whole[name], shares[name], gather)
+            for name, output in zip(blocks.returns, outputs, strict=True)
+        ]
+        split.note(blocks.path, lengths, None if gather else streams)
+        (split.pending.discard if gather or split.patch else split.pending.add)(blocks.path)
+        return type(returned)(made) if isinstance(returned, (tuple, list)) else made[0]
+
+    def _compute(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        run = self._split.run_block
+        if run is None:
+            return self._forward(*args, **kwargs)
+        if self._split.functions:
+            call = BlockCall(self.signature, self.blocks.positional, args, kwargs)
+            if options := call["transformer_options"]:
+                call["transformer_options"] = {
+                    name: options[name] for name in options if name not in (*FUNCTIONS, SIGMAS)
+                }
+            args, kwargs = call.args, call.kwargs
+        return run(self._forward, args, kwargs, self._varying)
+
+    def _varying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, int]]:
+        """Arguments that have tokens, or rows for such, with the dims that these are on."""
+        blocks = self.blocks
+        call = BlockCall(self.signature, blocks.positional, args, kwargs)
+        dims = {
+            **blocks.tokens,
+            **blocks.joint,
+            **blocks.longer,
+            **{name: dim for name, (_, dim) in blocks.rows.items()},
+        }
+        return [
+            (call[name], dim + further)
+            for name, dim in dims.items()
+            for further in range(GRID if name in blocks.grids else 1)
+        ]
+
+    def _whole_again(
+        self,
+        output: torch.Tensor,
+        name: str,
+        shape: torch.Size,
+        given: torch.Tensor,
+        share: Streams,
+        gather: bool,
+    ) -> torch.Tensor:
+        dim, interval = self.blocks.tokens[name], share.intervals()[0]
+        grid = shape[dim : dim + (GRID if name in self.blocks.grids else 1)]
+        length = grid.numel()
+        flat = output.flatten(dim, dim + len(grid) - 1)
+        if flat.shape[dim] != interval[1] - interval[0]:
+            raise self._unlike(f"returns {name_argument(output)} as {name} of {interval[1] - interval[0]} tokens")
+        if not gather and _is_same(flat, given.narrow(dim, interval[0], interval[1] - interval[0])):
+            return given.unflatten(dim, grid)  # the block wrote into it (FLUX)
+        if isinstance(share, PatchStreams):
+            return self.put_in_place(flat, name, share).unflatten(dim, grid)
+        if not gather:
+            return put(flat, dim, interval, length).unflatten(dim, grid)
+        # As a block's own output is: some networks take views of it.
+        return self._split.gather(flat, dim, length).contiguous().unflatten(dim, grid)
+
+    def put_in_place(self, own: torch.Tensor, name: str, share: PatchStreams) -> torch.Tensor:
+        """A patch's tokens of a stream among all tokens; behind the last block of a list, those of all ranks."""
+        dim, (span,) = self.blocks.tokens[name], share.spans()
+        interval = share.intervals()[0]
+        if self.last and share.shared[0] and self._split.degree > 1:
+            own, interval = self._split.gather(own, dim, span[1] - span[0]), span
+        placed = put(own, dim, interval, share.total)
+        if self.last:  # a quantised layer behind takes its scale from all rows
+            placed.narrow(dim, 0, interval[0]).zero_()
+            placed.narrow(dim, interval[1], share.total - interval[1]).zero_()
+        return placed
+
+    def _unlike(self, what: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            said(
+                "A block of {path} {what}: this ComfyUI's network is not the one whose tokens can be split.",
+                path=self.blocks.path,
+                what=what,
+            ),
+            "Set ulysses and ring to 1 in Parallel Config; CFG branches and pictures are still shared out.",
+        )

@@ -1,0 +1,140 @@
+"""Layers of the pack ComfyUI-GGUF whose weights a kernel of ours makes numbers of: the pack's numbers, bit for bit.
+
+In a graph that is one operator over plain bytes, so that blocks are compiled like others. Where there is no kernel (on
+a CPU, rarer types) the pack's own function computes; a weight with patches beside it is left to the pack's layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..attention import operators
+from ..switches import is_on
+
+_PLAIN = (None, "F32", "F16")
+_FUNCTIONS: dict[str, Callable[[torch.Tensor, tuple[int, int]], torch.Tensor]] = {}
+"""The pack's own function for each scheme."""
+
+
+class GgufLayer(nn.Module):
+    """A linear layer becomes one by its class alone, of which the pack's stays a base."""
+
+    stored: torch.Tensor | None = None
+    """Bytes of its weight, or its numbers where `scheme` is empty; None where the pack's layer computes."""
+    added: torch.Tensor | None = None
+    scheme = ""
+    rows = columns = 0
+    _seen: tuple[Any, ...] = ()
+
+    def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As the pack's."""
+        if not torch.compiler.is_compiling():
+            self.look_inside()
+        if self.stored is None or args or kwargs:
+            return super().forward(input, *args, **kwargs)
+        weight = self.stored.to(input.dtype)
+        if self.scheme:
+            weight = torch.ops.parallel_dit.gguf_weight.default(
+                self.stored, self.scheme, self.rows, self.columns, input.dtype
+            )
+        return F.linear(input, weight, None if self.added is None else self.added.to(input.dtype))
+
+    def look_inside(self) -> None:
+        """Take note of what the parameters are now; before a graph is called."""
+        weight: Any = self._parameters["weight"]
+        bias: Any = self._parameters["bias"]
+        seen = (weight, bias), tuple(each.data_ptr() for each in (weight, bias) if each is not None)
+        if self._seen and all(map(operator.is_, seen[0], self._seen[0])) and seen[1] == self._seen[1]:
+            return
+        self._seen = seen
+        self.stored = None
+        kinds = [_kind(each) for each in (weight, bias)]
+        if getattr(weight, "patches", None) or getattr(bias, "patches", None) or kinds[1] not in _PLAIN:
+            return
+        self.rows, self.columns = map(int, getattr(weight, "tensor_shape", weight.shape))
+        self.scheme = "" if kinds[0] in _PLAIN else _scheme(_own_class(self), weight.tensor_type)
+        self.added = None if bias is None else _plain(bias)
+        self.stored = _plain(weight)
+
+
+def use_gguf_kernels(network: nn.Module) -> None:
+    """Have layers of the pack compute by operators of ours."""
+    for module in network.modules():
+        if _is_of_pack(module) and not isinstance(module, GgufLayer) and is_on("quantised"):
+            own: Any = type(module)
+            module.__class__ = _ours(own)
+
+
+def gguf_layers(module: nn.Module) -> Iterator[GgufLayer]:
+    """Those in a module."""
+    return (each for each in module.modules() if isinstance(each, GgufLayer))
+
+
+def _is_of_pack(module: nn.Module) -> bool:
+    """A linear layer of the pack's, whose weight is not cast to another type first."""
+    is_layer = isinstance(module, nn.Linear) and hasattr(module, "is_ggml_quantized")
+    return is_layer and getattr(module, "dequant_dtype", None) is None
+
+
+@functools.cache
+def _ours(own: Any) -> Any:
+    return type(own.__name__, (GgufLayer, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+
+
+def _own_class(layer: nn.Module) -> Any:
+    kinds = type(layer).__mro__
+    return kinds[kinds.index(GgufLayer) + 1]
+
+
+def _kind(weight: Any) -> str | None:
+    kind = getattr(weight, "tensor_type", None)
+    return getattr(kind, "name", kind)
+
+
+def _plain(weight: torch.Tensor) -> torch.Tensor:
+    """The same memory without the pack's class."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return weight.detach().as_subclass(torch.Tensor)
+
+
+def _scheme(layer: Any, kind: Any) -> str:
+    """A name for the type and for the pack that has functions for it."""
+    package = layer.__module__.rpartition(".")[0]
+    scheme = f"{package}:{kind.name}"
+    if scheme not in _FUNCTIONS:
+        dequantize = importlib.import_module(f"{package}.dequant").dequantize
+        _FUNCTIONS[scheme] = lambda stored, shape: dequantize(stored, kind, shape)
+    return scheme
+
+
+@functools.cache
+def _has_kernel(device: str, kind: str) -> bool:
+    if device != "cuda":
+        return False
+    from .gguf_kernel import LAYOUTS
+
+    return kind in LAYOUTS
+
+
+@operators.operator("gguf_weight", "(Tensor stored, str scheme, int rows, int columns, ScalarType dtype) -> Tensor")
+def gguf_weight(stored: torch.Tensor, scheme: str, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers of a weight, (rows, columns), as the pack makes them: in float16, then of the type."""
+    kind = scheme.rpartition(":")[2]
+    if _has_kernel(stored.device.type, kind):
+        from .gguf_kernel import dequantise
+
+        return dequantise(stored, kind, rows, columns, dtype)
+    return _FUNCTIONS[scheme](stored, (rows, columns)).to(dtype).contiguous()
+
+
+@operators.shapes_of(gguf_weight)
+def _(stored: torch.Tensor, scheme: str, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    return stored.new_empty((rows, columns), dtype=dtype)

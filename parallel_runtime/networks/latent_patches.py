@@ -1,0 +1,254 @@
+"""Latent patches of PipeFusion: where a latent is cut, the tokens that a forward computes of a patch, and the keys and
+values of the others from forwards before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from ..errors import RequestError, UnsupportedModelError
+from ..mesh.mesh import Mesh
+from ..said import said
+from .shares import Streams, split_sizes
+from .tables.blocks import Blocks
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A band of the latent, and its tokens.
+
+    Args:
+        index: from 0.
+        rows: (start, stop) in the latent whose dims between channels and columns are flattened to one.
+        tokens: (start, stop) in the image tokens of the whole latent.
+    """
+
+    index: int
+    rows: tuple[int, int]
+    tokens: tuple[int, int]
+
+    @property
+    def length(self) -> int:
+        """Image tokens."""
+        return self.tokens[1] - self.tokens[0]
+
+    @property
+    def has_text(self) -> bool:
+        """Text runs through the blocks with the first patch of a step."""
+        return self.index == 0
+
+    @property
+    def band(self) -> tuple[slice, ...]:
+        """Index of the patch's rows in a latent that `flatten_rows` made."""
+        return (slice(None), slice(None), slice(*self.rows))
+
+
+def cut_patches(
+    latent: Sequence[int], patch_size: int, patches: int, image_tokens: int | None = None
+) -> tuple[Patch, ...]:
+    """Cut a latent into bands of whole token rows, as equal as can be.
+
+    Args:
+        latent: shape (batch, channels, height, width), or (batch, channels, frames, height, width): then the bands
+            run through frames × height.
+        image_tokens: of the whole forward, where there are more than the latent's: those behind them, of reference
+            images, go with the last patch.
+
+    Raises:
+        RequestError: fewer token rows than patches, or several of a video whose height the patch size does not divide.
+    """
+    *frames, height, width = latent[2:]
+    if patches > 1 and frames and height % patch_size:
+        raise RequestError(
+            said("PipeFusion cannot cut a video latent of height {height}.", height=height),
+            said("Use a height that {patch_size} divides, or set patches to 1.", patch_size=patch_size),
+        )
+    token_rows = math.prod(frames) * -(-height // patch_size)
+    columns = -(-width // patch_size)
+    if patches > token_rows:
+        raise RequestError(
+            said(
+                "A latent of {token_rows} token rows cannot be cut into {patches} patches.",
+                token_rows=token_rows,
+                patches=patches,
+            ),
+            said("Set patches to {token_rows} or less, or use a larger picture.", token_rows=token_rows),
+        )
+    rows = math.prod(frames) * height
+    share, rest = divmod(token_rows, patches)
+    cuts = [0, *accumulate(share + (patch < rest) for patch in range(patches))]
+    tokens = [cut * columns for cut in cuts[:-1]] + [image_tokens or token_rows * columns]
+    return tuple(
+        Patch(
+            index,
+            (cuts[index] * patch_size, min(cuts[index + 1] * patch_size, rows)),
+            (tokens[index], tokens[index + 1]),
+        )
+        for index in range(patches)
+    )
+
+
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+Gather = Callable[[torch.Tensor, int, int], torch.Tensor]
+"""(this rank's tokens, their dim, how many all ranks have) -> all of them."""
+
+
+@dataclass(frozen=True)
+class PatchStreams(Streams):
+    """The tokens of streams that are computed now.
+
+    Args:
+        starts: of them in each stream.
+        shared: of each stream, whether ranks have shares of them; else each has all.
+    """
+
+    starts: tuple[int, ...]
+    shared: tuple[bool, ...]
+
+    def only(self, stream: int) -> PatchStreams:
+        """One of the streams."""
+        one = slice(stream, stream + 1)
+        return PatchStreams(self.lengths[one], self.sizes[one], self.index, self.starts[one], self.shared[one])
+
+    def intervals(self) -> list[tuple[int, int]]:
+        """(start, stop) of this rank's tokens of each stream, among those of all streams."""
+        found = []
+        firsts = (0, *accumulate(self.lengths[:-1]))
+        for first, start, sizes, shared in zip(firsts, self.starts, self.sizes, self.shared, strict=True):
+            begin = first + start + (sum(sizes[: self.index]) if shared else 0)
+            found.append((begin, begin + sizes[self.index]))
+        return found
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(start, stop) of what all ranks together compute of each stream, in the stream."""
+        sizes = [sum(sizes) if shared else sizes[0] for sizes, shared in zip(self.sizes, self.shared, strict=True)]
+        return [(start, start + size) for start, size in zip(self.starts, sizes, strict=True)]
+
+
+class LatentPatch:
+    """Which tokens the forward at hand computes, and what it reads of the others.
+
+    Args:
+        behind: see `Network`.
+    """
+
+    def __init__(self, behind: bool) -> None:
+        self._behind = behind
+        self._kept: dict[int, list[KeysAndValues]] = {}
+        self._layers: list[KeysAndValues] = []
+        self._layer = self._image = self._latent = 0
+        self._patch: Patch | None = None
+        self._tokens, self._keeps = 0, False
+
+    def begin(self, call: int, patch: Patch | None, tokens: int, keeps: bool) -> None:
+        """A forward begins.
+
+        Args:
+            call: which of a step's forwards; each has keys of its own.
+            patch: None where it computes all tokens.
+            tokens: of the latent.
+            keeps: keys and values, for patches.
+        """
+        self._layers = self._kept.setdefault(call, [])
+        if patch is None:
+            self._layers.clear()
+        self._layer = self._image = self._latent = 0
+        self._patch, self._tokens, self._keeps = patch, tokens, keeps
+
+    def clear(self) -> None:
+        """Let go of all keys and values."""
+        self._kept.clear()
+        self._layers = []
+
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """Keys and values that are here."""
+        return [each for layers in self._kept.values() for both in layers for each in both]
+
+    def share_out(self, blocks: Blocks, lengths: Mapping[str, int], mesh: Mesh) -> PatchStreams:
+        """The patch's tokens of the streams of a block.
+
+        Raises:
+            UnsupportedModelError: the latent's stream has other tokens than the latent.
+        """
+        if not self._image:  # the first list that runs has the latent's tokens by themselves
+            self._image = lengths[blocks.latent]
+            if self._image < self._tokens or (self._image > self._tokens and not self._behind):
+                raise UnsupportedModelError(
+                    said(
+                        "With this input, {path} go over {count} tokens, and the latent has {tokens}: stages cannot "
+                        "tell which are the latent's.",
+                        path=blocks.path,
+                        count=self._image,
+                        tokens=self._tokens,
+                    ),
+                    "Set stages to 1.",
+                )
+        self._latent = list(lengths).index(blocks.latent)
+        degree = mesh.plan.sequence
+        starts, sizes = [], []
+        for name, length in lengths.items():
+            start, stop = self._rows(length) if name == blocks.latent else self._text(length)
+            starts.append(start)
+            latent = name == blocks.latent
+            sizes.append(split_sizes(stop - start, degree, mesh.speeds) if latent else (stop - start,) * degree)
+        shared = tuple(name == blocks.latent for name in lengths)
+        return PatchStreams(tuple(lengths.values()), tuple(sizes), mesh.sequence_index, tuple(starts), shared)
+
+    def _rows(self, length: int) -> tuple[int, int]:
+        """Of the latent's stream; what stands before its tokens comes with the first patch, what stands behind them
+        with the last."""
+        patch, before = self._patch, length - self._image
+        if patch is None:
+            return 0, length
+        start = before + patch.tokens[0] if patch.index else 0
+        return start, length if patch.tokens[1] == self._tokens else before + patch.tokens[1]
+
+    def _text(self, length: int) -> tuple[int, int]:
+        """Of another stream, all with the first patch; then a token that nothing becomes of, as blocks take no empty
+        stream."""
+        return (0, length) if self._patch is None or self._patch.has_text else (0, min(1, length))
+
+    def whole(
+        self, key: torch.Tensor, value: torch.Tensor, dim: int, streams: PatchStreams, gather: Gather
+    ) -> KeysAndValues:
+        """Keys and values of all tokens: the patch's as they are given, the others as they were kept. Collective over
+        the sequence group."""
+        if len(streams.sizes[0]) > 1:
+            key, value = _of_all_ranks(key, value, dim, streams, gather)
+        layer, self._layer = self._layer, self._layer + 1
+        if self._patch is None:
+            if self._keeps:
+                self._layers.append((key.clone(), value.clone()))
+            return key, value
+        kept = self._layers[layer]
+        first, before = 0, 0
+        for index, (start, stop) in enumerate(streams.spans()):
+            size = stop - start
+            if self._patch.has_text or index == self._latent or len(streams.own) == 1:
+                for whole, fresh in zip(kept, (key, value), strict=True):
+                    whole.narrow(dim, before + start, size).copy_(fresh.narrow(dim, first, size))
+            first, before = first + size, before + streams.lengths[index]
+        return kept
+
+
+def _of_all_ranks(
+    key: torch.Tensor, value: torch.Tensor, dim: int, streams: PatchStreams, gather: Gather
+) -> KeysAndValues:
+    """By one exchange where they are alike but for their width."""
+    if key.shape[:-1] != value.shape[:-1] or key.dtype != value.dtype:
+        return _whole(key, dim, streams, gather), _whole(value, dim, streams, gather)
+    both = _whole(torch.cat([key, value], -1), dim, streams, gather)
+    key, value = both.split([key.shape[-1], value.shape[-1]], -1)
+    return key, value
+
+
+def _whole(own: torch.Tensor, dim: int, streams: PatchStreams, gather: Gather) -> torch.Tensor:
+    parts = zip(own.split(streams.own, dim), streams.spans(), streams.shared, strict=True)
+    return torch.cat(
+        [gather(part, dim, stop - start) if shared else part for part, (start, stop), shared in parts], dim
+    )

@@ -1,0 +1,249 @@
+"""Layers with quantised weights as operators over plain tensors, so that a compiled block can hold them.
+
+ComfyUI's quantised weights are tensors with tensors in them, which PyTorch's compiler traces in some versions alone,
+and then without open sizes. Here a graph sees the tensors inside and one operator, which puts a layer together again
+from them and has ComfyUI's own forward compute it: the numbers are those of ComfyUI on this device. Of plain float8 the
+rounding of the input is left in the graph, where it joins what comes before.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..attention import operators
+from ..switches import is_on
+
+_QUANTISED = "QuantizedTensor"
+_ROUNDING_INSIDE = "fp8_ops"
+"""ComfyUI's operations whose layers make quantised tensors of plain ones in their forward."""
+_FLOAT8, _MOST = "TensorCoreFP8E4M3Layout", 448.0
+_FUNCTIONS = ("weight_function", "bias_function")
+_NOT_OF_KIND = {"seed_key"}
+"""Attributes of a layer that do not change what its forward does."""
+
+_ACTIVATED: list[Any] = []
+"""ComfyUI's own function for a product with an activation before it, once ours is in its place."""
+_KINDS: dict[str, _Emptied] = {}
+"""A layer without its weights for each description."""
+
+
+def _whole_products() -> Any:
+    """Inside, a product reaches quantised tensors whole, as in ComfyUI's inference mode.
+
+    With autograd's keys PyTorch takes it apart first, and what layouts make of the parts rounds otherwise: int8 layers
+    then leave some inputs unrounded. Inference mode itself would make tensors that nobody may write to later.
+    """
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+class QuantisedLayer(nn.Module):
+    """A layer becomes one by its class alone, of which its own class stays a base: weights and their names stay."""
+
+    inside: tuple[torch.Tensor, ...] = ()
+    """Plain tensors of its parameters; () where they are not known."""
+    kind = ""
+    """Description of all that is no tensor; a key of the layers that operators put together."""
+    rounds = False
+    """Its input is rounded to float8 as it is, without a scale."""
+    _seen: tuple[Any, ...] = ()
+
+    def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As its own class's; in a graph one operator."""
+        if torch.compiler.is_compiling() and self.kind and not args and not kwargs:
+            ours = torch.ops.parallel_dit
+            if self.rounds:
+                rounded = input.clamp(-_MOST, _MOST).to(torch.float8_e4m3fn)
+                return ours.float8_layer.default(rounded, self.inside, self.kind, input.dtype)
+            return ours.quantised_layer.default(input, self.inside, self.kind)
+        if torch.compiler.is_compiling():
+            return super().forward(input, *args, **kwargs)
+        with _whole_products():
+            return super().forward(input, *args, **kwargs)
+
+    def look_inside(self) -> None:
+        """See what the parameters consist of now; before a graph is called."""
+        parameters = self._parameters
+        parts = ("_qdata", "_params")
+        seen = tuple(part for each in parameters.values() for part in (each, *(getattr(each, n, None) for n in parts)))
+        functions = sum(len(getattr(self, name, ())) for name in _FUNCTIONS)
+        known = len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen))
+        if known and bool(functions) != bool(self.kind):
+            return
+        self._seen = seen
+        if functions:  # they change weights at each call
+            self.inside, self.kind = (), ""
+            return
+        inside: list[torch.Tensor] = []
+        described: list[Any] = []
+        for name, each in parameters.items():
+            if each is None:
+                described.append((name, None))
+            elif type(each).__name__ == _QUANTISED:
+                names, about = each.__tensor_flatten__()  # type: ignore[attr-defined]
+                inside += [getattr(each, inner) for inner in names]
+                described.append((name, type(each), tuple(names), about, tuple(each.shape), each.stride()))
+            else:
+                inside.append(each.data)
+                described.append((name, 1))
+        told = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | str | None)}
+        told = {name: told[name] for name in sorted(told.keys() - _NOT_OF_KIND - vars(QuantisedLayer).keys())}
+        self.inside = tuple(inside)
+        self.kind = repr((_own_class(self).__qualname__, told, described))
+        self.rounds = self._rounds_alone(parameters)
+        if self.kind not in _KINDS:
+            _KINDS[self.kind] = _Emptied(self, described)
+
+    def _rounds_alone(self, parameters: Any) -> bool:
+        weight = parameters.get("weight")
+        scales = (getattr(self, name, None) for name in ("input_scale", "pre_quant_scale"))
+        return (
+            type(weight).__name__ == _QUANTISED
+            and weight._layout_cls == _FLOAT8
+            and getattr(self, "layout_type", None) == _FLOAT8
+            and not getattr(self, "_full_precision_mm", True)
+            and not getattr(self, "comfy_force_cast_weights", False)
+            and all(scale is None for scale in scales)
+        )
+
+
+class _Emptied:
+    """A layer without its weights, and how its parameters are put together."""
+
+    def __init__(self, layer: nn.Module, described: list[Any]):
+        self.own = _own_class(layer)
+        self.outputs = int(layer.out_features)  # type: ignore[arg-type]
+        self._described = described
+        left_out = {*vars(QuantisedLayer), "_parameters", "ready"}
+        self._kept = {name: value for name, value in vars(layer).items() if name not in left_out}
+
+    def filled(self, inside: Any) -> Any:
+        """The layer with these tensors."""
+        left = iter(inside)
+        parameters: dict[str, Any] = {}
+        for name, *how in self._described:
+            if how[0] is None:
+                parameters[name] = None
+            elif how[0] == 1:
+                parameters[name] = next(left)
+            else:
+                kind, names, about, shape, stride = how
+                parameters[name] = kind.__tensor_unflatten__({each: next(left) for each in names}, about, shape, stride)
+        layer = self.own.__new__(self.own)
+        vars(layer).update(self._kept, _parameters=parameters)
+        return layer
+
+
+def hide_quantised(network: nn.Module) -> None:
+    """Make graphs of this network's blocks hold operators where layers have quantised weights."""
+    for module in network.modules():
+        if not isinstance(module, QuantisedLayer) and _computes_quantised(module):
+            own: Any = type(module)
+            module.__class__ = _quantised(own)
+            _hide_activated()
+
+
+@functools.cache
+def _hide_activated() -> None:
+    """ComfyUI's products with an activation before them (int8 kernels round its result at once) become operators too.
+
+    Its function for them stands in a module and is no method of a layer; where it has none there are none.
+    """
+    import comfy.ops
+
+    if own := getattr(comfy.ops, "linear_input_act", None):
+        _ACTIVATED.append(own)
+
+        def linear_input_act(linear: nn.Module, x: torch.Tensor, input_act: str) -> torch.Tensor:
+            if torch.compiler.is_compiling() and isinstance(linear, QuantisedLayer) and linear.kind:
+                return torch.ops.parallel_dit.activated_layer.default(x, linear.inside, linear.kind, input_act)
+            output: torch.Tensor = own(linear, x, input_act)
+            return output
+
+        comfy.ops.linear_input_act = linear_input_act
+
+
+def _computes_quantised(module: nn.Module) -> bool:
+    if getattr(module, "out_features", None) is None or not is_on("quantised"):
+        return False
+    if rounds_inside(type(module)):
+        return True
+    return any(type(each).__name__ == _QUANTISED for each in module._parameters.values())
+
+
+def rounds_inside(kind: Any) -> bool:
+    """Layers of this class round what they are given to float8, and write into it."""
+    return bool(kind.__qualname__.startswith(_ROUNDING_INSIDE))
+
+
+@functools.cache
+def _quantised(own: Any) -> Any:
+    return type(own.__name__, (QuantisedLayer, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+
+
+def _own_class(layer: nn.Module) -> Any:
+    kinds = type(layer).__mro__
+    return kinds[kinds.index(QuantisedLayer) + 1]
+
+
+def quantised_layers(module: nn.Module) -> Iterator[QuantisedLayer]:
+    """Those in a module."""
+    return (each for each in module.modules() if isinstance(each, QuantisedLayer))
+
+
+@operators.operator("quantised_layer", "(Tensor x, Tensor[] inside, str kind) -> Tensor")
+def quantised_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> torch.Tensor:
+    """What ComfyUI's layer gives; x (..., inputs) -> (..., outputs)."""
+    emptied = _KINDS[kind]
+    if rounds_inside(emptied.own):  # and writes into what it is given
+        x = x.clone()
+    with _whole_products():
+        output: torch.Tensor = emptied.own.forward(emptied.filled(inside), x)
+    return output.contiguous()
+
+
+@operators.shapes_of(quantised_layer)
+def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], _KINDS[kind].outputs))
+
+
+@operators.operator("activated_layer", "(Tensor x, Tensor[] inside, str kind, str activation) -> Tensor")
+def activated_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str) -> torch.Tensor:
+    """What ComfyUI's layer gives for activation(x), rounded in one kernel where ComfyUI has one."""
+    with _whole_products():
+        output: torch.Tensor = _ACTIVATED[0](_KINDS[kind].filled(inside), x, activation)
+    return output.contiguous()
+
+
+@operators.shapes_of(activated_layer)
+def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str, activation: str) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], _KINDS[kind].outputs))
+
+
+@operators.operator("float8_layer", "(Tensor x, Tensor[] inside, str kind, ScalarType dtype) -> Tensor")
+def float8_layer(x: torch.Tensor, inside: list[torch.Tensor], kind: str, dtype: torch.dtype) -> torch.Tensor:
+    """The same of an input that is float8 already, as ComfyUI's layer would round it from `dtype`."""
+    emptied = _KINDS[kind]
+    layer = emptied.filled(inside)
+    rows = x.reshape(-1, x.shape[-1])
+    of_weight = layer.weight._params
+    params = type(of_weight)(scale=_one(x.device), orig_dtype=dtype, orig_shape=tuple(rows.shape))
+    given = type(layer.weight)(rows, layer.weight._layout_cls, params)
+    with _whole_products():
+        output: torch.Tensor = layer.forward_comfy_cast_weights(given, dtype, want_requant=True)
+    return output.reshape(*x.shape[:-1], emptied.outputs).contiguous()
+
+
+@operators.shapes_of(float8_layer)
+def _(x: torch.Tensor, inside: list[torch.Tensor], kind: str, dtype: torch.dtype) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], _KINDS[kind].outputs), dtype=dtype)
+
+
+@functools.cache
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((), device=device, dtype=torch.float32)

@@ -1,0 +1,204 @@
+"""A stage of a network: the network's own forward, in which blocks of other stages hand their streams through.
+
+The block in front of a stage's first returns what the stage before sent; the stage's last sends what it returns. So
+whatever the network does between blocks (joining streams) it does on the stage that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UnsupportedModelError
+from ..said import said
+from .block_arguments import BlockCall
+from .cut_blocks import CutBlock, cannot_be_cut
+from .latent_patches import LatentPatch, PatchStreams
+from .tables.blocks import Blocks, Network
+from .token_split import TokenSplit, take
+
+Receive = Callable[[Mapping[str, torch.Size], torch.dtype], Mapping[str, torch.Tensor]]
+"""(shapes of this rank's tokens of each stream, their type) -> what the stage before sent."""
+Send = Callable[[Mapping[str, torch.Tensor]], None]
+
+
+class StageBlocks:
+    """The blocks of a network as one stage has them; made, they are in place.
+
+    Args:
+        network: after `cut_blocks`.
+        owned: (start, stop) of the stage's blocks, in the order of the lists.
+    """
+
+    def __init__(self, network: nn.Module, data: Network, split: TokenSplit, owned: tuple[int, int]):
+        self.owned = owned
+        self.patch = split.patch = LatentPatch(data.behind)
+        self.receive: Receive | None = None
+        """What the stages beside this one are asked for, and told; set for each forward."""
+        self.send: Send | None = None
+        self.outputs: dict[int, torch.Tensor] = {}
+        """Of blocks by their index, that a block of the second half takes."""
+        self._split = split
+        self._taken: list[tuple[nn.Module, CutBlock]] = []
+        found = all_blocks(network, data.blocks)
+        self.count = len(found)
+        for index, block in enumerate(found):
+            cut = block.forward
+            assert isinstance(cut, CutBlock)
+            edge = _Edge(index, cut, split, self)
+            if index == owned[0] - 1:
+                self._put(block, cut, edge.take_over)
+            elif not owned[0] <= index < owned[1]:
+                self._put(block, cut, edge.hand_through)
+            elif index == owned[1] - 1 and owned[1] < len(found):
+                self._put(block, cut, edge.run_and_send)
+            elif cut.blocks.skips:
+                self._put(block, cut, edge.run)
+
+    def awaited(self, boundary: int) -> list[int]:
+        """Blocks before a boundary whose outputs blocks behind it take, but for the last, which is the stream."""
+        return [index for index in range(min(boundary - 1, self.count // 2 - 1)) if self.count - 1 - index >= boundary]
+
+    def _put(self, block: nn.Module, cut: CutBlock, forward: Any) -> None:
+        block.forward = forward
+        self._taken.append((block, cut))
+
+    def forget(self) -> None:
+        """Let go of what a run has left on the device."""
+        self.patch.clear()
+        self.outputs.clear()
+        self.receive = self.send = None
+
+    def undo(self) -> None:
+        """Have the network with all its blocks again, as far as they have weights."""
+        for block, cut in self._taken:
+            block.forward = cut
+        self._taken.clear()
+        self.outputs.clear()
+        self._split.patch = None
+
+
+def run_as(
+    stage: StageBlocks | None,
+    owned: tuple[int, int] | None,
+    network: nn.Module,
+    data: Network | None,
+    split: TokenSplit,
+) -> StageBlocks | None:
+    """Have a network run as the stage with these blocks, or with all; return the stage.
+
+    Args:
+        stage: as which it runs.
+    """
+    if (None if stage is None else stage.owned) == owned:
+        return stage
+    if stage is not None:
+        stage.undo()
+    if owned is None:
+        return None
+    assert data is not None
+    return StageBlocks(network, data, split, owned)
+
+
+def all_blocks(network: nn.Module, lists: Sequence[Blocks]) -> list[nn.Module]:
+    """Of all lists, in the order in which they run."""
+    return [block for blocks in lists for block in network.get_submodule(blocks.path).children()]
+
+
+def has_stages(network: nn.Module, data: Network, patch: Sequence[int]) -> bool:
+    """Whether stages of a network can work on patches of its latent.
+
+    Args:
+        patch: latent positions that a token takes, by the last dims of the latent.
+    """
+    known = data.stages and not any(cannot_be_cut(network, blocks) for blocks in data.blocks)
+    return known and len(patch) > 1 and patch[-1] == patch[-2] and set(patch[:-2]) <= {1}
+
+
+def let_go(blocks: Sequence[nn.Module]) -> None:
+    """Let the weights of blocks go, which other stages have."""
+    for block in blocks:
+        for module in block.modules():
+            for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                setattr(module, name, None)
+
+
+class _Edge:
+    """One block at the edge of a stage, or beyond it."""
+
+    def __init__(self, index: int, cut: CutBlock, split: TokenSplit, stage: StageBlocks):
+        self._index = index
+        self._cut, self._blocks, self._split, self._stage = cut, cut.blocks, split, stage
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block."""
+        return self._noted(self._cut(*args, **kwargs))
+
+    def hand_through(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the streams as they came; what a later block takes of them comes with the streams of its stage."""
+        whole, _ = self._streams(args, kwargs)
+        if self._blocks.skips:
+            whole = {name: torch.empty_like(each) for name, each in whole.items()}
+        return self._noted(self._returned(whole))
+
+    def take_over(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the stage before sent, in its place among all tokens."""
+        whole, shares = self._streams(args, kwargs)
+        dims = self._blocks.tokens
+        shapes = {
+            name: torch.Size((*each.shape[: dims[name]], shares[name].own[0], *each.shape[dims[name] + 1 :]))
+            for name, each in whole.items()
+        }
+        skips = self._skips(self._index + 1)
+        shapes |= {name: shapes[next(iter(whole))] for name in skips}
+        assert self._stage.receive is not None
+        received = self._stage.receive(shapes, next(iter(whole.values())).dtype)
+        for name, output in skips.items():
+            (stream,), interval = whole, shares[next(iter(whole))].intervals()
+            take(output, dims[stream], interval).copy_(received[name])
+        streams = {name: self._cut.put_in_place(received[name], name, shares[name]) for name in whole}
+        return self._noted(self._returned(streams))
+
+    def run_and_send(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block and send this rank's tokens of what it returns."""
+        whole, shares = self._streams(args, kwargs)
+        returned = self._cut(*args, **kwargs)
+        outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
+        by_name = dict(zip(self._blocks.returns, outputs, strict=True))
+        assert self._stage.send is not None
+        dims = self._blocks.tokens
+        if any(by_name[name].dtype != whole[name].dtype for name in whole):  # the next stage reckons with that
+            raise UnsupportedModelError(
+                said("Blocks of {path} change the type of their tokens, which stages cannot.", path=self._blocks.path),
+                "Set stages to 1.",
+            )
+        streams = {name: take(by_name[name], dims[name], shares[name].intervals()) for name in whole}
+        first = next(iter(whole))
+        for name, output in self._skips(self._index + 1).items():
+            streams[name] = take(output, dims[first], shares[first].intervals())
+        self._stage.send(streams)
+        return self._noted(returned)
+
+    def _noted(self, returned: Any) -> Any:
+        if self._blocks.skips:
+            self._stage.outputs[self._index] = returned
+        return returned
+
+    def _skips(self, boundary: int) -> dict[str, torch.Tensor]:
+        """By their names in messages."""
+        awaited = self._stage.awaited(boundary) if self._blocks.skips else []
+        return {f"skip {index}": self._stage.outputs[index] for index in awaited}
+
+    def _streams(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], dict[str, PatchStreams]]:
+        call = BlockCall(self._cut.signature, self._blocks.positional, args, kwargs)
+        whole = {name: call[name] for name in self._blocks.tokens}
+        lengths = {name: each.shape[self._blocks.tokens[name]] for name, each in whole.items()}
+        streams = self._stage.patch.share_out(self._blocks, lengths, self._split.mesh)
+        return whole, {name: streams.only(index) for index, name in enumerate(whole)}
+
+    def _returned(self, streams: Mapping[str, torch.Tensor]) -> Any:
+        values = tuple(streams[name] for name in self._blocks.returns if name is not None)
+        return values[0] if len(values) == 1 else values

@@ -1,0 +1,1 @@
+"""Classes of diffusion networks as data: how ranks share out the tokens of their blocks."""

@@ -1,0 +1,120 @@
+"""Networks that make video, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from .blocks import Blocks, Network
+from .image import FLUX, PREDICT_2
+
+_OPTIONS = ("transformer_options",)
+
+_LTX_VIDEO = Blocks(
+    "transformer_blocks", {"x": 1}, ("x",), joint={"pe": 1},
+    rows={"timestep": ("x", 1), "self_attention_mask": ("x", 1)}, cross=("attn2",),
+    alike=("context", "attention_mask", "prompt_timestep", *_OPTIONS),
+)  # fmt: skip
+
+# The audio stream is short: it is whole on every rank, and the video's tokens are shared out.
+_LTX_2 = Blocks(
+    "transformer_blocks", {"x.0": 1}, ("x.0", None), joint={"v_pe": 1, "v_cross_pe": 1},
+    rows={
+        "v_timestep": ("x.0", 1), "v_cross_scale_shift_timestep": ("x.0", 1), "v_cross_gate_timestep": ("x.0", 1),
+        "self_attention_mask": ("x.0", 1),
+    },
+    cross=("attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn"), gathers=("video_to_audio_attn",),
+    alike=(
+        "v_context", "a_context", "attention_mask", "a_timestep", "a_pe", "a_cross_pe", "a_cross_scale_shift_timestep",
+        "a_cross_gate_timestep", "v_prompt_timestep", "a_prompt_timestep", *_OPTIONS,
+    ),
+)  # fmt: skip
+
+_COG_VIDEO = Blocks(
+    "blocks", {"encoder_hidden_states": 1, "hidden_states": 1}, ("hidden_states", "encoder_hidden_states"),
+    rows={"image_rotary_emb": ("hidden_states", 0)}, alike=("temb", *_OPTIONS),
+    modulations={"temb": ("norm1.linear", "norm2.linear")},
+)  # fmt: skip
+
+_COSMOS = Blocks(
+    "blocks", {"x": 0}, ("x",), joint={"rope_emb_L_1_1_D": 0}, grids=("x",), cross=("blocks.1",),
+    when={"blocks.1.block_type": "ca", "x_format": "THWBD"},
+    alike=("emb_B_D", "crossattn_emb", "crossattn_mask", "adaln_lora_B_3D", *_OPTIONS),
+)  # fmt: skip
+
+VIDEO: Mapping[str, Network] = {
+    "comfy.ldm.minimax.model:MiniMaxH3Model": Network(
+        "MiniMax H3",
+        (
+            Blocks(
+                "blocks", {"x": 0}, ("x",), joint={"rope_freqs": 1}, segments={"mod_segments": "x"},
+                alike=("t_emb", *_OPTIONS),
+            ),
+        ),
+        heads="blocks.0.attn.heads", head_dim="blocks.0.attn.head_dim",
+        rescales=True,
+    ),
+    "comfy.ldm.lightricks.model:LTXVModel": Network("LTX-Video", (_LTX_VIDEO,), heads="num_attention_heads"),
+    "comfy.ldm.lightricks.av_model:LTXAVModel": Network(
+        "LTX-2", (_LTX_2,), heads="num_attention_heads", width="inner_dim"
+    ),
+    "comfy.ldm.hunyuan_video.model:HunyuanVideo": Network(
+        "HunyuanVideo and HunyuanImage", FLUX, sigmas_with="time_r_in", stages=True
+    ),
+    "comfy.ldm.kandinsky5.model:Kandinsky5": Network(
+        "Kandinsky 5",
+        (
+            Blocks(
+                "visual_transformer_blocks", {"visual_embed": 1}, ("visual_embed",), joint={"freqs": 1},
+                cross=("cross_attention",), alike=("text_embed", "time_embed", *_OPTIONS),
+                modulations={"time_embed": ("visual_modulation.out_layer",)},
+            ),
+        ),
+        heads="visual_transformer_blocks.0.self_attention.num_heads",
+    ),
+    "comfy.ldm.cosmos.predict2:MiniTrainDIT": Network("Cosmos-Predict 2", (PREDICT_2,)),
+    "comfy.ldm.cosmos.model:GeneralDIT": Network("Cosmos 1", (_COSMOS,)),
+    "comfy.ldm.cogvideo.model:CogVideoXTransformer3DModel": Network(
+        "CogVideoX", (_COG_VIDEO,), heads="num_attention_heads"
+    ),
+    "comfy.ldm.genmo.joint_model.asymm_models_joint:AsymmDiTJoint": Network(
+        "Mochi", whole="blocks crop their text tokens to the prompt's length"
+    ),
+    "comfy.ldm.seedvr.model:NaDiT": Network(
+        "SeedVR2", whole="it attends within windows of frames, rows and columns, of many lengths", rows_together=True,
+        read_outside=("positive_conditioning", "negative_conditioning"),
+    ),
+}  # fmt: skip
+
+
+_CONTEXT = ("context", "context_img_len", "transformer_options")
+
+# References and poses may follow the video, and then timesteps by frame need not divide the tokens.
+_WAN = Blocks(
+    "blocks", {"x": 1}, ("x",), joint={"freqs": 1}, rows={"e": ("x", 1)}, stretched=("e",), cross=("cross_attn",),
+    alike=_CONTEXT, patched=("attn1_patch", "attn2_patch"), latent="x",
+)  # fmt: skip
+# These have one timestep, and e is (B, 6, D).
+_ONE_TIMESTEP = replace(_WAN, rows={}, stretched=(), alike=("e", *_CONTEXT))
+_VACE = Blocks(
+    "vace_blocks", {"c": 1}, ("c", "c"), joint={"freqs": 1}, rows={"x": ("c", 1)}, cross=("cross_attn",),
+    alike=("e", *_CONTEXT),
+)  # fmt: skip
+_HUMO = replace(_WAN, apart=("audio_cross_attn_wrapper",), alike=("audio", *_CONTEXT))
+_CAUSAL = replace(_WAN, whole_with=("kv_cache", "crossattn_cache"))
+
+WAN: Mapping[str, Network] = {
+    "comfy.ldm.wan.model:WanModel": Network("Wan", (_WAN,), stages=True),
+    "comfy.ldm.wan.model:VaceWanModel": Network("Wan VACE", (_ONE_TIMESTEP, _VACE)),
+    "comfy.ldm.wan.model:CameraWanModel": Network("Wan Camera", (_ONE_TIMESTEP,), stages=True),
+    "comfy.ldm.wan.model:WanModel_S2V": Network("Wan S2V", (_WAN,), stages=True),
+    "comfy.ldm.wan.model:HumoWanModel": Network("HuMo", (_HUMO,), stages=True),
+    "comfy.ldm.wan.model:SCAILWanModel": Network("SCAIL", (_WAN,)),
+    "comfy.ldm.wan.model:SCAIL2WanModel": Network("SCAIL 2", (_WAN,)),
+    "comfy.ldm.wan.model_animate:AnimateWanModel": Network("Wan Animate", (_WAN,)),
+    "comfy.ldm.wan.model_animate2:WanAnimate2Model": Network(
+        "Wan Animate 2", whole="each frame attends to keys of its own, those of its pose, beside those of all frames"
+    ),
+    "comfy.ldm.wan.model_wandancer:WanDancerModel": Network("WanDancer", (_WAN,)),
+    "comfy.ldm.wan.ar_model:CausalWanModel": Network("Wan Causal", (_CAUSAL,)),
+}

@@ -1,0 +1,246 @@
+"""Which tokens are whose while one block of a network runs: streams one after the other, a share of each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import is_
+from typing import Any
+
+import torch
+
+from ..acceleration.peer_memory import PeerSharing
+from ..mesh.mesh import Mesh
+from .latent_patches import LatentPatch
+from .modulation import HostModulation
+from .residual_rows import Noted, Notes
+from .sequence_attention import AttendedTokens
+from .shares import Streams, gather_shares
+from .tables.blocks import Blocks
+
+_RUNNING = threading.local()
+
+RunBlock = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any], Any]
+"""(forward, args, kwargs, `Varying` of acceleration/compiled_methods.py) -> what it returns."""
+
+
+class TokenSplit:
+    """The share of the block that is running; one object per network.
+
+    While no block runs whose tokens are shared out, `streams` is None, and attention is ComfyUI's own.
+    """
+
+    def __init__(self, mesh: Mesh):
+        self.tokens = AttendedTokens(mesh, None)
+        """What the exchange reads of them."""
+        self.patch: LatentPatch | None = None
+        """The tokens of a stage's forward; None where there are no stages."""
+        self.streams: Streams | None = None
+        self.attention: Callable[..., torch.Tensor] | None = None
+        """What attends over the tokens of all ranks (attention.py)."""
+        self.alone: int | None = None
+        """A stream over which the running block attends without the others, too."""
+        self.gathers_keys = False
+        """The running block attends in pieces of its queries, and ranks may have other pieces: keys are gathered."""
+        self.kept = 0
+        """Keys that stand before those of the running block's tokens, on every rank."""
+        self.keeps = False
+        """The network has computed in this forward, whole, what it keeps for the next ones."""
+        self.gathered: tuple[torch.Tensor, ...] = ()
+        """The keys and values that were gathered last, as they came and whole."""
+        self.whole_queries = False
+        self.run_block: RunBlock | None = None
+        """Runs the forward of a block on this rank's tokens; None: it is called."""
+        self.functions = False
+        """Functions of nodes act between blocks, and a block is not given them: its graph is the same as without."""
+        self.scales_by_input = False
+        """Layers take the scale of what they are given from it (prepared_network.py)."""
+        self.layers_alike = True
+        """Every rank runs the same layers of a block that is cut."""
+        self.modulation = HostModulation()
+        self.joined: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+        """What this rank has of tensors that all blocks are given, with each, for this forward."""
+        self._read: list[Any] = []
+        self.pending: set[str] = set()
+        """Lists of blocks of which the last has not run: their output is this rank's share still."""
+        self.noted: Notes | None = None
+        """What the blocks of the last forward had; None where none ran since it was taken."""
+        self.set_mesh(mesh)
+
+    def share_out(self, blocks: Blocks, lengths: Mapping[str, int]) -> Streams:
+        """The tokens of a block that are computed here and now."""
+        if self.patch is not None:
+            return self.patch.share_out(blocks, lengths, self.mesh)
+        return Streams.share_out(tuple(lengths.values()), self.mesh)
+
+    def set_mesh(self, mesh: Mesh) -> None:
+        """Split over another mesh from the next forward on."""
+        self.mesh = mesh
+        self.degree = mesh.plan.sequence
+        self.tokens.set_mesh(mesh)
+
+    def begin(
+        self,
+        attention: Callable[..., torch.Tensor],
+        run_block: RunBlock | None,
+        peers: PeerSharing | None,
+        functions: bool = False,
+    ) -> None:
+        """A forward begins.
+
+        Args:
+            peers: None keeps the exchange of heads on collectives.
+            functions: see the attribute.
+        """
+        self.attention, self.run_block, self.tokens.peers = attention, run_block, peers
+        self.functions = functions
+        self.pending.clear()
+        self.joined.clear()
+        self._read = []
+        self.noted = {}
+        self.keeps = False
+
+    def end(self) -> None:
+        """A forward has ended: let go of what blocks had in common."""
+        self.modulation.end()
+        self.joined.clear()
+
+    def note(self, path: str, lengths: Mapping[str, int], streams: Streams | None) -> None:
+        """A block of a list has run.
+
+        Args:
+            lengths: argument -> its tokens.
+            streams: of these; None where this rank has all that the block returned.
+        """
+        own = None
+        if streams is not None:
+            own = {name: streams.only(index).intervals()[0] for index, name in enumerate(lengths)}
+        if self.noted is not None:
+            self.noted.setdefault(path, []).append(Noted(lengths, own))
+
+    def read(self) -> list[Any]:
+        """What attention reads beside its arguments, in this forward."""
+        return list(self._read)
+
+    def forget(self) -> None:
+        """Let go of what is on the device."""
+        self.tokens.forget()
+        self._read = []
+
+    def leave(self) -> None:
+        """The network goes, and whatever of its modules is known here."""
+        self.forget()
+        self.modulation = HostModulation()
+        self.attention = self.run_block = self.patch = None
+        self.gathered = ()
+        self.joined.clear()
+
+    @contextmanager
+    def running(
+        self,
+        streams: Streams,
+        batch: int,
+        device: torch.device,
+        alone: int | None = None,
+        gathers_keys: bool = False,
+        kept: int = 0,
+    ) -> Iterator[None]:
+        """Inside, attention goes over the tokens of all ranks."""
+        before = self.streams, self.alone, self.gathers_keys, self.kept
+        outer, _RUNNING.split = running_split(), self
+        self.streams, self.alone, self.gathers_keys, self.kept = streams, alone, gathers_keys, kept
+        self._lay_out(batch, device)
+        try:
+            yield
+        finally:
+            self.streams, self.alone, self.gathers_keys, self.kept = before
+            self._lay_out(batch, device)
+            self.gathered = ()
+            _RUNNING.split = outer
+
+    def _lay_out(self, batch: int, device: torch.device) -> None:
+        self.tokens.start(self.degree)
+        if self.streams is not None and self.patch is None:
+            self.tokens.split(self.streams.counts(), batch, device)
+            read = self.tokens.read()
+            if not any(all(map(is_, read, known)) for known in self._read):
+                self._read.append(read)
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Inside, attention is not over the tokens."""
+        before, self.streams = self.streams, None
+        try:
+            yield
+        finally:
+            self.streams = before
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Inside, queries are whole on every rank, and keys are the tokens."""
+        self.whole_queries = True
+        try:
+            yield
+        finally:
+            self.whole_queries = False
+
+    def gather(self, share: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+        """One stream made whole. Collective over the sequence group."""
+        group = self.mesh.sequence
+        assert group is not None
+        return gather_shares(share.contiguous(), dim, length, group, self.degree, self.mesh.speeds)
+
+    def gather_all(self, share: torch.Tensor, dim: int) -> torch.Tensor:
+        """The running block's streams made whole, one after the other. Collective over the sequence group."""
+        assert self.streams is not None
+        kept, *parts = share.split((self.kept, *self.streams.own), dim)
+        whole = [self.gather(part, dim, length) for part, length in zip(parts, self.streams.lengths, strict=True)]
+        return torch.cat([kept, *whole] if self.kept else whole, dim)
+
+
+def running_split() -> TokenSplit | None:
+    """The split of the block that runs in this thread; None outside of blocks that are cut."""
+    return getattr(_RUNNING, "split", None)
+
+
+def take(tensor: torch.Tensor, dim: int, intervals: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """The rows of `dim` in these intervals, one after the other; a view where it is one interval."""
+    parts = [tensor.narrow(dim, start, stop - start) for start, stop in intervals]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def put(share: torch.Tensor, dim: int, interval: tuple[int, int], length: int) -> torch.Tensor:
+    """A tensor of the whole length with the share in its place; what else is in it nobody has written."""
+    placed = share.new_empty((*share.shape[:dim], length, *share.shape[dim + 1 :]))
+    placed.narrow(dim, interval[0], interval[1] - interval[0]).copy_(share)
+    return placed
+
+
+def over_all_tokens(patches: Mapping[str, Any], names: Collection[str], split: TokenSplit) -> dict[str, Any]:
+    """The patches, of which those named take and give tensors (B, tokens, ...) of all ranks; each rank computes them.
+
+    Args:
+        names: of patches that are called with one dict and return a tensor, as Wan's are.
+    """
+    return {
+        name: [_whole(each, split) for each in functions] if name in names else functions
+        for name, functions in patches.items()
+    }
+
+
+def _whole(patch: Callable[[dict[str, Any]], torch.Tensor], split: TokenSplit) -> Callable[..., torch.Tensor]:
+    def run(arguments: dict[str, Any]) -> torch.Tensor:
+        streams = split.streams
+        assert streams is not None
+        own = sum(streams.own)
+        whole = {
+            name: split.gather_all(value, 1)
+            if isinstance(value, torch.Tensor) and value.shape[1:2] == (own,)
+            else value
+            for name, value in arguments.items()
+        }
+        with split.outside():
+            return take(patch(whole), 1, streams.intervals())
+
+    return run

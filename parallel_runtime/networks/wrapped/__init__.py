@@ -1,1 +1,0 @@
-"""diffusers' transformers as ranks run them together: cut blocks, or a stage's hooks."""
