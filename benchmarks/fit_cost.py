@@ -3,7 +3,7 @@
     python -m benchmarks.fit_cost                          # benchmarks/results/*.json
     python -m benchmarks.fit_cost some-folder/*.json
 
-Needs no GPU. Read are the results of `flux_step`, `pipefusion_step` and `compare`, and rows like these in any file:
+Needs no GPU. Read are the results of `compare`, those of two commands before it, and rows like these in any file:
 
     {"rows": [{"plan": "stages 4 (4 patches, 1 warm-up step)", "size": 512, "ms": 21.5, "p2p": false}]}
 

@@ -1,6 +1,8 @@
-"""FLUX.1-dev as plans see it, for tests and benchmarks of plans."""
+"""FLUX.1-dev as plans see it, and its configuration in diffusers' names."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from parallel_runtime.requests.facts import ModelFacts, RequestFacts
 
@@ -18,6 +20,20 @@ FLUX_DEV = ModelFacts(
     parallel_blocks=38,
 )
 """A test compares it with the diffusers class."""
+
+FLUX_CONFIG: dict[str, Any] = {
+    "patch_size": 1,
+    "in_channels": 64,
+    "out_channels": 64,
+    "num_layers": 19,
+    "num_single_layers": 38,
+    "attention_head_dim": 128,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 768,
+    "guidance_embeds": True,
+    "axes_dims_rope": (16, 56, 56),
+}
 
 
 def flux_request(size: int, batch: int = 1) -> RequestFacts:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.flux_checkpoint import FLUX_DEV
+from benchmarks.flux_facts import FLUX_CONFIG
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.flux2 import FLUX2
 from parallel_runtime.networks.diffusers.sd3 import SD3
@@ -165,7 +165,7 @@ REAL = {
     family.name: family
     for family in (
         Family(
-            "flux", "FLUX.1-dev", FLUX, FLUX_DEV, _FLUX_LATENT, Text(512, 4096, 768, 3.5), 12, 23.9, vae=_VAE_16
+            "flux", "FLUX.1-dev", FLUX, FLUX_CONFIG, _FLUX_LATENT, Text(512, 4096, 768, 3.5), 12, 23.9, vae=_VAE_16
         ),
         Family("klein", "FLUX.2 klein 4B", FLUX2, _KLEIN, "EmptyFlux2LatentImage", Text(512, 7680), 16, 7.8),
         Family(

@@ -1,6 +1,6 @@
 """Parallel DiT: Ulysses, ring, PipeFusion, and PipeFusion x Ulysses.
 
-It is the loop that the pool's ranks run, previews included, without the way to the client (flux_step.py).
+It is the loop that the pool's ranks run, previews included, without the way to the client.
 """
 
 from __future__ import annotations

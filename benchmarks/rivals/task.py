@@ -13,11 +13,11 @@ import torch
 
 from parallel_runtime.networks.diffusers.flux import FLUX
 
-from ..flux_checkpoint import FLUX_DEV
+from ..flux_facts import FLUX_CONFIG
 from .case import Case
 
 TINY = {
-    **FLUX_DEV,
+    **FLUX_CONFIG,
     "num_layers": 2,
     "num_single_layers": 2,
     "num_attention_heads": 2,
@@ -44,7 +44,7 @@ class Task:
     @property
     def config(self) -> dict[str, Any]:
         """Arguments of diffusers' FluxTransformer2DModel."""
-        return TINY if self.case.tiny else FLUX_DEV
+        return TINY if self.case.tiny else FLUX_CONFIG
 
     @property
     def dtype(self) -> torch.dtype:

@@ -4,7 +4,7 @@ The fitted ones are fitted to what was measured on H200s; a test holds every pre
 another sees that each constant counts in the results that it names. To refit them after a change that makes steps
 faster, or to other sizes:
 
-1. measure: `python -m benchmarks.compare --peers ours`, `torchrun ... -m benchmarks.pipefusion_step`, as these say;
+1. measure: `python -m benchmarks.compare --rivals ours`, and `--set pipefusion` with and without `--no-p2p`;
 2. `python -m benchmarks.fit_cost` prints prediction beside measurement;
 3. fit in the order of this file, each constant to the rows that it names (the GPU's own rates are in facts.py).
 """
