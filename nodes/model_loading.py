@@ -14,11 +14,10 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
-from .config_meaning import explain_limits
+from .config_meaning import explain_limits, preview
 from .kept_models import drop_others, keep
 from .network_choice import AUTO, NETWORKS, choose_network
 from .node_text import (
-    canvas_language,
     find_running_node,
     move_bar_of_running_node,
     running_node,
@@ -26,10 +25,10 @@ from .node_text import (
     show_text,
 )
 from .panel.settings import default_config, read_settings, settings_file
-from .panel.wait_words import WORDS
-from .parallel_config import ConfigSocket, preview
+from .parallel_config import ConfigSocket
 from .prompt_graph import USUAL, find_config, find_loaders, find_size
 from .run_notices import RunNotices
+from .wait_notices import OPENING
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
@@ -115,7 +114,7 @@ def load_on_node(
     """
     from .interrupt import stopping_with_prompt
 
-    show_on_running_node(WORDS["open"][canvas_language()])
+    show_on_running_node(OPENING)
     config = wished_config(parallel_config)
     with stopping_with_prompt() as interrupted:
         meaning: list[str] = []
@@ -189,7 +188,6 @@ def load_model(
             model=path.name,
             where=running_node,
             move_bar=move_bar_of_running_node,
-            language=canvas_language,
         ),
         show_on_loader=lambda text: show_plan(together((text, chosen.why))),
     )

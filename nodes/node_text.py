@@ -24,8 +24,7 @@ EVENT = "parallel_dit.text"
 
 
 def show_text(node_id: str | None, text: str) -> ui.PreviewText:
-    """Put `text` on the node now, and return it for the node's output, where it stays with the history; in the canvas'
-    language, as far as there are sentences for it."""
+    """Put `text` on the node now, and return it for the node's output, where it stays with the history."""
     if node_id is not None:
         _put(text, node_id)
     return ui.PreviewText(in_canvas_language(text))
@@ -70,14 +69,9 @@ def move_bar_of_running_node(done: int, total: int) -> None:
         get_progress_state().update_progress(running.node_id, done, total, None)
 
 
-def canvas_language() -> str:
-    """The language that the artist chose in ComfyUI."""
-    return language_of(read_settings(settings_file()))
-
-
 def in_canvas_language(text: str) -> str:
-    """The text with its sentences in that language, where locales/ has them."""
-    return in_language(text, canvas_language())
+    """The text in the language that the artist chose in ComfyUI, as far as there are sentences for it."""
+    return in_language(text, language_of(read_settings(settings_file())))
 
 
 @contextlib.contextmanager

@@ -13,8 +13,7 @@ from .model_nodes import refused_nodes
 from .node_text import SHOWN, in_canvas_language
 from .panel.housekeeping import keep_house
 from .panel.live import Live
-from .panel.request_body import read_json
-from .panel.routes import add_routes
+from .panel.routes import add_routes, read_json
 from .panel.settings import default_config, read_settings, settings_file
 from .panel.status import read_status
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from comfy_api.latest import io
 
 from parallel_runtime.config import (
     ALWAYS_COMPILE,
     ATTENTION_BACKENDS,
-    AXES,
     COMPILE_MODES,
     FASTER,
-    SHOWN_AXES,
     SHOWN_WEIGHTS,
     WEIGHTS,
     ParallelConfig,
 )
-from parallel_runtime.errors import ConfigurationError
-from parallel_runtime.said import Said, said, together
 
+from .config_meaning import preview
 from .menu_entry import MenuEntry, numbers
 from .node_text import show_text
 from .search_words import found_by
@@ -46,6 +46,11 @@ def read_degree(entry: str | int) -> int | None:
     return None if entry in (AUTO, FASTER) else int(entry)
 
 
+def _menu(name: str, options: Sequence[str], tooltip: str, advanced: bool = True) -> io.Input:
+    extra = {"advanced": True} if advanced else None
+    return io.Combo.Input(name, options=list(options), default=AUTO, optional=True, extra_dict=extra, tooltip=tooltip)
+
+
 class ParallelConfigNode(io.ComfyNode):
     """Outputs `ParallelConfig.to_mapping()`: plain data, so that it travels and is compared like any value."""
 
@@ -67,49 +72,34 @@ class ParallelConfigNode(io.ComfyNode):
                     tooltip="Which GPUs take part: auto for all that ComfyUI sees, numbers such as 0,1, "
                     "or cpu:2 for two processes on the CPU.",
                 ),
-                io.Combo.Input(
+                _menu(
                     "cfg",
-                    options=numbers(CFG_DEGREES),
-                    default="auto",
-                    optional=True,
-                    extra_dict={"advanced": True},
-                    tooltip="2 computes the positive and the negative prompt at the same time, on different GPUs. "
+                    numbers(CFG_DEGREES),
+                    "2 computes the positive and the negative prompt at the same time, on different GPUs. "
                     "Helps only where CFG is above 1.",
                 ),
-                io.Combo.Input(
+                _menu(
                     "data",
-                    options=numbers(DEGREES),
-                    default="auto",
-                    optional=True,
-                    extra_dict={"advanced": True},
-                    tooltip="Spreads the pictures of a batch over this many groups of GPUs.",
+                    numbers(DEGREES),
+                    "Spreads the pictures of a batch over this many groups of GPUs.",
                 ),
-                io.Combo.Input(
+                _menu(
                     "ulysses",
-                    options=numbers(DEGREES),
-                    default="auto",
-                    optional=True,
-                    extra_dict={"advanced": True},
-                    tooltip="Splits one picture over this many GPUs: each computes a part of the attention heads. "
+                    numbers(DEGREES),
+                    "Splits one picture over this many GPUs: each computes a part of the attention heads. "
                     "At most the model's head count, which the text below says after a run.",
                 ),
-                io.Combo.Input(
+                _menu(
                     "attention",
-                    options=list(ATTENTION_BACKENDS),
-                    default="auto",
-                    optional=True,
-                    extra_dict={"advanced": True},
-                    tooltip="Attention kernel. Auto measures which is the fastest on your GPU. The choice "
+                    ATTENTION_BACKENDS,
+                    "Attention kernel. Auto measures which is the fastest on your GPU. The choice "
                     "changes speed, and the result only by rounding; sage changes it slightly more. ComfyUI: its own "
                     "function; with compile off, one GPU then gives Load Diffusion Model's picture bit for bit.",
                 ),
-                io.Combo.Input(
+                _menu(
                     "compile",
-                    options=_COMPILE_ENTRIES,
-                    default="auto",
-                    optional=True,
-                    extra_dict={"advanced": True},
-                    tooltip="Compiles the model's blocks with torch.compile, which makes every step faster. Auto: on "
+                    _COMPILE_ENTRIES,
+                    "Compiles the model's blocks with torch.compile, which makes every step faster. Auto: on "
                     "GPUs, before the first step, once per machine.",
                 ),
                 io.Int.Input(
@@ -122,31 +112,24 @@ class ParallelConfigNode(io.ComfyNode):
                     tooltip="How many machines take part. Above 1, start the join command on each other machine first; "
                     "the help page shows it.",
                 ),
-                io.Combo.Input(
+                _menu(
                     "ring",
-                    options=numbers(DEGREES),
-                    default="auto",
-                    optional=True,
-                    extra_dict={"advanced": True},
-                    tooltip="Splits one picture over this many GPUs that pass parts of it round. Helps where there are "
+                    numbers(DEGREES),
+                    "Splits one picture over this many GPUs that pass parts of it round. Helps where there are "
                     "more GPUs than attention heads, or links that Ulysses keeps waiting.",
                 ),
-                io.Combo.Input(
+                _menu(
                     "stages",
-                    options=numbers(STAGES),
-                    default="auto",
-                    optional=True,
-                    tooltip="PipeFusion: cuts the model into this many parts, each on its own GPU. Changes the picture "
+                    numbers(STAGES),
+                    "PipeFusion: cuts the model into this many parts, each on its own GPU. Changes the picture "
                     "slightly; for GPUs joined by slow links or too small for the model. Auto never changes the "
                     'picture; "faster, slightly different" lets auto take PipeFusion where it gains.',
+                    advanced=False,
                 ),
-                io.Combo.Input(
+                _menu(
                     "patches",
-                    options=numbers(PATCHES),
-                    default="auto",
-                    optional=True,
-                    extra_dict={"advanced": True},
-                    tooltip="Parts of the picture that travel through the stages one behind the other; auto: as many "
+                    numbers(PATCHES),
+                    "Parts of the picture that travel through the stages one behind the other; auto: as many "
                     "as stages. More of them change the picture more. Without stages, nothing.",
                 ),
                 io.Int.Input(
@@ -159,14 +142,13 @@ class ParallelConfigNode(io.ComfyNode):
                     tooltip="How many steps the stages first compute exactly. More of them are slower and closer to "
                     "the picture of one GPU. Without stages, nothing.",
                 ),
-                io.Combo.Input(
+                _menu(
                     "weights",
-                    options=_WEIGHTS_ENTRIES,
-                    default="auto",
-                    optional=True,
-                    tooltip="Where a model's weights are. Whole: each GPU has all. Spread: each GPU keeps its share, "
+                    _WEIGHTS_ENTRIES,
+                    "Where a model's weights are. Whole: each GPU has all. Spread: each GPU keeps its share, "
                     "and gets the rest of a block from the others just before it runs. Host: blocks come from the "
                     "computer's memory. The picture is the same. Auto: the first of these that fits.",
+                    advanced=False,
                 ),
             ],
             outputs=[ConfigSocket.Output(display_name="config", tooltip="For Parallel Loader.")],
@@ -177,74 +159,32 @@ class ParallelConfigNode(io.ComfyNode):
     def execute(
         cls,
         devices: str = AUTO,
-        cfg: str | int = AUTO,
-        data: str | int = AUTO,
-        ulysses: str | int = AUTO,
         attention: str = AUTO,
         compile: str = AUTO,
         hosts: int = 1,
-        ring: str | int = AUTO,
         stages: str | int = AUTO,
-        patches: str | int = AUTO,
         warmup_steps: int = 1,
-        weights: str = "auto",
+        weights: str = AUTO,
+        **degrees: str | int,
     ) -> io.NodeOutput:
         """Check the values, pass them on, and show what they ask for.
+
+        Args:
+            degrees: cfg, data, ulysses, ring and patches.
 
         Raises:
             ConfigurationError: they cannot hold.
         """
+        split: dict[str, Any] = {axis: read_degree(entry) for axis, entry in degrees.items()}
         config = ParallelConfig(
             devices=devices.strip(),
-            data=read_degree(data),
-            cfg=read_degree(cfg),
             pipe=read_degree(stages),
             may_change_pixels=stages == FASTER,
-            ring=read_degree(ring),
-            ulysses=read_degree(ulysses),
-            patches=read_degree(patches),
             warmup_steps=warmup_steps,
             attention=attention,
             compile=compile,
             hosts=hosts,
             weights=_PLACES.get(weights, weights),
+            **split,
         )
         return io.NodeOutput(config.to_mapping(), ui=show_text(cls.hidden.unique_id, preview(config)))
-
-
-def preview(config: ParallelConfig) -> Said:
-    """Return which devices the configuration takes, and what it leaves open; what is wrong is told, and not raised.
-
-    What it does with a model is on Parallel Loader, and of a run on the sampler. They raise what is wrong, too.
-    """
-    # Imported here and not at the top: ComfyUI's start shall not pay for it.
-    import torch
-
-    from workers.client.pool_registry import devices_in_the_way
-    from workers.launch import count_devices, resolve_devices
-
-    try:
-        spec = resolve_devices(config, torch.cuda.device_count)
-    except ConfigurationError as error:
-        return error.said
-    devices = count_devices(spec.device_type, spec.world_size)
-    if spec.hosts > 1:
-        devices = said("{devices} of {hosts} hosts", devices=devices, hosts=spec.hosts)
-    elif spec.device_type == "cuda":
-        devices = said("{devices} ({numbers})", devices=devices, numbers=", ".join(map(str, spec.devices)))
-    given = {SHOWN_AXES.get(axis, axis): getattr(config, axis) for axis in AXES}
-    named = ", ".join(f"{axis} {degree}" for axis, degree in given.items() if degree is not None)
-    if named:
-        meaning = said(
-            "{devices}: {named}. The rest of the split is chosen for the model and the picture; the loader shows it.",
-            devices=devices,
-            named=named,
-        )
-    else:
-        template = "{devices}. The split is chosen for the model and the picture; the loader shows it."
-        meaning = said(template, devices=devices)
-    if ends := devices_in_the_way(spec):
-        others = ", ".join(map(str, ends))
-        leave = said("What is loaded on {others} now leaves when a model is loaded on these devices.", others=others)
-        meaning = together((meaning, leave))
-    return meaning

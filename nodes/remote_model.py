@@ -33,13 +33,12 @@ from parallel_runtime.said import said
 
 from .interrupt import stopping_with_prompt
 from .kept_conds import keeping
-from .patched_shapes import PatchedShapes
 from .real_weights import LayersHere, Source, give_weights, operations_elsewhere
 from .remote_patcher import RemoteModelPatcher
 from .remote_transformer import RemoteTransformer
 from .transformer_call import read_call
 from .untouched import Untouched
-from .weight_patches import PatchReader
+from .weight_patches import PatchedShapes, PatchReader
 
 if TYPE_CHECKING:
     from parallel_runtime.loading.checkpoint import Checkpoint

@@ -16,8 +16,8 @@ from parallel_runtime.patching.patch_data import UNPATCHED
 from parallel_runtime.said import said, together
 
 from .carried_patches import CarriedPatches
-from .last_devices import remember_devices
 from .run_notices import RunNotices, describe_loop
+from .start_setting import remember_devices
 from .transformer_call import TransformerCall
 from .travelling_call import check_options, travelling
 

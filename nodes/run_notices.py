@@ -64,19 +64,17 @@ class RunNotices:
         model: its file's name.
         where: prompt and node that are running.
         move_bar: (done, total) of the running node's progress bar.
-        language: of the canvas.
         history: keeps what ran.
     """
 
     def __init__(
         self,
-        show: Callable[[str], None],
+        show: Callable[[Said], None],
         clock: Callable[[], float] = time.monotonic,
         *,
         model: str = "",
         where: Callable[[], tuple[str, str]] = _nowhere,
         move_bar: Callable[[int, int], None] = lambda done, total: None,
-        language: Callable[[], str] = lambda: "en",
         history: RunHistory = HISTORY,
     ):
         self._clock = clock
@@ -85,7 +83,7 @@ class RunNotices:
         self._move_bar = move_bar
         self._history = history
         self._epoch = time.time() - time.monotonic()
-        self.waits = WaitNotices(show, move_bar, self._note, language, clock)
+        self.waits = WaitNotices(show, move_bar, self._note, clock)
         self._compiles_since: float | None = None
         self.obstacles: tuple[Said, ...] = ()
         """Why this run's loop goes step by step; empty where the pool runs it."""

@@ -7,11 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .panel.wait_words import bar, say
+from parallel_runtime.said import Said, said
 
 if TYPE_CHECKING:
     from workers.client.life import Wait
 
+_WORDS = {
+    "turn": "Waiting for another prompt's turn on these GPUs ({seconds} s).",
+    "cancelled": "Waiting for the cancelled prompt's last step to end ({seconds} s).",
+    "pause": "Processes ended several times in a row: a pause before they start again ({seconds} s).",
+    "start": "Starting: {done} of {total} devices are ready ({seconds} s).",
+    "weights": "Loading: {done} of {total} GB.",
+    "measuring": "Measuring kernels and links, once for this machine ({seconds} s).",
+    "load": "Preparing the model ({seconds} s).",
+    "step": "Computing ({seconds} s).",
+}
+"""By a reason of `Wait`, or what the ranks do otherwise."""
+OPENING = Said("Opening the model file.")
+
+_START_SECONDS = 10.0
+"""About what a start takes: the bar nears its end with it, and never gets there before the ranks do."""
 _BAR = 1000
 QUIET_SECONDS = 0.4
 """Work that is over sooner needs no words."""
@@ -25,14 +40,12 @@ class WaitNotices:
         show: puts a text on the node that is running.
         move_bar: (done, total) of that node's progress bar.
         note: (what, begin, end) of a part that is over, by `clock`.
-        language: of the canvas.
         clock: seconds.
     """
 
-    show: Callable[[str], None]
+    show: Callable[[Said], None]
     move_bar: Callable[[int, int], None] = lambda done, total: None
     note: Callable[[str, float, float], None] = lambda what, begin, end: None
-    language: Callable[[], str] = lambda: "en"
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -41,7 +54,7 @@ class WaitNotices:
         self._since = 0.0
         self._share = 0.0  # of the bar, now and when this part began
         self._floor = 0.0
-        self.last = ""
+        self.last: str = ""
         """What was shown last."""
 
     def begin(self, doing: str) -> None:
@@ -63,14 +76,14 @@ class WaitNotices:
         seconds = now - self._since
         if reason == self._doing and seconds < QUIET_SECONDS:
             return
-        text = say(reason, wait, seconds, self.language())
+        text = say(reason, wait, seconds)
         if text != self.last:
             self.tell(text)
-            if (share := bar(reason, wait, seconds)) is not None:
+            if (share := _bar(reason, wait, seconds)) is not None:
                 self._share = self._floor + (1 - self._floor) * share  # weights after a start: the bar goes on
                 self.move_bar(round(_BAR * self._share), _BAR)
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: Said) -> None:
         """Show a text, whatever it is about."""
         self.last = text
         self.show(text)
@@ -84,3 +97,24 @@ class WaitNotices:
     def _close(self, now: float) -> None:
         if self._reason:
             self.note(self._reason, self._since, now)
+
+
+def say(reason: str, wait: Wait, seconds: float) -> Said:
+    """One sentence.
+
+    Args:
+        seconds: that it has taken so far.
+    """
+    done, total = (round(each / 1e9, 1) if reason == "weights" else each for each in (wait.done, wait.total))
+    return said(_WORDS[reason], done=done, total=total, seconds=int(seconds))
+
+
+def _bar(reason: str, wait: Wait, seconds: float) -> float | None:
+    """How far it is, from 0 to 1: of a start, whose parts are unlike, by the time that one takes; None where nobody
+    knows."""
+    if reason == "weights":
+        return wait.done / max(wait.total, 1)
+    if reason == "start":
+        arrived = wait.done / wait.total if wait.total else 0.0
+        return min(0.95, max(arrived, seconds / (seconds + _START_SECONDS)))
+    return None

@@ -1,13 +1,18 @@
-"""The weight patches of a MODEL, as its ranks get them: LoRA, bypass LoRA, and those of a conditioning's hooks."""
+"""The weight patches of a MODEL, as its ranks get them: LoRA, bypass LoRA, and those of a conditioning's hooks; and the
+shapes that they give to weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import comfy.lora
+import torch
+
 from parallel_runtime.patching.patch_data import NO_PATCHES, Encoder, PatchSet, WeightPatches
 
 from .comfyui_code import comfyui_code
+from .untouched import Untouched
 
 _BYPASS = "BypassInjectionManager.create_injections.<locals>."
 """What the functions are called in that ComfyUI's bypass LoRA puts into a MODEL's injections."""
@@ -73,3 +78,39 @@ def _managers(injections: Sequence[Any]) -> Iterator[Any]:
         function = injection.inject
         if getattr(function, "__qualname__", "").startswith(_BYPASS) and "comfy." in function.__module__:
             yield next(cell.cell_contents for cell in function.__closure__ if hasattr(cell.cell_contents, "adapters"))
+
+
+class PatchedShapes:
+    """The weights of a model on the meta device, some of them in another shape for a while: FLUX's Canny and Depth LoRA
+    widen the first layer, and ComfyUI reads from that weight how many channels it is to concatenate to the latent. The
+    model has this, and this does not have the model, which is to go with the last reference to it.
+
+    Args:
+        untouched: is told, as these are no changes of another node.
+    """
+
+    def __init__(self, untouched: Untouched):
+        self._untouched = untouched
+        self._originals: dict[str, torch.nn.Parameter] = {}
+
+    def take(self, model: torch.nn.Module, patches: Mapping[str, Sequence[Any]]) -> None:
+        """Have the model in the shapes that these patches give, and in the network's own otherwise."""
+        for key, original in self._originals.items():
+            self._put(model, key, original)
+        self._originals.clear()
+        shape_of = getattr(comfy.lora, "calculate_shape", None)  # an older ComfyUI does not know it
+        if shape_of is None:
+            return
+        for key, given in patches.items():
+            layer, _, name = key.rpartition(".")
+            weight = getattr(model.get_submodule(layer), name)
+            shape = tuple(shape_of(given, weight, key))
+            if isinstance(weight, torch.nn.Parameter) and shape != tuple(weight.shape):
+                self._originals[key] = weight
+                wider = torch.empty(shape, dtype=weight.dtype, device="meta")
+                self._put(model, key, torch.nn.Parameter(wider, requires_grad=False))
+
+    def _put(self, model: torch.nn.Module, key: str, weight: torch.nn.Parameter) -> None:
+        layer, _, name = key.rpartition(".")
+        setattr(model.get_submodule(layer), name, weight)
+        self._untouched.expect(layer, name, weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,11 +17,12 @@ from .actions import ACTIONS
 from .diagnostics import read_newest, write_diagnostics
 from .live import Live
 from .redaction import clean
-from .request_body import read_json
 from .status import read_status
 
 log = logging.getLogger("parallel_dit")
 AT_ONCE_SECONDS = 0.3
+LARGEST = 128 << 10
+"""Bytes of a request that anybody has to send here."""
 
 
 def add_routes(
@@ -99,3 +101,20 @@ async def _read(request: web.Request) -> dict[str, Any]:
     if not isinstance(wishes, dict) or not all(isinstance(value, str | bool) for value in wishes.values()):
         raise web.HTTPBadRequest(text="A JSON object of names and texts is expected.")
     return wishes
+
+
+async def read_json(request: web.Request) -> Any:
+    """Its JSON; None where it is none, and an empty object where nothing was sent.
+
+    Raises:
+        HTTPRequestEntityTooLarge: it is longer than `LARGEST`; the rest is not read.
+    """
+    body = b""
+    async for piece in request.content.iter_chunked(LARGEST):  # as they come: the first need not be all
+        body += piece
+        if len(body) > LARGEST:
+            raise web.HTTPRequestEntityTooLarge(max_size=LARGEST, actual_size=len(body))
+    try:
+        return json.loads(body.decode("utf-8", "replace") or "{}")
+    except (ValueError, RecursionError):  # the latter for ten thousand open brackets
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import psutil
 
 from parallel_runtime.errors import ParallelError
 
-from .gpu_memory import GpuMemory, read_gpus
+from .gpu_memory import read_gpus
 from .redaction import clean
 from .run_history import HISTORY, RunHistory, describe_details
 
@@ -37,7 +38,7 @@ def read_status(history: RunHistory = HISTORY) -> dict[str, Any]:
     return {
         "version": VERSION,
         "pools": [_pool(*each) for each in zip(pools, statuses, ranks, strict=True)],
-        "gpus": [_gpu(gpu) for gpu in gpus],
+        "gpus": [asdict(gpu) for gpu in gpus],
         "host": _host(),
         **history.to_mapping(),
     }
@@ -126,18 +127,6 @@ def _model(model: KnownModel) -> dict[str, Any]:
         "bytes_per_rank": model.bytes or model.loaded.bytes_per_rank,
         "foreseen": model.loaded.explanation,
         "details": describe_details(model.loaded.details),
-    }
-
-
-def _gpu(gpu: GpuMemory) -> dict[str, Any]:
-    return {
-        "index": gpu.index,
-        "name": gpu.name,
-        "total": gpu.total,
-        "pool": gpu.pool,
-        "comfyui": gpu.comfyui,
-        "others": gpu.others,
-        "exact": gpu.exact,
     }
 
 

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from nodes.last_devices import remember_devices, take_last_devices
 from nodes.panel.settings import START_DEVICES as SETTING
-from nodes.start_setting import start_pool, wished_devices
+from nodes.start_setting import remember_devices, start_pool, take_last_devices, wished_devices
 from parallel_runtime.requests.requests import ComfyuiCode
 from workers.client.pool_registry import get_pool
 from workers.launch import PoolSpec

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
-import pytest
 from msgspec import structs
 
 from nodes.panel.run_history import RunHistory, RunRecord, Span
-from nodes.panel.settings import LANGUAGES, language_of, read_settings
-from nodes.panel.wait_words import WORDS, say
+from nodes.panel.settings import language_of, read_settings
 from nodes.run_notices import RunNotices
 from nodes.wait_notices import WaitNotices
 from parallel_runtime.requests.plan_details import PlanDetails
@@ -21,7 +17,7 @@ from workers.client.life import Wait
 class Node:
     """Holds what is shown on it."""
 
-    def __init__(self, language: str = "en"):
+    def __init__(self) -> None:
         self.texts: list[str] = []
         self.bars: list[float] = []
         self.spans: list[tuple[str, float, float]] = []
@@ -30,7 +26,6 @@ class Node:
             self.texts.append,
             lambda done, total: self.bars.append(done / total),
             lambda *span: self.spans.append(span),
-            lambda: language,
             lambda: self.now,
         )
 
@@ -74,15 +69,6 @@ def test_a_quick_step_says_nothing_and_a_long_one_says_so_before_half_a_second_i
     assert node.texts == []
     node.wait((0.45, Wait()))
     assert node.texts == ["Computing (0 s)."]
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_every_state_has_words_in_every_language(language):
-    for reason in WORDS:
-        said = say(reason, Wait("weights", 10**9, 2 * 10**9), 3.2, language)
-        assert said
-        assert "{" not in said
-        assert said.isascii() == (language == "en")
 
 
 def test_the_language_is_that_of_the_canvas(tmp_path):
@@ -167,4 +153,3 @@ def test_no_record_is_made_where_nothing_ran():
     assert RunNotices(lambda text: None, history=history).finish() == ""
     assert not history.runs
     assert RunRecord("a", "1", "", (1,), 1, None, None, None, 0.0).speedup is None
-    assert not re.search("[{}]", WORDS["open"]["en"])
