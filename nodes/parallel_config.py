@@ -75,31 +75,31 @@ class ParallelConfigNode(io.ComfyNode):
                 _menu(
                     "cfg",
                     numbers(CFG_DEGREES),
-                    "2 computes the positive and the negative prompt at the same time, on different GPUs. "
+                    tooltip="2 computes the positive and the negative prompt at the same time, on different GPUs. "
                     "Helps only where CFG is above 1.",
                 ),
                 _menu(
                     "data",
                     numbers(DEGREES),
-                    "Spreads the pictures of a batch over this many groups of GPUs.",
+                    tooltip="Spreads the pictures of a batch over this many groups of GPUs.",
                 ),
                 _menu(
                     "ulysses",
                     numbers(DEGREES),
-                    "Splits one picture over this many GPUs: each computes a part of the attention heads. "
+                    tooltip="Splits one picture over this many GPUs: each computes a part of the attention heads. "
                     "At most the model's head count, which the text below says after a run.",
                 ),
                 _menu(
                     "attention",
                     ATTENTION_BACKENDS,
-                    "Attention kernel. Auto measures which is the fastest on your GPU. The choice "
+                    tooltip="Attention kernel. Auto measures which is the fastest on your GPU. The choice "
                     "changes speed, and the result only by rounding; sage changes it slightly more. ComfyUI: its own "
                     "function; with compile off, one GPU then gives Load Diffusion Model's picture bit for bit.",
                 ),
                 _menu(
                     "compile",
                     _COMPILE_ENTRIES,
-                    "Compiles the model's blocks with torch.compile, which makes every step faster. Auto: on "
+                    tooltip="Compiles the model's blocks with torch.compile, which makes every step faster. Auto: on "
                     "GPUs, before the first step, once per machine.",
                 ),
                 io.Int.Input(
@@ -115,13 +115,13 @@ class ParallelConfigNode(io.ComfyNode):
                 _menu(
                     "ring",
                     numbers(DEGREES),
-                    "Splits one picture over this many GPUs that pass parts of it round. Helps where there are "
+                    tooltip="Splits one picture over this many GPUs that pass parts of it round. Helps where there are "
                     "more GPUs than attention heads, or links that Ulysses keeps waiting.",
                 ),
                 _menu(
                     "stages",
                     numbers(STAGES),
-                    "PipeFusion: cuts the model into this many parts, each on its own GPU. Changes the picture "
+                    tooltip="PipeFusion: cuts the model into this many parts, each on its own GPU. Changes the picture "
                     "slightly; for GPUs joined by slow links or too small for the model. Auto never changes the "
                     'picture; "faster, slightly different" lets auto take PipeFusion where it gains.',
                     advanced=False,
@@ -129,7 +129,7 @@ class ParallelConfigNode(io.ComfyNode):
                 _menu(
                     "patches",
                     numbers(PATCHES),
-                    "Parts of the picture that travel through the stages one behind the other; auto: as many "
+                    tooltip="Parts of the picture that travel through the stages one behind the other; auto: as many "
                     "as stages. More of them change the picture more. Without stages, nothing.",
                 ),
                 io.Int.Input(
@@ -145,7 +145,7 @@ class ParallelConfigNode(io.ComfyNode):
                 _menu(
                     "weights",
                     _WEIGHTS_ENTRIES,
-                    "Where a model's weights are. Whole: each GPU has all. Spread: each GPU keeps its share, "
+                    tooltip="Where a model's weights are. Whole: each GPU has all. Spread: each GPU keeps its share, "
                     "and gets the rest of a block from the others just before it runs. Host: blocks come from the "
                     "computer's memory. The picture is the same. Auto: the first of these that fits.",
                     advanced=False,
