@@ -10,11 +10,13 @@ from .parallel_config import ParallelConfigNode
 from .parallel_doctor import ParallelDoctor
 from .parallel_loaders import ParallelCheckpointLoader, ParallelLoader
 from .parallel_sampler import ParallelSampler
+from .parallel_vae import ParallelVaeNode
 from .start_setting import start_pool_if_wished
 
 
 class ParallelExtension(ComfyExtension):
-    """Parallel Config, Parallel Loader, Parallel Checkpoint Loader, Parallel Sampler, Parallel Doctor."""
+    """Parallel Config, Parallel Loader, Parallel Checkpoint Loader, Parallel Sampler, Parallel VAE,
+    Parallel Doctor."""
 
     _loaded = False
 
@@ -31,4 +33,11 @@ class ParallelExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """Node classes, in the order of the menu."""
         await self.on_load()  # which ComfyUI 0.8.0 declares and never calls
-        return [ParallelConfigNode, ParallelLoader, ParallelCheckpointLoader, ParallelSampler, ParallelDoctor]
+        return [
+            ParallelConfigNode,
+            ParallelLoader,
+            ParallelCheckpointLoader,
+            ParallelSampler,
+            ParallelVaeNode,
+            ParallelDoctor,
+        ]

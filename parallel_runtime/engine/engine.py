@@ -12,13 +12,14 @@ import torch
 
 from ..errors import NotLoadedError
 from ..requests.control import Control
-from ..requests.requests import Attach, Forward, Invoke, KeepPatches, Load, Release, Request, Step, Survey
+from ..requests.requests import Attach, Forward, Invoke, KeepPatches, Load, Release, Request, RunVae, Step, Survey
 from ..said import said
 from .prepared import Prepared
 from .prepared_forward import PreparedForward, PreparedInvoke
 from .prepared_kept import PreparedAttach, PreparedPatches
 from .prepared_load import PreparedLoad, PreparedRelease, PreparedSurvey
 from .prepared_sample import PreparedSample
+from .prepared_vae import PreparedVae
 from .rank_state import RankState
 
 
@@ -48,6 +49,8 @@ class Engine(RankState):
         if isinstance(request, Attach):
             return PreparedAttach(state=self, request=request)
         self.tell_all_held()  # the answer to a request that was prepared tells all
+        if isinstance(request, RunVae):
+            return PreparedVae.prepare(self, request, meta, control)
         resident = self.residency.get(request.model)
         resident.activate(control.loading, self.patches.find(request.patches))
         if isinstance(request, Invoke):

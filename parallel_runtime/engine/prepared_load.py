@@ -63,7 +63,7 @@ class PreparedSurvey(Prepared):
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
     ) -> tuple[Answer, Results]:
         """Tell what the rank has that has the least."""
-        held = self.state.residency.held()
+        held = self.state.held()
         needs = 0 if self.request.load.model in held else self.needs
         return Surveyed(max(1, agreed[_FREE] // _STEP * _STEP), needs, held), {}
 
@@ -150,7 +150,7 @@ class PreparedLoad(Prepared):
             together((explanation, self.notes)),
             replace(state.machine, speeds=()),
             self.loaded.pipe,
-            state.residency.held(),
+            state.held(),
             details_of(*wish),
         )
         return answer, {}
@@ -188,4 +188,5 @@ class PreparedRelease(Prepared):
             state.meshes.free_memory()
             state.residency.forget_runs()
         freed = state.residency.give_back(self.request.model, self.request.park)
-        return Finished(bytes_freed=freed, held=state.residency.held()), {}
+        freed += state.vaes.give_back(self.request.model)
+        return Finished(bytes_freed=freed, held=state.held()), {}

@@ -35,6 +35,7 @@ from .plan_meshes import Meshes, Place
 from .prepared import Prepared
 from .residency import Residency
 from .resident import Resident
+from .vaes import Vaes
 
 _MEASURED = 64
 """Sizes of requests of which the last peak is known."""
@@ -98,6 +99,7 @@ class RankState:
         self.world_size = world_size
         pool = os.environ.get("PARALLEL_DIT_POOL")  # its private folder on this host; a script has none
         self.residency = Residency(device, rank, folder=Path(pool) if pool else None)
+        self.vaes = Vaes(self.residency.store)
         self.conditionings = ConditioningStore()
         self.patches = PatchStore()
         self.arriving: dict[int, dict[str, torch.Tensor]] = {}
@@ -201,6 +203,10 @@ class RankState:
         transformer.before_compiling = control.before_compiling
         return run
 
+    def held(self) -> dict[str, int]:
+        """Bytes of weights on this rank's device, by model and VAE."""
+        return {**self.residency.held(), **self.vaes.held()}
+
     def tell_all_held(self) -> None:
         """The next `finished` says what this rank holds, whether the client knows it or not."""
         self._told = None
@@ -213,7 +219,7 @@ class RankState:
             started: `time.perf_counter()` then.
             repeated: the client has heard the plan's details.
         """
-        held = self.residency.held()
+        held = self.held()
         news, self._told = (None if held == self._told else held), held
         return Finished(
             plan=placed.says if placed is not None else Said(""),

@@ -256,6 +256,48 @@ class Invoke(msgspec.Struct, frozen=True, tag=True):
     patches: PatchNames = ("", "")
 
 
+class VaeFile(msgspec.Struct, frozen=True):
+    """A VAE as ComfyUI loads it.
+
+    Args:
+        path: a file of a VAE, or a checkpoint with one.
+        checkpoint: which of both.
+        dtype: a torch dtype's name, that it computes in.
+        size: bytes of its weights in that type.
+        metadata: that Load VAE adds to the file's own; None for none.
+    """
+
+    path: str
+    checkpoint: bool
+    dtype: str
+    size: int
+    comfyui: ComfyuiCode
+    metadata: dict[str, Scalar] | None = None
+
+
+class RunVae(msgspec.Struct, frozen=True, tag=True):
+    """Encode or decode; the VAE is loaded where it is not there.
+
+    Tensors: `x`, a latent (B, C, ...) or what its VAE makes one of, in the VAE's dtype.
+
+    Args:
+        vae: the client's name for it.
+        half: "encoder" or "decoder".
+        ranks: how many of the pool's ranks, from rank 0, may share it.
+        memory: bytes that it may take beside the weights on a single rank, estimated.
+        seed: of noise that a decoder adds.
+        options: further arguments of ComfyUI's method.
+    """
+
+    vae: str
+    file: VaeFile
+    half: str
+    ranks: int
+    memory: int = 0
+    seed: int = 0
+    options: dict[str, Scalar] = {}
+
+
 class KeepPatches(msgspec.Struct, frozen=True, tag=True):
     """Keep weight patches for requests to come, by the names of their contents (patching/patch_data.py).
 
@@ -303,7 +345,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     park: bool = False
 
 
-Request = Load | Survey | Forward | Step | Sample | Invoke | KeepPatches | Attach | Release
+Request = Load | Survey | Forward | Step | Sample | Invoke | RunVae | KeepPatches | Attach | Release
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):

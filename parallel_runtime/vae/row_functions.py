@@ -16,23 +16,35 @@ from torch.overrides import TorchFunctionMode
 
 from .rows import Rows
 
+_CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d, torch.cudnn_convolution)
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _CUDNN = ("input", "weight", "padding", "stride", "dilation", "groups")
 _PAD = ("input", "pad", "mode", "value")
 _GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
 
 
+_SOME = 16
+"""Convolutions from one call of `now_and_then` to the next."""
+
+
 class RowFunctions(TorchFunctionMode):
     """Inside, tensors with rows are this rank's share.
 
     Args:
+        rows: None where they are not shared.
+        now_and_then: called by all ranks before the same convolutions.
         noise: whether what is drawn at random is as large as the picture: every rank draws all, and keeps its rows.
     """
 
-    def __init__(self, rows: Rows, noise: bool = False):
+    def __init__(self, rows: Rows | None, now_and_then: Callable[[], None], noise: bool = False):
         super().__init__()
+        self._now_and_then = now_and_then
+        self._convolutions = 0
+        self._known: dict[Callable[..., Any], Callable[..., Any]] = {}
+        if rows is None:
+            return
         self._rows = rows
-        self._known: dict[Callable[..., Any], Callable[..., Any]] = {
+        self._known = {
             torch.conv2d: self._convolve,
             torch.conv3d: self._convolve,
             torch.cudnn_convolution: self._convolve_by_cudnn,
@@ -46,6 +58,10 @@ class RowFunctions(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if function in _CONVOLUTIONS:
+            self._convolutions += 1
+            if self._convolutions % _SOME == 0:
+                self._now_and_then()
         known = self._known.get(function)
         if known is None:
             return function(*args, **(kwargs or {}))

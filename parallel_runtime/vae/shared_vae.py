@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,44 +24,62 @@ _CHUNK = 128 << 20
 """Bytes that ComfyUI computes at once on a large GPU. On every rank alike, whatever it has: it decides what is sent."""
 
 
-def shared_ranks(vae: nn.Module, name: str, rows: int, unit: int, ranks: int) -> int:
-    """How many ranks can run one half of a VAE together on a tensor with so many rows.
+def _nothing() -> None:
+    """Where nobody wants to hear of it."""
+
+
+def shared_ranks(vae: nn.Module, name: str, shape: Sequence[int], unit: int, ranks: int) -> int:
+    """How many ranks run one half of a VAE together: all or one.
 
     Args:
         name: "encoder" or "decoder".
-        unit: rows of that tensor which a row of the latent is made of, or 1 where it is the latent.
+        shape: of what it gets.
+        unit: rows of that for one of the latent, 1 where it is the latent.
     """
-    if find_half(vae, name) is None or rows % unit:
+    rows = shape[-2]
+    if find_half(vae, name) is None or len(shape) < 4 or rows % unit or rows // unit < LEAST * ranks:
         return 1
-    return ranks if rows // unit >= LEAST * ranks else 1
+    return ranks
 
 
 def run_half(
-    vae: nn.Module, name: str, x: torch.Tensor, unit: int, ranks: int, rank: int, group: dist.ProcessGroup | None
+    vae: nn.Module,
+    name: str,
+    x: torch.Tensor,
+    *,
+    unit: int,
+    ranks: int,
+    rank: int,
+    group: dist.ProcessGroup | None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    now_and_then: Callable[[], None] = _nothing,
 ) -> torch.Tensor | None:
-    """Encode or decode. Every rank of the group calls it with the same tensor.
+    """Encode or decode. Each of the ranks calls it with the same tensor.
 
     Args:
-        unit: see `shared_ranks`.
-        ranks: that the group has.
+        unit: see `shared_ranks`, which says how many ranks there are.
+        group: that they talk over.
+        options: further arguments of the VAE's method.
+        now_and_then: called by all ranks at the same places; what it raises ends the run there.
 
     Returns:
         What the VAE alone would return, on the first rank; None on the others.
     """
     half = find_half(vae, name)
-    if half is None or shared_ranks(vae, name, x.shape[-2], unit, ranks) == 1:
-        return _call(vae, name, x) if rank == 0 else None
+    if ranks == 1 or half is None:
+        with RowFunctions(None, now_and_then):
+            return _call(vae, name, x, half, options)
     rows = Rows(rank, tuple(unit * share for share in share_rows(x.shape[-2] // unit, ranks)), group)
-    with _shared(getattr(vae, name), half, rows), RowFunctions(rows, half.noise):
-        own = _call(vae, name, rows.cut(x))
+    with _shared(getattr(vae, name), half, rows), RowFunctions(rows, now_and_then, half.noise):
+        own = _call(vae, name, rows.cut(x), half, options)
     return rows.gather(own, to=0)
 
 
-def _call(vae: Any, name: str, x: torch.Tensor) -> torch.Tensor:
-    options: dict[str, Any] = {}
+def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapping[str, Any]) -> torch.Tensor:
     if name == "decoder" and getattr(vae, "comfy_has_chunked_io", False):
         # Else it would bring the picture to the host piece by piece, where ranks cannot put it together.
-        options["output_buffer"] = x.new_empty(vae.decode_output_shape(x.shape))
+        dtype = torch.float32 if half is None else x.dtype
+        options = {**options, "output_buffer": x.new_empty(vae.decode_output_shape(x.shape), dtype=dtype)}
     done: torch.Tensor = (vae.decode if name == "decoder" else vae.encode)(x, **options)
     return done
 

@@ -25,8 +25,9 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[
                     continue
                 x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
                 torch.manual_seed(2)
-                ours = run_half(vae, half, x.clone(), unit, world_size, rank, dist.group.WORLD)
-                ran[f"{name} {half}"] = shared_ranks(vae, half, shape[-2], unit, world_size)
+                ranks = ran[f"{name} {half}"] = shared_ranks(vae, half, shape, unit, world_size)
+                group = dist.group.WORLD
+                ours = run_half(vae, half, x.clone(), unit=unit, ranks=ranks, rank=rank, group=group)
                 if ours is None:
                     continue
                 torch.manual_seed(2)

@@ -154,14 +154,20 @@ TINY = {
 
 
 def make(tiny: Tiny) -> nn.Module:
-    """The VAE with random weights that keep numbers in range."""
+    """The VAE with random weights."""
+    return fill(tiny.make())
+
+
+def fill(vae: nn.Module) -> nn.Module:
+    """Random weights that keep numbers in range."""
     generator = torch.Generator().manual_seed(0)
-    vae = tiny.make().eval()
-    for name, value in vae.state_dict().items():
-        if value.is_floating_point():
-            scale = value[0].numel() ** -0.5 if value.ndim > 1 else 0.02
-            whole = "norm" in name or "gamma" in name or "std" in name or "running_var" in name
-            value.copy_(torch.randn(value.shape, generator=generator) * scale)
-            if whole and not name.endswith("bias") and "mean" not in name:
-                value.copy_(1 + 0.1 * torch.randn(value.shape, generator=generator))
+    for name, value in vae.eval().state_dict().items():
+        if not value.is_floating_point():
+            continue
+        noise = torch.randn(value.shape, generator=generator)
+        whole = any(part in name for part in ("norm", "gamma", "std", "running_var"))
+        if whole and not name.endswith("bias") and "mean" not in name:
+            value.copy_(1 + 0.1 * noise)
+        else:
+            value.copy_(noise * (value[0].numel() ** -0.5 if value.ndim > 1 else 0.02))
     return vae

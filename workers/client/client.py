@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from parallel_runtime.requests.requests import (
     Load,
     Loaded,
     Release,
+    RunVae,
+    Scalar,
     Survey,
 )
 
@@ -31,7 +34,7 @@ from .life import Wait
 from .loaded_models import KnownModel, LoadedModels
 from .loading import begin, load_model
 from .patch_cache import PatchCache
-from .requests import Branch, InpaintInputs, LoopRequest, ModelRequest, require_finite
+from .requests import Branch, InpaintInputs, LoopRequest, ModelRequest, VaeRequest, check_filled, require_finite
 from .running_pool import RunningPool
 from .submission import (
     Callbacks,
@@ -46,7 +49,7 @@ from .submission import (
 )
 from .turns import Turns
 
-__all__ = ["Branch", "Cancelled", "InpaintInputs", "LoopRequest", "ModelRequest", "PoolClient", "never"]
+__all__ = ["Branch", "Cancelled", "InpaintInputs", "LoopRequest", "ModelRequest", "PoolClient", "VaeRequest", "never"]
 
 
 class PoolClient:
@@ -206,6 +209,55 @@ class PoolClient:
 
         with self._turns.take(should_cancel):
             return self._with(model, patches, run, should_cancel)
+
+    def run_vae(
+        self,
+        vae: VaeRequest,
+        half: str,
+        x: torch.Tensor,
+        *,
+        memory: int = 0,
+        answer_bytes: int = 0,
+        seed: int = 0,
+        options: Mapping[str, Scalar] = MappingProxyType({}),
+        should_cancel: ShouldCancel = never,
+    ) -> torch.Tensor:
+        """Encode or decode, on the CPU; the ranks load the VAE where they do not have it.
+
+        Args:
+            memory, seed, options: see RunVae.
+            answer_bytes: see Submission.
+
+        Raises:
+            As `forward`.
+        """
+        check_filled(x)
+        request = RunVae(vae.key, vae.file, half, vae.ranks, memory, seed, dict(options))
+        callbacks = Callbacks(should_cancel=should_cancel)
+
+        def run() -> torch.Tensor:
+            self._keeper.start(should_cancel)
+            given = Submission(request=request, tensors={"x": x}, callbacks=callbacks, answer_bytes=answer_bytes)
+            return self._submit(given).tensors["output"]
+
+        with self._turns.take(should_cancel):
+            return in_a_living_pool(run)
+
+    def release_vae(self, vae: VaeRequest, should_cancel: ShouldCancel = never) -> None:
+        """Free the VAE's memory in the pool.
+
+        Raises:
+            As `release`.
+        """
+        with self._turns.take(should_cancel):
+            self._keeper.settle(should_cancel)
+            if self.vae_bytes(vae):
+                self._calls.forget()
+                self._submit(Submission(request=Release(vae.key)))
+
+    def vae_bytes(self, vae: VaeRequest) -> int:
+        """Bytes of the VAE's weights on one rank's device now. Does not wait for a job."""
+        return self._models.bytes_of(vae.key) if self._keeper.running is not None else 0
 
     def expect_comfyui(self, comfyui: ComfyuiCode) -> None:
         """Have the ranks of a running pool import ComfyUI's code, for its networks and for weight patches, while they

@@ -18,6 +18,7 @@ from parallel_runtime.requests.requests import (
     HostLoop,
     PatchNames,
     Sample,
+    VaeFile,
     concat_name,
     sampling_name,
     share_name,
@@ -65,6 +66,23 @@ class ModelRequest:
                 said("{path} was replaced after Parallel Loader had read it.", path=self.path),
                 "Queue the prompt again: Parallel Loader then reads the new file.",
             )
+
+
+@dataclass(frozen=True)
+class VaeRequest:
+    """A VAE as the artist's VAE object has it.
+
+    Args:
+        ranks: that share its pictures.
+    """
+
+    file: VaeFile
+    ranks: int
+
+    @cached_property
+    def key(self) -> str:
+        """Name of this VAE in the pool."""
+        return repr(self.file)
 
 
 @dataclass(frozen=True)

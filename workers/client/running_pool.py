@@ -140,7 +140,7 @@ class RunningPool:
             PoolError: the pool died; the next request needs a fresh one.
             Cancelled: `should_cancel` said so. The ranks have stopped, or will; see `settle`.
         """
-        parcel = self._transport.put(submission.tensors)
+        parcel = self._transport.put(submission.tensors, submission.answer_bytes)
         open_job = self.life.begin()
         job = Job(open_job.number, submission.request, parcel.specs, parcel.segment)
         try:

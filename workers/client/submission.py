@@ -48,12 +48,14 @@ class Submission:
 
     Args:
         device: where the answer's tensors are wanted.
+        answer_bytes: that they will have, where it may be more than the request's; a guess.
     """
 
     request: Request
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     callbacks: Callbacks = _UNHEARD
     device: torch.device = _CPU
+    answer_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import NotLoadedError, ParallelError, PeerFailedError
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import Forward, Invoke, Sample, Step
+from parallel_runtime.requests.requests import Forward, Invoke, RunVae, Sample, Step
 
 from ..wire.connection import Channel
 from ..wire.error_info import describe
@@ -35,7 +35,7 @@ from .laps import Laps
 from .output import RankOutput
 from .sharing import share, take_copy
 
-_MAY_FAIL_ALIKE = (Forward, Invoke, Sample, Step)
+_MAY_FAIL_ALIKE = (Forward, Invoke, RunVae, Sample, Step)
 """Requests that change nothing of what the ranks hold: a run of theirs that fails on all ranks need not cost the pool.
 """
 SLOW_SECONDS = 1.0

@@ -37,14 +37,17 @@ class Transport:
         self._possible = True
         self._on_its_way: torch.cuda.Event | None = None
 
-    def put(self, tensors: Mapping[str, torch.Tensor]) -> Parcel:
+    def put(self, tensors: Mapping[str, torch.Tensor], answer_bytes: int = 0) -> Parcel:
         """Bring tensors to where the ranks can take them.
+
+        Args:
+            answer_bytes: that the answer's tensors may have.
 
         Raises:
             TypeError: a tensor of a type that does not travel.
         """
         self._finish_taking()
-        segment = self._segment_for(sum(tensor.nbytes for tensor in tensors.values()))
+        segment = self._segment_for(max(answer_bytes, sum(tensor.nbytes for tensor in tensors.values())))
         if segment is None:
             specs, buffers = pack(tensors)
             return Parcel(specs, buffers)

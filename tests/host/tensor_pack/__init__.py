@@ -123,13 +123,17 @@ class RandomLatent(io.ComfyNode):
                 io.Int.Input("height", default=14),
                 io.Int.Input("width", default=20),
                 io.Boolean.Input("broken", default=False),
+                io.Int.Input("frames", default=0, optional=True),
             ],
             outputs=[io.Latent.Output()],
         )
 
     @classmethod
-    def execute(cls, seed: int, batch: int, height: int, width: int, broken: bool) -> io.NodeOutput:
-        samples = _random(seed, batch, 16, height, width) if seed else torch.zeros(batch, 16, height, width)
+    def execute(
+        cls, seed: int, batch: int, height: int, width: int, broken: bool, frames: int = 0
+    ) -> io.NodeOutput:
+        shape = (batch, 16, frames, height, width) if frames else (batch, 16, height, width)
+        samples = _random(seed, *shape) if seed else torch.zeros(shape)
         if broken:
             samples[0, 0, 0, 0] = float("nan")
         return io.NodeOutput({"samples": samples})

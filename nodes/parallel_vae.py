@@ -1,0 +1,75 @@
+"""Parallel VAE: the VAE of any loader, run on all GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from comfy_api.latest import io
+
+from .model_loading import wished_config
+from .node_text import (
+    canvas_language,
+    failing_shown,
+    move_bar_of_running_node,
+    running_node,
+    show_on_running_node,
+    show_text,
+)
+from .parallel_config import ConfigSocket
+from .run_notices import RunNotices
+from .search_words import found_by
+
+
+class ParallelVaeNode(io.ComfyNode):
+    """The workers load the file when a node encodes or decodes."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs, outputs and texts of the node."""
+        return io.Schema(
+            node_id="ParallelVAE",
+            display_name="Parallel VAE",
+            category="parallel",
+            description="Encodes and decodes on several GPUs at once: VAE Decode and VAE Encode after this node stay "
+            "as they are. Takes the VAE of Load VAE or of a checkpoint loader.",
+            **found_by("vae", "vae decode", "vae encode", "multi gpu", "parallel"),
+            inputs=[
+                io.Vae.Input("vae", tooltip="A VAE of Load VAE, or of a checkpoint loader."),
+                ConfigSocket.Input(
+                    "parallel_config",
+                    optional=True,
+                    tooltip="Which GPUs. Without one, all of them.",
+                ),
+            ],
+            outputs=[io.Vae.Output(tooltip="An ordinary VAE, for VAE Decode, VAE Encode or any other.")],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    @failing_shown()
+    def execute(cls, vae: Any, parallel_config: Mapping[str, Any] | None = None) -> io.NodeOutput:
+        """Make the VAE object.
+
+        Raises:
+            RequestError: the VAE does not come from a file.
+            ConfigurationError: the configuration or its devices.
+        """
+        # Imported here and not at the top: ComfyUI's start shall not pay for it.
+        from workers.client.pool_registry import get_pool
+        from workers.launch import resolve_devices
+
+        from .remote_vae import ParallelVae, RemoteVae, describe
+
+        config = wished_config(parallel_config)
+        notices = RunNotices(
+            show_on_running_node,
+            model="VAE",
+            where=running_node,
+            move_bar=move_bar_of_running_node,
+            language=canvas_language,
+        )
+        ranks = resolve_devices(config, torch.cuda.device_count).world_size
+        remote = RemoteVae(vae, config, get_pool, ranks, notices)
+        return io.NodeOutput(ParallelVae(remote), ui=show_text(cls.hidden.unique_id, describe(remote)))
