@@ -51,7 +51,7 @@ def find_file(vae: Any) -> VaeFile:
     if isinstance(vae, ParallelVae) or name not in _LOADERS:
         raise RequestError(
             "The VAE was not loaded from a file by Load VAE or by a checkpoint loader of this ComfyUI.",
-            "Connect one of these nodes; in a ComfyUI older than 0.33, decode without Parallel VAE.",
+            "Connect one of these nodes; an older ComfyUI does not note the file: decode without Parallel VAE there.",
         )
     if patcher.patches or patcher.object_patches:
         raise RequestError(
@@ -120,7 +120,7 @@ class RemoteVae:
         """
         if foreign := [name for name, value in options.items() if not isinstance(value, _SCALARS)]:
             raise RequestError(
-                said("The VAE is given {what}, which cannot be sent to the pool.", what=", ".join(foreign)),
+                said("The VAE is given {what}, which cannot be sent to the workers.", what=", ".join(foreign)),
                 "Decode without Parallel VAE.",
             )
         scalars: dict[str, Scalar] = options

@@ -5,6 +5,7 @@
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set host_networks --only own-flux  # ComfyUI's own networks
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set controlnet       # FLUX.1 with a Union ControlNet
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set journey          # what defaults give; fails if too little
+    python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set vae              # seconds of VAE Decode, by Parallel VAE
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set all --out FOLDER # everything: most of an hour
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set quick --cpu      # tiny models: does the command work?
 

@@ -56,6 +56,7 @@ def tables(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
     parts += [_faults([result for result in results if result.get("kind") == "fault"])]
     parts += [_table("A journey with the defaults", *journey_table(results))]
     parts += [_distances([result for result in results if result.get("kind") == "distance"])]
+    parts += [_vaes([result for result in results if result.get("kind") == "vae"])]
     parts += [_loops([result for result in results if result.get("kind") == "loops"])]
     parts += [_failures(results)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -161,6 +162,13 @@ def _loops(results: Sequence[Result]) -> str:
     rows = [[result["model"], *map(row.get, keys)] for result in results for row in result.get("rows", ())]
     title = "Loops of each sampler node: ms a step, seconds to the first step and in all, of a third prompt"
     return _table(title, ["model", *keys], rows)
+
+
+def _vaes(results: Sequence[Result]) -> str:
+    keys = ("model", "way", "gpus", "first s", "later ms")
+    rows = [[*map(result.get, keys), _distance(result.get("distance"))] for result in results]
+    title = "VAE Decode: seconds of the first, median of the later ones, distance of the picture from Load VAE's"
+    return _table(title, [*keys, "distance"], rows)
 
 
 def _distances(results: Sequence[Result]) -> str:

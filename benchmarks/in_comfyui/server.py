@@ -56,7 +56,7 @@ class Server:
         self.pool_logs = base / "pools"
         self.state = base / "state"
         self.api = Api()
-        self._comfyui = comfyui
+        self.comfyui = comfyui
         self._python = python
         self._arguments = arguments
         self._compile = compile
@@ -107,7 +107,7 @@ class Server:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command(), f"--port={port}"],
-                cwd=self._comfyui,
+                cwd=self.comfyui,
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -203,7 +203,7 @@ class Server:
     def _command(self) -> list[str]:
         return [
             self._python,
-            str(self._comfyui / "main.py"),
+            str(self.comfyui / "main.py"),
             "--listen=127.0.0.1",
             "--disable-api-nodes",
             f"--base-directory={self.base}",

@@ -23,10 +23,12 @@ from .measures.memory import unload
 from .measures.speed import short_speed, speed
 from .measures.start import comes_back, fresh, sequence
 from .measures.switch import experts, turns, two_in_a_step
+from .measures.vae import vae
+from .vaes import VAES
 
 SETS = (
     "quick", "families", "memory", "start", "switch", "experts", "video", "lora", "controlnet", "faults",
-    "host_networks", "memory_limit", "journey", "distances", "loops",
+    "host_networks", "memory_limit", "journey", "distances", "loops", "vae",
 )  # fmt: skip
 SECONDS = {
     "quick": 350.0,
@@ -37,9 +39,10 @@ SECONDS = {
     "journey": 560.0,
     "distances": 560.0,
     "loops": 400.0,
+    "vae": 300.0,
 }
 """Of a whole set, by default `USUAL`."""
-ALONE = ("host_networks", "memory_limit", "journey", "distances", "loops")
+ALONE = ("host_networks", "memory_limit", "journey", "distances", "loops", "vae")
 """Sets that "all" leaves out."""
 USUAL = 470.0
 NATIVE = Way()
@@ -230,6 +233,13 @@ def _loops(one: str, many: str) -> Iterator[Measure]:
         yield Measure(f"loops {file}", (file,), 150, partial(loops, file=file))
 
 
+def _vae(one: str, many: str) -> Iterator[Measure]:
+    for name in VAES:
+        for way in (NATIVE, Way(one), Way(many)):
+            run = partial(vae, name=name, way=way)
+            yield Measure(f"vae {name} {way.devices or 'native'}", (), 120, run, way.gpus)
+
+
 _MAKERS = {
     "quick": _quick,
     "families": _families,
@@ -246,4 +256,5 @@ _MAKERS = {
     "journey": _journey,
     "distances": _distances,
     "loops": _loops,
+    "vae": _vae,
 }

@@ -115,7 +115,7 @@ class PreparedVae(Prepared):
                 results["output"] = output
         answer = state.finished(None, started)
         count = self.ranks
-        what = said("Decoded on {count} devices.", count=count)
+        what = said("Decoded; devices at work: {count}.", count=count)
         if request.half == "encoder":
-            what = said("Encoded on {count} devices.", count=count)
+            what = said("Encoded; devices at work: {count}.", count=count)
         return msgspec.structs.replace(answer, plan=what), results

@@ -16,6 +16,7 @@ SIBLINGS = {
     "ParallelLoader": "parallel_loaders",
     "ParallelCheckpointLoader": "parallel_loaders",
     "ParallelSampler": "parallel_sampler",
+    "ParallelVaeNode": "parallel_vae",
     "ParallelDoctor": "parallel_doctor",
 }
 

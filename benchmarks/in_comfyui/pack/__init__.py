@@ -110,6 +110,38 @@ class Mark(io.ComfyNode):
         return io.NodeOutput(samples)
 
 
+PICTURES: dict[str, torch.Tensor] = {}
+"""What was decoded first, by the latent's shape."""
+
+
+class Decode(io.ComfyNode):
+    """Decodes noise again and again, as VAE Decode does, and notes the seconds and the distance from what was decoded
+    first of this shape."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="BenchmarkDecode",
+            category="benchmark",
+            inputs=[io.Vae.Input("vae"), io.String.Input("shape", tooltip="JSON."), io.Int.Input("times")],
+            outputs=[],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def execute(cls, vae: Any, shape: str, times: int) -> io.NodeOutput:
+        latent = torch.randn(json.loads(shape), generator=torch.Generator().manual_seed(5))
+        seconds = []
+        for _ in range(times):
+            began = time.monotonic()
+            picture = vae.decode(latent)
+            seconds.append(time.monotonic() - began)
+        first = PICTURES.setdefault(shape, picture)
+        distance = float((picture - first).norm() / first.norm())
+        note("decoded", seconds=seconds, distance=distance)
+        return io.NodeOutput()
+
+
 class Looked(io.ComfyNode):
     """A MODEL with a function after guidance that no rank can have, as some pack's node might set: it goes by steps."""
 
@@ -138,7 +170,7 @@ async def events(request: web.Request) -> web.Response:
 class BenchmarkPack(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         follow_progress()
-        return [RandomText, Latents, Mark, Looked]
+        return [RandomText, Latents, Mark, Decode, Looked]
 
 
 def comfy_entrypoint() -> BenchmarkPack:

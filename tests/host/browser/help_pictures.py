@@ -21,6 +21,7 @@ NAMES = {
     "ParallelLoader": "Parallel Loader",
     "ParallelCheckpointLoader": "Parallel Checkpoint Loader",
     "ParallelSampler": "Parallel Sampler",
+    "ParallelVAE": "Parallel VAE",
     "ParallelDoctor": "Parallel Doctor",
 }
 _SHOW = """([kind, title]) => {
@@ -56,6 +57,8 @@ def take_all(canvas: Canvas, host: ComfyHost) -> None:
         " app.graph.nodes[0].widgets[0].value = 'sd_xl_base_1.0.safetensors'; }"
     )
     take(canvas, "ParallelCheckpointLoader")
+    canvas.run("() => { app.graph.clear(); app.graph.add(LiteGraph.createNode('ParallelVAE')); }")
+    take(canvas, "ParallelVAE")
     open_prompt(canvas, doctor())
     queue(canvas, host)
     time.sleep(1)

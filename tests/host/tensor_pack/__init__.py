@@ -129,9 +129,7 @@ class RandomLatent(io.ComfyNode):
         )
 
     @classmethod
-    def execute(
-        cls, seed: int, batch: int, height: int, width: int, broken: bool, frames: int = 0
-    ) -> io.NodeOutput:
+    def execute(cls, seed: int, batch: int, height: int, width: int, broken: bool, frames: int = 0) -> io.NodeOutput:
         shape = (batch, 16, frames, height, width) if frames else (batch, 16, height, width)
         samples = _random(seed, *shape) if seed else torch.zeros(shape)
         if broken:

@@ -1,0 +1,50 @@
+"""Seconds of VAE Decode: by ComfyUI's VAE, and by Parallel VAE on one GPU and on all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from ..bench import Bench, Found
+from ..graphs import Graph, Way, link, node
+from ..runs import MeasurementError
+from ..server import PACK_ROOT
+from ..vaes import VAES
+
+_TIMES = 6
+"""The first may load, and meet others."""
+
+
+def vae(bench: Bench, found: Found, name: str, way: Way) -> None:
+    """The first decode, the later ones' median, and how far its picture is from that of ComfyUI's VAE."""
+    chosen = VAES[name]
+    found |= {"kind": "vae", "model": chosen.described, "way": _title(way), "gpus": way.gpus}
+    folder = bench.server.base / "models" / "vae"
+    if not (folder / chosen.file).exists():
+        command = [sys.executable, "-m", "benchmarks.in_comfyui.vae_files"]
+        command += ["--comfyui", str(bench.server.comfyui), "--folder", str(folder)]
+        subprocess.run(command, cwd=PACK_ROOT, check=True, timeout=200)
+    run = bench.run(_graph(chosen.file, way, chosen.small if bench.cpu else chosen.latent))
+    decoded = [event for event in run.events if event["kind"] == "decoded"]
+    if not decoded:
+        raise MeasurementError("no picture was decoded")
+    seconds = decoded[0]["seconds"]
+    found["first s"] = round(seconds[0], 3)
+    found["later ms"] = round(1000 * sorted(seconds[1:])[len(seconds[1:]) // 2], 1)
+    found["distance"] = decoded[0]["distance"]
+    found["texts"] = run.texts
+
+
+def _title(way: Way) -> str:
+    return "Parallel VAE" if way.devices else "Load VAE"
+
+
+def _graph(file: str, way: Way, latent: tuple[int, ...]) -> Graph:
+    graph = {"vae": node("VAELoader", vae_name=file)}
+    given = link("vae")
+    if way.devices:
+        graph["config"] = node("ParallelConfig", devices=way.devices)
+        graph["parallel"] = node("ParallelVAE", vae=given, parallel_config=link("config"))
+        given = link("parallel")
+    return graph | {"decode": node("BenchmarkDecode", vae=given, shape=json.dumps(latent), times=_TIMES)}
