@@ -1,6 +1,6 @@
 # `make demo` and `make test` are all a newcomer needs. Both work in virtual environments of their own.
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+TORCH ?= $(shell grep ^torch== tests/versions.txt)
 JOBS ?= 3
 SLOW_JOBS ?= 3
 # What README and tests/requirements.txt name, and nothing else: an import that only ComfyUI's packages satisfy fails.
@@ -51,7 +51,7 @@ lint: venv
 
 venv: $(VENV)/.installed
 
-$(VENV)/.installed $(HOST_VENV)/.installed: requirements.txt tests/requirements.txt
+$(VENV)/.installed $(HOST_VENV)/.installed: requirements.txt tests/requirements.txt tests/versions.txt
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade pip
 	$(@D)/bin/python -m pip install --quiet "$(TORCH)"

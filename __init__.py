@@ -70,4 +70,7 @@ else:
 
 def comfy_entrypoint():
     """Return the pack's ComfyExtension; ComfyUI calls it once at its start."""
+    # First: where a newer ComfyUI changed something, the next import may be what fails for it.
+    for note in importlib.import_module("parallel_runtime.comfyui_contracts").host_notes():
+        logging.getLogger(__name__).warning("Parallel DiT: %s", note)
     return importlib.import_module(".nodes.extension", __name__).ParallelExtension()

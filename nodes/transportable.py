@@ -34,6 +34,10 @@ _PLAIN_OPTIONS = {
     "prefetch_dynamic_vbars",
     "rope_options",
     "animate2_cache",
+    "chroma_radiance_options",
+    "minimax_h3_sigma_shift_audio",
+    "minimax_h3_sigma_shift_video",
+    "qwen_image21_cache",
 }
 _HERE_ALONE = {
     "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "wrappers", "callbacks", "easycache", "ar_config",

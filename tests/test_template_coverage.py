@@ -18,12 +18,15 @@ from benchmarks.template_coverage.models_page import (
     write_families,
     write_page,
 )
+from benchmarks.template_coverage.newer import NEWEST_RUN, NODES
 from benchmarks.template_coverage.node_types import NODE_TYPES, SAMPLERS, Effect, NodeType
 from benchmarks.template_coverage.prompt_graph import read_prompt
-from benchmarks.template_coverage.totals import judge_all, reason_totals, total_lines
+from benchmarks.template_coverage.totals import judge_all, known_here, reason_totals, total
 from nodes.transportable import option_obstacles, weight_obstacles
 from parallel_runtime.networks.diffusers.registry import MODELS
 from parallel_runtime.networks.tables.comfyui import NETWORKS
+from tests.host.find_host import find_checkout
+from tests.host.older_host import name_version
 from tests.template_graphs import (
     BYPASS,
     GRAPH_INPUT,
@@ -304,6 +307,7 @@ def test_effects_are_refused_as_the_pool_refuses_them():
 
     refused = {
         Effect.OPTION: [option_obstacles({"ar_state": {"start_frame": 0}})],
+        Effect.ATTENTION: [option_obstacles({"optimized_attention_override": function})],
     }
     for effect, answers in refused.items():
         assert all(answers), f"the pool takes {effect.name} now: its nodes convert"
@@ -338,11 +342,28 @@ def test_installed_templates_are_all_known():
     judged = judge_all(read_templates())
     assert len(judged) > 150
     assert not [reason for reason, _ in reason_totals(judged) if "not known" in reason]
-    assert not [(each.name, each.judgement.files) for each in judged if any(r.title == "?" for r in each.runners)]
-    totals = dict(total_lines(judged))
-    assert int(totals["convert now"].split()[0]) >= 150
+    here = known_here(judged)
+    assert not [(each.name, each.judgement.files) for each in here if any(r.title == "?" for r in each.runners)]
+    converts, in_pool = (
+        total(here, lambda each: each.judgement.converts),
+        total(here, lambda each: each.loops_in_pool),
+    )
+    assert converts.usage >= 0.99 * total(here).usage
+    assert in_pool.usage >= 0.95 * total(here).usage
     page, version = PAGE.read_text(encoding="utf-8"), installed_version()
     if version_of(page) == version:
         assert page == write_page(judged, version), "run: python -m benchmarks.template_coverage --write-docs"
         executed = EXECUTED_PAGE.read_text(encoding="utf-8")
         assert executed == write_executed(judged), "run: python -m benchmarks.template_coverage --write-docs"
+        unnamed = [each.name for each in here if each.judgement.converts and f"`{each.name}`" not in executed]
+        assert not unnamed
+
+
+@pytest.mark.host
+def test_what_is_called_newer_is_not_in_the_comfyui_that_is_here():
+    checkout = find_checkout()
+    if not name_version(checkout).startswith(f"ComfyUI {NEWEST_RUN}."):
+        pytest.skip(f"{name_version(checkout)} is not the one that the list was made for")
+    files = [checkout / "nodes.py", *(checkout / "comfy_extras").rglob("*.py")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    assert not [name for name in NODES if f'"{name}"' in code]

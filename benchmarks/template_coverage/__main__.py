@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from .installed import PACKAGE, installed_version, read_templates
-from .totals import judge_all, reason_totals, step_totals, total, total_lines
+from .newer import NEWEST_RUN
+from .totals import judge_all, known_here, lack_totals, reason_totals, step_totals, total, total_lines
 
 
 def main() -> int:
@@ -45,13 +46,16 @@ def main() -> int:
         families = "; ".join(map(str, each.runners))
         loop = "pool" if each.loops_in_pool else f"steps: {', '.join(each.steps)}"
         print(f"{each.status:9}  {each.usage:6}  {each.name}  [{families}]  {each.why}  {loop}".rstrip())
-    whole = total(judged)
-    print(f"\n{PACKAGE} {version}: {whole.templates} templates sample with a local diffusion model")
+    whole = total(known_here(judged))
+    print(f"\n{PACKAGE} {version}: {len(judged)} templates sample with a local diffusion model")
     for what, count in total_lines(judged):
         print(f"{what}: {count}")
     print("\nfirst reasons of the others, by use:")
     for reason, found in reason_totals(judged):
         print(f"  {found.of(whole)}: {reason}")
+    print(f"\nwhat ComfyUI {NEWEST_RUN} lacks of the others, by use:")
+    for lacks, templates_of in lack_totals(judged):
+        print(f"  {total(templates_of).of(total(judged))}: {', '.join(lacks)}")
     print("\nwhy loops go step by step, by use; a template may have several:")
     for reason, found in step_totals(judged):
         print(f"  {found.of(whole)}: {reason}")

@@ -27,7 +27,7 @@ from .installed import Template
 from .prompt_graph import read_prompt
 from .small_files import SmallFile, small_files
 from .small_prompt import CannotStandIn, SmallPrompt
-from .totals import Judged
+from .totals import Judged, known_here
 
 DEVICES = "cpu:2"
 TOLERANCE = 1e-4
@@ -65,8 +65,8 @@ class Executed:
 
 
 def executable(judged: Sequence[Judged]) -> list[Judged]:
-    """Those that convert and for whose files there are small ones."""
-    return [each for each in judged if each.judgement.converts and small_files(each.judgement.files) is not None]
+    """Those that this ComfyUI has, that convert, and for whose files there are small ones."""
+    return [each for each in known_here(judged) if each.judgement.converts and small_files(each.judgement.files)]
 
 
 def draw(judged: Sequence[Judged], count: int, seed: int) -> list[Judged]:

@@ -53,6 +53,7 @@ _CLASSES: tuple[tuple[str, str], ...] = (
     (r"omnigen2", "omnigen.omnigen2:OmniGen2Transformer2DModel"),
     (r"seedvr2", "seedvr.model:NaDiT"),
     (r"triposplat", "triposplat.model:LatentSeqMMFlowModel"),
+    (r"pixal3d|trellis2", "trellis2.model:Trellis2"),
     (r"void_pass", "cogvideo.model:CogVideoXTransformer3DModel"),
 )
 """Pattern of a file's name -> class; the first that fits."""

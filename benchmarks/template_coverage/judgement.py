@@ -73,6 +73,11 @@ def judge(prompt: Prompt) -> Judgement | None:
     return Judgement(tuple(files), tuple(reasons), tuple(needs))
 
 
+def run_kinds(prompt: Prompt) -> set[str]:
+    """Types of the nodes that a server would run."""
+    return {prompt[path].kind for path in Run(prompt).live}
+
+
 class Run:
     """The nodes of a prompt that the server would execute."""
 

@@ -66,6 +66,7 @@ _MODEL_OPTIONS: Mapping[str, Mapping[str, Any]] = {
             _function(f"{_EXTRAS}latent:LatentApplyOperationCFG.execute.<locals>.pre_cfg_function")
         ]
     },
+    "TemporalScoreRescaling": _after("eps:TemporalScoreRescaling.execute.<locals>.temporal_score_rescaling"),
     "LTXVReferenceAudio": _after("lt:LTXVReferenceAudio.execute.<locals>.post_cfg_function"),
     "SkipLayerGuidanceDiT": _after("slg:SkipLayerGuidanceDiT.execute.<locals>.post_cfg_function"),
     "SkipLayerGuidanceDiTSimple": {
@@ -84,6 +85,8 @@ _MODEL_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "EasyCache": _wrapper("predict_noise", "easycache"),
     "ContextWindowsManual": {"context_handler": _function("comfy.context_windows:IndexListContextHandler")},
     "ChromaRadianceOptions": _inside(chroma_radiance_options={"nerf_tile_size": 32}),
+    "MiniMaxH3SigmaShift": _inside(minimax_h3_sigma_shift_video=12.0, minimax_h3_sigma_shift_audio=3.0),
+    "QwenImage21Cache": _inside(qwen_image21_cache={"device": "auto", "dtype": "default"}),
     "ScaleROPE": _inside(rope_options={"scale_x": 2.0}),
     "WanAnimate2Cache": _inside(animate2_cache=_function("comfy.ldm.wan.model_animate2:PoseBranchCache")),
     **dict.fromkeys(

@@ -12,7 +12,9 @@ from parallel_runtime.networks.tables.comfyui import NETWORKS
 from parallel_runtime.networks.tables.diffusers import DIFFUSERS
 
 from .installed import PACKAGE
-from .totals import Judged, reason_totals, step_totals, total, total_lines
+from .newer import NEWEST_RUN
+from .small_files import find_small_file
+from .totals import Judged, known_here, lack_totals, reason_totals, step_totals, total, total_lines
 
 CANVAS = Path(__file__).resolve().parents[1] / "results" / "templates_on_canvas.json"
 EXECUTED = Path(__file__).resolve().parents[1] / "results" / "templates_executed.json"
@@ -68,7 +70,11 @@ def write_families() -> str:
 
 def write_templates(judged: Sequence[Judged], version: str) -> str:
     """The part of the page that depends on the templates' package."""
-    whole = total(judged)
+    whole = total(known_here(judged))
+    newer = "\n".join(
+        f"| {', '.join(lacks)} | {len(found)} | {total(found).usage} | {_said_of(found)} |"
+        for lacks, found in lack_totals(judged)
+    )
     totals = "\n".join(f"| {what} | {count} |" for what, count in total_lines(judged))
     reasons = "\n".join(
         f"| {reason} | {found.templates} | {100 * found.usage / whole.usage:.1f} % |"
@@ -81,11 +87,11 @@ def write_templates(judged: Sequence[Judged], version: str) -> str:
     left = "\n".join(
         f"| `{each.name}` | {each.usage} | {'; '.join(map(str, each.judgement.reasons))} | {_families(each)} |"
         for each in judged
-        if not each.judgement.converts
+        if not each.judgement.converts and not each.lacks
     )
     return f"""{_TEMPLATES}
 
-Of {PACKAGE} {version}, {whole.templates} templates sample with a local diffusion model. A template
+Of {PACKAGE} {version}, {len(judged)} templates sample with a local diffusion model. A template
 converts when it runs with our loaders in the place of its own and nothing else changed. Read from the files, not run:
 which nodes a server would execute, and what each of them does to the MODEL. *Use* is how often a template was opened,
 by the package's index.
@@ -106,6 +112,13 @@ All that do not convert now; families are told by the names of their files:
 |---|---|---|---|
 {left}
 
+The others need a ComfyUI that came after {NEWEST_RUN}, the newest that this project has run; what was read of it says
+what would stand against them there:
+
+| What {NEWEST_RUN} lacks | Templates | Opened | Where it is there |
+|---|---|---|---|
+{newer}
+
 A sampler's loop runs in the pool, whatever node samples, where nothing of the graph acts between its steps in ComfyUI's
 process; elsewhere ComfyUI's loop calls the pool step by step, which is slower by some milliseconds a step. Why loops
 go step by step; a template may have several reasons:
@@ -124,7 +137,15 @@ def write_executed(judged: Sequence[Judged]) -> str:
         f"| {loops.get(each['name'], '?')} |"
         for each in found["executed"]
     )
-    left = "\n".join(f"| `{each['name']}` | {each['error'].replace('|', ' ')} |" for each in found["left"])
+    named = {each["name"] for each in (*found["executed"], *found["left"])}
+    unmade = {
+        each.name: "no small file stands for "
+        + ", ".join(f for f in each.judgement.files if find_small_file(f) is None)
+        for each in known_here(judged)
+        if each.judgement.converts and each.name not in named
+    }
+    why = {each["name"]: each["error"].replace("|", " ") for each in found["left"]} | unmade
+    left = "\n".join(f"| `{name}` | {error} |" for name, error in why.items())
     return f"""# Executed templates
 
 {len(found["executed"])} templates that convert, run from loader to sampler in a real ComfyUI on two ranks of a CPU, in
@@ -138,7 +159,8 @@ difference is the largest of any number of a sampler's latent, as a share of the
 |---|---|---|---|---|
 {rows}
 
-Tried as well, and not run, as nothing stands in for what they need, or ComfyUI's own graph fails, small or as it is:
+All others that convert were not run: nothing stands in for what they need (of some classes ComfyUI recognises the
+published size alone), or ComfyUI's own graph fails, small or as it is:
 
 | Template | Why |
 |---|---|
@@ -152,11 +174,12 @@ def write_canvas() -> str:
     others = "".join(f"\n- `{name}`: {'; '.join(wrong)}" for name, wrong in found["failed"].items())
     return f"""## By one click
 
-*Use all GPUs*, in a loader's menu, the canvas' menu and under *Edit*, was pressed on all {found["templates"]} in
-ComfyUI's frontend, in a real browser (`python -m tests.host.browser.all_templates --write
-benchmarks/results/templates_on_canvas.json`): the loaders of {found["converted"]} were replaced, also inside of
-subgraphs; of the others it said why not. What the server would get differed in the loaders alone, whose inputs, types
-and choices were valid, {"in all of them" if not others else f"but for these:{others}"}."""
+*Use all GPUs*, in a loader's menu, the canvas' menu and under *Edit*, was pressed on all {found["templates"]} that
+ComfyUI {NEWEST_RUN} has, in its frontend {found["frontend"]}, in a real browser
+(`python -m tests.host.browser.all_templates --write benchmarks/results/templates_on_canvas.json`): the loaders of
+{found["converted"]} were replaced, also inside of subgraphs; of the others it said why not. What the server would get
+differed in the loaders alone, whose inputs, types and choices were valid where they had been,
+{"in all of them" if not others else f"but for these:{others}"}."""
 
 
 def write_page(judged: Sequence[Judged], version: str) -> str:
@@ -184,6 +207,11 @@ def version_of(page: str) -> str:
     """The templates' version that a page was made of; "" where it does not say."""
     found = re.search(rf"{PACKAGE} (\S+),", page)
     return found[1] if found else ""
+
+
+def _said_of(found: Sequence[Judged]) -> str:
+    reasons = dict.fromkeys(str(reason) for each in found for reason in each.judgement.reasons)
+    return "; ".join(reasons) or "converts"
 
 
 def _families(each: Judged) -> str:

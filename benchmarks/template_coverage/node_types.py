@@ -1,6 +1,7 @@
 """ComfyUI's nodes that give, take or change a MODEL, as data: what each does to it, and so whether the pool can follow.
 
-Read from ComfyUI 0.33's source. A test holds each effect against nodes/transportable.py, which refuses it or not.
+Read from ComfyUI 0.33's source, those of newer.py from 0.38's. A test holds each effect against
+nodes/transportable.py, which refuses it or not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Effect(Enum):
     it patches weights, which ranks do by ComfyUI's code: LoRA."""
     OPTION = "an object among the transformer options"
     WEIGHTS = "weights of the network, which are in the pool"
+    ATTENTION = "another attention function"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class NodeType:
 
 
 _OUTSIDE = NodeType()
+_PYTORCHS = "pytorch attention"
 _SAMPLES = NodeType(samples=True)
 _READS = NodeType(Effect.WEIGHTS, "it runs the network itself")
 
@@ -60,16 +63,17 @@ NODE_TYPES: Mapping[str, NodeType] = {
         (
             "ModelSamplingSD3", "ModelSamplingAuraFlow", "ModelSamplingFlux", "ModelSamplingLTXV",
             "ModelSamplingDiscrete", "ModelSamplingContinuousEDM", "ModelSamplingContinuousV", "ModelNoiseScale",
+            "MiniMaxH3SigmaShift",
             "BasicScheduler", "BetaSamplingScheduler", "SDTurboScheduler", "GetICLoRAParameters", "ComfySwitchNode",
             # Functions of the sampler, on the network's predictions.
             "CFGNorm", "CFGZeroStar", "RescaleCFG", "LatentApplyOperationCFG", "VideoLinearCFGGuidance",
-            "DifferentialDiffusion", "LTXVReferenceAudio",
+            "DifferentialDiffusion", "LTXVReferenceAudio", "TemporalScoreRescaling",
             # It takes its prompts out of the network: they are in ComfyUI's process, too.
             "SeedVR2Conditioning",
             # Wrappers around the loop, a prediction or the network's call.
             "CFGOverride", "HiDreamO1PatchSeamSmoothing", "TripoSplatSamplingPreview",
             # Numbers among the transformer options, which travel.
-            "ChromaRadianceOptions", "ScaleROPE", "ContextWindowsManual", "EasyCache",
+            "ChromaRadianceOptions", "ScaleROPE", "ContextWindowsManual", "EasyCache", "QwenImage21Cache",
             # Functions that the ranks make again (networks/comfyui/node_rules.py).
             "AnimaLLLiteApply", "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "USOStyleReference",
             "WanInfiniteTalkToVideo", "FluxKVCache", "SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple",
@@ -81,6 +85,11 @@ NODE_TYPES: Mapping[str, NodeType] = {
         _OUTSIDE,
     ),
     "ARVideoI2V": _OUTSIDE,
+    "ModelAttentionBackend": NodeType(
+        Effect.ATTENTION, "comfy kitchen's, in int8", idle=lambda widgets: widgets.get("attention") == _PYTORCHS
+    ),
+    "BlockSparseAttention": NodeType(Effect.ATTENTION, "block-sparse"),
+    "MiniMaxH3FunControlNetApply": NodeType(Effect.WEIGHTS, "a ControlNet inside of its blocks"),
     **dict.fromkeys(("SAM3_Detect", "SAM3_VideoTrack", "SDPoseKeypointExtractor", "RTDETR_detect"), _READS),
 }  # fmt: skip
 """Nodes that take a MODEL, and give one or not. One that is not here is not known."""
@@ -123,17 +132,20 @@ SAMPLERS: Mapping[str, NodeType] = {
 
 CONDITIONINGS = frozenset(
     (
-        "BerniniConditioning", "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL",
+        "BerniniConditioning", "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL", "ConditioningLoader",
         "CLIPTextEncodeSDXLRefiner", "ConditioningCombine", "ConditioningConcat", "ConditioningZeroOut",
         "ControlNetApply", "ControlNetApplyAdvanced", "ControlNetApplySD3", "ControlNetInpaintingAliMamaApply",
         "FluxGuidance", "FluxKontextMultiReferenceLatentMethod", "HiDreamO1ReferenceImages", "Hunyuan3Dv2Conditioning",
         "Hunyuan3Dv2ConditioningMultiView", "HunyuanVideo15ImageToVideo", "HunyuanVideo15SuperResolution",
         "InpaintModelConditioning", "InstructPixToPixConditioning", "Kandinsky5ImageToVideo", "LTXVAddGuide",
         "LTXVConditioning", "LTXVCropGuides", "LTXVImgToVideo", "LTXVReferenceAudio", "LotusConditioning",
-        "MiniMaxH3ImageToVideo", "MiniMaxH3ReferenceToVideo", "MiniMaxMusic3TextEncode", "PiDConditioning",
+        "MiniMaxH3AddGuide", "MiniMaxH3ImageToVideo", "MiniMaxH3ReferenceToVideo", "MiniMaxMusic3TextEncode",
+        "PiDConditioning", "Pixal3DConditioning",
         "ReferenceLatent", "SVD_img2vid_Conditioning", "StyleModelApply", "TextEncodeAceStepAudio",
         "TextEncodeAceStepAudio1.5", "TextEncodeBooguEdit", "TextEncodeJoyImageEdit", "TextEncodeMageFlowEdit",
-        "TextEncodeQwenImageEdit", "TextEncodeQwenImageEditPlus", "TripoSplatConditioning", "VOIDInpaintConditioning",
+        "TextEncodeQwenImage21", "TextEncodeQwenImageEdit", "TextEncodeQwenImageEditPlus", "Trellis2Conditioning",
+        "Trellis2ShapeStage", "Trellis2TextureStage", "Trellis2UpsampleStage", "TripoSplatConditioning",
+        "VOIDInpaintConditioning",
         "Wan22FunControlToVideo", "WanAnimate2ToVideo", "WanAnimateToVideo", "WanCameraImageToVideo", "WanDancerVideo",
         "WanFirstLastFrameToVideo", "WanFunControlToVideo", "WanFunInpaintToVideo", "WanHuMoImageToVideo",
         "WanImageToVideo", "WanMoveTrackToVideo", "WanPhantomSubjectToVideo", "WanSCAILToVideo", "WanSoundImageToVideo",

@@ -230,6 +230,7 @@ WIDGETS: Mapping[str, tuple[str, ...]] = {
     "ComfySwitchNode": ("switch",),
     "PrimitiveBoolean": ("value",),
     "KSamplerSelect": ("sampler_name",),
+    "ModelAttentionBackend": ("attention",),
     "SkipLayerGuidanceDiT": ("double_layers", "single_layers", "scale"),
     "SkipLayerGuidanceDiTSimple": ("double_layers", "single_layers"),
     "UNetTemporalAttentionMultiply": ("self_structural", "self_temporal", "cross_structural", "cross_temporal"),

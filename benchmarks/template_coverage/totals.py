@@ -8,8 +8,9 @@ from typing import Any
 
 from .file_names import Runner, find_runner
 from .installed import Template
-from .judgement import Judgement, judge
+from .judgement import Judgement, judge, run_kinds
 from .loops import step_reasons
+from .newer import NEWEST_RUN, lacking
 from .prompt_graph import read_prompt
 
 
@@ -19,12 +20,14 @@ class Judged:
 
     Args:
         steps: why loops of it go step by step.
+        lacks: what the newest ComfyUI that was run has not of it.
     """
 
     name: str
     usage: int
     judgement: Judgement
     steps: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
     @property
     def runners(self) -> list[Runner]:
@@ -49,6 +52,8 @@ class Judged:
     @property
     def status(self) -> str:
         """One word or two."""
+        if self.lacks:
+            return "newer"
         return "converts" if self.judgement.converts else "not yet"
 
     @property
@@ -71,6 +76,7 @@ class Judged:
             "tokens_split": self.tokens_split,
             "loop": "pool" if self.loops_in_pool else "steps",
             "steps": list(self.steps),
+            "lacks": list(self.lacks),
         }
 
 
@@ -91,7 +97,7 @@ def judge_all(templates: Iterable[Template]) -> list[Judged]:
     """Those that sample with a local diffusion model, in the order given."""
     found = ((each, prompt, judge(prompt)) for each in templates for prompt in [read_prompt(each.workflow)])
     return [
-        Judged(each.name, each.usage, judgement, step_reasons(prompt))
+        Judged(each.name, each.usage, judgement, step_reasons(prompt), lacking(run_kinds(prompt), judgement.files))
         for each, prompt, judgement in found
         if judgement is not None
     ]
@@ -105,29 +111,45 @@ def total(judged: Sequence[Judged], holds: Callable[[Judged], bool] = lambda eac
 
 def total_lines(judged: Sequence[Judged]) -> list[tuple[str, str]]:
     """(what, how many) for the end of the report."""
-    whole = total(judged)
-    now = [each for each in judged if each.judgement.converts]
+    here = known_here(judged)
+    whole = total(here)
+    now = [each for each in here if each.judgement.converts]
     return [
-        ("convert now", total(now).of(whole)),
+        (f"have all their nodes and networks in ComfyUI {NEWEST_RUN}", whole.of(total(judged))),
+        ("of these, convert now", total(now).of(whole)),
         ("of these, one picture's tokens are shared out", total(now, lambda each: each.tokens_split).of(whole)),
         ("of these, `network` is set to ComfyUI", total(now, lambda each: each.needs_own_network).of(whole)),
         ("of these, all loops run in the pool", total(now, lambda each: each.loops_in_pool).of(whole)),
     ]
 
 
-def reason_totals(judged: Sequence[Judged]) -> list[tuple[str, Total]]:
-    """(first reason, templates that it stops), most used first."""
-    stopped: dict[str, list[Judged]] = {}
+def known_here(judged: Sequence[Judged]) -> list[Judged]:
+    """Those of which the newest ComfyUI that was run lacks nothing."""
+    return [each for each in judged if not each.lacks]
+
+
+def lack_totals(judged: Sequence[Judged]) -> list[tuple[tuple[str, ...], list[Judged]]]:
+    """(what is missing, templates that lack just that), most used first."""
+    lacking: dict[tuple[str, ...], list[Judged]] = {}
     for each in judged:
+        if each.lacks:
+            lacking.setdefault(each.lacks, []).append(each)
+    return sorted(lacking.items(), key=lambda pair: -total(pair[1]).usage)
+
+
+def reason_totals(judged: Sequence[Judged]) -> list[tuple[str, Total]]:
+    """(first reason, templates that it stops), most used first; of what the newest ComfyUI that was run has."""
+    stopped: dict[str, list[Judged]] = {}
+    for each in known_here(judged):
         if each.judgement.first is not None:
             stopped.setdefault(str(each.judgement.first), []).append(each)
     return sorted(((reason, total(found)) for reason, found in stopped.items()), key=lambda pair: -pair[1].usage)
 
 
 def step_totals(judged: Sequence[Judged]) -> list[tuple[str, Total]]:
-    """(why loops go step by step, templates that have it, whatever else they have), most used first."""
+    """(why loops go step by step, templates that have it, whatever else they have), most used first; likewise."""
     having: dict[str, list[Judged]] = {}
-    for each in judged:
+    for each in known_here(judged):
         for reason in each.steps if each.judgement.converts else ():
             having.setdefault(reason, []).append(each)
     return sorted(((reason, total(found)) for reason, found in having.items()), key=lambda pair: -pair[1].usage)

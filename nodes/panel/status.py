@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from parallel_runtime.comfyui_contracts import host_notes
 from parallel_runtime.errors import ParallelError
 
 from .gpu_memory import read_gpus
@@ -40,6 +41,7 @@ def read_status(history: RunHistory = HISTORY) -> dict[str, Any]:
         "pools": [_pool(*each) for each in zip(pools, statuses, ranks, strict=True)],
         "gpus": [asdict(gpu) for gpu in gpus],
         "host": _host(),
+        "notes": [note.to_data() for note in host_notes()],
         **history.to_mapping(),
     }
 

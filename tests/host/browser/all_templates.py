@@ -1,6 +1,7 @@
-"""`python -m tests.host.browser.all_templates`: "Use all GPUs" on every official template, in a browser.
+"""`python -m tests.host.browser.all_templates`: "Use all GPUs" on official templates, in a browser.
 
-Prints each that is not as it should be; --write FILE adds the result as JSON, which docs/models.md is made with.
+On all of those whose nodes this ComfyUI has. Prints each that is not as it should be; --write FILE adds the result as
+JSON, which docs/models.md is made with.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import argparse
 import json
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 from benchmarks.template_coverage.installed import PACKAGE, installed_version, read_templates
-from benchmarks.template_coverage.totals import judge_all
+from benchmarks.template_coverage.totals import judge_all, known_here
 from tests.host.comfy_host import ComfyHost
 from tests.host.find_host import find_host
 
@@ -27,7 +29,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="NAME")
     arguments = parser.parse_args()
     templates = {each.name: each for each in read_templates()}
-    judged = [each for each in judge_all(list(templates.values())) if each.name in (arguments.only or templates)]
+    here = known_here(judge_all(list(templates.values())))
+    judged = [each for each in here if each.name in (arguments.only or templates)]
     failed: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="canvas-") as folder:
         comfy = ComfyHost(find_host(), Path(folder) / "base")
@@ -50,6 +53,7 @@ def main() -> int:
     if arguments.write is not None:
         data = {
             "package": f"{PACKAGE} {installed_version()}",
+            "frontend": metadata.version("comfyui-frontend-package"),
             "templates": len(judged),
             "converted": converted,
             "failed": failed,

@@ -111,6 +111,7 @@ export function view(status, act, width) {
   const run = status.runs[0];
   const measured = speed(run, run?.details);
   return [
+    status.notes.map((each) => paragraph(each, { role: "note" })),
     status.gpus.length ? h("h3", {}, word("devices")) : null,
     status.gpus.map(gpu),
     status.pools.length ? status.pools.map((pool) => poolView(pool, status, act)) : h("p", {}, word("noPool")),

@@ -1,0 +1,214 @@
+"""What the pack relies on in ComfyUI's code, as data; and which of it the ComfyUI that is here does not keep.
+
+Asked once, at start: a newer ComfyUI that changed one is told in a sentence, before something fails for it elsewhere.
+docs/comfyui-contracts.md is the same list, made by `python -m docs.list_contracts`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .said import Said, said
+
+OLDEST_RUN, NEWEST_RUN, NEWEST_READ = "0.8.0", "0.33.0", "0.38.1"
+"""Versions of ComfyUI: run with the host tests, and of which code was read."""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A function or class of ComfyUI's.
+
+    Args:
+        place: "module:name".
+        arguments: of a function, those that the pack gives, or that its override of a method takes.
+        overridden: the pack has a method in its place, which ComfyUI calls; else the pack calls it.
+        newer: ComfyUI 0.8.0 has not it, and the pack does without where it is missing.
+        read: it was read in ComfyUI NEWEST_READ, too.
+    """
+
+    place: str
+    arguments: tuple[str, ...] = ()
+    overridden: bool = False
+    newer: bool = False
+    read: bool = False
+
+
+_PATCHER = "comfy.model_patcher:ModelPatcher."
+
+
+def _patcher(**methods: str) -> Iterator[Contract]:
+    """Methods of ModelPatcher that the pack overrides; name -> arguments."""
+    newer = {"get_free_memory", "state_dict_for_saving"}
+    read = methods.keys() - {"state_dict_for_saving", "add_hook_patches", "patch_hooks", "unpatch_hooks", "pre_run"}
+    for name, arguments in methods.items():
+        yield Contract(_PATCHER + name, tuple(arguments.split()), True, name in newer, name in read)
+
+
+def _called(module: str, read: Iterable[str] = (), newer: Iterable[str] = (), **functions: str) -> Iterator[Contract]:
+    """Functions that the pack calls; name, with two underscores for a dot -> arguments."""
+    for written, arguments in functions.items():
+        name = written.replace("__dot__", ".")
+        yield Contract(f"{module}:{name}", tuple(arguments.split()), newer=name in newer, read=name in read)
+
+
+CONTRACTS: tuple[Contract, ...] = (
+    *_patcher(
+        model_size="", loaded_size="", get_free_memory="device", current_loaded_device="",
+        add_patches="patches strength_patch strength_model", clone="disable_dynamic model_override force_deepcopy",
+        get_key_patches="filter_prefix",
+        state_dict_for_saving="clip_state_dict vae_state_dict clip_vision_state_dict",
+        patch_weight_to_device="key device_to inplace_update return_weight force_cast",
+        add_weight_wrapper="name function", add_hook_patches="hook patches strength_patch strength_model",
+        patch_hooks="hooks", unpatch_hooks="whitelist_keys_set", inject_model="", eject_model="",
+        load="device_to lowvram_model_memory force_patch_weights full_load",
+        unpatch_model="device_to unpatch_weights", partially_load="device_to extra_memory force_patch_weights",
+        partially_unload="device_to memory_to_free force_patch_weights", detach="unpatch_all", pre_run="", cleanup="",
+    ),
+    *_called(
+        "comfy.model_patcher", {f"ModelPatcher.{name}" for name in ("get_all_callbacks", "add_wrapper_with_key")},
+        ModelPatcher="model load_device offload_device", ModelPatcher__dot__get_all_callbacks="call_type",
+        ModelPatcher__dot__apply_hooks="hooks force_apply",
+        ModelPatcher__dot__add_wrapper_with_key="wrapper_type key wrapper",
+    ),
+    *_called("comfy.patcher_extension", WrapperExecutor="original class_obj wrappers idx"),
+    *_called(
+        "comfy.samplers", {"KSampler", "KSAMPLER.sample", "sampler_object", "CFGGuider.predict_noise"},
+        KSampler="model steps device sampler scheduler denoise model_options", sampler_object="name",
+        KSAMPLER__dot__sample="model_wrap sigmas extra_args callback noise latent_image denoise_mask disable_pbar",
+        CFGGuider__dot__predict_noise="x timestep model_options seed",
+        calc_cond_batch="model conds x_in timestep model_options",
+        cfg_function="model cond_pred uncond_pred cond_scale x timestep model_options cond uncond",
+        sampling_function="model x timestep uncond cond cond_scale model_options seed",
+    ),
+    *_called(
+        "comfy.sample", prepare_noise="latent_image seed noise_inds", fix_empty_latent_channels="model latent_image",
+        sample_custom="model noise cfg sampler sigmas positive negative latent_image noise_mask callback disable_pbar "
+        "seed",
+    ),
+    *_called(
+        "comfy.sd", {"load_diffusion_model", "load_diffusion_model_state_dict"},
+        load_checkpoint_guess_config="ckpt_path output_vae output_clip output_clipvision embedding_directory "
+        "output_model",
+        load_diffusion_model="unet_path model_options", load_diffusion_model_state_dict="sd model_options",
+    ),
+    *_called(
+        "comfy.model_detection", unet_prefix_from_state_dict="state_dict",
+        model_config_from_unet="state_dict unet_key_prefix metadata",
+        convert_diffusers_mmdit="state_dict output_prefix",
+    ),
+    *_called(
+        "comfy.supported_models_base", BASE__dot__set_inference_dtype="dtype manual_cast_dtype",
+        BASE__dot__get_model="state_dict prefix device", BASE__dot__process_unet_state_dict="state_dict",
+    ),
+    *_called(
+        "comfy.model_base", BaseModel="model_config", BaseModel__dot__extra_conds="kwargs",
+        BaseModel__dot__scale_latent_inpaint="sigma noise latent_image",
+        BaseModel__dot__apply_model="x t c_concat c_crossattn control transformer_options",
+    ),
+    *_called(
+        "comfy.model_management", free_memory="memory_required device", minimum_inference_memory="",
+        get_torch_device="", load_models_gpu="models force_patch_weights", unet_offload_device="",
+        unet_dtype="device model_params supported_dtypes weight_dtype",
+        unet_manual_cast="weight_dtype inference_device supported_dtypes",
+        throw_exception_if_processing_interrupted="", cast_to_device="tensor device dtype copy",
+        lora_compute_dtype="device", InterruptProcessingException="",
+    ),
+    *_called(
+        "comfy.utils", newer={"string_to_seed"}, state_dict_prefix_replace="state_dict replace_prefix filter_keys",
+        weight_dtype="sd", convert_old_quants="state_dict model_prefix metadata", pack_latents="latents",
+        unpack_latents="combined_latent latent_shapes", string_to_seed="data",
+    ),
+    *_called(
+        "comfy.lora", newer={"calculate_shape"},
+        calculate_weight="patches weight key intermediate_dtype original_weights",
+        calculate_shape="patches weight key original_weights",
+    ),
+    *_called("comfy.float", stochastic_rounding="value dtype seed"),
+    *_called(
+        "comfy.conds", CONDRegular="cond", CONDRegular__dot__concat="others", CONDCrossAttn__dot__concat="others",
+        CONDNoiseShape="cond", CONDConstant="cond",
+    ),
+    *_called("comfy.model_sampling", EPS="", CONST="", V_PREDICTION=""),
+    *_called("comfy.ops", newer={"linear_input_act"}, linear_input_act="linear x input_act"),
+    *_called("comfy.quant_ops", QuantizedTensor=""),
+    *_called(
+        "comfy.ldm.modules.attention",
+        attention_pytorch="q k v heads mask attn_precision skip_reshape skip_output_reshape",
+    ),
+)  # fmt: skip
+
+
+def broken_contracts(contracts: Iterable[Contract] = CONTRACTS) -> list[Said]:
+    """A sentence for each that the ComfyUI of this process does not keep; [] where all is well."""
+    return [
+        said(
+            "This ComfyUI changed {place}, which the pack uses: {how}. Update the pack.",
+            place=each.place.replace(":", "."),
+            how=how,
+        )
+        for each in contracts
+        if (how := _change(each)) is not None
+    ]
+
+
+@functools.cache
+def host_notes() -> tuple[Said, ...]:
+    """What there is to say of the ComfyUI of this process, a sentence each."""
+    newer = newer_than_known(importlib.import_module("comfyui_version").__version__)
+    return (*broken_contracts(), *([newer] if newer is not None else []))
+
+
+def newer_than_known(version: str) -> Said | None:
+    """A sentence where a ComfyUI is newer than any that was run or read."""
+    if _numbers(version) <= _numbers(NEWEST_READ):
+        return None
+    return said(
+        "ComfyUI {version} is newer than any that this version of the pack was run with ({run}) or read for ({read}). "
+        "Classes of networks that changed share out CFG branches and pictures alone.",
+        version=version,
+        run=NEWEST_RUN,
+        read=NEWEST_READ,
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
+
+
+def _change(contract: Contract) -> Said | None:
+    module, _, names = contract.place.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError):
+        return None if contract.newer else said("it is gone")
+    try:
+        parameters = inspect.signature(found).parameters
+    except (TypeError, ValueError):  # a class that says nothing of its arguments
+        return None
+    return _differs(contract, parameters)
+
+
+def _differs(contract: Contract, parameters: Mapping[str, inspect.Parameter]) -> Said | None:
+    kinds = {each.kind for each in parameters.values()}
+    named = {
+        name: each
+        for name, each in parameters.items()
+        if name != "self" and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    }
+    given = set(contract.arguments)
+    if contract.overridden:
+        more = [name for name in named if name not in given]
+        return said("it takes {names} as well", names=", ".join(more)) if more else None
+    asked = [name for name, each in named.items() if each.default is each.empty and name not in given]
+    if asked and contract.arguments:
+        return said("it asks for {names}", names=", ".join(asked))
+    left = sorted(given - parameters.keys()) if inspect.Parameter.VAR_KEYWORD not in kinds else []
+    return said("it takes no {names}", names=", ".join(left)) if left else None
