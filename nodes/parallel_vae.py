@@ -10,7 +10,6 @@ from comfy_api.latest import io
 
 from .model_loading import wished_config
 from .node_text import (
-    canvas_language,
     failing_shown,
     move_bar_of_running_node,
     running_node,
@@ -68,7 +67,6 @@ class ParallelVaeNode(io.ComfyNode):
             model="VAE",
             where=running_node,
             move_bar=move_bar_of_running_node,
-            language=canvas_language,
         )
         ranks = resolve_devices(config, torch.cuda.device_count).world_size
         remote = RemoteVae(vae, config, get_pool, ranks, notices)
