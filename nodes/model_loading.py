@@ -16,7 +16,7 @@ from parallel_runtime.said import Said, said, together
 
 from .config_meaning import explain_limits, preview
 from .kept_models import drop_others, keep
-from .network_choice import AUTO, NETWORKS, choose_network
+from .network_choice import choose_network
 from .node_text import (
     find_running_node,
     move_bar_of_running_node,
@@ -53,15 +53,6 @@ def model_inputs() -> list[io.Input]:
             tooltip="Number type of the weights. Default takes what Load Diffusion Model would take for "
             "this file and this GPU; fp8 types are those of Load Diffusion Model.",
         ),
-        io.Combo.Input(
-            "network",
-            options=list(NETWORKS),
-            default=AUTO,
-            optional=True,
-            extra_dict={"advanced": True},
-            tooltip="Whose code computes the model. Auto takes ComfyUI's own network for files, and diffusers' class, "
-            "where it is installed, for diffusers folders.",
-        ),
         ConfigSocket.Input(
             "parallel_config",
             optional=True,
@@ -97,7 +88,6 @@ def load_on_node(
     path: Path,
     hidden: Any,
     weight_dtype: str = DEFAULT_DTYPE,
-    network: str = AUTO,
     parallel_config: Mapping[str, Any] | None = None,
 ) -> tuple[RemoteModelPatcher, Said]:
     """`load_model` for a node: stops with the prompt, shows the plan of each run on the node, and on the node that gave
@@ -126,7 +116,7 @@ def load_on_node(
                 show_text(find_config({name: find_running_node(name) or {}}, name), meaning[0])
 
         size = find_size(hidden.prompt, hidden.unique_id) if config.patches is None else USUAL
-        model, loaded, why = load_model(path, weight_dtype, config, interrupted, show_plan, network, size)
+        model, loaded, why = load_model(path, weight_dtype, config, interrupted, show_plan, size)
         config_node = find_config(hidden.prompt, hidden.unique_id)
         meaning.append(together((preview(config), explain_limits(loaded.details, size) if loaded.details else "")))
         show_text(config_node, meaning[0])
@@ -142,7 +132,6 @@ def load_model(
     config: ParallelConfig,
     interrupted,
     show_plan: Callable[[str], None],
-    network: str = AUTO,
     size: tuple[int, int] = USUAL,
 ) -> tuple[RemoteModelPatcher, Loaded, Said]:
     """Read the header, load the weights in the pool, make the MODEL.
@@ -151,7 +140,6 @@ def load_model(
         The MODEL, what the pool says of it, and what is to be said of the file.
 
     Args:
-        network: one of NETWORKS.
         show_plan: puts a text on the loader; called after each run, too.
         size: of the picture that what the pool says is of.
 
@@ -171,7 +159,7 @@ def load_model(
         # Its processes come up while ComfyUI looks at the file. What is wrong with them is told after that.
         with contextlib.suppress(ParallelError):
             get_pool(config).begin(str(path))
-    chosen = choose_network(path, network, weight_dtype)
+    chosen = choose_network(path, weight_dtype)
     blueprint = draw_blueprint(chosen.opened)
     types = choose_types(blueprint, weight_dtype)
     plain = None if blueprint.stored_dtype is None else types.weights

@@ -1,4 +1,4 @@
-"""Which network runs a file: ComfyUI's own, or diffusers' class. Decided here alone."""
+"""Which network runs a model: ComfyUI's own a file, diffusers' class a folder. Decided here alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from parallel_runtime.loading.host_file import HostFile
 
 _OF_COMFYUI = "comfy."
-AUTO, DIFFUSERS, COMFYUI = "auto", "diffusers", "ComfyUI"
-NETWORKS = (AUTO, DIFFUSERS, COMFYUI)
 
 
 @dataclass(frozen=True)
@@ -33,46 +31,39 @@ class Chosen:
     why: Said = NOTHING
 
 
-def choose_network(path: Path, wanted: str = AUTO, weight_dtype: str = "default") -> Chosen:
-    """Open a file or folder for a network: ComfyUI's own runs every file, diffusers' class folders, and files where it
-    was asked for.
+def choose_network(path: Path, weight_dtype: str = "default") -> Chosen:
+    """Open a file for ComfyUI's own network, or a folder for diffusers' class.
 
     Raises:
         CheckpointError: missing or damaged files.
-        UnsupportedModelError: the network that was asked for does not run it, or none does.
+        UnsupportedModelError: no network runs it.
     """
     from parallel_runtime.loading.checkpoint import open_checkpoint
+    from parallel_runtime.loading.host_file import open_host_file
     from parallel_runtime.networks.diffusers.package import absent, is_installed
 
+    float8 = weight_dtype.startswith("fp8")
     if is_gguf(path):
-        return _choose_for_gguf(path, wanted, weight_dtype)
-    if wanted != DIFFUSERS and (wanted == COMFYUI or not path.is_dir()):
-        return _of_comfyui(_recognise(path))
-    if weight_dtype.startswith("fp8"):
+        if float8:
+            raise UnsupportedModelError(
+                said(
+                    "{path} is a GGUF file, whose weights stay as they are: {setting} does not take them.",
+                    path=path,
+                    setting=f"weight_dtype {weight_dtype}",
+                ),
+                "Set weight_dtype to default.",
+            )
+        return _of_comfyui(open_host_file(path, find_gguf_pack(path)))
+    if not path.is_dir():
+        return _of_comfyui(open_host_file(path))
+    if float8:
         raise UnsupportedModelError(
             said("The diffusers network has no weights of the type {weight_dtype}.", weight_dtype=weight_dtype),
-            "Set network to auto, or weight_dtype to default.",
+            "Set weight_dtype to default.",
         )
     if not is_installed():
         raise absent()
     return Chosen(open_checkpoint(path))
-
-
-def _choose_for_gguf(path: Path, wanted: str, weight_dtype: str) -> Chosen:
-    from parallel_runtime.loading.host_file import open_host_file
-
-    if wanted == DIFFUSERS or weight_dtype.startswith("fp8"):
-        setting = said("the diffusers network") if wanted == DIFFUSERS else f"weight_dtype {weight_dtype}"
-        raise UnsupportedModelError(
-            said(
-                "{path} is a GGUF file, whose weights stay as they are: {setting} does not take them.",
-                path=path,
-                setting=setting,
-            ),
-            "Set network to auto and weight_dtype to default.",
-        )
-    file = open_host_file(path, find_gguf_pack(path))
-    return _of_comfyui(file)
 
 
 def _of_comfyui(file: HostFile) -> Chosen:
@@ -99,14 +90,3 @@ def _of_comfyui(file: HostFile) -> Chosen:
             name=missing[0],
         )
     return Chosen(file, why)
-
-
-def _recognise(path: Path) -> HostFile:
-    from parallel_runtime.loading.host_file import open_host_file
-
-    if path.is_dir():
-        raise UnsupportedModelError(
-            said("{path} is a diffusers folder, and ComfyUI's own network is loaded from a file.", path=path),
-            "Set network to auto or diffusers, or choose a .safetensors file.",
-        )
-    return open_host_file(path)

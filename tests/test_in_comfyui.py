@@ -125,11 +125,9 @@ def test_every_input_of_a_node_is_filled_and_what_is_given_stays():
         assert filled["config"]["inputs"] == {"devices": "0", "cfg": "auto", "compile": expected}
 
 
-def test_a_network_of_comfyuis_is_asked_for_and_several_latents_have_a_node():
-    graph = plain(Way("0", network="ComfyUI"), Picture(HOST_REAL["own-h3"], "own-h3", 1, 4))
-    assert graph["model"]["inputs"]["network"] == "ComfyUI"
+def test_several_latents_have_a_node():
+    graph = plain(Way("0"), Picture(HOST_REAL["own-h3"], "own-h3", 1, 4))
     assert graph["latent"]["class_type"] == "BenchmarkLatents"
-    assert "network" not in plain(Way("0"), Picture(REAL["flux"], "flux", 1, 4))["model"]["inputs"]
 
 
 def test_a_gguf_file_is_loaded_by_the_pack_that_reads_it_and_a_missing_node_is_named():

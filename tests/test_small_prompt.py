@@ -58,7 +58,7 @@ def _small(graph: Graph) -> SmallPrompt:
 
 def test_a_prompt_is_the_templates_from_its_loader_to_its_sampler_and_small():
     small = _small(_graph())
-    made = small.make(None, "auto", "/there")
+    made = small.make(None, "/there")
     kinds = sorted(content["class_type"] for content in made.values())
     wanted = ["CLIPTextEncode", "EmptySD3LatentImage", "KSampler", "StandInCLIP", "StandInSaveSampled", "UNETLoader"]
     assert kinds == wanted
@@ -70,10 +70,9 @@ def test_a_prompt_is_the_templates_from_its_loader_to_its_sampler_and_small():
     assert by_kind["UNETLoader"]["unet_name"] == "flux.safetensors"
     assert json.loads(by_kind["StandInCLIP"]["spec"])["width"] == 48
     # With our loader nothing else is different.
-    parallel = small.make("cpu:2", "ComfyUI", "/there")
+    parallel = small.make("cpu:2", "/there")
     assert parallel.pop("config")["inputs"]["devices"] == "cpu:2"
     (loader,) = [name for name, content in parallel.items() if content["class_type"] == "ParallelLoader"]
-    assert parallel[loader]["inputs"]["network"] == "ComfyUI"
     assert {name: content for name, content in parallel.items() if name != loader} == {
         name: content for name, content in made.items() if name != loader
     }
@@ -81,7 +80,7 @@ def test_a_prompt_is_the_templates_from_its_loader_to_its_sampler_and_small():
 
 def test_what_nothing_stands_in_for_is_named():
     with pytest.raises(CannotStandIn, match="LoaderOfTomorrow gives THING"):
-        _small(_graph("LoaderOfTomorrow", "THING")).make(None, "auto", "/there")
+        _small(_graph("LoaderOfTomorrow", "THING")).make(None, "/there")
 
 
 def test_a_stand_in_has_the_shapes_of_the_model_that_it_serves():
@@ -102,7 +101,7 @@ def test_a_stand_in_has_the_shapes_of_the_model_that_it_serves():
     graph.add("SaveImage", images=("IMAGE", image))
     files = small_files(["sd_xl_base_1.0.safetensors", "flux1-dev.safetensors"])
     infos = {**INFOS, "VAEDecode": _info(samples="LATENT", vae="VAE"), "VAEEncode": _info(pixels="IMAGE", vae="VAE")}
-    made = SmallPrompt("two", read_prompt(graph.workflow()), files.__getitem__, infos).make(None, "auto", "/there")
+    made = SmallPrompt("two", read_prompt(graph.workflow()), files.__getitem__, infos).make(None, "/there")
     specs = {kind: [json.loads(each["inputs"]["spec"]) for each in made.values() if each["class_type"] == kind]
              for kind in ("StandInCLIP", "StandInVAE")}  # fmt: skip
     assert sorted(spec["width"] for spec in specs["StandInCLIP"]) == [48, 2048]
@@ -122,7 +121,7 @@ def test_a_sampler_that_goes_on_after_another_has_a_step(start, wanted):
     links = {"model": "MODEL", "positive": "CONDITIONING", "negative": "CONDITIONING", "latent_image": "LATENT"}
     infos = {**INFOS, "KSamplerAdvanced": _info(steps="INT", start_at_step="INT", **links)}
     files = small_files(["flux1-dev.safetensors"])
-    made = SmallPrompt("late", read_prompt(graph.workflow()), files.__getitem__, infos).make(None, "auto", "/there")
+    made = SmallPrompt("late", read_prompt(graph.workflow()), files.__getitem__, infos).make(None, "/there")
     (inputs,) = [each["inputs"] for each in made.values() if each["class_type"] == "KSamplerAdvanced"]
     assert (inputs["steps"], inputs["start_at_step"]) == (3, wanted)
 

@@ -23,7 +23,6 @@ from benchmarks.template_coverage.node_types import NODE_TYPES, SAMPLERS, Effect
 from benchmarks.template_coverage.prompt_graph import read_prompt
 from benchmarks.template_coverage.totals import judge_all, known_here, reason_totals, total
 from nodes.transportable import option_obstacles, weight_obstacles
-from parallel_runtime.networks.diffusers.registry import MODELS
 from parallel_runtime.networks.tables.comfyui import NETWORKS
 from tests.host.find_host import find_checkout
 from tests.host.older_host import name_version
@@ -321,10 +320,9 @@ def test_effects_are_refused_as_the_pool_refuses_them():
 def test_names_of_files_tell_classes_that_the_tables_have():
     for _, path in file_names._CLASSES:
         assert f"comfy.ldm.{path}" in NETWORKS
-    assert {family for _, family in file_names._DIFFUSERS} <= {spec.name for spec in MODELS}
     runner = find_runner("wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors")
-    assert (runner.title, runner.diffusers, runner.tokens_split, runner.weights) == ("Wan", "", True, "scaled fp8")
-    assert find_runner("sub/wan2.1_t2v_1.3B_fp16.safetensors").diffusers == "wan"
+    assert (runner.title, runner.tokens_split, runner.weights) == ("Wan", True, "scaled fp8")
+    assert find_runner("sub/wan2.1_t2v_1.3B_fp16.safetensors").weights == "plain"
     assert find_runner("wan_animate_2_int8_convrot.safetensors").weights == "int8_convrot"
     assert not find_runner("sd_xl_base_1.0.safetensors").tokens_split
     assert find_runner("tomorrow.safetensors").title == "?"

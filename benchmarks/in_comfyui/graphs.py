@@ -24,7 +24,6 @@ class Way:
     Args:
         devices: of Parallel Config, or BY_DEFAULT; "" is ComfyUI's own loader.
         sampler: node of the sampler.
-        network: whose code Parallel Loader takes; "" leaves it to it.
         weights: of Parallel Config; "" leaves them to it.
         compile: of Parallel Config; "" is what the command line says.
         attention: of Parallel Config; "" leaves it to it.
@@ -33,7 +32,6 @@ class Way:
 
     devices: str = ""
     sampler: str = "KSampler"
-    network: str = ""
     weights: str = ""
     compile: str = ""
     attention: str = ""
@@ -286,7 +284,7 @@ def load(way: Way, file: str, name: str) -> Graph:
         if file_name(file).endswith(GGUF):
             return {name: node("UnetLoaderGGUF", unet_name=file_name(file))}
         return {name: node("UNETLoader", unet_name=file_name(file), weight_dtype=way.weight_dtype)}
-    loader = {"model_name": file_name(file), **({"network": way.network} if way.network else {})}
+    loader = {"model_name": file_name(file)}
     if way.devices == BY_DEFAULT:
         return {name: node("ParallelLoader", **loader)}
     wishes = {key: value for key in ("weights", "compile", "attention") if (value := getattr(way, key))}

@@ -112,9 +112,8 @@ def _video(one: str, many: str) -> Iterator[Measure]:
 
 def _host_networks(one: str, many: str) -> Iterator[Measure]:
     for file, family in HOST_REAL.items():
-        own = [Way(way.devices, way.sampler, "ComfyUI") for way in _ways(one, many)]
         several = isinstance(family, HostFamily) and family.latents  # Parallel Sampler takes them step by step
-        for way in (NATIVE, *(each for each in own if each.sampler == "KSampler" or not several)):
+        for way in (NATIVE, *(each for each in _ways(one, many) if each.sampler == "KSampler" or not several)):
             name = f"{file} {'native' if not way.devices else f'{way.sampler} {way.devices}'}"
             bound = 240 if family.frames or several else 180
             yield Measure(name, (file,), bound, partial(short_speed, file=file, way=way), way.gpus)
@@ -152,14 +151,13 @@ def _experts(one: str, many: str) -> Iterator[Measure]:
 
 
 def _lora(one: str, many: str) -> Iterator[Measure]:
-    for way in (NATIVE, Way(one), Way(many), Way(one, network="ComfyUI")):
+    for way in (NATIVE, Way(one), Way(many)):
         run = partial(lora, file="flux", way=way)
-        name = f"lora {way.devices or 'native'} {way.network}".strip()
-        yield Measure(name, ("flux",), 220, run, way.gpus)
+        yield Measure(f"lora {way.devices or 'native'}", ("flux",), 220, run, way.gpus)
 
 
 def _controlnet(one: str, many: str) -> Iterator[Measure]:
-    for way in (NATIVE, Way(one, network="ComfyUI"), Way(many, network="ComfyUI")):
+    for way in (NATIVE, Way(one), Way(many)):
         run = partial(controlnet, file="flux", way=way)
         yield Measure(f"controlnet {way.devices or 'native'}", ("flux",), 240, run, way.gpus)
 
@@ -182,16 +180,16 @@ def _faults(one: str, many: str) -> Iterator[Measure]:
 
 def _memory_limit(one: str, many: str) -> Iterator[Measure]:
     """Under each limit what fits; without one, what it costs beside."""
-    for file, network in (("flux", ""), ("own-qwen", "ComfyUI"), ("own-ltx", "ComfyUI"), ("own-h3", "ComfyUI")):
-        for gib, way in _limits(one, many, network):
+    for file in ("flux", "own-qwen", "own-ltx", "own-h3"):
+        for gib, way in _limits(one, many):
             yield _limited(f"limit {file}", (file,), 170, partial(short_speed, file=file, way=way), way, gib)
     twins = ("own-wan", "own-wan" + TWIN)
-    for gib, way in _limits(one, many, "ComfyUI"):
+    for gib, way in _limits(one, many):
         yield _limited("limit experts", twins, 220, partial(experts, files=twins, way=way), way, gib)
 
 
-def _limits(one: str, many: str, network: str) -> Iterator[tuple[float, Way]]:
-    whole, dealt = Way(many, network=network), Way(many, network=network, weights="dealt")
+def _limits(one: str, many: str) -> Iterator[tuple[float, Way]]:
+    whole, dealt = Way(many), Way(many, weights="dealt")
     host, auto = replace(dealt, weights="host"), replace(dealt, weights="auto")
     alone = replace(host, devices=one)
     for gib, ways in (

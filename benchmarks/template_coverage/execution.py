@@ -122,7 +122,6 @@ class Execution:
         """Run one; whatever comes of it is in the result."""
         small_of = _files(judged)
         files = tuple(file.stem for file in small_of.values())
-        network = "ComfyUI" if judged.needs_own_network else "auto"
         small = SmallPrompt(judged.name, read_prompt(template.workflow), small_of.__getitem__, self._infos)
         try:
             self._leave_light(files)
@@ -135,7 +134,7 @@ class Execution:
                 folder.mkdir(parents=True, exist_ok=True)
                 for old in folder.iterdir():
                     old.unlink()
-                graph = small.make(devices, network, str(folder), weight_dtype)
+                graph = small.make(devices, str(folder), weight_dtype)
                 began = time.time()
                 run = self._server.run(graph, time.monotonic() + _SECONDS)
                 if run.error:

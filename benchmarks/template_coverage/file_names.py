@@ -58,14 +58,6 @@ _CLASSES: tuple[tuple[str, str], ...] = (
 )
 """Pattern of a file's name -> class; the first that fits."""
 
-_DIFFUSERS: tuple[tuple[str, str], ...] = (
-    (r"flux1-(dev|schnell|fill-dev|canny-dev|depth-dev)\.", "flux"),
-    (r"flux-2-klein-(base-)?[49]b\.", "flux2"),
-    (r"wan2\.\d_(t2v|i2v|flf2v|ti2v|fun_inp)|chrono_edit", "wan"),
-    (r"sd_xl_(base|turbo)", "sdxl"),
-)
-"""Pattern of a plain file's name -> family of the diffusers registry, which `auto` takes for it."""
-
 _FORMATS = (
     ("int8_convrot", r"int8.convrot"),
     ("scaled fp8", r"fp8(_e4m3fn)?_scaled"),
@@ -80,19 +72,16 @@ class Runner:
 
     Args:
         title: of the family; "?" where the name tells nothing.
-        diffusers: name of diffusers' family where `auto` takes that; "" for ComfyUI's own network.
         tokens_split: ranks share out the tokens of one picture; else the batch alone.
         weights: how they are stored.
     """
 
     title: str
-    diffusers: str
     tokens_split: bool
     weights: str
 
     def __str__(self) -> str:
-        network = "diffusers" if self.diffusers else "ComfyUI"
-        return f"{self.title}, {network}, {self.weights}, {'tokens' if self.tokens_split else 'batch alone'}"
+        return f"{self.title}, {self.weights}, {'tokens' if self.tokens_split else 'batch alone'}"
 
 
 def find_runner(file: str) -> Runner:
@@ -100,10 +89,8 @@ def find_runner(file: str) -> Runner:
     name = file.lower().replace("\\", "/").rsplit("/", 1)[-1]
     weights = next((title for title, pattern in _FORMATS if re.search(pattern, name)), "plain")
     network = NETWORKS.get(_LDM + class_of(name))
-    diffusers = next((family for pattern, family in _DIFFUSERS if re.search(pattern, name)), "")
     return Runner(
         title=network.title if network else "?",
-        diffusers=diffusers if weights == "plain" else "",
         tokens_split=bool(network and network.blocks),
         weights=weights,
     )

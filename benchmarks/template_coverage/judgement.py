@@ -10,7 +10,6 @@ from .node_types import (
     LOADERS,
     NODE_TYPES,
     OUTPUTS,
-    OWN_NETWORK_FOR,
     SAMPLERS,
 )
 from .prompt_graph import Node, Output, Path
@@ -40,12 +39,10 @@ class Judgement:
     Args:
         files: of the diffusion models that it samples with.
         reasons: on the way from the loaders to the samplers; () where it converts.
-        needs: what diffusers' networks refuse of it.
     """
 
     files: tuple[str, ...]
     reasons: tuple[Reason, ...] = ()
-    needs: tuple[str, ...] = ()
 
     @property
     def converts(self) -> bool:
@@ -67,10 +64,8 @@ def judge(prompt: Prompt) -> Judgement | None:
     order = sorted(run.model_nodes(sampled), key=lambda path: (run.distance(path), path))
     # A node that is met twice (two experts, two stages) says the same.
     reasons = dict.fromkeys(reason for path in (*sorted(sampled), *order) for reason in run.reasons(path))
-    kinds = {prompt[path].kind for path in run.reached(order)}
-    needs = dict.fromkeys(text for kind, text in OWN_NETWORK_FOR.items() if kind in kinds)
     files = dict.fromkeys(run.file(path) for path in sorted(sampled))
-    return Judgement(tuple(files), tuple(reasons), tuple(needs))
+    return Judgement(tuple(files), tuple(reasons))
 
 
 def run_kinds(prompt: Prompt) -> set[str]:

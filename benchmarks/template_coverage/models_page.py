@@ -27,9 +27,9 @@ _HEAD = """# Models
 *Made by `python -m benchmarks.template_coverage --write-docs`; a test compares it with the tables that it is made of.*
 
 Parallel Loader and Parallel Checkpoint Loader run any diffusion model that your ComfyUI loads. Two sources of networks
-run them: ComfyUI's own class every file, and diffusers' class folders of the families below; the loader's `network`
-input chooses, and `auto` does what this page says. A network shares out the tokens of one picture or
-video over the GPUs, or, where that cannot be done, CFG branches and the pictures of a batch alone."""
+run them: ComfyUI's own class every file, and diffusers' class folders of the families below. A network shares out the
+tokens of one picture or video over the GPUs, or, where that cannot be done, CFG branches and the pictures of a batch
+alone."""
 
 _FORMATS = """## Formats
 

@@ -155,14 +155,6 @@ CONDITIONINGS = frozenset(
 """Nodes that give a CONDITIONING of tensors and numbers, which travel, or add control residuals, which do, too. Hooks
 and GLIGEN, which change weights and blocks, are not among them."""
 
-OWN_NETWORK_FOR: Mapping[str, str] = {
-    "ControlNetApply": "ControlNet",
-    "ControlNetApplyAdvanced": "ControlNet",
-    "ControlNetApplySD3": "ControlNet",
-    "ScaleROPE": "scaled positions",
-}
-"""What diffusers' networks refuse and ComfyUI's own take: then the loader's `network` has to say ComfyUI."""
-
 OUTPUTS = re.compile(
     r"(Save|Preview)\w+|ImageCompare|MaskPreview|ImageCompositor|CreateBoundingBoxes|(Meshy|Tencent|Tripo)\w+ModelNode"
 )

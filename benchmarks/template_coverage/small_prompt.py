@@ -67,19 +67,18 @@ class SmallPrompt:
         self._kept: dict[Path, str] = {}
         self.loaders = self._run.sampled_loaders()
 
-    def make(self, devices: str | None, network: str, folder: str, weight_dtype: str = "default") -> Prompt:
+    def make(self, devices: str | None, folder: str, weight_dtype: str = "default") -> Prompt:
         """The graph in API form; each sampler's latent is written to FOLDER/NUMBER.safetensors.
 
         Args:
             devices: of Parallel Config; None for Load Diffusion Model.
-            network: of Parallel Loader.
             weight_dtype: of both loaders.
 
         Raises:
             CannotStandIn: see there.
         """
         self._made, self._kept = {}, {}
-        self._devices, self._network, self._weight_dtype = devices, network, weight_dtype
+        self._devices, self._weight_dtype = devices, weight_dtype
         if devices is not None:
             auto = dict.fromkeys(("cfg", "data", "ulysses", "attention"), "auto")
             self._made["config"] = _node("ParallelConfig", devices=devices, compile="off", **auto)
@@ -117,7 +116,7 @@ class SmallPrompt:
         file = self._file_of(self._run.file(path)).name
         if self._devices is None:
             return _node("UNETLoader", unet_name=file, weight_dtype=self._weight_dtype)
-        common = {"weight_dtype": self._weight_dtype, "network": self._network, "parallel_config": ["config", 0]}
+        common = {"weight_dtype": self._weight_dtype, "parallel_config": ["config", 0]}
         return _node("ParallelLoader", model_name=file, **common)
 
     def _link(self, to: Output, name: str, taker: Node) -> Any:

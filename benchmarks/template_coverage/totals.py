@@ -35,11 +35,6 @@ class Judged:
         return list(dict.fromkeys(map(find_runner, self.judgement.files)))
 
     @property
-    def needs_own_network(self) -> bool:
-        """The loader's `network` has to say ComfyUI."""
-        return bool(self.judgement.needs) and any(runner.diffusers for runner in self.runners)
-
-    @property
     def tokens_split(self) -> bool:
         """Ranks share out the tokens of one picture for each of its files."""
         return all(runner.tokens_split for runner in self.runners)
@@ -58,10 +53,8 @@ class Judged:
 
     @property
     def why(self) -> str:
-        """The first reason, or how it converts."""
-        if self.judgement.first is not None:
-            return str(self.judgement.first)
-        return f"with network = ComfyUI, for {', '.join(self.judgement.needs)}" if self.needs_own_network else ""
+        """The first reason; "" where it converts."""
+        return "" if self.judgement.first is None else str(self.judgement.first)
 
     def as_data(self) -> dict[str, Any]:
         """For --json."""
@@ -118,7 +111,6 @@ def total_lines(judged: Sequence[Judged]) -> list[tuple[str, str]]:
         (f"have all their nodes and networks in ComfyUI {NEWEST_RUN}", whole.of(total(judged))),
         ("of these, convert now", total(now).of(whole)),
         ("of these, one picture's tokens are shared out", total(now, lambda each: each.tokens_split).of(whole)),
-        ("of these, `network` is set to ComfyUI", total(now, lambda each: each.needs_own_network).of(whole)),
         ("of these, all loops run in the pool", total(now, lambda each: each.loops_in_pool).of(whole)),
     ]
 

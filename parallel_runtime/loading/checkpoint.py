@@ -156,8 +156,8 @@ def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Ma
 def _quantised(path: Path, why: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         said("{path} {why}.", path=path, why=why),
-        "The diffusers network runs plain files alone: set network to auto in Parallel Loader, or use the bf16, fp16 "
-        "or fp32 file of this model.",
+        "The diffusers network runs plain files alone: choose a .safetensors file in Parallel Loader, or use the "
+        "bf16, fp16 or fp32 file of this model.",
     )
 
 

@@ -36,10 +36,7 @@ _PICKLE = (
 _FOREIGN = {
     b"GGUF": (
         said("a GGUF file"),
-        said(
-            "Choose it in Parallel Loader, with .gguf at the end of its name and network on auto, or a safetensors "
-            "file."
-        ),
+        said("Choose it in Parallel Loader, with .gguf at the end of its name, or a safetensors file."),
     ),
     b"PK\x03\x04": _PICKLE,
     b"\x80\x02": _PICKLE,

@@ -32,10 +32,10 @@ def checkpoint(host):
     (folder / "whole.safetensors").unlink(missing_ok=True)
 
 
-def compare(host, file: Path, native: Prompt, parallel: Prompt, network: str) -> torch.Tensor:
+def compare(host, file: Path, native: Prompt, parallel: Prompt) -> torch.Tensor:
     """Assert that both loaders give the same latent; return it."""
     native["model"] = node("CheckpointLoaderSimple", ckpt_name=file.name)
-    inputs = {"weight_dtype": "default", "network": network, "parallel_config": link("config")}
+    inputs = {"weight_dtype": "default", "parallel_config": link("config")}
     parallel["model"] = node("ParallelCheckpointLoader", ckpt_name=file.name, **inputs)
     latent, wanted = (host.latent(host.run(graph), SAVE) for graph in (parallel, native))
     assert wanted.std() > 0.1
@@ -71,12 +71,10 @@ def test_weights_beside_the_network_are_read(host, checkpoint, name, prefix):
         whole["conditioner.conditioners.prompt.padding_embedding"] = padding
     save_file(whole, checkpoint)
     family, workflow = (FAMILIES | LARGE_FAMILIES)[name], Workflow(cfg=4.0, steps=2)
-    compare(host, checkpoint, family.graph(workflow), family.graph(workflow.on("cpu:2")), "auto")
+    compare(host, checkpoint, family.graph(workflow), family.graph(workflow.on("cpu:2")))
 
 
-@pytest.mark.parametrize("network", ["auto", "ComfyUI"])
-@pytest.mark.slow_but_for("auto")
-def test_a_checkpoint_says_how_it_is_sampled(host, checkpoint, network):
+def test_a_checkpoint_says_how_it_is_sampled(host, checkpoint):
     write_original(find_by_name("sdxl"), checkpoint, tiny_sdxl.recognised_config(), "model.diffusion_model.")
     tensors = load_file(checkpoint)
     workflow = Workflow(cfg=4.0, steps=2, latent=(0, 1, 16, 24))
@@ -91,7 +89,7 @@ def test_a_checkpoint_says_how_it_is_sampled(host, checkpoint, network):
     latents = []
     for said in ({}, {"v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)}):
         save_file(tensors | said, checkpoint)
-        latents.append(compare(host, checkpoint, graph(workflow), graph(workflow.on("cpu:2")), network))
+        latents.append(compare(host, checkpoint, graph(workflow), graph(workflow.on("cpu:2"))))
     assert (latents[0] - latents[1]).abs().max() > 0.1 * latents[0].abs().max()
 
 

@@ -65,7 +65,7 @@ def test_families_give_comfyuis_latent_with_tokens_shared_out_and_branches_dealt
     needed = 3 * 4 * (host.base / "models" / "diffusion_models" / file).stat().st_size
     if name in LARGE_FAMILIES and psutil.virtual_memory().available < needed + (4 << 30):
         pytest.skip(f"needs {(needed >> 30) + 4} GiB of free memory")
-    alone = Workflow(model=file, network="ComfyUI", steps=2)
+    alone = Workflow(model=file, steps=2)
     both = replace(alone, cfg=4.0)
     runs_of_theirs = {each: host.run(family.graph(each)) for each in (alone, both)}
     if failed := next((run.error["exception_message"] for run in runs_of_theirs.values() if run.error), ""):
@@ -92,7 +92,6 @@ def test_families_give_comfyuis_latent_with_tokens_shared_out_and_branches_dealt
 def test_a_guider_with_a_scale_for_sound_of_its_own_runs_in_the_pool(host, write, devices):
     workflow = Workflow(
         model=write("ltx-2"),
-        network="ComfyUI",
         steps=2,
         sampler_node="SamplerCustomAdvanced",
         sampler="euler_ancestral",
@@ -110,7 +109,7 @@ def test_a_guider_with_a_scale_for_sound_of_its_own_runs_in_the_pool(host, write
 @pytest.mark.slow_but_for("cpu:2")
 @pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
 def test_guidance_away_from_a_sound_that_is_left_out_runs_in_the_pool(host, write, devices):
-    workflow = Workflow(model=write("ltx-2"), network="ComfyUI", steps=4, cfg=3.0)
+    workflow = Workflow(model=write("ltx-2"), steps=4, cfg=3.0)
     latents = []
     for scale, each in ((0.0, workflow), (3.0, workflow), (3.0, workflow.on(devices))):
         graph = replace(FAMILIES["ltx-2"], mask=False).graph(each)

@@ -46,14 +46,14 @@ def compare(host, workflow: Workflow, parallel: Workflow, tolerance: float = TOL
 @pytest.mark.parametrize("name", CASES)
 def test_flux_through_comfyuis_network_under_ksampler(host, name):
     workflow = CASES[name]
-    compare(host, workflow, replace(workflow.on("cpu:2"), network="ComfyUI"))
+    compare(host, workflow, workflow.on("cpu:2"))
 
 
 @pytest.mark.slow_but_for("cfg, batch, odd sizes")
 @pytest.mark.parametrize("name", ["cfg, unequal prompts", "cfg, batch, odd sizes", "a reference latent"])
 def test_flux_through_comfyuis_network_in_the_pool(host, name):
     workflow = CASES[name]
-    parallel = replace(workflow.on("cpu:2", "ParallelSampler"), network="ComfyUI")
+    parallel = workflow.on("cpu:2", "ParallelSampler")
     assert sampled_in_pool(compare(host, workflow, parallel))
 
 
@@ -65,9 +65,9 @@ def test_flux_through_comfyuis_network_in_the_pool(host, name):
 def test_what_the_network_itself_does_not_take_costs_the_prompt_and_not_the_pool(host, sampler_node, side):
     """The negative's is a branch that one rank has alone."""
     workflow = Workflow(steps=2, cfg=4.0 if side == "negative" else 1.0)
-    parallel = replace(workflow.on("cpu:2", sampler_node), network="ComfyUI")
+    parallel = workflow.on("cpu:2", sampler_node)
     if sampler_node == "ParallelSampler":
-        compare(host, workflow, replace(workflow.on("cpu:3", sampler_node), network="ComfyUI"))
+        compare(host, workflow, workflow.on("cpu:3", sampler_node))
     compare(host, workflow, parallel)  # maybe in a pool with a rank that has no part in it
     processes = pool_pids(host)
     wrong = parallel.prompt()
@@ -115,9 +115,7 @@ def test_one_rank_gives_the_bits_of_load_diffusion_model_with_comfyuis_attention
         assert torch.equal(latent, wanted)
 
 
-@pytest.mark.slow_but_for("auto")
-@pytest.mark.parametrize("network", ["auto", "ComfyUI"])
-def test_a_checkpoints_model_runs_in_the_pool_beside_comfyuis_clip_and_vae(host, network):
+def test_a_checkpoints_model_runs_in_the_pool_beside_comfyuis_clip_and_vae(host):
     folder = host.base / "models" / "checkpoints"
     file = folder / "whole.safetensors"
     folder.mkdir(exist_ok=True)
@@ -128,7 +126,7 @@ def test_a_checkpoints_model_runs_in_the_pool_beside_comfyuis_clip_and_vae(host,
         workflow = Workflow(cfg=4.0, lengths=(9, 5), steps=2)
         native, parallel = workflow.prompt(), workflow.on("cpu:2").prompt()
         native["model"] = node("CheckpointLoaderSimple", ckpt_name=file.name)
-        inputs = {"weight_dtype": "default", "network": network, "parallel_config": link("config")}
+        inputs = {"weight_dtype": "default", "parallel_config": link("config")}
         parallel["model"] = node("ParallelCheckpointLoader", ckpt_name=file.name, **inputs)
         latent, wanted = (host.latent(host.run(graph), SAVE) for graph in (parallel, native))
     finally:

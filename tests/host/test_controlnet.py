@@ -124,7 +124,7 @@ def as_sd3(nets: ComfyHost, workflow: Workflow, controls: list[Control]) -> tupl
 def test_stages_take_residuals_step_by_step(nets):
     """What a ControlNet adds behind a block is added on the stage that has the block, or takes over behind it."""
     workflow, controls = CASES["CFG, unequal prompts"]
-    staged = replace(workflow.on("cpu:2"), stages=(2, 2, 1), network="ComfyUI")
+    staged = replace(workflow.on("cpu:2"), stages=(2, 2, 1))
     wanted = nets.latent(nets.run(controlled(workflow, controls)), SAVE)
     ours = nets.latent(nets.run(controlled(staged, controls)), SAVE)
     assert wanted.std() > 0.1

@@ -11,7 +11,7 @@ import pytest
 
 from .comfy_host import PromptRefused, Run
 from .host_models import write_model
-from .workflow import LOADER, SAMPLER, SAVE, Workflow
+from .workflow import FOLDER, LOADER, SAMPLER, SAVE, Workflow
 
 pytestmark = pytest.mark.host
 
@@ -163,9 +163,9 @@ BAD = {
         Workflow(loader="cpu:2", patch="inside during a run", sampler_node="ParallelSampler"),
         _REPLACED,
     ),
-    "scaled positions, with the diffusers network": (
-        Workflow(loader="cpu:2", patch="rope", network="diffusers"),
-        r"diffusers network cannot carry.*RoPE.*network in Parallel Loader to auto",
+    "scaled positions, of a diffusers folder": (
+        Workflow(loader="cpu:2", patch="rope", model=FOLDER),
+        r"diffusers network cannot carry.*RoPE.*Choose a .safetensors file",
     ),
     "a MODEL of another loader": (Workflow(sampler_node="ParallelSampler"), r"Parallel Loader.*another loader"),
     "a VAE": (

@@ -12,7 +12,7 @@ import torch
 
 from .older_host import name_version
 from .test_same_picture import PICTURE
-from .workflow import FIRST, SAMPLER, SAVE, Prompt, Workflow, link, node
+from .workflow import FIRST, FOLDER, MODEL, SAMPLER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
 
@@ -42,8 +42,8 @@ NODES = {
 }
 OF_FORMATS = {"scaled fp8": "scaled_fp8", "int8": "int8_tensorwise"}
 FILES = {
-    "diffusers": Workflow(),
-    "ComfyUI": Workflow(network="ComfyUI"),
+    "diffusers": Workflow(model=FOLDER),
+    "ComfyUI": Workflow(),
     "scaled fp8": Workflow(model=f"{OF_FORMATS['scaled fp8']}.safetensors"),
     "int8": Workflow(model=f"{OF_FORMATS['int8']}.safetensors", attention="ComfyUI"),
     "GGUF": Workflow(model="Q8_0.gguf"),
@@ -77,13 +77,13 @@ class Row:
     def workflow(self) -> Workflow:
         """With Load Diffusion Model."""
         file = FILES[self.file]
-        return replace(NODES[self.by], sampler=self.sampler, model=file.model)
+        return replace(NODES[self.by], sampler=self.sampler, model=MODEL if file.model == FOLDER else file.model)
 
     @property
     def parallel(self) -> Workflow:
         """Over the ranks."""
         file = FILES[self.file]
-        return replace(self.workflow, loader=f"cpu:{self.ranks}", network=file.network, attention=file.attention)
+        return replace(self.workflow, loader=f"cpu:{self.ranks}", model=file.model, attention=file.attention)
 
 
 def rows() -> Iterator[Row]:

@@ -15,7 +15,7 @@ from tests.tiny_lora import FLUX, FLUX_DIFFUSERS, KINDS, SD3, SD3_DIFFUSERS, Lay
 
 from .older_host import name_version
 from .test_graph_stays_a_graph import pool_pids
-from .workflow import SAMPLER, SAVE, Prompt, Workflow, link, node
+from .workflow import FOLDER, MODEL, SAMPLER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
 
@@ -89,7 +89,8 @@ def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 BASE = Workflow(steps=2)
-NETWORKS = ("diffusers", "ComfyUI")
+NETWORKS = {"diffusers": FOLDER, "ComfyUI": MODEL}
+"""Each runs what it reads of one model."""
 
 
 @pytest.mark.slow_but_for("diffusers-dora", "ComfyUI-lokr")
@@ -97,7 +98,7 @@ NETWORKS = ("diffusers", "ComfyUI")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_kind_gives_what_load_diffusion_model_gives(host, network, file):
     wanted = latent(host, BASE, Lora(file))
-    ours = latent(host, replace(BASE.on("cpu:2"), network=network), Lora(file))
+    ours = latent(host, replace(BASE.on("cpu:2"), model=NETWORKS[network]), Lora(file))
     assert_same(ours, wanted)
     changed = (wanted - latent(host, BASE)).abs().max() > 10 * TOLERANCE * wanted.abs().max()
     assert changed == (file != "nothing")
@@ -113,7 +114,7 @@ def run_anew(host, workflow: Workflow, *loras: Lora) -> torch.Tensor:
 @pytest.mark.slow_but_for("diffusers")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_strengths_change_files_stack_and_what_is_removed_leaves_nothing(host, network):
-    parallel = replace(BASE.on("cpu:2"), network=network)
+    parallel = replace(BASE.on("cpu:2"), model=NETWORKS[network])
     strong, negative, other = Lora("lora", 1.2), Lora("lora", -0.6), Lora("diffusers names", 0.9)
     sets = [(), (strong,), (negative,), (strong, other), (other,), (strong,), (Lora("set"), other), ()]
     ours = [run_anew(host, parallel, *loras) for loras in sets]
@@ -139,7 +140,6 @@ PLANS = {
     "one rank": BASE.on("cpu:1"),
     "cfg": replace(BASE, cfg=4.0, lengths=(9, 5)).on("cpu:2"),
     "stages": replace(BASE, stages=(2, 1, 1)).on("cpu:2"),
-    "stages of ComfyUI's network": replace(BASE, stages=(2, 1, 1), network="ComfyUI").on("cpu:2"),
     "stages in the pool": replace(BASE, stages=(2, 2, 1), steps=1).on("cpu:2", "ParallelSampler"),
     "in the pool": BASE.on("cpu:3", "ParallelSampler"),
 }
@@ -162,7 +162,7 @@ BYPASSED = ("lora", "loha", "lokr", "boft", "diff")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_bypass_lora_acts_beside_its_layers(host, network, file):
     lora = Lora(file, 0.7, "LoraLoaderBypassModelOnly")
-    parallel = replace(BASE.on("cpu:2"), network=network)
+    parallel = replace(BASE.on("cpu:2"), model=NETWORKS[network])
     assert_same(latent(host, parallel, lora), latent(host, BASE, lora))
     assert_same(run_anew(host, parallel), latent(host, BASE))
 
@@ -170,7 +170,7 @@ def test_a_bypass_lora_acts_beside_its_layers(host, network, file):
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_bypass_that_fails_in_comfyui_is_refused_by_name_and_the_pool_lives(host, network):
-    parallel = replace(BASE.on("cpu:2"), network=network)
+    parallel = replace(BASE.on("cpu:2"), model=NETWORKS[network])
     for file in ("oft", "glora"):
         run = host.run(with_loras(parallel.prompt(), Lora(file, 0.7, "LoraLoaderBypassModelOnly")))
         assert run.error is not None
@@ -220,7 +220,7 @@ def test_hooks_give_each_prompt_its_weights_on_their_schedule(host, network):
     workflow = replace(BASE, cfg=3.0, steps=4)
     lora = Lora("peft", 0.3)
     prompts = [with_loras(with_hooks(each.prompt()), lora)
-               for each in (replace(workflow.on("cpu:2"), network=network), workflow)]  # fmt: skip
+               for each in (replace(workflow.on("cpu:2"), model=NETWORKS[network]), workflow)]  # fmt: skip
     ours, wanted = (host.latent(host.run(prompt), SAVE) for prompt in prompts)
     assert_same(ours, wanted)
     without = latent(host, workflow, lora)
@@ -276,7 +276,7 @@ def test_another_model_as_a_lora_of_one_prompt(host, network):
         prompt["positive"] = hooked("text", "hook")
         return prompt
 
-    parallel = replace(BASE.on("cpu:2"), network=network)
+    parallel = replace(BASE.on("cpu:2"), model=NETWORKS[network])
     ours, wanted = (host.latent(host.run(graph(each)), SAVE) for each in (parallel, BASE))
     assert_same(ours, wanted)
     assert (wanted - latent(host, BASE, Lora("peft", 0.3))).abs().max() > 10 * TOLERANCE * wanted.abs().max()

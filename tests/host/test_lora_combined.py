@@ -116,7 +116,7 @@ def test_a_lora_on_ours_is_in_what_is_saved_and_in_what_is_merged(host):  # noqa
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_bypass_lora_beside_plain_ones_on_three_ranks(host, network):  # noqa: F811
     loras = Lora("lora", 0.7, BYPASS), Lora("diffusers names", -0.6), Lora("loha", 0.5), Lora("lokr", 0.4, BYPASS)
-    parallel = replace(BASE.on("cpu:3"), network=network)
+    parallel = replace(BASE.on("cpu:3"), model=NETWORKS[network])
     wanted = latent(host, BASE, *loras)
     assert changes(wanted, latent(host, BASE, *loras[1:3]))
     plain = run_anew(host, parallel)

@@ -93,7 +93,7 @@ def graph_of(family: str, workflow: Workflow) -> Prompt:
 @pytest.mark.parametrize("name", WORKS)
 def test_a_node_gives_the_latent_that_it_gives_with_comfyuis_own_loader(host, write, name):  # noqa: F811
     family, kind, inputs = WORKS[name]
-    workflow = Workflow(network="ComfyUI", cfg=3.0, steps=10 if "Cache" in kind else 4)
+    workflow = Workflow(cfg=3.0, steps=10 if "Cache" in kind else 4)
     if kind in _OF_ONE_ROW:
         workflow = replace(workflow, cfg=1.0)
     if kind in _OF_FLUX_ALONE:
@@ -131,7 +131,7 @@ def test_networks_beside_two_models_of_one_file_are_told_apart(host):
         made["network"]["inputs"]["seed"] = seed
         return made
 
-    workflow = Workflow(network="ComfyUI", cfg=1.0, steps=2)
+    workflow = Workflow(cfg=1.0, steps=2)
     first, second = (host.latent(host.run(graph(workflow, seed)), SAVE) for seed in (0, 1))
     scale = first.abs().max()
     assert (first - second).abs().max() > 100 * TOLERANCE * scale

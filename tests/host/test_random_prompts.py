@@ -17,7 +17,7 @@ from tests.tiny_lora import FLUX, SD3, write_lora
 from .comfy_host import ComfyHost, Run
 from .test_graph_stays_a_graph import pool_pids
 from .test_lora import Lora, assert_same, with_loras
-from .workflow import MODEL, SAMPLER, SAVE, Workflow
+from .workflow import FOLDER, MODEL, SAMPLER, SAVE, Workflow
 
 pytestmark = pytest.mark.host
 
@@ -58,7 +58,7 @@ class Artist:
         parallel = self._workflow.on(
             self._draw({"cpu:1": 1, "cpu:2": 4, "cpu:3": 1}), self._draw({"KSampler": 3, "ParallelSampler": 2})
         )
-        parallel = replace(parallel, network=self._draw({"auto": 2, "diffusers": 1, "ComfyUI": 2}))
+        parallel = replace(parallel, model=self._draw({parallel.model: 4, FOLDER: 1}))
         self.done.append(f"{parallel} {self._loras} {meanwhile.__name__ if meanwhile else ''}")
         self._acted = False
         run = self._host.run(with_loras(parallel.prompt(), *self._loras), meanwhile)

@@ -11,7 +11,7 @@ import torch
 from tests.parallel_runtime.pipefusion_emulator import emulate
 from tests.tiny_flux import make_state_dict, tiny_config
 
-from .workflow import SAVE, Workflow
+from .workflow import FOLDER, MODEL, SAVE, Workflow
 
 pytestmark = pytest.mark.host
 
@@ -29,14 +29,14 @@ def _simple_sigmas(steps: int, count: int = 10000, shift: float = 1.15) -> torch
     return torch.tensor([*(table[-(1 + int(step * count / steps))] for step in range(steps)), 0.0])
 
 
-@pytest.mark.slow_but_for("ComfyUI")
-@pytest.mark.parametrize("network", ["ComfyUI", "diffusers"])
-def test_ksampler_over_two_stages_gives_the_emulated_schedules_latent(host, monkeypatch, network):
+@pytest.mark.slow_but_for(MODEL)
+@pytest.mark.parametrize("model", [MODEL, FOLDER])
+def test_ksampler_over_two_stages_gives_the_emulated_schedules_latent(host, monkeypatch, model):
     if not host.small_flux:
         pytest.skip("this ComfyUI takes no tiny FLUX.1")
     import diffusers
 
-    workflow = replace(Workflow(network=network).on("cpu:2"), stages=(2, 3, 1))
+    workflow = replace(Workflow(model=model).on("cpu:2"), stages=(2, 3, 1))
     found = host.latent(host.run(workflow.prompt()), SAVE)
     assert host.last_run()["loop"] == "pool"
     assert "stages 2" in str(host.last_run())

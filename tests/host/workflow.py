@@ -7,7 +7,7 @@ from typing import Any
 
 Prompt = dict[str, dict[str, Any]]
 
-MODEL = "tiny.safetensors"
+MODEL, FOLDER = "tiny.safetensors", "tiny-pipeline/"
 OF_FLUX = ("schnell.safetensors", "canny.safetensors")
 """Files that are FLUX.1 in every ComfyUI."""
 SAVE, SAMPLER, LOADER = "save", "sampler", "loader"
@@ -44,7 +44,6 @@ class Workflow:
         reference: the positive prompt has a reference latent (Kontext).
         stages: stages, patches and warm-up steps of PipeFusion, if any.
         patch: kind of the test pack's change on the MODEL, if any.
-        network: whose code Parallel Loader takes.
         attention: of Parallel Config.
     """
 
@@ -68,7 +67,6 @@ class Workflow:
     patch: str = ""
     model: str = MODEL
     weight_dtype: str = "default"
-    network: str = "auto"
     attention: str = "auto"
 
     def on(self, loader: str, sampler_node: str | None = None) -> Workflow:
@@ -120,7 +118,6 @@ class Workflow:
                     "ParallelLoader",
                     model_name=self.model,
                     weight_dtype=self.weight_dtype,
-                    network=self.network,
                     parallel_config=link("config"),
                 ),
             }

@@ -22,7 +22,7 @@ ALONE = frozenset(
         "Host {host} computes on {kind}, this one on {own}.",
         "See which GPUs torch finds there, and what CUDA_VISIBLE_DEVICES says.",
         "The hosts bring {count} workers, not {size}.",
-        "Install ComfyUI at the same place on every host, or choose the diffusers network in Parallel Loader.",
+        "Install ComfyUI at the same place on every host.",
         "Install it at the same place on every host, or choose a safetensors file.",
         "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention.",
         "May change pixels is {may_change_pixels}.",

@@ -22,18 +22,14 @@ def file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("network", ["auto", "ComfyUI"])
-def test_without_the_pack_the_error_names_it(file, network):
+def test_without_the_pack_the_error_names_it(file):
     with pytest.raises(UnsupportedModelError, match="a GGUF file, which ComfyUI reads with the pack ComfyUI-GGUF"):
-        choose_network(file, network)
+        choose_network(file)
 
 
-@pytest.mark.parametrize(
-    ("network", "dtype", "named"), [("diffusers", "default", "diffusers network"), ("auto", "fp8_e5m2", "fp8_e5m2")]
-)
-def test_what_would_change_its_weights_is_refused(file, network, dtype, named):
-    with pytest.raises(UnsupportedModelError, match=f"weights stay as they are: .*{named} does not take them"):
-        choose_network(file, network, dtype)
+def test_what_would_change_its_weights_is_refused(file):
+    with pytest.raises(UnsupportedModelError, match="weights stay as they are: .*fp8_e5m2 does not take them"):
+        choose_network(file, "fp8_e5m2")
 
 
 def test_files_are_listed_with_their_folders(file, tmp_path):

@@ -175,9 +175,9 @@ def said(run):
 
 describe()
 said(lambda: load_network(open_host_file(sys.argv[3]), torch.float32, False, lambda done, total: None))
-said(lambda: choose_network(Path(sys.argv[4]), "auto"))
-print(choose_network(Path(sys.argv[2]), "ComfyUI").why)
-print(choose_network(Path(sys.argv[5]), "ComfyUI").why)
+said(lambda: choose_network(Path(sys.argv[4])))
+print(choose_network(Path(sys.argv[2])).why)
+print(choose_network(Path(sys.argv[5])).why)
 
 class Newer(flux.DoubleStreamBlock):
     def forward(self, img, txt, vec, pe, registers=None):
@@ -191,7 +191,7 @@ class TheirModel(comfy.supported_models.Flux):
     pass
 TheirModel.__module__ = "/home/me/ComfyUI/custom_nodes/other_pack/models"
 comfy.supported_models.models.insert(0, TheirModel)
-said(lambda: choose_network(Path(sys.argv[2]), "ComfyUI"))
+said(lambda: choose_network(Path(sys.argv[2])))
 """
 
 

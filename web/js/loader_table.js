@@ -14,10 +14,10 @@ export const LOADERS = {
 
 export const OURS = {
   ParallelLoader: {
-    widgets: ["model_name", "weight_dtype", "network"], file: "model_name", outputs: ["MODEL"],
+    widgets: ["model_name", "weight_dtype"], file: "model_name", outputs: ["MODEL"],
   },
   ParallelCheckpointLoader: {
-    widgets: ["ckpt_name", "weight_dtype", "network"], file: "ckpt_name", outputs: ["MODEL", "CLIP", "VAE", "CLIP_VISION"],
+    widgets: ["ckpt_name", "weight_dtype"], file: "ckpt_name", outputs: ["MODEL", "CLIP", "VAE", "CLIP_VISION"],
   },
 };
 
@@ -31,7 +31,7 @@ const THEIR_OUTPUTS = {
 export const outputsOf = (type) => OURS[type]?.outputs ?? THEIR_OUTPUTS[type];
 
 // Values of what ours has and theirs has not; weight_dtype has more choices on ours.
-export const DEFAULTS = { weight_dtype: "default", network: "auto" };
+export const DEFAULTS = { weight_dtype: "default" };
 export const THEIR_DTYPES = ["default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"];
 
 // The type that takes the place of one of ours again; null where none gives what is connected.

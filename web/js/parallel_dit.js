@@ -18,8 +18,12 @@ app.registerExtension({
     const room = ROOM_FOR_TEXT[node.comfyClass];
     if (room) node.setSize([Math.max(node.size[0], WIDTH), node.computeSize()[1] + room]);
   },
-  // Graphs from before hold true or false for `compile`, and another word of `weights`.
+  // Graphs from before hold true or false for `compile`, another word of `weights`, and an input `network` of loaders.
   loadedGraphNode(node) {
+    if (node.comfyClass === "ParallelLoader" || node.comfyClass === "ParallelCheckpointLoader") {
+      const gone = node.inputs?.findIndex((input) => input.name === "network") ?? -1;
+      if (gone >= 0) node.removeInput(gone);
+    }
     if (node.comfyClass !== "ParallelConfig") return;
     const compile = node.widgets?.find((widget) => widget.name === "compile");
     if (typeof compile?.value === "boolean") compile.value = compile.value ? "on" : "off";

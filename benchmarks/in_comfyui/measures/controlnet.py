@@ -19,8 +19,7 @@ def controlnet(bench: Bench, found: Found, file: str, way: Way) -> None:
     net = f"{file} union{ENDING}"
     write_union(bench.server.base / "models" / "controlnet" / net, bench.family(file), blocks)
     title = f"{bench.family(file).described}, union of {blocks.double} and {blocks.single} blocks"
-    ways = f"{way.title}, network {way.network}" if way.network else way.title
-    found |= {"kind": "controlnet", "model": title, "way": ways, "gpus": way.gpus}
+    found |= {"kind": "controlnet", "model": title, "way": way.title, "gpus": way.gpus}
 
     bench.make(way, file)
     first = bench.run(controlled(plain(way, picture := bench.picture(file, seed=COMPARED_SEED)), picture, net))

@@ -16,7 +16,7 @@ from ..graphs import Graph, Way, anew, compiled_by_comfyui, plain
 from ..runs import MeasurementError
 
 _NATIVE = Way()
-_AS_IT_IS = Way("", network="ComfyUI", attention="ComfyUI", compile="off")
+_AS_IT_IS = Way("", attention="ComfyUI", compile="off")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ CHANGES = (
     Change("the fastest exact kernel", replace(_AS_IT_IS, attention="auto"), 1),
     Change("that, compiled", replace(_AS_IT_IS, attention="auto", compile="auto"), 1),
     Change("that, on all devices", replace(_AS_IT_IS, attention="auto", compile="auto"), 0),
-    Change("as it comes (network auto)", Way(compile="auto"), 1),
+    Change("as it comes", Way(compile="auto"), 1),
     Change("ComfyUI: weights in float8", Way(weight_dtype="fp8_e4m3fn")),
     Change("ComfyUI: the first of a batch of two", batch=2),
     Change("ComfyUI: --use-split-cross-attention", options=("--use-split-cross-attention",)),

@@ -38,8 +38,7 @@ def lora(bench: Bench, found: Found, file: str, way: Way) -> None:
     sizes = [write_lora(model, folder / "loras" / f"{file} {name}{ENDING}", seed=seed)
              for seed, name in enumerate((_FIRST, _SECOND))]  # fmt: skip
     title = f"{bench.family(file).described}, rank {RANK} on {sizes[0]} layers"
-    ways = f"{way.title}, network {way.network}" if way.network else way.title
-    found |= {"kind": "start", "model": title, "way": ways, "gpus": way.gpus}
+    found |= {"kind": "start", "model": title, "way": way.title, "gpus": way.gpus}
     for what, loras in TURNS:
         compared = what in ("the same", "taken away again")
         picture = replace(bench.picture(file, seed=COMPARED_SEED if compared else None), steps=_STEPS)

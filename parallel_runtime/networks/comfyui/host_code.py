@@ -30,7 +30,7 @@ def use_comfyui(folder: str, options: Mapping[str, Any]) -> None:
     if not (root / "comfy" / "sd.py").is_file():
         raise ConfigurationError(
             said("There is no ComfyUI in {folder} on the host of this worker.", folder=folder),
-            "Install ComfyUI at the same place on every host, or choose the diffusers network in Parallel Loader.",
+            "Install ComfyUI at the same place on every host.",
         )
     with _LOCK:
         _use(root, options)

@@ -12,7 +12,7 @@ from ...errors import RequestError
 from ...said import said
 
 FRAMES = "frames, "
-TAKE_COMFYUIS = "Set network in Parallel Loader to auto or ComfyUI, or remove the node that adds it."
+TAKE_COMFYUIS = "Choose a .safetensors file in Parallel Loader, or remove the node that adds it."
 """Where diffusers' class does not take what ComfyUI's own network does."""
 
 

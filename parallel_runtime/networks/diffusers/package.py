@@ -32,15 +32,14 @@ def absent(problem: Exception | None = None) -> UnsupportedModelError:
     """The error where diffusers is needed and not there, or does not import."""
     if problem is None:
         cause = said(
-            "A diffusers folder, or the diffusers network, needs the Python package diffusers ({oldest} or newer), "
-            "which is not installed.",
+            "A diffusers folder needs the Python package diffusers ({oldest} or newer), which is not installed.",
             oldest=OLDEST,
         )
     else:
         cause = said("The Python package diffusers does not import here ({problem}).", problem=problem)
     return UnsupportedModelError(
         cause,
-        "Choose a .safetensors file and set network to auto; or, in the folder of Parallel DiT, run ComfyUI's Python "
+        "Choose a .safetensors file; or, in the folder of Parallel DiT, run ComfyUI's Python "
         'with: -m pip install ".[diffusers]"',
     )
 

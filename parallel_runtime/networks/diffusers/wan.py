@@ -29,7 +29,7 @@ def _check(call: Call) -> None:
                 value=(frames, height, width),
                 longest_side=_LONGEST_SIDE,
             ),
-            "Use a shorter or smaller video, or set network in Parallel Loader to auto or ComfyUI.",
+            "Use a shorter or smaller video, or choose a .safetensors file in Parallel Loader.",
         )
     if call.timestep.ndim != 1:
         raise RequestError(
@@ -61,7 +61,7 @@ def _image(call: Call) -> torch.Tensor | None:
                 wanted=wanted,
                 shape=shape or "none",
             ),
-            "Connect clip_vision_output, as the checkpoint was made for, or set network in Parallel Loader to auto.",
+            "Connect clip_vision_output, as the model was made for, or choose a .safetensors file in Parallel Loader.",
         )
     clip = clip.to(call.x).expand(call.batch, -1, -1)
     # diffusers puts the two images side by side itself, out of a batch twice as large.

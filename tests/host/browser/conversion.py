@@ -101,7 +101,7 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> 
             given["inputs"] = {**given["inputs"], _VIEW: wanted[_VIEW]}
         return [] if given == {**old, "inputs": wanted, "_meta": 0} else [f"{old} became {new}"]
     file = LOADERS[old["class_type"]].file
-    wanted = {"weight_dtype": "default", "network": "auto", **old["inputs"]}
+    wanted = {"weight_dtype": "default", **old["inputs"]}
     wanted[OURS[new["class_type"]]] = wanted.pop(file)
     return [] if new["inputs"] == wanted else [f"{old['inputs']} became {new['inputs']}"]
 

@@ -26,11 +26,11 @@ class Example:
 
 
 def _loader(file: str) -> dict[str, Any]:
-    return node("ParallelLoader", model_name=file, weight_dtype="default", network="auto")
+    return node("ParallelLoader", model_name=file, weight_dtype="default")
 
 
 def _checkpoint(file: str) -> dict[str, Any]:
-    return node("ParallelCheckpointLoader", ckpt_name=file, weight_dtype="default", network="auto")
+    return node("ParallelCheckpointLoader", ckpt_name=file, weight_dtype="default")
 
 
 def _lora(model: str, file: str, strength: float = 1.0) -> dict[str, Any]:

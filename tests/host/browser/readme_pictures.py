@@ -55,7 +55,7 @@ def graph(sampler: str, steps: int) -> Prompt:
     return {
         "config": node("ParallelConfig", devices="cpu:2", **auto, hosts=1, warmup_steps=1, weights="auto"),
         "loader": node(
-            "ParallelLoader", model_name=FILE, weight_dtype="default", network="auto", parallel_config=link("config")
+            "ParallelLoader", model_name=FILE, weight_dtype="default", parallel_config=link("config")
         ),
         "positive": node("TestPrompt", text=prompt),
         "negative": node("TestPrompt", text=""),

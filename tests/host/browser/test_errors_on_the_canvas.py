@@ -31,7 +31,7 @@ class Fault:
 
 
 def refused() -> Prompt:
-    graph = Workflow(loader="cpu:2", network="ComfyUI").prompt()
+    graph = Workflow(loader="cpu:2").prompt()
     graph[LOADER] = graph.pop("model")
     graph["model"] = node("SelfAttentionGuidance", model=link(LOADER), scale=0.5, blur_sigma=2.0)
     return graph
