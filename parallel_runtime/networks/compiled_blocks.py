@@ -1,8 +1,9 @@
-"""The cut blocks of a network, compiled."""
+"""The cut blocks of a network, compiled, as far as all ranks have room for their graphs."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,46 +16,60 @@ from .gguf_layers import GgufLayer, gguf_layers
 from .quantised_layers import QuantisedLayer, quantised_layers
 from .token_split import TokenSplit
 
+log = logging.getLogger(__name__)
 
-class CompiledCut:
-    """Runs the forwards of blocks compiled; see `Compiled` for the methods.
+_ROOM = "graphs that blocks may still get"
+
+
+class CompiledBlocks:
+    """Runs the forwards of blocks compiled. What is not compiled yet is compiled when it first runs.
 
     Args:
         attention: of the network; counts what blocks have exchanged.
         backend: of torch.compile.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        split: TokenSplit,
-        attention: HostAttention,
-        backend: str = "inductor",
-    ):
+    def __init__(self, network: nn.Module, split: TokenSplit, attention: HostAttention, backend: str = "inductor"):
         self._split = split
         self._attention = attention
-        self._in_use = False
         self._quantised: weakref.WeakKeyDictionary[nn.Module, list[QuantisedLayer | GgufLayer]] = (
             weakref.WeakKeyDictionary()
         )
         self.methods = CompiledMethods(is_plain(network), backend)
+        self.in_use = True
+        self.before_compiling: Callable[[], None] = lambda: None
+        """Called once, before the first forward that may compile."""
+        self._announced = False
+
+    def offers(self) -> dict[str, int]:
+        """What this rank tells of its graphs, for `go_on`."""
+        return {_ROOM: self.methods.room}
+
+    def go_on(self, agreed: Mapping[str, int]) -> None:
+        """Run a request's blocks compiled, or as they are where some rank has too many graphs already.
+
+        Args:
+            agreed: the least of all ranks' `offers`.
+        """
+        if _ROOM in agreed:  # a call that repeats goes on as it began
+            self.use(agreed[_ROOM] > 0)
 
     def use(self, compiled: bool) -> None:
-        """See `Compiled`."""
-        self._in_use = compiled
+        """Run the blocks compiled, or as they are, from the next forward on. The results are equal up to rounding."""
+        if compiled == self.in_use:
+            return
+        self.in_use = compiled
+        if not compiled:
+            log.warning("Blocks run as they are from now on: calls of too many kinds have been compiled.")
 
-    @property
-    def room(self) -> int:
-        """How many graphs each forward may still get."""
-        return self.methods.room
-
-    def compiling(self) -> contextlib.AbstractContextManager[None]:
-        """See `Compiled`."""
+    def around_forward(self) -> contextlib.AbstractContextManager[None]:
+        """What must hold while the blocks run."""
+        if not self.in_use:
+            return contextlib.nullcontext()
+        if not self._announced:
+            self._announced = True
+            self.before_compiling()
         return self.methods.compiling()
-
-    def undo(self) -> None:
-        """See `Compiled`."""
-        self.use(False)
 
     def run(
         self,
@@ -64,7 +79,7 @@ class CompiledCut:
         varying: Varying,
     ) -> Any:
         """What stands in `TokenSplit.run_block`."""
-        if not self._in_use:
+        if not self.in_use:
             return forward(*args, **kwargs)
         for layer in self._quantised_in(forward):
             layer.look_inside()

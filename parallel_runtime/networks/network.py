@@ -1,88 +1,277 @@
-"""What the engine runs a model's calls with: a network over a mesh, whatever its source."""
+"""What the engine runs a model's calls with: a network over a mesh, whoever wrote its class."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
+from ..acceleration.peer_memory import PeerSharing
+from ..acceleration.pulse import Pulse
+from ..acceleration.recordings import RecordedForward
+from ..attention.choice import check_ring
+from ..attention.kernels import KERNELS
+from ..errors import ConfigurationError
+from ..mesh.agreement import NONE, agreed_history, offer_history
 from ..mesh.mesh import Layout, Mesh
+from ..said import said
+from ..streaming.block_stream import BlockStream
+from ..switches import is_on
+from .attention_operator import attending
+from .block_attention import HostAttention, Suited
 from .stages import StageBlocks
+from .token_split import RunBlock, TokenSplit
+
+if TYPE_CHECKING:
+    from .compiled_blocks import CompiledBlocks
+
+_WORD = 8
+"""Bytes that peers exchange at once (acceleration/peer_exchange.py)."""
 
 
-class Network(Protocol):
-    """A network whose forward all ranks of a mesh compute together, or those of a stage.
+@dataclass(frozen=True)
+class Traits:
+    """What is known of a network before it runs.
 
-    See ParallelTransformer for what each method does.
+    Args:
+        title: how artists call it.
+        why_whole: why its tokens are not shared out, a sentence; "" where they are.
+        has_stages: it can be cut into stages.
+        token: latent positions along one side of a token.
+        heads, head_dim, dtype, device: of its attention.
+        kernel: what attends, a key of KERNELS.
     """
 
-    before_compiling: Callable[[], None]
+    title: str
+    why_whole: str
+    has_stages: bool
+    token: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    kernel: str
+
+
+class Network:
+    """A network whose forward all ranks of a mesh compute together, or those of a stage.
+
+    Calls that repeat are compiled and become CUDA graphs. `mesh` is the one at hand.
+
+    Args:
+        split: of the network's blocks.
+        stream: brings the weights of blocks when they run; None where they are there.
+        suited: see `HostAttention`.
+        share: GPUs of one host that can write to each other's memory exchange heads in this way (peer_exchange.py).
+        modulate: ranks share out modulation layers, if the family has such.
+    """
+
+    rows_together = False
+    """Rows of a batch cannot be told apart: every rank computes all of them."""
+
+    def __init__(
+        self,
+        traits: Traits,
+        mesh: Mesh,
+        split: TokenSplit,
+        stream: BlockStream | None,
+        suited: Suited | None = None,
+        share: bool = True,
+        modulate: bool = True,
+    ):
+        self.mesh = mesh
+        self.stream = stream
+        self.attention = traits.kernel
+        self._traits = traits
+        self._split = split
+        self._attend = HostAttention(KERNELS[traits.kernel], split, suited)
+        self._peers: PeerSharing | None = None
+        if share and is_on("peers") and not traits.why_whole and traits.head_dim * traits.dtype.itemsize % _WORD == 0:
+            self._peers = PeerSharing(traits.heads, traits.head_dim, traits.dtype, traits.device, traits.kernel)
+        self._modulates = modulate and is_on("modulation")
+        self._run_block: RunBlock | None = None
+        self._compiled: CompiledBlocks | None = None
+        self._recorded: RecordedForward | None = None
+        self._runs_in_a_ring = False
+
+    def _compile(self, network: nn.Module) -> None:
+        """Have the blocks run compiled; each is compiled when it first runs."""
+        from .compiled_blocks import CompiledBlocks  # imports much of torch that nothing else needs
+
+        self._compiled = CompiledBlocks(network, self._split, self._attend)
+        self._run_block = self._compiled.run
+
+    def _record(self, pulse: Pulse | None, probe: Any = None) -> None:
+        """Have forwards that repeat become CUDA graphs, on a GPU; see `RecordedForward`.
+
+        A graph ends where all its streams have come together, so that one of a stream of weights is not cut.
+        """
+        if self._traits.device.type == "cuda" and is_on("recordings"):
+            pulse = pulse if self.stream is None else None
+            self._recorded = RecordedForward(
+                self.call_at_once, made_outside=self.made_outside, pulse=pulse, probe=probe
+            )
 
     @property
     def stage(self) -> StageBlocks | None:
         """As which it runs; None: with all its blocks."""
-        ...
-
-    @property
-    def token(self) -> int:
-        """Latent positions along one side of a token."""
-        ...
-
-    def run_as(self, owned: tuple[int, int] | None) -> None:
-        """Run as the stage with these blocks from the next call on; None: with all."""
-        ...
+        raise NotImplementedError
 
     @property
     def owned(self) -> tuple[int, int] | None:
         """(start, stop) of the blocks that it runs; None: all."""
-        ...
+        raise NotImplementedError
 
     @property
-    def rows_together(self) -> bool:
-        """Rows of a batch cannot be told apart: every rank computes all of them."""
-        ...
+    def token(self) -> int:
+        """Latent positions along one side of a token."""
+        return self._traits.token
 
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
+    def run_as(self, owned: tuple[int, int] | None) -> None:
+        """Run as the stage with these blocks from the next call on; None: with all."""
+        raise NotImplementedError
+
+    def parameters(self) -> Iterator[nn.Parameter]:
         """Of this rank."""
-        ...
-
-    def set_mesh(self, mesh: Mesh) -> None:
-        """Run over another mesh."""
-        ...
-
-    def check_ring(self, layout: Layout) -> None:
-        """Refuse a layout with a ring for which the attention backend is not made."""
-        ...
+        raise NotImplementedError
 
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
         """One call in ComfyUI's convention. Collective over the sequence group."""
-        ...
+        raise NotImplementedError
 
     def residual_rows(self, residuals: Any, tokens: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Which rows of a ControlNet's residuals this rank read in the last call."""
-        ...
+        """Which rows of a ControlNet's residuals this rank read in the last call; none where it takes no residuals."""
+        return {}
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape that `predict` gives for an x of that shape."""
-        ...
+        raise NotImplementedError
+
+    def set_mesh(self, mesh: Mesh) -> None:
+        """Run over another mesh from the next call on, with the same weights. Costs nothing; every rank calls it.
+
+        Raises:
+            ConfigurationError: see `check_mesh`; nothing has changed.
+        """
+        self.check_mesh(mesh)
+        self.mesh = mesh
+        self._split.set_mesh(mesh)
+
+    def check_mesh(self, layout: Layout) -> None:
+        """Refuse a mesh that the network cannot run over. No collective.
+
+        Raises:
+            ConfigurationError: tokens that are not shared out, stages, or a ring without a kernel for it.
+        """
+        traits = self._traits
+        if layout.plan.sequence > 1 and traits.why_whole:
+            raise ConfigurationError(
+                said("The plan asks for {plan}. {why_whole}", plan=layout.plan, why_whole=traits.why_whole),
+                "Set ulysses and ring to 1; cfg and data share out CFG branches and pictures.",
+            )
+        if layout.plan.pipe > 1 and not traits.has_stages:
+            raise ConfigurationError(said("{title} cannot be cut into stages.", title=traits.title), "Set stages to 1.")
+        self.check_ring(layout)
+
+    def check_ring(self, layout: Layout) -> None:
+        """Refuse a layout with a ring for which the attention backend is not made. No collective.
+
+        Raises:
+            ConfigurationError: with the backends that are.
+        """
+        if layout.plan.ring > 1 and layout.plan.pipe == 1 and not self._runs_in_a_ring:
+            check_ring(self.attention, self._traits.device, self._traits.dtype, self._traits.head_dim)
+            self._runs_in_a_ring = True  # found by running the kernel: once is enough
+
+    def call_at_once(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call does, without recording."""
+        raise NotImplementedError
+
+    def record_or_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call, in the way that is fastest by now. Collective over the sequence group."""
+        with self._reading():
+            if self._recorded is None:
+                return self.call_at_once(*args, **kwargs)
+            compiled = self._compiled is not None and self._compiled.in_use
+            return self._recorded(self.mesh, args, kwargs, compiled)
+
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        """What must hold around a call whose weights come block by block."""
+        return self.stream.reading() if self.stream is not None else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _running(self, functions: bool = False, compiles: bool = True) -> Iterator[None]:
+        """What must hold around the network's forward.
+
+        Args:
+            functions: those of nodes act between its blocks.
+            compiles: blocks may run compiled.
+        """
+        split = self._split
+        split.begin(self._attend, self._run_block if compiles else None, self._peers, functions)
+        shares = self._modulates and not functions and self.stage is None
+        split.modulation.begin(self.mesh if shares else None)
+        with contextlib.ExitStack() as held:
+            held.callback(split.end)
+            held.enter_context(attending(self._attend.at, self._attend.over_peers))
+            if self._compiled is not None and compiles:
+                held.enter_context(self._compiled.around_forward())
+            if self.stream is not None:
+                held.enter_context(self.stream.forward())
+            yield
+
+    def made_outside(self) -> list[Any]:
+        """What the last forward read besides arguments and weights; a recording keeps it alive."""
+        return self._split.read()
+
+    @property
+    def before_compiling(self) -> Callable[[], None]:
+        """Called once, before the first forward that may compile."""
+        return self._compiled.before_compiling if self._compiled is not None else lambda: None
+
+    @before_compiling.setter
+    def before_compiling(self, tell: Callable[[], None]) -> None:
+        if self._compiled is not None:
+            self._compiled.before_compiling = tell
 
     def offers(self, layout: Layout) -> dict[str, int]:
-        """What this rank has recorded over a layout."""
-        ...
+        """What this rank has recorded over the layout's sequence group, and tells of its graphs, for `go_on`."""
+        ranks = layout.sequence_ranks
+        recorded = self._recorded.history(ranks) if self._recorded is not None else NONE
+        graphs = self._compiled.offers() if self._compiled is not None else {}
+        return offer_history(ranks, recorded) | graphs
 
     def go_on(self, agreed: Mapping[str, int]) -> None:
-        """Use what all ranks have recorded."""
-        ...
+        """Use recordings over the mesh at hand, and graphs, as all ranks can; before a request's first forward.
+
+        Args:
+            agreed: of all ranks' `offers`.
+        """
+        history = agreed_history(self.mesh.sequence_ranks, agreed)
+        if self._recorded is not None and history is not None:
+            self._recorded.go_on(self.mesh.sequence_ranks, history)
+        if self._compiled is not None:
+            self._compiled.go_on(agreed)
 
     def leave(self, mesh: Mesh) -> None:
-        """Let go of what was recorded over a mesh."""
-        ...
+        """Let go of what was recorded over a mesh whose groups will be gone."""
+        if self._recorded is not None:
+            self._recorded.leave(mesh)
 
     def forget_recordings(self) -> None:
-        """Let go of the recordings, on this rank alone."""
-        ...
+        """Let go of the recordings and their memory, on this rank alone."""
+        if self._recorded is not None:
+            self._recorded.lose()
 
     def forget_runs(self) -> None:
-        """Let go of all that runs have left behind."""
-        ...
+        """Let go of all that runs have left behind: recordings, layouts, outputs of the last forward. What is compiled
+        stays."""
+        if self._recorded is not None:
+            self._recorded.clear()
+        self._split.forget()
+        if self.stage is not None:
+            self.stage.forget()

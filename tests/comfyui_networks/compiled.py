@@ -67,7 +67,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         plain = HostNetwork(held, described, None, "auto", torch.float32)
         chosen: Any = _rewritten(operators) if backend == "rewritten" else backend
         with mock.patch.object(
-            compiled_blocks, "CompiledCut", functools.partial(compiled_blocks.CompiledCut, backend=chosen)
+            compiled_blocks, "CompiledBlocks", functools.partial(compiled_blocks.CompiledBlocks, backend=chosen)
         ):
             compiled = HostNetwork(held, described, None, "auto", torch.float32, compile=True)
         differences, attended = {}, {}
@@ -158,8 +158,8 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     )  # fmt: skip
     os.environ[VARIABLE] = "modulation"  # which calls with functions leave to the blocks
     plain = HostNetwork(held, described, None, "auto", torch.float32)
-    eager = functools.partial(compiled_blocks.CompiledCut, backend="eager")
-    with mock.patch.object(compiled_blocks, "CompiledCut", eager):
+    eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
+    with mock.patch.object(compiled_blocks, "CompiledBlocks", eager):
         compiled = HostNetwork(held, described, None, "auto", torch.float32, compile=True)
     methods = compiled._run_block.__self__.methods  # type: ignore[union-attr]
     skip = Patch("comfy_extras.nodes_slg:SkipLayerGuidanceDiT.execute.<locals>.skip", 0)

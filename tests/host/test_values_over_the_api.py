@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from .comfy_host import PromptRefused
 from .workflow import MODEL, SAMPLER, SAVE, Prompt, Workflow, link, node
@@ -31,3 +32,10 @@ def test_a_number_that_is_no_choice_is_refused_with_the_choices(host):
     told = str(refused.value)
     assert "ulysses: 5" in told
     assert told.count("value_not_in_list") == 1, "the other inputs are right"
+
+
+def test_a_prompt_from_before_with_an_input_that_the_loader_has_no_more_gives_the_same_picture(host):
+    before = prompt_with()
+    before["model"]["inputs"]["network"] = "diffusers"
+    latents = [host.latent(host.run(prompt), SAVE) for prompt in (before, prompt_with())]
+    assert torch.equal(*latents)

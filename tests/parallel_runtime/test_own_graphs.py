@@ -15,8 +15,7 @@ from parallel_runtime.acceleration import own_graphs
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
 from parallel_runtime.acceleration.own_graphs import LIMIT, room, with_own_code
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks.compiled_blocks import CompiledCut
-from parallel_runtime.networks.repeated_calls import BlockCompilation
+from parallel_runtime.networks.compiled_blocks import CompiledBlocks
 from parallel_runtime.networks.token_split import TokenSplit
 
 
@@ -51,11 +50,10 @@ def as_method(block: Block) -> Any:
 
 
 def as_cut(block: Block) -> Any:
-    compiled = CompiledCut(block, TokenSplit(single_rank_mesh()), SimpleNamespace(calls=0), backend="eager")  # type: ignore[arg-type]
-    compiled.use(True)
+    compiled = CompiledBlocks(block, TokenSplit(single_rank_mesh()), SimpleNamespace(calls=0), backend="eager")  # type: ignore[arg-type]
 
     def call(*args: Any) -> torch.Tensor:
-        with compiled.compiling(), torch.no_grad():
+        with compiled.around_forward(), torch.no_grad():
             return compiled.run(block.forward, args, {}, lambda given, _: [(given[0], 1)])
 
     return compiled, call
@@ -100,7 +98,7 @@ def test_at_the_limit_a_request_runs_plain_blocks_on_all_ranks_and_the_log_says_
     for kind in range(LIMIT - own_graphs._OF_A_CALL):
         call(*sizes(1, 4), kind)
     other = as_cut(Block())[0]
-    ranks = [BlockCompilation(full), BlockCompilation(other)]
+    ranks = [full, other]
     offers = [each.offers() for each in ranks]
     agreed = {name: min(offer[name] for offer in offers) for name in offers[0]}
     assert list(agreed.values()) == [0]

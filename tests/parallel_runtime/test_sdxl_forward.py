@@ -190,7 +190,7 @@ def test_degrees_that_split_a_picture_are_refused_with_a_valid_choice(facts, wis
 def test_a_mesh_that_splits_tokens_and_a_named_attention_backend_are_refused_by_the_wrapper():
     unet = build(ONE_WIDTH)
     mesh = Mesh(ParallelPlan(ulysses=2), 0, single_rank_mesh().coordinate)
-    with pytest.raises(ConfigurationError, match="ulysses 2, and the tokens of SDXL cannot be split"):
+    with pytest.raises(ConfigurationError, match="ulysses 2. The tokens of SDXL cannot be split"):
         parallelize(unet, SDXL, mesh)
     with pytest.raises(ConfigurationError, match="not with flash3"):
         parallelize(unet, SDXL, single_rank_mesh(), attention="flash3")

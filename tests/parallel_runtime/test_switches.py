@@ -36,9 +36,9 @@ def test_an_unknown_word_is_refused_with_those_that_are_known(monkeypatch):
 
 
 def test_a_transformer_without_peers_has_no_memory_of_peers(monkeypatch):
-    assert parallelize(build_transformer(), FLUX, single_rank_mesh())._cut._peers is not None
+    assert parallelize(build_transformer(), FLUX, single_rank_mesh())._peers is not None
     monkeypatch.setenv(switches.VARIABLE, "peers")
-    assert parallelize(build_transformer(), FLUX, single_rank_mesh())._cut._peers is None
+    assert parallelize(build_transformer(), FLUX, single_rank_mesh())._peers is None
 
 
 def test_a_rank_starts_without_torchs_compiler():

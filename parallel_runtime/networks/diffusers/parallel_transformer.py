@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...acceleration.recordings import RecordedForward
-from ...mesh.mesh import Layout, Mesh
+from ...attention import rebind
+from ...attention.choice import measurements, resolve_kernel, untouched_kernel
+from ...attention.rotary import exchange_rotary
+from ...errors import UnsupportedModelError
+from ...mesh.mesh import Mesh
+from ...said import said
 from ...streaming.block_stream import BlockStream
 from ...streaming.streamed_calls import stream_calls
-from ...switches import is_on
-from ..marked_blocks import pulse_of
-from ..repeated_calls import RepeatedCalls
-from ..stages import StageBlocks
-from .cut_transformer import CutTransformer
-from .network_parts import MeshCheck, NetworkParts
+from ..attention_operator import attend_by_kernel
+from ..cut_blocks import cut_blocks, run_blocks, uncut_blocks, unknown_blocks
+from ..marked_blocks import find_modules, pulse_of
+from ..network import Network, Traits
+from ..stages import StageBlocks, run_as
+from ..tables.diffusers import DIFFUSERS, cut_of
+from ..token_split import TokenSplit
 from .spec import ModelSpec
+
+_INSTALL = "Install the diffusers version that this pack asks for."
 
 
 def parallelize(
@@ -44,98 +50,139 @@ def parallelize(
         attention: one of config.ATTENTION_BACKENDS.
         compile: regional torch.compile of the blocks in `spec.block_lists`.
         record: on a GPU, forwards that repeat become CUDA graphs (recordings.py). Nothing to gain on a CPU.
-        share: GPUs of one host that can write to each other's memory exchange heads in this way (peer_exchange.py).
-        stream: brings the weights of blocks when they run; None where they are there.
-        modulate: ranks share out modulation layers, if the family has such.
+        share, stream, modulate: see `Network`.
         owned: (start, stop) of the blocks that have weights; None: all.
 
     Raises:
         UnsupportedModelError: the transformer is not what the spec describes, or its attention cannot be exchanged.
         ConfigurationError: the mesh or the attention backend cannot be used here.
     """
-    parts = NetworkParts.find(transformer, spec, attention)
-    check = MeshCheck(parts)
-    check.check(mesh)
-    # From here on the transformer is changed, and nothing refuses any more but what comes first.
-    shared = share and spec.splits_sequence and is_on("peers")
-    cut = CutTransformer(parts, mesh, parts.peer_sharing() if shared else None, modulate, compile)
-    recorded = record and parts.device.type == "cuda" and is_on("recordings")
-    if stream is not None:
-        stream_calls(parts.blocks, stream)
-    return ParallelTransformer(parts, mesh, check, cut, recorded, stream, owned)
+    traits = _look_at(transformer, spec, attention)
+    wrapped = ParallelTransformer(transformer, spec, mesh, traits, share, stream, modulate, owned)
+    wrapped.check_mesh(mesh)
+    wrapped.begin(compile, record)
+    return wrapped
 
 
-class ParallelTransformer(RepeatedCalls):
+def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> Traits:
+    """What is known of a transformer with its weights.
+
+    Raises:
+        UnsupportedModelError, ConfigurationError: see `parallelize`.
+    """
+    if type(transformer).__name__ != spec.transformer_class:
+        raise UnsupportedModelError(
+            said(
+                "A {name} cannot run as {title}, which is a {transformer_class}.",
+                name=type(transformer).__name__,
+                title=spec.title,
+                transformer_class=spec.transformer_class,
+            ),
+            "Choose a model file of a supported family.",
+        )
+    spec.check_modules(dict(transformer.named_modules()))
+    config: Any = transformer.config
+    weight = next(transformer.parameters())
+    head_dim = getattr(config, "attention_head_dim", 64)
+    if spec.splits_sequence:
+        kernel = resolve_kernel(attention, weight.device, weight.dtype, head_dim, measurements())
+    else:
+        kernel = untouched_kernel(attention, spec.title)
+    return Traits(
+        title=spec.title,
+        why_whole="" if spec.splits_sequence else f"The tokens of {spec.title} cannot be split.",
+        has_stages=spec.splits_sequence,
+        token=spec.token,
+        heads=spec.heads(config),
+        head_dim=head_dim,
+        dtype=weight.dtype,
+        device=weight.device,
+        kernel=kernel,
+    )
+
+
+class ParallelTransformer(Network):
     """A transformer whose forward is computed by all ranks of a sequence group; see `parallelize`.
 
     Called as the wrapped transformer is, with whole (not split) arguments, alike on all ranks of the group, and
     returns the whole result on each of them. Attributes it does not have are the wrapped transformer's.
     Inference only: no gradients flow.
-
-    Args:
-        parts: the transformer, and what is known of it.
-        check: refuses meshes.
-        cut: what was changed of it.
-        recorded: forwards that repeat become CUDA graphs.
-        stream, owned: see `parallelize`.
     """
 
     def __init__(
         self,
-        parts: NetworkParts,
+        transformer: nn.Module,
+        spec: ModelSpec,
         mesh: Mesh,
-        check: MeshCheck,
-        cut: CutTransformer,
-        recorded: bool,
-        stream: BlockStream | None = None,
-        owned: tuple[int, int] | None = None,
+        traits: Traits,
+        share: bool,
+        stream: BlockStream | None,
+        modulate: bool,
+        owned: tuple[int, int] | None,
     ):
-        self.stream = stream
-        self.transformer = parts.transformer
-        self.spec = parts.spec
-        self.attention = parts.kernel
-        self.mesh = mesh
-        self._parts = parts
-        self._check = check
-        self._cut = cut
-        self._compilation = cut.compilation
+        self.transformer = transformer
+        self.spec = spec
+        super().__init__(traits, mesh, TokenSplit(mesh), stream, share=share, modulate=modulate)
         self._owned = owned
-        self._signature = inspect.signature(parts.transformer.forward)
-        self._recorded: RecordedForward | None = None
-        if recorded:
-            # A graph ends where all its streams have come together, so that one of a stream of weights is not cut.
-            pulse = pulse_of(parts.transformer, parts.spec.block_lists) if stream is None else None
-            self._recorded = RecordedForward(self.call_at_once, made_outside=self.made_outside, pulse=pulse)
+        self._stage: StageBlocks | None = None
+        self._signature = inspect.signature(transformer.forward)
+        self._timestep = ExactTimestep(spec.timestep_scale)
+        lists = [found for path in spec.block_lists for found in find_modules(transformer, (path,)).values()]
+        self._blocks = [block for blocks in lists for block in blocks.children()]
 
-    def check_ring(self, layout: Layout) -> None:
-        """See `MeshCheck.check_ring`."""
-        self._check.check_ring(layout)
-
-    def set_mesh(self, mesh: Mesh) -> None:
-        """Run over another mesh from the next forward on, with the same weights. Costs nothing; every rank calls it.
+    def begin(self, compile: bool, record: bool) -> None:
+        """Change the transformer, once.
 
         Raises:
-            ConfigurationError: see `MeshCheck.check`; nothing has changed.
+            UnsupportedModelError: blocks or attention are not as the family's data says; nothing has changed.
         """
-        if mesh is self.mesh:
-            return
-        self._check.check(mesh)
-        self.mesh = mesh
-        self._cut.set_mesh(mesh)
+        transformer, spec, cut = self.transformer, self.spec, cut_of(self.spec.transformer_class)
+        if reason := unknown_blocks(transformer, cut):
+            raise UnsupportedModelError(
+                said(
+                    "This {transformer_class} is not as it is known: {reason}.",
+                    transformer_class=spec.transformer_class,
+                    reason=reason,
+                ),
+                _INSTALL,
+            )
+        attention = find_modules(transformer, spec.self_attention) if spec.splits_sequence else {}
+        if spec.splits_sequence and not attention:
+            raise UnsupportedModelError(
+                said(
+                    "No attention module of {transformer_class} has a name like {self_attention}.",
+                    transformer_class=spec.transformer_class,
+                    self_attention=", ".join(spec.self_attention),
+                ),
+                _INSTALL,
+            )
+        self._rebound = rebind.apply(attention, attend_by_kernel)
+        embedder = transformer.get_submodule(spec.timestep_embedder)
+        self._handle: Any = embedder.register_forward_pre_hook(self._timestep.hook, with_kwargs=True)
+        if compile:
+            from ...acceleration.compiler import allow_in_graph
+            from .package import untraced_classes
 
-    def forget_runs(self) -> None:
-        """Let go of all that runs have left behind: recordings, layouts, outputs of the last forward. What is compiled
-        stays."""
-        self.forget_calls()
-        self._cut.forget()
+            allow_in_graph(untraced_classes(transformer))
+            exchange_rotary(attention.values())
+            self._compile(transformer)
+        cut_blocks(transformer, cut, self._split)
+        if not cut:
+            run_blocks(self._blocks, self._split)
+        if record:
+            self._record(pulse_of(transformer, spec.block_lists))
+        if self.stream is not None:
+            stream_calls(self._blocks, self.stream)
 
     def unwrap(self) -> nn.Module:
         """Undo everything and return the transformer as it was. The wrapper is of no use afterwards."""
         if self._recorded is not None:
             self._recorded.clear()
-        self._cut.undo()
-        if self._compilation is not None:
-            self._compilation.undo()
+        self.run_as(None)
+        self._handle.remove()
+        self._rebound.undo()
+        uncut_blocks(self._blocks)
+        self._split.modulation.undo()
         return self.transformer
 
     @torch.no_grad()
@@ -157,35 +204,27 @@ class ParallelTransformer(RepeatedCalls):
         """
         if self.stage is not None:
             return self._predict(x, timestep, dict(conditioning))
-        return self.record_or_call("predict", x, timestep, dict(conditioning))
+        output: torch.Tensor = self.record_or_call("predict", x, timestep, dict(conditioning))
+        return output
 
     @property
     def stage(self) -> StageBlocks | None:
         """As which it runs; None: with all its blocks."""
-        return self._cut.stage
+        return self._stage
 
     @property
     def owned(self) -> tuple[int, int] | None:
         """(start, stop) of the blocks that it runs; None: all."""
-        return self._owned if self.stage is None else self.stage.owned
-
-    @property
-    def token(self) -> int:
-        """Latent positions along one side of a token."""
-        return self.spec.token
+        return self._owned if self._stage is None else self._stage.owned
 
     def run_as(self, owned: tuple[int, int] | None) -> None:
         """Run as the stage with these blocks from the next call on; None: with all."""
-        self._cut.run_as(owned)
+        data = DIFFUSERS.get(self.spec.transformer_class)
+        self._stage = run_as(self._stage, owned, self.transformer, data, self._split)
 
-    @property
-    def rows_together(self) -> bool:
-        """Rows of a batch are independent of one another."""
-        return False
-
-    def residual_rows(self, residuals: Any, tokens: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """diffusers' network takes no residuals."""
-        return {}
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of this rank."""
+        return self.transformer.parameters()
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape that `predict` gives for an x of that shape."""
@@ -200,21 +239,15 @@ class ParallelTransformer(RepeatedCalls):
         output = self._run(**arguments, return_dict=False)[0]
         return self.spec.adapter.from_transformer(output, x)
 
-    def made_outside(self) -> list[Any]:
-        """What the last forward read besides arguments and weights; a recording keeps it alive."""
-        return self._cut.read()
-
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        with self._cut.forward(self._signature.bind(*args, **kwargs).arguments.get("timestep")):
-            return self._forward(*args, **kwargs)
-
-    def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as held:
-            if self._compilation is not None:
-                held.enter_context(self._compilation.around_forward())
-            if self.stream is not None:
-                held.enter_context(self.stream.forward())
+        self._timestep.begin(self._signature.bind(*args, **kwargs).arguments.get("timestep"))
+        with self._running():
             return self.transformer(*args, **kwargs)
+
+    def forget_runs(self) -> None:
+        """Let go of all that runs have left behind. What is compiled stays."""
+        super().forget_runs()
+        self._timestep.begin(None)
 
     __call__ = forward
 
@@ -222,3 +255,28 @@ class ParallelTransformer(RepeatedCalls):
         if name == "transformer":  # not set yet: construction failed, or a copy is being made
             raise AttributeError(name)
         return getattr(self.transformer, name)
+
+
+class ExactTimestep:
+    """Holds the timestep of the current forward for the embedder's pre-hook; one object per wrapped transformer."""
+
+    def __init__(self, scale: float):
+        self._scale = scale
+        self._scaled: torch.Tensor | None = None
+
+    def begin(self, timestep: torch.Tensor | None) -> None:
+        """Note the forward's timestep, (batch,), before the transformer rounds it."""
+        self._scaled = None if timestep is None else timestep.to(torch.float32) * self._scale
+
+    def hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward pre-hook (with_kwargs) of the embedder: its first argument becomes the exact timestep.
+
+        Once per forward: where the embedder is the bare sinusoid, models call it again for the guidance.
+        """
+        scaled, self._scaled = self._scaled, None
+        if scaled is None:
+            return None
+        if args:
+            return (scaled, *args[1:]), kwargs
+        first = next(iter(inspect.signature(module.forward).parameters))
+        return args, {**kwargs, first: scaled}
