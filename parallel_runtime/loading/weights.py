@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..networks.diffusers.package import import_diffusers
+from ..networks.diffusers.lean_imports import import_diffusers
 from ..networks.diffusers.spec import WeightRule
 from ..said import said
 from .arena import make_arena

@@ -19,7 +19,7 @@ import torch
 
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import UnsupportedModelError
-from parallel_runtime.networks.diffusers.package import leave_out_unused_packages
+from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
 
 from ..launch import PoolSpec
 from ..processes import DUMP_STACKS, die_with_parent

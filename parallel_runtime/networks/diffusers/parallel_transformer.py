@@ -161,7 +161,7 @@ class ParallelTransformer(Network):
         self._handle: Any = embedder.register_forward_pre_hook(self._timestep.hook, with_kwargs=True)
         if compile:
             from ...acceleration.compiler import allow_in_graph
-            from .package import untraced_classes
+            from .lean_imports import untraced_classes
 
             allow_in_graph(untraced_classes(transformer))
             exchange_rotary(attention.values())
