@@ -96,6 +96,7 @@ CONTRACTS: tuple[Contract, ...] = (
         load_checkpoint_guess_config="ckpt_path output_vae output_clip output_clipvision embedding_directory "
         "output_model",
         load_diffusion_model="unet_path model_options", load_diffusion_model_state_dict="sd model_options",
+        VAE="sd device metadata", VAE__dot__decode="samples_in", VAE__dot__encode="pixel_samples",
     ),
     *_called(
         "comfy.model_detection", unet_prefix_from_state_dict="state_dict",
@@ -117,12 +118,13 @@ CONTRACTS: tuple[Contract, ...] = (
         unet_dtype="device model_params supported_dtypes weight_dtype",
         unet_manual_cast="weight_dtype inference_device supported_dtypes",
         throw_exception_if_processing_interrupted="", cast_to_device="tensor device dtype copy",
-        lora_compute_dtype="device", InterruptProcessingException="",
+        lora_compute_dtype="device", InterruptProcessingException="", vae_dtype="device allowed_dtypes",
     ),
     *_called(
         "comfy.utils", newer={"string_to_seed"}, state_dict_prefix_replace="state_dict replace_prefix filter_keys",
         weight_dtype="sd", convert_old_quants="state_dict model_prefix metadata", pack_latents="latents",
         unpack_latents="combined_latent latent_shapes", string_to_seed="data",
+        load_torch_file="ckpt return_metadata",
     ),
     *_called(
         "comfy.lora", newer={"calculate_shape"},

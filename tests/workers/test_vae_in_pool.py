@@ -1,0 +1,102 @@
+"""A VAE in a pool of two ranks: its memory is told and given back, a cancel is heard, what cannot be run is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from parallel_runtime.errors import CheckpointError, RequestError, UnsupportedModelError
+from parallel_runtime.requests.control import Cancelled
+from parallel_runtime.requests.requests import ComfyuiCode, VaeFile
+from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
+from tests.comfyui_vaes.tiny import fill
+from workers.client.client import PoolClient, VaeRequest
+from workers.launch import PoolSpec
+
+COMFYUI = find_comfyui()
+pytestmark = [pytest.mark.skipif(COMFYUI is None, reason=HOW), pytest.mark.slow]
+SIZE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def vae():
+    """Wan's, in this process."""
+    (wan,) = import_with_comfyui("comfy.ldm.wan.vae")
+    times = {"attn_scales": [], "temperal_downsample": [False, True, True], "dropout": 0.0, "num_res_blocks": 2}
+    return fill(wan.WanVAE(dim=16, z_dim=16, dim_mult=[1, 2, 4, 4], **times))
+
+
+@pytest.fixture(scope="module")
+def path(vae, tmp_path_factory):
+    file = tmp_path_factory.mktemp("vae") / "wan.safetensors"
+    save_file(vae.state_dict(), file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def client():
+    client = PoolClient(PoolSpec("cpu", (0, 1)))
+    yield client
+    client.close()
+
+
+def request_for(path: Path) -> VaeRequest:
+    return VaeRequest(VaeFile(str(path), False, "float32", SIZE, ComfyuiCode(str(COMFYUI))), 2)
+
+
+def test_weights_come_and_go(client, path, vae):
+    latent = torch.randn(1, 16, 3, 7, 6, generator=torch.Generator().manual_seed(1))
+    request = request_for(path)
+    with torch.inference_mode():
+        wanted = vae.decode(latent)
+    for _ in range(2):
+        ours = client.run_vae(request, "decoder", latent, answer_bytes=wanted.nbytes)
+        assert (ours - wanted).abs().max() < 1e-5 * wanted.abs().max()
+        assert client.ran.plan == "Decoded; devices at work: 2."
+        assert client.vae_bytes(request) == SIZE
+        client.release_vae(request)
+        assert client.vae_bytes(request) == 0
+
+
+def test_a_latent_of_few_rows_is_run_by_one(client, path, vae):
+    latent = torch.randn(1, 16, 1, 3, 6, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        wanted = vae.decode(latent)
+    ours = client.run_vae(request_for(path), "decoder", latent)
+    assert (ours - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    assert client.ran.plan == "Decoded; devices at work: 1."
+
+
+def test_a_cancel_is_heard_within_a_run(client, path):
+    long = torch.randn(1, 16, 9, 40, 40, generator=torch.Generator().manual_seed(1))
+    request, pool = request_for(path), client.start()
+    client.run_vae(request, "decoder", long[:, :, :1, :7, :6])
+    asked: list[int] = []
+
+    def after_a_while() -> bool:
+        asked.append(1)
+        return len(asked) > 20
+
+    with pytest.raises(Cancelled):
+        client.run_vae(request, "decoder", long, should_cancel=after_a_while)
+    client.run_vae(request, "decoder", long[:, :, :1, :7, :6])
+    assert client.start() is pool, "the pool went on"
+
+
+def test_what_cannot_be_run_is_refused_and_the_pool_goes_on(client, path, tmp_path):
+    latent, pool = torch.zeros(1, 16, 1, 7, 6), client.start()
+    with pytest.raises(RequestError, match="shape"):
+        client.run_vae(request_for(path), "decoder", torch.zeros(4, 4))
+    with pytest.raises(RequestError, match="empty"):
+        client.run_vae(request_for(path), "decoder", latent[:0])
+    with pytest.raises(CheckpointError, match="does not exist"):
+        client.run_vae(request_for(tmp_path / "gone.safetensors"), "decoder", latent)
+    other = tmp_path / "other.safetensors"
+    save_file({"weight": torch.zeros(2)}, other)
+    with pytest.raises(UnsupportedModelError, match="no VAE"):
+        client.run_vae(request_for(other), "decoder", latent)
+    client.run_vae(request_for(path), "decoder", latent)
+    assert client.start() is pool
