@@ -16,7 +16,7 @@ from parallel_runtime.said import Said, said, together
 
 from .config_meaning import explain_limits, preview
 from .kept_models import drop_others, keep
-from .network_choice import choose_network
+from .model_files import choose_network
 from .node_text import (
     find_running_node,
     move_bar_of_running_node,

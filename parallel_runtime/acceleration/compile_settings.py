@@ -2,7 +2,8 @@
 
 A graph must not depend on what was compiled before it, or by coincidence on sizes that are equal: the next process
 finds it on disk only if it asks for the same. So the numbers of rows and tokens are left open from the start, and
-PyTorch is kept from finding open sizes by itself.
+PyTorch is kept from finding open sizes by itself. PyTorch keeps graphs by code object, which all models of a class
+share, and gives up when one has too many: so each model compiles functions of its own.
 
 Private parts of torch are imported where blocks are compiled, and nowhere else; one that this torch lacks costs what
 it is for, and a line in the log.
@@ -12,11 +13,41 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 from ..switches import is_on
-from .own_graphs import LIMIT
+
+LIMIT = 64
+"""Graphs of one function: batches, plans and uneven shares each may need one. PyTorch's 8 is soon used up."""
+_OF_A_CALL = 8
+"""As many as one request may need, at most: its branches, one row or more, its uneven shares."""
+
+
+def with_own_code(function: Any) -> Any:
+    """A function that does the same, with a code object of its own."""
+    copied = FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    copied.__qualname__, copied.__module__ = function.__qualname__, function.__module__
+    return copied
+
+
+def room(functions: Iterable[Callable[..., Any]]) -> int:
+    """How many graphs each of these may still get, the least of all; 0 where that is too few for a call."""
+    try:
+        from torch._dynamo.eval_frame import _debug_get_cache_entry_list as graphs_of
+    except ImportError:  # another torch: it says so itself at the limit
+        return LIMIT
+    most = max((len(graphs_of(function.__code__)) for function in functions), default=0)
+    return max(0, LIMIT - _OF_A_CALL - most)
+
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +68,6 @@ class Settings:
                 "a limit of graphs": _graph_limits,
                 "open sizes": _unequal_sizes,
                 "rewrites": lambda: _inductor_options(dict(options)),
-                "norms in one pass": _rows_at_once,
             }
         )
 
@@ -94,11 +124,3 @@ def _inductor_options(options: dict[str, Any]) -> contextlib.AbstractContextMana
     import torch._inductor.config
 
     return torch._inductor.config.patch(options)
-
-
-def _rows_at_once() -> contextlib.AbstractContextManager[Any]:
-    from torch._inductor.virtualized import V
-
-    from .reductions import RowsAtOnce
-
-    return V.set_choices_handler(RowsAtOnce())

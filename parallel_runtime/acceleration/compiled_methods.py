@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from ..attention.operators import leave_open, without_row_stride
-from .compile_settings import Settings, rewriting
+from .compile_settings import Settings, rewriting, room, with_own_code
 from .host_watch import unwatched
-from .own_graphs import room, with_own_code
 
 log = logging.getLogger(__name__)
 

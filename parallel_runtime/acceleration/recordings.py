@@ -17,8 +17,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..mesh.agreement import NONE, all_agree
+from ..mesh.launched import REPLAY, count
 from ..mesh.mesh import Mesh
-from ..mesh.tally import REPLAY, count
 from .cuda_graphs import CudaGraphs, Replay
 from .host_tensors import HostTensors
 from .pulse import Pulse

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ..config import AXES, ParallelPlan
 from .groups import GroupKey, Groups
-from .tally import MESSAGE, count
+from .launched import MESSAGE, count
 
 _LINK = "link"
 

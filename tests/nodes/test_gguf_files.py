@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodes.model_files import find_gguf_pack, list_gguf_files
-from nodes.network_choice import choose_network
+from nodes.model_files import choose_network, find_gguf_pack, list_gguf_files
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.loading.gguf_pack import open_pack
 

@@ -156,7 +156,7 @@ use_comfyui(sys.argv[1], {"cpu": True})
 import comfy.ldm.flux.model as flux
 import comfy.supported_models
 import torch
-from nodes.network_choice import choose_network
+from nodes.model_files import choose_network
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.loading.held_network import load_network
 from parallel_runtime.loading.host_file import open_host_file

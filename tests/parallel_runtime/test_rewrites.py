@@ -68,7 +68,7 @@ def test_the_key_of_the_compile_cache_changes_with_any_source_that_makes_graphs(
     assert own == rewrites.source_hash()
     for changed in (
         "acceleration/rotary_rewrites.py",
-        "acceleration/reductions.py",
+        "acceleration/compile_settings.py",
         "attention/rotary.py",
         "networks/diffusers/hunyuan_dit.py",
     ):
@@ -141,17 +141,14 @@ def test_switched_off_rewrites_are_no_option_of_what_is_compiled(monkeypatch):
     ("gone", "costs"),
     [
         ("torch._inductor.custom_graph_pass", "our rewrites"),
-        ("torch._inductor.codegen.simd_kernel_features", "norms in one pass"),
         ("torch.fx.experimental._config", "open sizes"),
     ],
 )
 def test_a_private_module_that_torch_renamed_costs_what_it_was_for_and_a_line(gone, costs, monkeypatch, caplog):
-    for ours in ("rewrites", "reductions"):
-        name = f"parallel_runtime.acceleration.{ours}"
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        monkeypatch.delattr(f"parallel_runtime.acceleration.{ours}", raising=False)
+    monkeypatch.delitem(sys.modules, "parallel_runtime.acceleration.rewrites", raising=False)
+    monkeypatch.delattr("parallel_runtime.acceleration.rewrites", raising=False)
     monkeypatch.setitem(sys.modules, gone, None)
-    settings = {"open sizes": compile_settings._unequal_sizes, "norms in one pass": compile_settings._rows_at_once}
+    settings = {"open sizes": compile_settings._unequal_sizes}
     options = {} if costs != "our rewrites" else compile_settings.rewriting()
     usable = compile_settings._usable({name: setting for name, setting in settings.items() if name == costs})
     assert (options, usable) == ({}, [])

@@ -17,7 +17,7 @@ REFUSALS = (
     + """
 from pathlib import Path
 import workers.client.client, workers.rank.start
-from nodes.network_choice import choose_network
+from nodes.model_files import choose_network
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import build_transformer

@@ -10,8 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.acceleration import launched as counting
-from parallel_runtime.mesh import tally
+from parallel_runtime.mesh import launched as counting
 from parallel_runtime.requests.requests import Finished
 from workers.supervisor.job import ActiveJob
 from workers.wire.error_info import ErrorInfo, describe, of_all_ranks
@@ -129,10 +128,9 @@ def group(monkeypatch):
 
 
 def test_messages_and_replays_are_counted_beside_what_torch_counts(group, monkeypatch):
-    monkeypatch.setattr(tally, "TALLY", Counter())
-    monkeypatch.setattr(counting, "TALLY", tally.TALLY)
+    monkeypatch.setattr(counting, "TALLY", Counter())
     for given in (group, None, SimpleNamespace(group_name="gone")):
-        tally.count(tally.MESSAGE, given)
+        counting.count(counting.MESSAGE, given)
     assert counting.launched(torch.device("cpu")) == {
         ((0, 1), "cpu of 5"): 7,
         ((0, 1), "messages of 5"): 1,

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime import memory
-from parallel_runtime.acceleration.launched import launched
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import NotLoadedError, ParallelError, PeerFailedError
+from parallel_runtime.mesh.launched import launched
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Forward, Invoke, RunVae, Sample, Step
 

@@ -156,7 +156,7 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """How many exchanges a rank has launched among some; see parallel_runtime/acceleration/launched.py.
+    """How many exchanges a rank has launched among some; see parallel_runtime/mesh/launched.py.
 
     Args:
         ranks: of the pool.

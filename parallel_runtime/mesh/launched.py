@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..mesh.tally import MESSAGE, REPLAY, TALLY
+MESSAGE, REPLAY = "messages", "replays"
+
+TALLY: Counter[tuple[str, str]] = Counter()
+"""What torch does not count: (name of a group, what) -> how often. Where it is equal on all ranks of the group, nothing
+that one of them launched is missing on another: a message counts where it is sent, and where its receive is posted."""
+
+
+def count(what: str, group: dist.ProcessGroup | None) -> None:
+    """Something was launched over a group; None is this rank alone."""
+    if group is not None:
+        TALLY[group.group_name, what] += 1
+
 
 Key = tuple[tuple[int, ...], str]
 """Ranks of a group, and what of theirs is counted."""
