@@ -1,4 +1,4 @@
-"""PipeFusion in a real ComfyUI: KSampler's picture over stages is that of the schedule in one process."""
+"""PipeFusion in a real ComfyUI: a picture over stages is that of the schedule in one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from tests.parallel_runtime.pipefusion_emulator import emulate
 from tests.tiny_flux import make_state_dict, tiny_config
 
-from .workflow import FOLDER, MODEL, SAVE, Workflow
+from .workflow import FOLDER, SAVE, Workflow, link, node
 
 pytestmark = pytest.mark.host
 
@@ -29,24 +29,37 @@ def _simple_sigmas(steps: int, count: int = 10000, shift: float = 1.15) -> torch
     return torch.tensor([*(table[-(1 + int(step * count / steps))] for step in range(steps)), 0.0])
 
 
-@pytest.mark.slow_but_for(MODEL)
-@pytest.mark.parametrize("model", [MODEL, FOLDER])
-def test_ksampler_over_two_stages_gives_the_emulated_schedules_latent(host, monkeypatch, model):
+_CASES = {
+    "KSampler": Workflow(),
+    "KSampler, diffusers": Workflow(model=FOLDER),
+    "BasicGuider": Workflow(sampler_node="SamplerCustomAdvanced"),
+    "CFGGuider": Workflow(sampler_node="SamplerCustomAdvanced", cfg=4.0),
+}
+
+
+@pytest.mark.slow_but_for("KSampler")
+@pytest.mark.parametrize("case", _CASES)
+def test_a_run_over_two_stages_gives_the_emulated_schedules_latent(host, monkeypatch, case):
     if not host.small_flux:
         pytest.skip("this ComfyUI takes no tiny FLUX.1")
     import diffusers
 
-    workflow = replace(Workflow(model=model).on("cpu:2"), stages=(2, 3, 1))
-    found = host.latent(host.run(workflow.prompt()), SAVE)
+    workflow = replace(_CASES[case].on("cpu:2"), stages=(2, 3, 1))
+    graph = workflow.prompt()
+    if case == "BasicGuider":
+        graph["guider"] = node("BasicGuider", model=link("model"), conditioning=link("positive"))
+    found = host.latent(host.run(graph), SAVE)
     assert host.last_run()["loop"] == "pool"
     assert "stages 2" in str(host.last_run())
     config = tiny_config()
     transformer = diffusers.FluxTransformer2DModel(**config).eval()
     transformer.load_state_dict(make_state_dict(config))
+    branches = 1 if workflow.cfg == 1 else 2
     expected = emulate(
         monkeypatch, transformer, _random(workflow.seed, 1, 16, 14, 20), _simple_sigmas(workflow.steps),
-        [_random(11, 1, 7, 64)], [{"y": _random(12, 1, 32), "guidance": torch.full((1,), 3.0)}],
-        cfg=1.0, sampler="euler", seed=workflow.seed, patches=3, warmup=1,
+        [_random(seed, 1, 7, 64) for seed in (11, 22)][:branches],
+        [{"y": _random(seed + 1, 1, 32), "guidance": torch.full((1,), 3.0)} for seed in (11, 22)][:branches],
+        cfg=workflow.cfg, sampler="euler", seed=workflow.seed, patches=3, warmup=1,
     )  # fmt: skip
     expected = expected / _SCALE + _SHIFT
     assert (found - expected).abs().max() < 2e-5 * expected.abs().max()
