@@ -61,6 +61,7 @@ def write_page() -> str:
         lines.append(f"## {how.value[0].upper()}{how.value[1:]}\n")
         if how is not How.REFUSED:
             lines.append(", ".join(f"`{name}`" for name in sorted(named)) + ".\n")
+            lines += [f"`{name}`: {node.why}.\n" for name, node in sorted(named.items()) if node.why]
             continue
         lines.append("| Node | Why, or what to do |\n|---|---|")
         reasons = dict.fromkeys(node.why for node in named.values())

@@ -110,6 +110,32 @@ class CarriedPatches:
         return _NETWORKS[module]
 
 
+def act_always(options: Mapping[str, Any]) -> bool:
+    """Whether no function for the inside of the network is left out at one of the run's sigmas."""
+    sigmas = options.get("sample_sigmas")
+    several = [each for place in ("patches", "patches_replace") for each in (options.get(place) or {}).values()]
+    functions = [each for of in several for each in (of.values() if isinstance(of, Mapping) else of)]
+    ranges = [each for function in functions for each in _ranges(function)]
+    return not ranges or (
+        sigmas is not None
+        and all(least <= float(sigmas.min()) and float(sigmas.max()) <= largest for largest, least in ranges)
+    )
+
+
+def _ranges(value: Any) -> Iterator[tuple[float, float]]:
+    """Largest and least sigma of a function, and of those that it is made of."""
+    rule = rule_of(_code_of(value))
+    if rule is None:
+        return
+    found = _values_of(value)
+    if rule.between is not None:
+        largest, least = (float(found[name]) for name in rule.between)
+        yield largest, least
+    for name in rule.values:
+        if _is_known(found.get(name)):
+            yield from _ranges(found[name])
+
+
 class _Making:
     """The patches of one call."""
 

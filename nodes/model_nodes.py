@@ -51,7 +51,12 @@ MODEL_NODES: Mapping[str, ModelNode] = {
     **_each(
         How.SAMPLES,
         "KSampler", "KSamplerAdvanced", "SamplerCustom", "ParallelSampler", "CFGGuider", "BasicGuider", "DualCFGGuider",
-        "DualModelGuider", "LTXVDualCFGGuider", "PerpNegGuider",
+        "LTXVDualCFGGuider", "PerpNegGuider",
+    ),
+    "DualModelGuider": ModelNode(
+        How.SAMPLES,
+        "step by step: a loop in the ranks is one model's, with its plan, patches and recordings, and a device without "
+        "room for two has the weights of one",
     ),
     **_each(
         How.OUTSIDE,

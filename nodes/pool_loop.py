@@ -121,9 +121,6 @@ class PoolLoop:
         asked, staged = self._asked, self._remote.stages > 1
         cfg = asked.guider.cfg if asked.rule.code == CFG else None
         found = call_obstacles(calls, tuple(x.shape), asked.rule.conds, cfg)
-        # ComfyUI's own network takes such branches as one batch, in ComfyUI's order.
-        if asked.network is not None and asked.network.rows_together and sum(len(c.cond_or_uncond) for c in calls) > 1:
-            found.append(said("rows of a batch that depend on one another"))
         if staged and any(LATENT_SHAPES in call.conditioning for call in calls):
             found.append(said("several latents in one"))
         if own_timesteps is None or (own_timesteps and staged):

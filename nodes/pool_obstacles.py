@@ -12,6 +12,7 @@ from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.samplers import SAMPLERS
 
 from .asked_loop import AskedLoop, sampling_obstacles
+from .carried_patches import act_always
 from .host_loop import host_obstacles
 from .transportable import condition_obstacles, loop_obstacles
 
@@ -22,6 +23,8 @@ _OF_SEVERAL = "CFGGuider.sample.<locals>.callback"
 def find_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
     """Name everything that the pool would do otherwise than ComfyUI's own loop."""
     found = loop_obstacles(loop.options)
+    if not act_always(loop.options.get("transformer_options", {})):
+        found.append(said("a function inside of the model for a part of the steps"))
     carried = not found
     found += condition_obstacles(loop.guider.conds)
     if carried and loop.remote.stages > 1:

@@ -26,19 +26,6 @@ _TRANSFORMER_PATCHES = {
     "patches_replace": said("replaced attention or blocks"),
     "optimized_attention_override": said("another attention function (choose the kernel in Parallel Config)"),
 }
-_PLAIN_OPTIONS = {
-    "cond_or_uncond",
-    "uuids",
-    "sigmas",
-    "sample_sigmas",
-    "prefetch_dynamic_vbars",
-    "rope_options",
-    "animate2_cache",
-    "chroma_radiance_options",
-    "minimax_h3_sigma_shift_audio",
-    "minimax_h3_sigma_shift_video",
-    "qwen_image21_cache",
-}
 _HERE_ALONE = {
     "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "wrappers", "callbacks", "easycache", "ar_config",
     "context_window",
@@ -75,7 +62,7 @@ _CONDITION_PARTS = {
 }
 
 
-_AROUND = {
+AROUND_LOOP = {
     "wrappers": {"outer_sample", "prepare_sampling", "sampler_sample"},
     "callbacks": {
         "on_clone", "on_load_after", "on_detach_after", "on_cleanup", "on_pre_run", "on_register_all_hook_patches",
@@ -154,7 +141,8 @@ def weight_obstacles(
 def loop_obstacles(model_options: Mapping[str, Any]) -> list[Said]:
     """Name what in ComfyUI's `model_options` acts between the steps, or inside them, and is not known to the workers.
 
-    Anything that is not known to be harmless counts: running per step is always right.
+    Anything that is not known to be harmless counts: running per step is always right. Functions and numbers for the
+    inside of the network travel with a loop as with a step.
     """
     found = [
         _MODEL_FUNCTIONS.get(key, said("the model option {key}", key=key))
@@ -162,15 +150,12 @@ def loop_obstacles(model_options: Mapping[str, Any]) -> list[Said]:
         if key not in _PLAIN_MODEL_OPTIONS and _is_set(value) and not (key in PLACES and is_carried(value))
     ]
     options = model_options.get("transformer_options", {})
-    found += forward_obstacles(options)
+    found += option_obstacles(options)
     for key, template in (("wrappers", "a wrapper of a node ({name})"), ("callbacks", "a callback of a node ({name})")):
-        kinds = [each for kind, each in options.get(key, {}).items() if kind not in _AROUND[key]]
+        kinds = [each for kind, each in options.get(key, {}).items() if kind not in AROUND_LOOP[key]]
         names = {name for kind in kinds for name in kind if kind[name]}
         found += [said(template, name=name or "unnamed") for name in sorted(names, key=str)]
-    known = _PLAIN_OPTIONS | _TRANSFORMER_PATCHES.keys() | {"wrappers", "callbacks"}
-    return found + [
-        said("the transformer option {key}", key=key) for key in options if key not in known and _is_set(options[key])
-    ]
+    return found
 
 
 def condition_obstacles(conds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Said]:

@@ -7,9 +7,7 @@ from typing import Any
 
 from nodes.transportable import condition_obstacles, loop_obstacles
 from parallel_runtime.networks.comfyui.node_rules import GUIDER_RULES
-from parallel_runtime.networks.tables.comfyui import NETWORKS
 
-from .file_names import class_of
 from .judgement import Prompt, Run
 from .node_types import NODE_TYPES
 from .prompt_graph import Path
@@ -47,11 +45,6 @@ def _wrapper(kind: str, name: str) -> dict[str, Any]:
     return {"transformer_options": {"wrappers": {kind: {name: [_function(f"{_EXTRAS}x:{name}")]}}}}
 
 
-def _inside(**options: Any) -> dict[str, Any]:
-    return {"transformer_options": options}
-
-
-_PATCHES = _inside(patches={"attn1_patch": [_function(f"{_EXTRAS}x:patch")]})
 _MODEL_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "CFGNorm": _after("cfg:CFGNorm.execute.<locals>.cfg_norm"),
     "CFGZeroStar": _after("cfg:CFGZeroStar.execute.<locals>.cfg_zero_star"),
@@ -84,20 +77,8 @@ _MODEL_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "TripoSplatSamplingPreview": _wrapper("outer_sample", "triposplat_sampling_preview"),
     "EasyCache": _wrapper("predict_noise", "easycache"),
     "ContextWindowsManual": {"context_handler": _function("comfy.context_windows:IndexListContextHandler")},
-    "ChromaRadianceOptions": _inside(chroma_radiance_options={"nerf_tile_size": 32}),
-    "MiniMaxH3SigmaShift": _inside(minimax_h3_sigma_shift_video=12.0, minimax_h3_sigma_shift_audio=3.0),
-    "QwenImage21Cache": _inside(qwen_image21_cache={"device": "auto", "dtype": "default"}),
-    "ScaleROPE": _inside(rope_options={"scale_x": 2.0}),
-    "WanAnimate2Cache": _inside(animate2_cache=_function("comfy.ldm.wan.model_animate2:PoseBranchCache")),
-    **dict.fromkeys(
-        (
-            "AnimaLLLiteApply", "QwenImageDiffsynthControlnet", "ZImageFunControlnet", "USOStyleReference",
-            "WanInfiniteTalkToVideo", "FluxKVCache",
-        ),
-        _PATCHES,
-    ),
 }  # fmt: skip
-"""What nodes put into `model_options`; of others, nothing that a loop reads."""
+"""What nodes put into `model_options`; of others, nothing by which a loop goes step by step."""
 _ENTRIES: Mapping[str, Mapping[str, Any]] = {
     "ControlNetApply": {"control": True},
     "ControlNetApplyAdvanced": {"control": True},
@@ -148,10 +129,6 @@ def _reasons(run: Run, sampler: Path, loaders: set[Path]) -> Iterator[str]:
 
 
 def _family_reasons(file: str, masked: bool) -> Iterator[str]:
-    path = class_of(file.replace("\\", "/").rsplit("/", 1)[-1])
-    network = NETWORKS.get(f"comfy.ldm.{path}")
-    if network is not None and network.rows_together:
-        yield "rows of a batch that depend on one another"
     for part, name in _OWN_MASK_RULE:
         if masked and part in file:
             yield f"the noise mask of {name}"

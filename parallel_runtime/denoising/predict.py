@@ -14,6 +14,7 @@ from ..mesh.mesh import Layout, Mesh
 from ..networks.network import Network
 from ..networks.shares import gather_batch, share_of_batch, some_have_no_rows
 from ..requests.conditioning import BRANCHES, OPTIONS, Conditioning
+from ..requests.patches import Attached, Patch
 
 _NESTED = (list, tuple, dict)
 _PLAIN = (bool, int, float, str)
@@ -62,7 +63,8 @@ class Predictor:
     def _in_order(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         self.transformer.set_mesh(self.mesh)
         if self.transformer.rows_together or any(call.conditioning.together for call in calls):
-            return [self._forward(call) for call in calls]
+            whole = [self._forward(call) for call in (merge(calls) if self.joined else calls)]
+            return list(torch.cat(whole).split([call.batch for call in calls]))
         total, at_once = sum(call.batch for call in calls), _rows_at_once(calls)
         with nullcontext() if self.tried else failing_together(self.mesh.batch, calls[0].x.device):
             outputs = [self._forward(call) for call in own_calls(calls, self.mesh, self.joined)]
@@ -162,7 +164,9 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    return one is other or (isinstance(one, _PLAIN) and one == other)
+    if isinstance(one, Patch):
+        return replace(one, values={}) == replace(other, values={}) and _same(dict(one.values), dict(other.values))
+    return one is other or (isinstance(one, (*_PLAIN, Attached)) and bool(one == other))
 
 
 def _have_like_rows(one: Any, other: Any, batches: tuple[int, int]) -> bool:

@@ -58,11 +58,11 @@ class PreparedSample(Prepared):
         ]
         first = state.conditionings.peek(request.branches[0], meta)
         steps = meta["sigmas"].shape[0] - 1
-        batch = x.shape[0] // first.rows_at_once(x.shape[0]) * len(request.branches)
+        shared = x.shape[0] // first.rows_at_once(x.shape[0]) * len(request.branches)
         longest = max(branches, key=lambda seen: seen.text[1])
         # ComfyUI's own samplers see a whole latent: a plan is to have no more stages than the weights have.
         patchwise = steps if request.host is None else 0
-        facts = resident.family.describe(longest, batch=batch, steps=patchwise)
+        facts = resident.family.describe(longest, batch=1 if first.together else shared, steps=patchwise)
         placed = state.place(resident, facts)
         place, plan = placed.place, placed.plan
         check_steps(plan, steps)

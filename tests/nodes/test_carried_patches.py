@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nodes import carried_patches
-from nodes.carried_patches import CarriedPatches, NotCarried
+from nodes.carried_patches import CarriedPatches, NotCarried, act_always
 from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.comfyui import live_patches
 from parallel_runtime.networks.comfyui.live_patches import LivePatches
@@ -57,6 +57,26 @@ def test_a_function_of_another_node_is_named_with_the_pack_that_it_is_of():
 
 def test_options_without_functions_carry_nothing():
     assert CarriedPatches().carry({"patches": {}, "patches_replace": {"dit": {}}, "rope_options": {"a": 1}}, X) == {}
+
+
+@pytest.mark.parametrize(
+    ("between", "sigmas", "always"),
+    [
+        ((1e9, 0.0), [1.0, 0.5, 0.0], True),
+        ((0.9, 0.0), [1.0, 0.5, 0.0], False),
+        ((1e9, 0.4), [1.0, 0.5, 0.0], False),
+        ((1e9, 0.4), [1.0, 0.5], True),
+        ((0.9, 0.0), None, False),
+    ],
+)
+def test_a_function_acts_always_where_its_range_has_all_sigmas_of_the_run(between, sigmas, always):
+    made = type("AnimaLLLitePatch", (), {"__module__": "comfy.ldm.anima.lllite"})()
+    made.sigma_start, made.sigma_end = between
+    part = type("AnimaLLLiteMLPPatch", (), {"__module__": "comfy.ldm.anima.lllite"})()
+    part.patch = made
+    options = {"patches": {"mlp_patch": [part]}, "sample_sigmas": None if sigmas is None else torch.tensor(sigmas)}
+    assert act_always(options) is always
+    assert act_always({"patches": {"attn1_patch": [print]}})
 
 
 def test_a_name_is_that_of_the_class_whatever_the_method_is_called():

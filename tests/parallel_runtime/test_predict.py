@@ -12,6 +12,7 @@ from parallel_runtime.denoising.predict import Call, Predictor, merge, own_calls
 from parallel_runtime.mesh.mesh import Layout, single_rank_mesh
 from parallel_runtime.networks.diffusers.pixart import PIXART
 from parallel_runtime.requests.conditioning import Conditioning
+from parallel_runtime.requests.patches import CARRIED, PATCHES, Patch
 from tests.ranks import run_ranks
 from tests.tiny_pixart import make_call, tiny_config
 
@@ -117,7 +118,8 @@ def test_branches_that_comfyui_had_in_two_calls_stay_two_calls():
     assert own_calls(calls, single_rank_mesh(), joined=False) == calls
 
 
-def test_rows_that_cannot_be_told_apart_are_neither_joined_nor_cut():
+@pytest.mark.parametrize(("joined", "wanted"), [(True, [4]), (False, [2, 2])])
+def test_rows_that_depend_on_one_another_are_in_one_call_where_comfyui_has_them_there_and_never_cut(joined, wanted):
     seen = []
 
     def predict(x: torch.Tensor, timestep: torch.Tensor, arguments: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -125,10 +127,22 @@ def test_rows_that_cannot_be_told_apart_are_neither_joined_nor_cut():
         return x + 1
 
     network = SimpleNamespace(rows_together=True, predict=predict, set_mesh=lambda mesh: None)
-    calls = [Call(torch.zeros(2, 4), torch.zeros(2), Conditioning({"context": torch.ones(2, 1, 1)}))] * 2
-    outputs = Predictor(network, single_rank_mesh())(calls)
-    assert seen == [2, 2]
-    assert [output.shape for output in outputs] == [(2, 4), (2, 4)]
+    calls = [
+        Call(torch.full((2, 4), float(row)), torch.zeros(2), Conditioning({"context": torch.ones(2, 1, 1)}))
+        for row in range(2)
+    ]
+    outputs = Predictor(network, single_rank_mesh(), joined)(calls)
+    assert seen == wanted
+    assert [output.tolist() for output in outputs] == [[[row + 1.0] * 4] * 2 for row in range(2)]
+
+
+def test_branches_with_the_same_function_inside_of_the_network_are_one_call():
+    def patched(index: int, scale: float) -> Call:
+        patch = Patch("module:function", 0, values={"scale": scale, "of": torch.ones(2)})
+        return of_comfyui(index, **{CARRIED: {PATCHES: {"attn1_patch": [patch]}}})
+
+    assert len(merge([patched(0, 1.0), patched(1, 1.0)])) == 1
+    assert len(merge([patched(0, 1.0), patched(1, 2.0)])) == 2
 
 
 @pytest.mark.parametrize(("ranks", "wanted"), [(2, [4, 4]), (3, [4, 4, 0])])

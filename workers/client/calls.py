@@ -73,7 +73,7 @@ class Calls:
         conditioning = {name: value for name, value in call.conditioning.items() if name != CONTROL}
         form, residuals = _flat(call.conditioning.get(CONTROL))
         shapes = repr([form, *((each.shape, each.dtype) for each in residuals.values())]) if residuals else ""
-        self._attachments.bring(attached_in(_arguments(conditioning)), callbacks)
+        self.attach(conditioning, callbacks)
         reference, tensors, dropped = self.cache.refer(conditioning)
         given = ((each.shape, each.dtype) for each in (call.x, call.timestep))
         kind = (call.model, reference.id, reference.index, *given, call.patches, shapes)
@@ -92,6 +92,10 @@ class Calls:
         if not reply.finite:  # the last step's would be the picture, with nobody to look at it again
             raise no_number("The model's prediction")
         return reply.tensors["output"]
+
+    def attach(self, conditioning: Mapping[str, Any], callbacks: Callbacks) -> None:
+        """Have the ranks know the networks that a conditioning names."""
+        self._attachments.bring(attached_in(_arguments(conditioning)), callbacks)
 
     def prepare_anew(self) -> None:
         """The next call of each kind goes through PREPARE again."""

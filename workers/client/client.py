@@ -179,6 +179,8 @@ class PoolClient:
         callbacks = Callbacks(on_progress=on_progress, on_compile=on_compile, should_cancel=should_cancel)
 
         def run() -> torch.Tensor:
+            for branch in request.branches:
+                self._calls.attach(branch.conditioning, callbacks)
             try:
                 job, tensors = request.on_the_wire(model.key, self._calls.cache, patches.names)
             except RequestError:
