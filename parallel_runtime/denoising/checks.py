@@ -1,99 +1,82 @@
-"""Checks of the parts of a sampling loop around its model: what asks for each, and what it reads.
+"""What a sampling loop reads beside its latent and conditionings, and whether it came and goes together.
 
-A parameter of the request asks for a part, never what happens to have come along: what is asked for is used or
-refused. Shapes decide that, so every rank decides it for itself in PREPARE, before anything is exchanged.
+A parameter of the request asks for it, never what happens to have come along: what is asked for is used or refused.
+Shapes decide that, so every rank decides it for itself in PREPARE, before anything is exchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ..errors import RequestError
-from ..requests.requests import Sample
+from ..requests.requests import Sample, concat_name
 from ..said import said
 
-Shape = tuple[int, ...]
+Tensors = Mapping[str, torch.Tensor]
+INPAINT = ("mask", "latent_image", "noise")
+"""Tensors of a noise mask."""
 
 
-@dataclass(frozen=True)
-class InputCheck:
-    """One part, and whether what it reads goes together.
+def read_inpaint(request: Sample, tensors: Tensors) -> list[torch.Tensor]:
+    """Mask, what it keeps, and its noise; empty without one.
 
-    Args:
-        name: as errors call it.
-        reads: tensors of the request.
-        fits: (shapes of what it reads, shape of the latent) -> whether they go together.
-        trigger: field of `Sample` that asks for it; "" for what every loop has.
-        per_branch: it works on every CFG branch by itself, on tensors named as `requests.concat_name` does it.
+    Raises:
+        RequestError: a tensor did not come with the request.
     """
-
-    name: str
-    reads: tuple[str, ...]
-    fits: Callable[[Sequence[Shape], Shape], bool]
-    trigger: str = ""
-    per_branch: bool = False
-
-    def read(self, request: Sample, tensors: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-        """What it works on: one entry, or one for each CFG branch; none where the request does not ask for it.
-
-        Raises:
-            RequestError: a tensor did not come with the request.
-        """
-        if self.trigger and not getattr(request, self.trigger):
-            return []
-        own = [tuple(f"{name}.{branch.index}" for name in self.reads) for branch in request.branches]
-        try:
-            return [tuple(tensors[name] for name in names) for names in (own if self.per_branch else [self.reads])]
-        except KeyError as missing:
-            raise RequestError(
-                said(
-                    "The request asks for {name}, and the tensor {missing} did not come with it.",
-                    name=self.name,
-                    missing=missing,
-                ),
-                "Report this.",
-            ) from missing
+    return _read("a noise mask", INPAINT, tensors) if request.inpaint else []
 
 
-SCHEDULE = InputCheck(
-    "steps", ("sigmas", "timesteps"), lambda shapes, x: shapes[0] == shapes[1] and len(shapes[0]) == 1 < shapes[0][0]
-)
-INPAINT = InputCheck(
-    "a noise mask",
-    ("mask", "latent_image", "noise"),
-    lambda shapes, x: all(shape == x for shape in shapes),
-    trigger="inpaint",
-)
-FIXED_CHANNELS = InputCheck(
-    "fixed channels",
-    ("concat",),
-    lambda shapes, x: (*shapes[0][:1], *shapes[0][2:]) == (*x[:1], *x[2:]),
-    trigger="concat",
-    per_branch=True,
-)
-CHECKS = (SCHEDULE, INPAINT, FIXED_CHANNELS)
+def read_fixed_channels(request: Sample, tensors: Tensors) -> list[torch.Tensor]:
+    """Channels behind the latent's, for each CFG branch; empty without any. Raises as `read_inpaint`."""
+    names = [concat_name(branch.index) for branch in request.branches]
+    return _read("fixed channels", names, tensors) if request.concat else []
 
 
-def check_inputs(request: Sample, tensors: Mapping[str, torch.Tensor]) -> None:
+def check_inputs(request: Sample, tensors: Tensors) -> None:
     """Refuse a loop whose parts do not have what they need, or not in shapes that go together. Runs on meta tensors.
 
     Raises:
         RequestError: with the part, and the tensor or the shapes.
     """
-    latent = tuple(tensors["x"].shape)
-    for part in CHECKS:
-        for given in part.read(request, tensors):
-            shapes = [tuple(tensor.shape) for tensor in given]
-            if not part.fits(shapes, latent):
-                raise RequestError(
-                    said(
-                        "The request asks for {name} of shape {map} on a latent of {latent}.",
-                        name=part.name,
-                        map=", ".join(map(str, shapes)),
-                        latent=latent,
-                    ),
-                    "Make all of them from one latent and one list of sigmas.",
-                )
+    x = tuple(tensors["x"].shape)
+    schedule = _shapes(_read("steps", ("sigmas", "timesteps"), tensors))
+    if schedule[0] != schedule[1] or len(schedule[0]) != 1 or schedule[0][0] < 2:
+        raise _unfit("steps", schedule, x)
+    inpaint = _shapes(read_inpaint(request, tensors))
+    if any(shape != x for shape in inpaint):
+        raise _unfit("a noise mask", inpaint, x)
+    for shape in _shapes(read_fixed_channels(request, tensors)):
+        if (*shape[:1], *shape[2:]) != (*x[:1], *x[2:]):
+            raise _unfit("fixed channels", [shape], x)
+
+
+def _read(what: str, names: Sequence[str], tensors: Tensors) -> list[torch.Tensor]:
+    try:
+        return [tensors[name] for name in names]
+    except KeyError as missing:
+        raise RequestError(
+            said(
+                "The request asks for {name}, and the tensor {missing} did not come with it.",
+                name=what,
+                missing=missing,
+            ),
+            "Report this.",
+        ) from missing
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in tensors]
+
+
+def _unfit(what: str, shapes: Sequence[tuple[int, ...]], latent: tuple[int, ...]) -> RequestError:
+    return RequestError(
+        said(
+            "The request asks for {name} of shape {map} on a latent of {latent}.",
+            name=what,
+            map=", ".join(map(str, shapes)),
+            latent=latent,
+        ),
+        "Make all of them from one latent and one list of sigmas.",
+    )

@@ -16,7 +16,7 @@ from ..sampling.noise import NoiseSource
 from ..sampling.own_timesteps import OwnTimestep
 from ..sampling.prediction import find_prediction
 from ..sampling.samplers import StepState, find_sampler
-from .checks import FIXED_CHANNELS, INPAINT, check_inputs
+from .checks import check_inputs, read_fixed_channels, read_inpaint
 from .evaluation import Evaluation
 from .predict import Predictor
 
@@ -79,16 +79,17 @@ class Loop:
     def model_inputs(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """One input of the transformer per CFG branch, in its dtype: x, and the branch's fixed channels after it."""
         seen = x.to(self.dtype)
-        fixed = FIXED_CHANNELS.read(self.request, tensors)
+        fixed = read_fixed_channels(self.request, tensors)
         if not fixed:
             return [seen] * len(self.request.branches)
-        return [torch.cat([seen, channels.to(seen)], dim=1) for (channels,) in fixed]
+        return [torch.cat([seen, channels.to(seen)], dim=1) for channels in fixed]
 
     def inpaint(self, tensors: Mapping[str, torch.Tensor]) -> Inpaint | None:
         """The noise mask, if there is one."""
-        for mask, latent_image, noise in INPAINT.read(self.request, tensors):
-            return Inpaint(mask, latent_image, noise, self.request.inpaint_clean)
-        return None
+        if not (given := read_inpaint(self.request, tensors)):
+            return None
+        mask, latent_image, noise = given
+        return Inpaint(mask, latent_image, noise, self.request.inpaint_clean)
 
     def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
         """Take all steps."""

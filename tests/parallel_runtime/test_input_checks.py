@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.denoising.checks import FIXED_CHANNELS, INPAINT
+from parallel_runtime.denoising.checks import INPAINT
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.family import check_arguments
 from parallel_runtime.errors import RequestError
@@ -89,17 +89,8 @@ def test_a_run_reads_every_input_it_asks_for_and_no_other(engine):
         changed = work(engine, REQUEST, {**tensors, name: tensors[name] * 0.5})["latent"]
         assert (changed - latent).abs().max() > 1e-4, name
     plain = msgspec.structs.replace(REQUEST, inpaint=False)
-    left = {name: tensor for name, tensor in tensors.items() if name not in INPAINT.reads}
+    left = {name: tensor for name, tensor in tensors.items() if name not in INPAINT}
     assert torch.equal(work(engine, plain, left)["latent"], work(engine, plain, tensors)["latent"])
-
-
-def test_a_part_works_once_or_on_each_branch_or_not_at_all():
-    tensors = sample_tensors()
-    assert [len(read) for read in INPAINT.read(REQUEST, tensors)] == [3]
-    own = [read[0] for read in FIXED_CHANNELS.read(REQUEST, tensors)]
-    assert own == [tensors["concat.0"], tensors["concat.1"]]
-    plain = msgspec.structs.replace(REQUEST, inpaint=False, concat=False)
-    assert INPAINT.read(plain, tensors) == FIXED_CHANNELS.read(plain, tensors) == []
 
 
 @pytest.mark.parametrize(
