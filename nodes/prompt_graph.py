@@ -1,10 +1,13 @@
-"""What a prompt's graph says around a loader: its nodes, and how large the picture will be. No ComfyUI needed."""
+"""What a prompt's graph says: its links, nodes around a loader, how large the picture will be. No ComfyUI needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
+
+Graph = Mapping[str, Mapping[str, Any]]
+"""A prompt in ComfyUI's API form."""
 
 _FILE_INPUTS = {"ParallelLoader": "model_name", "ParallelCheckpointLoader": "ckpt_name"}
 
@@ -30,7 +33,7 @@ def find_loaders(get_node: Callable[[str], Mapping[str, Any] | None], start: str
         chosen = inputs.get(_FILE_INPUTS.get(str(node.get("class_type")), ""))
         if isinstance(chosen, str) and PurePath(chosen).name == file:
             found.append(name)
-        waiting += [str(value[0]) for value in inputs.values() if isinstance(value, (list, tuple)) and len(value) == 2]
+        waiting += givers(node)
     return found
 
 
@@ -41,33 +44,34 @@ _LEAST, _MOST = 512, 8192
 """Pixels of a side. Plans that hold for the usual size hold for these as well."""
 
 
-def find_size(prompt: Mapping[str, Any] | None, loader: str | None) -> tuple[int, int]:
+def find_size(prompt: Graph | None, loader: str | None) -> tuple[int, int]:
     """(width, height) of the empty picture whose latent the nodes behind a loader are given; USUAL where there is none,
-    where there are several, or where a video or another node makes it.
-
-    Args:
-        prompt: the graph in ComfyUI's API form.
-    """
+    where there are several, or where a video or another node makes it."""
     nodes = prompt or {}
     behind, waiting = set(), [loader]
     while waiting:
         start = waiting.pop()
-        takers = [name for name, node in nodes.items() if start in _givers(node) and name not in behind]
+        takers = [name for name, node in nodes.items() if start in givers(node) and name not in behind]
         behind.update(takers)
         waiting += takers
     sizes = set()
     for name in behind:
         for given in _LATENTS:
-            link = nodes[name].get("inputs", {}).get(given)
-            if isinstance(link, (list, tuple)) and len(link) == 2 and str(link[0]) not in behind:
-                sizes.add(_size(nodes.get(str(link[0]), {}).get("inputs", {})))
+            start = giver(nodes[name].get("inputs", {}).get(given))
+            if start is not None and start not in behind:
+                sizes.add(_size(nodes.get(start, {}).get("inputs", {})))
     found = sizes.pop() if len(sizes) == 1 else None
     return found or USUAL
 
 
-def _givers(node: Mapping[str, Any]) -> set[str]:
-    links = node.get("inputs", {}).values()
-    return {str(link[0]) for link in links if isinstance(link, (list, tuple)) and len(link) == 2}
+def giver(value: Any) -> str | None:
+    """The node that a link comes from; None for a value."""
+    return str(value[0]) if isinstance(value, (list, tuple)) and len(value) == 2 else None
+
+
+def givers(node: Mapping[str, Any]) -> list[str]:
+    """The nodes that a node's links come from."""
+    return [start for value in node.get("inputs", {}).values() if (start := giver(value)) is not None]
 
 
 def _size(inputs: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -77,12 +81,6 @@ def _size(inputs: Mapping[str, Any]) -> tuple[int, int] | None:
     return (width, height) if min(width, height) >= _LEAST and max(width, height) <= _MOST else None
 
 
-def find_config(prompt: Mapping[str, Any] | None, loader: str | None) -> str | None:
-    """The node whose config a loader takes; None where there is none.
-
-    Args:
-        prompt: the graph in ComfyUI's API form.
-    """
-    node = (prompt or {}).get(loader or "", {})
-    link = node.get("inputs", {}).get("parallel_config")
-    return str(link[0]) if isinstance(link, (list, tuple)) and link else None
+def find_config(prompt: Graph | None, loader: str | None) -> str | None:
+    """The node whose config a loader takes; None where there is none."""
+    return giver((prompt or {}).get(loader or "", {}).get("inputs", {}).get("parallel_config"))

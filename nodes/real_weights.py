@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -58,10 +58,17 @@ class Source:
     dtype: torch.dtype | None
     patches: Callable[[], WeightPatches]
 
-    def network(self) -> torch.nn.Module:
-        """ComfyUI's own, as the file has it."""
-        network: torch.nn.Module = load_here(self.path(), self.dtype).model.diffusion_model
-        return network
+    def load(self) -> Any:
+        """A MODEL of ComfyUI's own, as the file has it."""
+        return load_here(self.path(), self.dtype)
+
+    def load_with(self, patches: Mapping[Any, Any], patches_uuid: Any) -> Any:
+        """A MODEL of ComfyUI's own on its device, with the weight patches of ours in it."""
+        here = self.load()
+        here.patches = {key: list(each) for key, each in patches.items()}
+        here.patches_uuid = patches_uuid
+        comfy.model_management.load_models_gpu([here], force_patch_weights=True)
+        return here
 
     def patch(self, part: torch.nn.Module, name: str, bypass: bool) -> torch.nn.Module:
         """Write the patched weights into a part of the network, in place.
@@ -102,7 +109,7 @@ def _reading(part: str, names_alone: Callable[..., Any], source: Source) -> Call
         if args or kwargs:
             return names_alone(*args, **kwargs)
         device = comfy.model_management.get_torch_device()
-        weights = source.patch(source.network().get_submodule(part), part, bypass=False).state_dict()
+        weights = source.patch(source.load().model.diffusion_model.get_submodule(part), part, bypass=False).state_dict()
         return {name: tensor.to(device) for name, tensor in weights.items()}
 
     return state_dict
@@ -128,7 +135,7 @@ class LayersHere:
 
     def _run(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if not self._read:
-            network = self._source.network()
+            network = self._source.load().model.diffusion_model
             device = comfy.model_management.get_torch_device()
             self._read = {each: network.get_submodule(each).to(device) for each in self._names}
         wanted = self._source.patches().names
@@ -151,15 +158,6 @@ def operations_elsewhere() -> type:
         if isinstance(kind, type) and issubclass(kind, torch.nn.Module)
     }
     return type("elsewhere", (plain,), layers)
-
-
-def with_patches_of(patcher: Any, path: str, dtype: torch.dtype | None) -> Any:
-    """The same, on its device, with the weight patches of another MODEL of the file in it."""
-    here = load_here(path, dtype)
-    here.patches = {key: list(patches) for key, patches in patcher.patches.items()}
-    here.patches_uuid = patcher.patches_uuid
-    comfy.model_management.load_models_gpu([here], force_patch_weights=True)
-    return here
 
 
 def refuse(what: str) -> RequestError:

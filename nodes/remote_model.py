@@ -173,6 +173,7 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     model.extra_conds = keeping(model, types.compute, shared)
     quantised = getattr(config, "quant_config", None)
     source = Source(lambda: remote.model.path, None if quantised else types.weights, lambda: remote.patches)
+    model.parallel_source = source
     give_weights(model.diffusion_model, source)
     data = find_network(type(model.diffusion_model))
     LayersHere(data.run_outside if data is not None else (), source).put_into(model.diffusion_model)

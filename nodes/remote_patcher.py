@@ -19,7 +19,7 @@ from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.said import said
 
 from .kept_models import keep
-from .real_weights import load_here, refuse, with_patches_of
+from .real_weights import refuse
 from .transportable import listed, weight_obstacles
 from .weight_patches import is_bypass
 
@@ -93,13 +93,13 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def get_key_patches(self, filter_prefix=None) -> dict[str, Any]:
         """Called by nodes that merge models: the weights, read from the file, and what is to be done to them."""
-        here = load_here(self.remote.model.path, self._plain_dtype)
+        here = self.model.parallel_source.load()
         here.patches = self.patches
         return here.get_key_patches(filter_prefix)
 
     def state_dict_for_saving(self, clip_state_dict=None, vae_state_dict=None, clip_vision_state_dict=None):
         """Called by nodes that save the model."""
-        here = with_patches_of(self, self.remote.model.path, self._plain_dtype)
+        here = self.model.parallel_source.load_with(self.patches, self.patches_uuid)
         return here.state_dict_for_saving(clip_state_dict, vae_state_dict, clip_vision_state_dict)
 
     def patch_weight_to_device(self, key, device_to=None, inplace_update=False, return_weight=False, force_cast=False):
@@ -117,13 +117,6 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             RequestError: always.
         """
         raise refuse("change them while it runs")
-
-    @property
-    def _plain_dtype(self) -> torch.dtype | None:
-        """Of weights that are plain in the file."""
-        config = self.model.model_config
-        quantised = getattr(config, "quant_config", None)
-        return None if quantised else self.model.get_dtype()
 
     def add_hook_patches(self, hook, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
         """Called before a run for each LoRA of a conditioning; as `add_patches`."""

@@ -6,13 +6,11 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping
-from typing import Any
+
+from .prompt_graph import Graph, giver, givers
 
 MOST = 1000
 """Texts; the oldest go first."""
-
-Graph = Mapping[str, Mapping[str, Any]]
-"""A prompt in ComfyUI's API form."""
 
 
 class ShownTexts:
@@ -46,12 +44,13 @@ class ShownTexts:
 def keys(graph: Graph) -> dict[str, str]:
     """Node -> digest of its type, its values and all nodes above it. A Parallel Config's has the loaders that it is
     linked to besides: what it shows is of their model."""
+    links = {name: [each for each in givers(node) if each in graph] for name, node in graph.items()}
     found: dict[str, str] = {}
     for start in graph:
         waiting = [start]
         while waiting:
             name = waiting[-1]
-            above = [giver for giver in _givers(graph, name) if giver not in found and giver not in waiting]
+            above = [each for each in links[name] if each not in found and each not in waiting]
             if above and name not in found:
                 waiting += above
                 continue
@@ -60,27 +59,17 @@ def keys(graph: Graph) -> dict[str, str]:
                 found[name] = _digest(graph, name, found)
     takers: dict[str, list[str]] = {}
     for name in graph:
-        for giver in _givers(graph, name):
-            takers.setdefault(giver, []).append(found[name])
+        for each in links[name]:
+            takers.setdefault(each, []).append(found[name])
     for name, node in graph.items():
         if node.get("class_type") == "ParallelConfig":
             found[name] += " " + " ".join(sorted(takers.get(name, [])))
     return found
 
 
-def _givers(graph: Graph, name: str) -> list[str]:
-    return [giver for value in graph[name].get("inputs", {}).values() if (giver := _giver(graph, value)) is not None]
-
-
-def _giver(graph: Graph, value: Any) -> str | None:
-    """The node that a link comes from; None for a value."""
-    linked = isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str) and value[0] in graph
-    return value[0] if linked else None
-
-
 def _digest(graph: Graph, name: str, found: Mapping[str, str]) -> str:
     inputs = {
-        key: value if (giver := _giver(graph, value)) is None else [found.get(giver, ""), value[1]]
+        key: [found.get(start or "", ""), value[1]] if (start := giver(value)) in graph else value
         for key, value in graph[name].get("inputs", {}).items()
     }
     content = json.dumps([graph[name].get("class_type"), inputs], sort_keys=True, default=str)
