@@ -26,7 +26,6 @@ from benchmarks.in_comfyui.graphs import (
     controlled,
     custom,
     decoded,
-    dual_guider,
     plain,
     two_experts,
     with_loras,
@@ -144,9 +143,9 @@ def test_a_gguf_file_is_loaded_by_the_pack_that_reads_it_and_a_missing_node_is_n
 def test_graphs_link_only_to_nodes_that_are_there(way):
     picture = Picture(REAL["klein"], "klein", 1, 4)
     one = plain(way, picture)
-    two = two_experts(way, picture, "klein-b"), dual_guider(way, picture, "klein-b")
+    two = two_experts(way, picture, "klein-b")
     other = custom(way, picture), with_loras(custom(way, picture), [("a", 0.5), ("b", 1.0)])
-    for graph in (one, decoded(one, picture), controlled(one, picture, "union.safetensors"), *two, *other):
+    for graph in (one, decoded(one, picture), controlled(one, picture, "union.safetensors"), two, *other):
         links = [value for node in graph.values() for value in node["inputs"].values() if isinstance(value, list)]
         assert links
         assert {node for node, _ in links} <= set(graph)
@@ -248,7 +247,7 @@ def test_a_machine_with_one_gpu_leaves_out_what_takes_two_and_families_can_be_ch
         for measures in (single, both):
             assert len({measure.name for measure in measures}) == len(measures) > 0
     chosen = plan("all", "0", "0,1", ("klein",))
-    assert {file for measure in chosen for file in measure.files} == {"klein", "klein-b"}
+    assert {file for measure in chosen for file in measure.files} == {"klein"}
 
 
 def test_what_failed_is_told_beside_what_was_found_before():

@@ -148,3 +148,9 @@ def mean_step(run: Run, node: str = SAMPLER) -> float:
     """Milliseconds per step from the first one's report to the latent, which no asynchronous launch can flatter."""
     moments = run.steps(node)
     return round(1000 * (run.sampled - moments[0]) / max(1, len(moments) - 1), 2)
+
+
+def add(found: Found, what: str, run: Run) -> None:
+    """One more row: what it was, seconds to the first step, seconds of the whole prompt."""
+    row = {"what": what, "first step s": round(run.first_step, 2), "prompt s": round(run.seconds, 2)}
+    found.setdefault("rows", []).append(row)

@@ -259,25 +259,6 @@ def two_experts(way: Way, picture: Picture, second: str) -> Graph:
     }
 
 
-def dual_guider(way: Way, picture: Picture, second: str) -> Graph:
-    """Two models in every step: one for the positive prompt, one for the negative."""
-    return {
-        **_surroundings(picture, SAMPLER),
-        **load(way, picture.file, "model"),
-        **load(way, second, "model 2"),
-        "noise": node("RandomNoise", noise_seed=picture.seed),
-        "guider": node(
-            "DualModelGuider",
-            model=link("model"),
-            model_negative=link("model 2"),
-            positive=link("positive"),
-            negative=link("negative"),
-            cfg=4.0,
-        ),
-        **_sampled(picture),
-    }
-
-
 def load(way: Way, file: str, name: str) -> Graph:
     """A loader, and its configuration where it has one."""
     if not way.devices:

@@ -139,7 +139,7 @@ def _starts(results: Sequence[Result]) -> str:
                 ]
             )
     heads = ["model", "way", "GPUs", "what", "first step after", "whole prompt"]
-    title = "Seconds from the queue; a switch between experts in s, between models in turn in ms beyond a step"
+    title = "Seconds from the queue; a switch between experts in s, a LoRA in ms beyond a step"
     return _table(title, [*heads, "switch", "steps, ms", "distance"], rows)
 
 

@@ -15,19 +15,18 @@ from .journey_verdict import NATIVE as NATIVE_JOURNEY
 from .measures import journey
 from .measures.controlnet import controlnet
 from .measures.distances import distances
+from .measures.experts import experts
 from .measures.faults import cancel, fault, kill_rank, stop_rank
 from .measures.limit import limited
 from .measures.loops import loops
 from .measures.lora import lora
 from .measures.memory import unload
 from .measures.speed import short_speed, speed
-from .measures.start import comes_back, fresh, sequence
-from .measures.switch import experts, turns, two_in_a_step
 from .measures.vae import vae
 from .vaes import VAES
 
 SETS = (
-    "quick", "families", "memory", "start", "switch", "experts", "video", "lora", "controlnet", "faults",
+    "quick", "families", "memory", "experts", "lora", "controlnet", "faults",
     "host_networks", "memory_limit", "journey", "distances", "loops", "vae",
 )  # fmt: skip
 SECONDS = {
@@ -47,7 +46,7 @@ ALONE = ("host_networks", "memory_limit", "journey", "distances", "loops", "vae"
 USUAL = 470.0
 NATIVE = Way()
 SMALL = ("klein", "sd35", "sdxl", "wan1")
-"""Families of the set "families"; FLUX.1 is in "quick", Wan 14B in "video"."""
+"""Families of the set "families"; FLUX.1 is in "quick"."""
 
 
 def plan(name: str, one: str, many: str, families: tuple[str, ...] = ()) -> list[Measure]:
@@ -85,16 +84,11 @@ def _unload(file: str, way: Way) -> Measure:
     return Measure(f"unload {file} {way.devices or 'native'}", (file,), 90, run, way.gpus)
 
 
-def _sequence(file: str, name: str, places: tuple[tuple[str, int], ...]) -> Measure:
-    return Measure(name, (file,), 170, partial(sequence, file=file, places=places), devices=2)
-
-
 def _quick(one: str, many: str) -> Iterator[Measure]:
     yield _speed("flux", NATIVE, 70)
     for way in _ways(one, many):
         yield _speed("flux", way, 110 if way.sampler == "KSampler" else 60)
     yield _unload("flux", Way(many))
-    yield _sequence("flux", "finding 1", ((many, 1), (one, 2), (many, 2)))
 
 
 def _families(one: str, many: str) -> Iterator[Measure]:
@@ -103,11 +97,6 @@ def _families(one: str, many: str) -> Iterator[Measure]:
     for devices in (one, many):
         for file in SMALL:  # a pool's turn of devices is longer than a model's
             yield from (_speed(file, way, 90) for way in _ways(devices, devices)[:2])
-
-
-def _video(one: str, many: str) -> Iterator[Measure]:
-    for way in (NATIVE, *reversed(_ways(one, many))):
-        yield _speed("wan14", way, 150)
 
 
 def _host_networks(one: str, many: str) -> Iterator[Measure]:
@@ -123,24 +112,6 @@ def _memory(one: str, many: str) -> Iterator[Measure]:
     for file in ("flux", "sd35"):
         for way in (NATIVE, Way(one), Way(many)):
             yield _unload(file, way)
-
-
-def _start(one: str, many: str) -> Iterator[Measure]:
-    for way, twice in ((Way(many), True), (Way(one), False), (NATIVE, False)):
-        run = partial(fresh, file="flux", way=way, twice=twice)
-        yield Measure(f"start {way.devices or 'native'}", ("flux",), 200, run, way.gpus)
-        if way.devices == many:
-            yield Measure(f"comes back {many}", ("flux",), 150, partial(comes_back, file="flux", way=way), way.gpus)
-
-
-def _switch(one: str, many: str) -> Iterator[Measure]:
-    yield _sequence("flux", "devices", ((one, 1), (many, 1), (one, 1), (many, 1)))
-    yield _sequence("flux", "finding 1", ((many, 1), (one, 2), (many, 2)))
-    twins = ("klein", "klein" + TWIN)
-    for way in (NATIVE, Way(many)):
-        label = way.devices or "native"
-        yield Measure(f"in turn {label}", twins, 90, partial(turns, files=twins, way=way), way.gpus)
-        yield Measure(f"dual model {label}", twins, 90, partial(two_in_a_step, files=twins, way=way), way.gpus)
 
 
 def _experts(one: str, many: str) -> Iterator[Measure]:
@@ -242,10 +213,7 @@ _MAKERS = {
     "quick": _quick,
     "families": _families,
     "memory": _memory,
-    "start": _start,
-    "switch": _switch,
     "experts": _experts,
-    "video": _video,
     "lora": _lora,
     "controlnet": _controlnet,
     "faults": _faults,

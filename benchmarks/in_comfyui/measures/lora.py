@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..bench import COMPARED_SEED, Bench, Found, per_step
+from ..bench import COMPARED_SEED, Bench, Found, add, per_step
 from ..families import ENDING
 from ..graphs import Way, plain, with_loras
 from ..lora_files import RANK, write_lora
-from .start import add
 
 Lora = tuple[str, float]
 """File and strength."""
