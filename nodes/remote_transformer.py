@@ -153,7 +153,7 @@ class RemoteTransformer:
             conditioning,
             patches=self.patches,
             should_cancel=watching,
-            on_compile=self.notices.compiling,
+            on_compile=self.notices.waits.compiling,
         )
         self.notices.computed()
         sigmas = call.options.get("sample_sigmas")
@@ -193,7 +193,7 @@ class RemoteTransformer:
             patches=self.patches,
             on_progress=on_step,
             should_cancel=watching,
-            on_compile=self.notices.compiling,
+            on_compile=self.notices.waits.compiling,
         )
         self._note(pool, request.x, len(request.sigmas) - 1, (request.sampler, len(request.branches)))
         return output.to(request.x)
@@ -204,7 +204,7 @@ class RemoteTransformer:
         self.notices.waits.begin(doing)
 
         def ask() -> bool:
-            self.notices.waiting(pool.waits_for)
+            self.notices.waits.about(pool.waits_for)
             return should_cancel()
 
         return ask

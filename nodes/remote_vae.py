@@ -129,7 +129,7 @@ class RemoteVae:
             self._notices.waits.begin("load")
 
             def ask() -> bool:
-                self._notices.waiting(pool.waits_for)
+                self._notices.waits.about(pool.waits_for)
                 return interrupted()
 
             output = pool.run_vae(

@@ -16,7 +16,6 @@ from .wait_notices import WaitNotices
 if TYPE_CHECKING:
     from parallel_runtime.requests.plan_details import PlanDetails
     from parallel_runtime.requests.requests import Finished
-    from workers.client.life import Wait
 
 log = logging.getLogger("parallel_dit")
 
@@ -29,7 +28,6 @@ _BY_ITSELF = Said("a node that samples by itself")
 def describe_loop(obstacles: Sequence[Said], stages: int = 1) -> Said:
     """Where a loop ran, a sentence or two.
 
-
     Args:
         obstacles: why it went step by step.
         stages: that the weights are split into.
@@ -39,20 +37,6 @@ def describe_loop(obstacles: Sequence[Said], stages: int = 1) -> Said:
     what = listed(obstacles)
     text = said("Sampled step by step, because the loop on these devices does not know {what}.", what=what)
     return text if stages == 1 else together((text, IN_TURN))
-
-
-def _memory(details: PlanDetails) -> Said:
-    """What a run took of the fullest GPU, beside what was predicted."""
-    predicted, used = details.memory_bytes / 2**30, details.used_bytes / 2**30
-    return said(
-        "Memory per GPU: predicted {predicted} GiB, used {used} GiB.",
-        predicted=f"{predicted:.1f}",
-        used=f"{used:.1f}",
-    )
-
-
-def _nowhere() -> tuple[str, str]:
-    return "", ""
 
 
 class RunNotices:
@@ -73,22 +57,19 @@ class RunNotices:
         clock: Callable[[], float] = time.monotonic,
         *,
         model: str = "",
-        where: Callable[[], tuple[str, str]] = _nowhere,
+        where: Callable[[], tuple[str, str]] = lambda: ("", ""),
         move_bar: Callable[[int, int], None] = lambda done, total: None,
         history: RunHistory = HISTORY,
     ):
         self._clock = clock
         self._model = model
         self._where = where
-        self._move_bar = move_bar
         self._history = history
         self._epoch = time.time() - time.monotonic()
-        self.waits = WaitNotices(show, move_bar, self._note, clock)
-        self._compiles_since: float | None = None
+        self.waits = WaitNotices(show, move_bar, self._note, clock, model)
         self.obstacles: tuple[Said, ...] = ()
         """Why this run's loop goes step by step; empty where the pool runs it."""
         self._told_of_stages = False
-        self._loads = False
 
         self._ran: Finished | None = None
         self._details: PlanDetails | None = None
@@ -101,27 +82,11 @@ class RunNotices:
         """A sampling run begins."""
         self._ran, self._times = None, []
         self.obstacles = (_BY_ITSELF,)
-        self._compiles_since = None
         self._told_of_stages = False
 
     def loop(self, obstacles: Sequence[Said]) -> None:
         """A sampler is at work, in the pool or step by step."""
         self.obstacles = tuple(dict.fromkeys(obstacles))
-
-    def compiling(self) -> None:
-        """A rank compiles; several may, and each says so every second."""
-        if self._compiles_since is None:
-            self._compiles_since = self._clock()
-        text = said("Compiling {model}, once per machine: {seconds} s.", model=self._model, seconds=self._seconds)
-        if text != self.waits.last:
-            self.waits.tell(text)
-            self._move_bar(min(self._seconds, 57), 60)
-
-    def waiting(self, wait: Wait) -> None:
-        """What the request at hand waits for; asked many times a second."""
-        self._loads = self._loads or wait.reason == "weights"
-        if self._compiles_since is None:
-            self.waits.about(wait)
 
     def ran(
         self, ran: Finished, details: PlanDetails | None, latent: Sequence[int], steps: int, how: Hashable = None
@@ -147,25 +112,19 @@ class RunNotices:
             self.begin()
             self.waits.tell(STOPPED)
         if self._ran is not None:
-            _, node = self._where()
-            plan, details = self._ran.plan, self._details
-            alone = self._history.one_rank_seconds(self._kind)
-            seconds = self.step_seconds
-            self._history.ran(
-                self._kind,
-                RunRecord(
-                    self._model,
-                    node,
-                    plan,
-                    self._latent,
-                    self._steps,
-                    seconds,
-                    alone,
-                    details,
-                    time.time(),
-                    self.obstacles,
-                ),
+            record = RunRecord(
+                model=self._model,
+                node=self._where()[1],
+                plan=self._ran.plan,
+                latent=self._latent,
+                steps=self._steps,
+                step_seconds=self.step_seconds,
+                one_gpu_seconds=self._history.one_rank_seconds(self._kind),
+                details=self._details,
+                ended=time.time(),
+                obstacles=self.obstacles,
             )
+            self._history.ran(self._kind, record)
         return self.summary()
 
     @property
@@ -192,7 +151,9 @@ class RunNotices:
         shape = " × ".join(map(str, self._latent[2:]))
         sentences: list[str] = [said("Latent {shape}.", shape=shape), self._ran.plan]
         if self._details is not None and self._details.used_bytes:
-            sentences.append(_memory(self._details))
+            sizes = {"predicted": self._details.memory_bytes, "used": self._details.used_bytes}
+            gib = {name: f"{size / 2**30:.1f}" for name, size in sizes.items()}
+            sentences.append(said("Memory per GPU: predicted {predicted} GiB, used {used} GiB.", **gib))
         seconds = self.step_seconds
         if seconds is not None:
             sentences.append(said("{seconds} per step.", seconds=show_seconds(seconds)))
@@ -210,24 +171,17 @@ class RunNotices:
     def computed(self) -> None:
         """A step is through: whatever was compiled for it is ready."""
         self._times.append(self._clock())
-        self.waits.end()
-        if self._loads:
-            self._loads = False
+        waited = self.waits.end()
+        if "weights" in waited:
             self._tell(said("Loaded."), logging.INFO)
-        if self._compiles_since is not None:
-            self._note("compile", self._compiles_since, self._clock())
-            self._tell(said("Compiled in {seconds} s.", seconds=self._seconds), logging.INFO)
-            self._compiles_since = None
+        if "compile" in waited:
+            self._tell(said("Compiled in {seconds} s.", seconds=round(waited["compile"])), logging.INFO)
 
     def in_turn(self) -> None:
         """A step ran through the stages one after the other; told once a run."""
         if not self._told_of_stages:
             self._told_of_stages = True
             self._tell(IN_TURN, logging.WARNING)
-
-    @property
-    def _seconds(self) -> int:
-        return 0 if self._compiles_since is None else round(self._clock() - self._compiles_since)
 
     def _note(self, what: str, begin: float, end: float) -> None:
         prompt, node = self._where()
