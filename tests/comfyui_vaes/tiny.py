@@ -136,6 +136,23 @@ def cosmos() -> nn.Module:
     return CausalContinuousVideoTokenizer(**sizes)
 
 
+def mochi() -> nn.Module:
+    from comfy.ldm.genmo.vae.model import Decoder, Encoder, VideoVAE
+
+    vae = VideoVAE.__new__(VideoVAE)
+    nn.Module.__init__(vae)
+    common = {"channel_multipliers": [1, 2], "num_res_blocks": [1, 1, 1], "latent_dim": 12, "padding_mode": "replicate"}
+    vae.encoder = Encoder(
+        in_channels=15, base_channels=32, temporal_reductions=[2], spatial_reductions=[2], affine=True, bias=True,
+        prune_bottlenecks=[False] * 3, has_attentions=[False, True, True], input_is_conv_1x1=True, **common,
+    )  # fmt: skip
+    vae.decoder = Decoder(
+        out_channels=3, base_channels=32, temporal_expansions=[2], spatial_expansions=[2], has_attention=[False] * 3,
+        output_norm=False, nonlinearity="silu", output_nonlinearity="silu", causal=True, **common,
+    )  # fmt: skip
+    return vae
+
+
 TINY = {
     "kl": Tiny(kl, (2, 4, 11, 6), (2, 3, 44, 24), 4),
     "flux": Tiny(engine, (1, 4, 13, 5), (1, 3, 52, 20), 4),
@@ -149,6 +166,7 @@ TINY = {
     "hunyuan image refiner": Tiny(hunyuan_image_refiner, (1, 8, 1, 7, 6), (1, 3, 1, 56, 48), 8),
     "ltx": Tiny(ltx, (1, 128, 3, 7, 6), (1, 3, 9, 56, 48), 8),
     "ltx-2": Tiny(ltx2, (1, 128, 3, 7, 6), (1, 3, 9, 56, 48), 8),
+    "mochi": Tiny(mochi, (1, 12, 3, 7, 6), (1, 3, 5, 14, 12), 2),
     "cosmos": Tiny(cosmos, (1, 4, 2, 7, 6), (1, 3, 9, 56, 48), 8),
 }
 

@@ -102,3 +102,37 @@ def test_a_loaders_menu_has_it(canvas):
             wait_for(lambda: "ParallelLoader" not in loaders(canvas), 10)
             break
     assert loaders(canvas) == ["UNETLoader", "UNETLoader"]
+
+
+_VAE_MENU = """async (title) => {
+  const node = app.rootGraph.nodes.find((each) => ["VAELoader", "ParallelVAE"].includes(each.type) && (
+    title.includes("all") ? each.type === "VAELoader" : each.type === "ParallelVAE"));
+  const items = app.extensions.flatMap((each) => each.getNodeMenuItems?.(node) ?? []);
+  items.find((each) => each?.content === title).callback();
+  return app.rootGraph.nodes.map((each) => each.type).sort();
+}"""
+
+
+def giver_of_the_decode(canvas) -> str:
+    """The type of the node whose VAE is decoded with."""
+    return canvas.run(
+        """() => {
+          const decode = app.rootGraph.nodes.find((each) => each.type === "VAEDecode");
+          return decode.getInputNode(decode.findInputSlot("vae")).type;
+        }"""
+    )
+
+
+def test_a_vae_loaders_menu_puts_parallel_vae_behind_it_and_takes_it_away(canvas):
+    canvas.run(
+        """() => {
+          app.graph.clear();
+          const [loader, decode] = ["VAELoader", "VAEDecode"].map((type) => LiteGraph.createNode(type));
+          for (const node of [loader, decode]) app.graph.add(node);
+          loader.connect(0, decode, decode.findInputSlot("vae"));
+        }"""
+    )
+    assert canvas.run(_VAE_MENU, "Encode and decode on all GPUs") == ["ParallelVAE", "VAEDecode", "VAELoader"]
+    assert giver_of_the_decode(canvas) == "ParallelVAE"
+    assert canvas.run(_VAE_MENU, "Encode and decode on one GPU") == ["VAEDecode", "VAELoader"]
+    assert giver_of_the_decode(canvas) == "VAELoader"
