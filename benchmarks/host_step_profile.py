@@ -30,9 +30,9 @@ from parallel_runtime.acceleration.peer_memory import PeerMemory
 from parallel_runtime.config import ATTENTION_BACKENDS, ParallelPlan
 from parallel_runtime.mesh.groups import Groups
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
 from parallel_runtime.networks.comfyui.description import describe_network
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
-from parallel_runtime.networks.comfyui.host_network import HostNetwork
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.seam import enter
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
@@ -148,10 +148,10 @@ class Cut:
             network=loaded.network, split=split, here=True, device=device, pulse=None, stream=None
         )
 
-    def wrap(self, compiles: bool) -> tuple[HostNetwork, Callable[[], torch.Tensor]]:
+    def wrap(self, compiles: bool) -> tuple[ComfyNetwork, Callable[[], torch.Tensor]]:
         """A wrapped network, and a call of it over the mesh."""
         loaded = self._loaded
-        network = HostNetwork(self._held, self._described, loaded.latent, self._attention, loaded.dtype, compiles)
+        network = ComfyNetwork(self._held, self._described, loaded.latent, self._attention, loaded.dtype, compiles)
         network.set_mesh(self._mesh)
         return network, lambda: network.predict(loaded.x, loaded.timestep, loaded.conditioning)
 
@@ -176,7 +176,7 @@ def measure(family: HostFamily, mesh: Mesh, device: torch.device, options: argpa
         torch._dynamo.reset()
         words = [word for word in variant.split("+") if word in SWITCHES]
         os.environ[VARIABLE] = ",".join(words)
-        network: HostNetwork | None = None
+        network: ComfyNetwork | None = None
         if variant == "native":
             assert cut is None, "native comes first"
             call = native(loaded)
@@ -210,7 +210,7 @@ def measure(family: HostFamily, mesh: Mesh, device: torch.device, options: argpa
         torch.cuda.empty_cache()
 
 
-def _refused(network: HostNetwork | None) -> str:
+def _refused(network: ComfyNetwork | None) -> str:
     """Blocks that run as they are though they were to be compiled, in words."""
     owner = getattr(network._run_block, "__self__", None) if network is not None else None
     refused = owner.methods.refused if owner is not None else {}

@@ -67,7 +67,7 @@ class Settings:
             {
                 "a limit of graphs": _graph_limits,
                 "open sizes": _unequal_sizes,
-                "rewrites": lambda: _inductor_options(dict(options)),
+                "passes": lambda: _inductor_options(dict(options)),
             }
         )
 
@@ -80,17 +80,17 @@ class Settings:
             yield
 
 
-def rewriting() -> dict[str, Any]:
-    """Options by which torch.compile applies our rewrites, none where they are switched off, or this torch has no place
+def our_passes() -> dict[str, Any]:
+    """Options by which torch.compile applies our passes, none where they are switched off, or this torch has no place
     for them."""
-    if not is_on("rewrites"):
+    if not is_on("passes"):
         return {}
     try:
-        from .rewrites import Rewrites
+        from .passes import Passes
     except (ImportError, AttributeError) as error:
-        log.warning("Blocks are compiled without our rewrites: %s: %s", type(error).__name__, error)
+        log.warning("Blocks are compiled without our passes: %s: %s", type(error).__name__, error)
         return {}
-    return {"pre_grad_custom_pass": Rewrites()}
+    return {"pre_grad_custom_pass": Passes()}
 
 
 def _usable(settings: Mapping[str, _Setting]) -> list[_Setting]:

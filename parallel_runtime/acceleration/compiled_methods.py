@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..attention.operators import leave_open, without_row_stride
-from .compile_settings import Settings, rewriting, room, with_own_code
+from .compile_settings import Settings, our_passes, room, with_own_code
 from .host_watch import unwatched
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class CompiledMethods:
     """Compiles forwards where they are called.
 
     Args:
-        plain: weights are tensors as they are: rewrites apply, and the numbers of rows and tokens are left open, so
+        plain: weights are tensors as they are: passes apply, and the numbers of rows and tokens are left open, so
             that another size needs no new graph, and another batch none but for the step from one row to several.
             Quantised weights are tensors with tensors in them, which torch.compile does not combine with open sizes.
         backend: of torch.compile.
@@ -37,7 +37,7 @@ class CompiledMethods:
     def __init__(self, plain: bool, backend: str = "inductor"):
         self._plain = plain
         self._backend = backend
-        self._options = {**(rewriting() if plain else {}), **_known(_IN_ORDER)}
+        self._options = {**(our_passes() if plain else {}), **_known(_IN_ORDER)}
         if backend != "inductor":
             self._options = {}
         self._settings = Settings(self._options)

@@ -1,4 +1,4 @@
-"""What rewrites ask of a traced block's nodes, and do with them."""
+"""What passes ask of a traced block's nodes, and do with them."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ place where attention reads it; a second one writes the attended values back, in
 copies into send buffers, through its channels and out again: for FLUX.1 on two H200s a block's exchange takes 190 us
 with NCCL (docs/performance.md).
 
-rewrites.py gives the operator more to do where a block allows it:
+passes.py gives the operator more to do where a block allows it:
 - norm and rotary embedding of query and key, in the kernel that writes them to the ranks;
 - the feed-forward layer of a block that attends and feeds forward from one input and projects both together
   (FLUX.1's single blocks): it is computed while heads are on their way, and its share of the output projection while

@@ -110,7 +110,7 @@ def _(
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate neighbouring pairs of the last dim of x, (batch, tokens, heads, head dim), in float32.
 
-    An operator, so that rewrites.py finds it in a traced block
+    An operator, so that passes.py finds it in a traced block
     and makes one `norm_rotate` of two of them with their norms.
     """
     return rotate_pairs(x, cos, sin)
@@ -129,7 +129,7 @@ def rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 def _fast(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a stand-in for diffusers.models.embeddings.apply_rotary_emb; rewrites.py adds the norm to it."""
+    """Return a stand-in for diffusers.models.embeddings.apply_rotary_emb; passes.py adds the norm to it."""
 
     def apply_rotary_emb(
         x: torch.Tensor,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from ..errors import RequestError
-from ..networks.comfyui.host_code import use_comfyui
-from ..networks.comfyui.live_guider import GuidedModel, HostSampler, load_guider, make_sampling
+from ..networks.comfyui.comfy_code import use_comfyui
+from ..networks.comfyui.live_guider import ComfySampler, GuidedModel, load_guider, make_sampling
 from ..networks.comfyui.live_patches import make_guidance
 from ..networks.comfyui.node_rules import CFG
 from ..requests.requests import HostLoop, Sample, sampling_name
@@ -40,7 +40,7 @@ class HostDenoising(Loop):
                 said("Choose another sampler, or GPUs of one model."),
             )
         use_comfyui(host.comfyui.folder, {**host.comfyui.options, "cpu": device.type == "cpu"})
-        self._sampler = HostSampler(request.sampler, host.options)
+        self._sampler = ComfySampler(request.sampler, host.options)
         if host.guider.code == CFG:
             check_guidance(len(request.branches), request.cfg)
         self._guider = load_guider(host.guider, [branch.index for branch in request.branches])

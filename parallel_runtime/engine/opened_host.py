@@ -14,9 +14,9 @@ from ..loading.held_network import HeldNetwork
 from ..loading.held_weights import HeldWeights, MakeArena
 from ..loading.host_file import HostFile, open_host_file
 from ..loading.streamed_network import StreamedNetwork
+from ..networks.comfyui.comfy_code import use_comfyui
+from ..networks.comfyui.comfy_network import ComfyNetwork
 from ..networks.comfyui.description import Described, HostFamily, describe_network
-from ..networks.comfyui.host_code import use_comfyui
-from ..networks.comfyui.host_network import HostNetwork
 from ..requests.facts import ModelFacts
 from ..requests.requests import ComfyuiCode, Load
 from ..said import said
@@ -141,7 +141,7 @@ class OpenedHost:
         assert isinstance(weights, HeldNetwork)
         weights.mark(pulse)
         latent = self.file.config.latent_format
-        return Structure(HostNetwork(weights, self.described, latent, options[0], self.dtype, options[1]))
+        return Structure(ComfyNetwork(weights, self.described, latent, options[0], self.dtype, options[1]))
 
     def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool]:
         """Two configurations with equal options share a structure: (attention, compile)."""

@@ -11,7 +11,7 @@ import torch
 
 from ..denoising.predict import Call, Predictor
 from ..errors import RequestError
-from ..networks.comfyui.host_network import HostNetwork
+from ..networks.comfyui.comfy_network import ComfyNetwork
 from ..networks.shares import share_of_batch
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
@@ -171,7 +171,7 @@ class PreparedInvoke(Prepared):
     @property
     def takes_part(self) -> bool:
         """Whether this rank has the network."""
-        return isinstance(self.resident.transformer, HostNetwork)
+        return isinstance(self.resident.transformer, ComfyNetwork)
 
     @classmethod
     def prepare(
@@ -182,7 +182,7 @@ class PreparedInvoke(Prepared):
         Raises:
             RequestError: no network of ComfyUI's, or no method that may be called.
         """
-        owns = resident.transformer is None or isinstance(resident.transformer, HostNetwork)
+        owns = resident.transformer is None or isinstance(resident.transformer, ComfyNetwork)
         if request.method not in INVOKABLE or not owns:
             raise RequestError(said("The model in the workers has no {method}.", method=request.method), "Report this.")
         state.conditionings.peek(request.arguments, meta)
@@ -197,7 +197,7 @@ class PreparedInvoke(Prepared):
         state.conditionings.drop(request.dropped)
         arguments = state.conditionings.take(request.arguments, tensors).arguments
         results: Results = {}
-        if isinstance(network, HostNetwork):
+        if isinstance(network, ComfyNetwork):
             self.resident.activate(patches=state.patches.find(request.patches))
             results["output"] = network.invoke(request.method, arguments)
         return state.finished(None, started), results

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..networks.comfyui.host_code import use_comfyui
+from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.module_tree import build_module
 from ..requests.control import Control
 from ..requests.requests import Answer, Attach, Finished, KeepPatches, attached_name

@@ -1,6 +1,6 @@
 """What a model file is to ComfyUI: its own recognition, run on the file's header. No weight is read.
 
-`comfy` must be importable (networks/comfyui/host_code.py): ComfyUI's process and a rank both come here.
+`comfy` must be importable (networks/comfyui/comfy_code.py): ComfyUI's process and a rank both come here.
 """
 
 from __future__ import annotations

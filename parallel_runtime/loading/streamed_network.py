@@ -47,7 +47,7 @@ class StreamedNetwork(HeldNetwork):
         self._dealer = dealer
         self._places: dict[str, tuple[int, int]] = {}
         self._source: tuple[nn.Module, LeftInFile] | None = None
-        # The network's blocks tell a stream that outlives their weights, as `HostNetwork` does.
+        # The network's blocks tell a stream that outlives their weights, as `ComfyNetwork` does.
         self.stream = BlockStream(dealer.resident)
         self._slots: list[torch.Tensor] = []
 

@@ -92,7 +92,7 @@ def attend_by_kernel(
 
 
 def the_kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Stands for the kernel that `HostAttention` has, where a function of ComfyUI's would be named."""
+    """Stands for the kernel that `BlockAttention` has, where a function of ComfyUI's would be named."""
     raise NotImplementedError
 
 
@@ -108,7 +108,7 @@ def through_operator(
     skip_output_reshape: bool = False,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """The call of a block that is being traced; see `HostAttention`.
+    """The call of a block that is being traced; see `BlockAttention`.
 
     Raises:
         ValueError: a call that the operator cannot carry: the block is not compiled.
@@ -118,7 +118,7 @@ def through_operator(
     low_precision = bool(others.pop("low_precision_attention", True))
     if others or (function.__module__ != FUNCTIONS and function is not the_kernel):
         raise ValueError("attention with arguments that are not known here")
-    made: torch.Tensor = torch.ops.parallel_dit.host_attention.default(
+    made: torch.Tensor = torch.ops.parallel_dit.block_attention.default(
         q, k, v, heads, mask, function.__name__, TRACED.where, attn_precision, skip_reshape, skip_output_reshape,
         scale, gqa, low_precision, TRACED.last,
     )  # fmt: skip
@@ -128,12 +128,12 @@ def through_operator(
 
 
 @operator(
-    "host_attention",
+    "block_attention",
     "(Tensor q, Tensor k, Tensor v, int heads, Tensor? mask, str function, str where, ScalarType? precision,"
     " bool skip_reshape, bool skip_output_reshape, float? scale, bool gqa, bool low_precision, Tensor? after=None)"
     " -> Tensor",
 )
-def host_attention(
+def block_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -168,7 +168,7 @@ def host_attention(
     return made.clone() if made.data_ptr() in {each.data_ptr() for each in (q, k, v)} else made
 
 
-@shapes_of(host_attention)
+@shapes_of(block_attention)
 def _(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -189,11 +189,11 @@ def _(
 
 
 @operator(
-    "host_attention_of_parts",
+    "block_attention_of_parts",
     "(Tensor[] queries, Tensor[] keys, Tensor[] values, Tensor[] norms, float eps, Tensor[] beside, int heads,"
     " str function, ScalarType? precision, float? scale, bool low_precision) -> Tensor",
 )
-def host_attention_of_parts(
+def block_attention_of_parts(
     queries: list[torch.Tensor],
     keys: list[torch.Tensor],
     values: list[torch.Tensor],
@@ -208,7 +208,7 @@ def host_attention_of_parts(
 ) -> torch.Tensor:
     """The same with the norms and the rotary embedding before it, and with what a block makes of it.
 
-    Rewrites make it (acceleration/attention_rewrites.py). What of it is one kernel, or goes on while tensors
+    Passes make it (acceleration/attention_pass.py). What of it is one kernel, or goes on while tensors
     travel, is decided where it runs, by what the ranks are: see `attend_over_peers` for the arguments.
 
     Returns:
@@ -222,7 +222,7 @@ def host_attention_of_parts(
     query, key = apply_norms(queries, keys, norms, eps)
     value = values[0] if len(values) == 1 else torch.cat(values, 1)
     q, k, v = (each.transpose(1, 2) for each in (query, key, value))
-    attended: torch.Tensor = host_attention(
+    attended: torch.Tensor = block_attention(
         q, k, v, heads, None, function, "", precision, True, False, scale, False, low_precision
     )
     if not beside:
@@ -233,7 +233,7 @@ def host_attention_of_parts(
     return output
 
 
-@shapes_of(host_attention_of_parts)
+@shapes_of(block_attention_of_parts)
 def _(queries: list[torch.Tensor], keys: Any, values: Any, norms: Any, eps: float, beside: Any, *more: Any) -> Any:
     if beside:
         return beside[0].new_empty((*beside[0].shape[:-1], beside[3].shape[0]))

@@ -48,7 +48,7 @@ class Suited:
         )
 
 
-class HostAttention:
+class BlockAttention:
     """What stands in `transformer_options["optimized_attention_override"]`.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..acceleration.compiled_methods import CompiledMethods, Varying
-from .block_attention import HostAttention
+from .block_attention import BlockAttention
 from .gguf_layers import GgufLayer, gguf_layers
 from .quantised_layers import QuantisedLayer, quantised_layers
 from .token_split import TokenSplit
@@ -29,7 +29,7 @@ class CompiledBlocks:
         backend: of torch.compile.
     """
 
-    def __init__(self, network: nn.Module, split: TokenSplit, attention: HostAttention, backend: str = "inductor"):
+    def __init__(self, network: nn.Module, split: TokenSplit, attention: BlockAttention, backend: str = "inductor"):
         self._split = split
         self._attention = attention
         self._quantised: weakref.WeakKeyDictionary[nn.Module, list[QuantisedLayer | GgufLayer]] = (

@@ -22,7 +22,7 @@ from ..said import said
 from .attention_operator import TRACED, in_order
 from .block_arguments import GRID, KEYWORD, BlockCall, OwnArguments, is_guide_mask, name_argument
 from .latent_patches import PatchStreams
-from .modulation import HostModulation, Layers
+from .modulation import Layers, Modulation
 from .shares import Streams
 from .tables.blocks import Blocks
 from .token_split import TokenSplit, over_all_tokens, put
@@ -61,7 +61,7 @@ def unknown_blocks(network: nn.Module, lists: Sequence[Blocks]) -> str:
 
 def cut_blocks(network: nn.Module, lists: Sequence[Blocks], split: TokenSplit) -> None:
     """Let the ranks of `split` share out the tokens of these lists of blocks."""
-    split.modulation = HostModulation()
+    split.modulation = Modulation()
     for blocks in lists:
         found = list(network.get_submodule(blocks.path).children())
         fits = [*(_fits(block, blocks) for block in found), False]

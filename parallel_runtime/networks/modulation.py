@@ -48,7 +48,7 @@ class ReadyLayer(nn.Module):
         return "forward" not in vars(self) and not self._forward_hooks and not self._forward_pre_hooks
 
 
-class HostModulation:
+class Modulation:
     """The modulation layers of one network; blocks tell it what they are given."""
 
     def __init__(self) -> None:

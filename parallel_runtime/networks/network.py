@@ -22,7 +22,7 @@ from ..said import said
 from ..streaming.block_stream import BlockStream
 from ..switches import is_on
 from .attention_operator import attending
-from .block_attention import HostAttention, Suited
+from .block_attention import BlockAttention, Suited
 from .stages import StageBlocks
 from .token_split import RunBlock, TokenSplit
 
@@ -65,7 +65,7 @@ class Network:
     Args:
         split: of the network's blocks.
         stream: brings the weights of blocks when they run; None where they are there.
-        suited: see `HostAttention`.
+        suited: see `BlockAttention`.
         share: GPUs of one host that can write to each other's memory exchange heads in this way (peer_exchange.py).
         modulate: ranks share out modulation layers, if the family has such.
     """
@@ -88,7 +88,7 @@ class Network:
         self.attention = traits.kernel
         self._traits = traits
         self._split = split
-        self._attend = HostAttention(KERNELS[traits.kernel], split, suited)
+        self._attend = BlockAttention(KERNELS[traits.kernel], split, suited)
         self._peers: PeerSharing | None = None
         if share and is_on("peers") and not traits.why_whole and traits.head_dim * traits.dtype.itemsize % _WORD == 0:
             self._peers = PeerSharing(traits.heads, traits.head_dim, traits.dtype, traits.device, traits.kernel)

@@ -13,7 +13,7 @@ import torch
 from ..acceleration.peer_memory import PeerSharing
 from ..mesh.mesh import Mesh
 from .latent_patches import LatentPatch
-from .modulation import HostModulation
+from .modulation import Modulation
 from .residual_rows import Noted, Notes
 from .sequence_attention import AttendedTokens
 from .shares import Streams, gather_shares
@@ -58,7 +58,7 @@ class TokenSplit:
         """Layers take the scale of what they are given from it (prepared_network.py)."""
         self.layers_alike = True
         """Every rank runs the same layers of a block that is cut."""
-        self.modulation = HostModulation()
+        self.modulation = Modulation()
         self.joined: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
         """What this rank has of tensors that all blocks are given, with each, for this forward."""
         self._read: list[Any] = []
@@ -131,7 +131,7 @@ class TokenSplit:
     def leave(self) -> None:
         """The network goes, and whatever of its modules is known here."""
         self.forget()
-        self.modulation = HostModulation()
+        self.modulation = Modulation()
         self.attention = self.run_block = self.patch = None
         self.gathered = ()
         self.joined.clear()

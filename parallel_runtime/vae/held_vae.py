@@ -15,7 +15,7 @@ from ..loading.files import Identity, identity
 from ..loading.host_file import comfyuis_reason
 from ..loading.patchable_network import PatchableNetwork
 from ..loading.reading import OnBytes
-from ..networks.comfyui.host_code import use_comfyui
+from ..networks.comfyui.comfy_code import use_comfyui
 from ..requests.requests import VaeFile
 from ..said import said
 from ..streaming.block_stream import BlockStream

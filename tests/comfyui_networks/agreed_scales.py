@@ -8,7 +8,7 @@ import torch
 
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.prepared_network import agreeing_on_scales, find_scales
 from parallel_runtime.networks.token_split import Streams, TokenSplit
 

@@ -11,7 +11,7 @@ import torch
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.predict import Call, Predictor
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.requests.conditioning import Conditioning
 

@@ -9,7 +9,7 @@ from benchmarks.in_comfyui.files import write_file
 from benchmarks.in_comfyui.host_families import HOST_REAL, HostFamily, file_name, host_tiny
 from benchmarks.in_comfyui.host_files import list_parts
 from parallel_runtime.loading.host_file import open_host_file
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 
 
 def look(rank: int, world_size: int, comfyui: str, folder: str) -> dict[str, Any]:

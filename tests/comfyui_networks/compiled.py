@@ -16,10 +16,10 @@ from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks import compiled_blocks
-from parallel_runtime.networks.comfyui import host_network
+from parallel_runtime.networks.comfyui import comfy_network
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
 from parallel_runtime.networks.comfyui.description import describe_network
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
-from parallel_runtime.networks.comfyui.host_network import HostNetwork
 from parallel_runtime.networks.comfyui.own_cache import OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.cut_blocks import cut_blocks
@@ -34,7 +34,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
     "operators": of ours in rewritten graphs}.
 
     Args:
-        backend: of torch.compile; "rewritten" runs the graph as our rewrites leave it.
+        backend: of torch.compile; "rewritten" runs the graph as our passes leave it.
     """
     use_comfyui(comfyui, {"cpu": True})
     import torch._dynamo.utils
@@ -64,12 +64,12 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
             network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
             stage=None, own_cache=OwnCache(described.data),
         )  # fmt: skip
-        plain = HostNetwork(held, described, None, "auto", torch.float32)
+        plain = ComfyNetwork(held, described, None, "auto", torch.float32)
         chosen: Any = _rewritten(operators) if backend == "rewritten" else backend
         with mock.patch.object(
             compiled_blocks, "CompiledBlocks", functools.partial(compiled_blocks.CompiledBlocks, backend=chosen)
         ):
-            compiled = HostNetwork(held, described, None, "auto", torch.float32, compile=True)
+            compiled = ComfyNetwork(held, described, None, "auto", torch.float32, compile=True)
         differences, attended = {}, {}
         found["differences"][name], found["attended"][name] = differences, attended
         for ranks, mesh in meshes.items():
@@ -106,7 +106,7 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
         network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
         stage=None, own_cache=OwnCache(described.data),
     )  # fmt: skip
-    network = HostNetwork(held, described, None, "auto", torch.float32)
+    network = ComfyNetwork(held, described, None, "auto", torch.float32)
     replays: list[Any] = []
 
     def recorder(owner: RecordedForward, call: Any, static: list[torch.Tensor]) -> Any:
@@ -120,7 +120,7 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
 
         return replay
 
-    recorded = RecordedForward(network.call_at_once, split.read, recorder, probe=host_network._other_values)
+    recorded = RecordedForward(network.call_at_once, split.read, recorder, probe=comfy_network._other_values)
     mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
     differences = []
@@ -157,10 +157,10 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
         stage=None, own_cache=OwnCache(described.data),
     )  # fmt: skip
     os.environ[VARIABLE] = "modulation"  # which calls with functions leave to the blocks
-    plain = HostNetwork(held, described, None, "auto", torch.float32)
+    plain = ComfyNetwork(held, described, None, "auto", torch.float32)
     eager = functools.partial(compiled_blocks.CompiledBlocks, backend="eager")
     with mock.patch.object(compiled_blocks, "CompiledBlocks", eager):
-        compiled = HostNetwork(held, described, None, "auto", torch.float32, compile=True)
+        compiled = ComfyNetwork(held, described, None, "auto", torch.float32, compile=True)
     methods = compiled._run_block.__self__.methods  # type: ignore[union-attr]
     skip = Patch("comfy_extras.nodes_slg:SkipLayerGuidanceDiT.execute.<locals>.skip", 0)
     nag = "comfy_extras.nodes_nag:NAGuidance.execute.<locals>.nag_attention_output_patch"
@@ -188,10 +188,10 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
 
 
 def _rewritten(operators: set[str]) -> Any:
-    from parallel_runtime.acceleration.rewrites import Rewrites
+    from parallel_runtime.acceleration.passes import Passes
 
     def backend(module: Any, inputs: Any) -> Any:
-        Rewrites()(module.graph)
+        Passes()(module.graph)
         operators.update(str(node.target) for node in module.graph.nodes if "parallel_dit" in str(node.target))
         module.recompile()
         return module.forward
@@ -199,12 +199,12 @@ def _rewritten(operators: set[str]) -> Any:
     return backend
 
 
-def _predict(network: HostNetwork, mesh: Any, arguments: dict[str, Any]) -> torch.Tensor:
+def _predict(network: ComfyNetwork, mesh: Any, arguments: dict[str, Any]) -> torch.Tensor:
     import copy
 
     network.set_mesh(mesh)
     given = copy.deepcopy(arguments)  # some networks write into them
     x, timestep = given.pop("x"), given.pop("timestep")
     # The calls are those of `forward`, which is more than the seam in some networks.
-    with mock.patch.object(host_network, "enter", lambda network, x, timestep, more, _: network(x, timestep, **more)):
+    with mock.patch.object(comfy_network, "enter", lambda network, x, timestep, more, _: network(x, timestep, **more)):
         return network.predict(x, timestep, given)

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.patching.patch_data import UNPATCHED, Encoder, WeightPatches, decode_patches
 

@@ -10,7 +10,7 @@ import torch
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.predict import Call, own_calls
 from parallel_runtime.mesh.mesh import Layout
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.trees import map_tensors

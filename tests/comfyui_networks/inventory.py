@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import Any
 
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.tables.comfyui import NETWORKS
 
 

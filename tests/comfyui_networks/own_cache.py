@@ -10,9 +10,9 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.loading.held_network import HeldNetwork
 from parallel_runtime.loading.host_file import HostFile
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
 from parallel_runtime.networks.comfyui.description import describe_network
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
-from parallel_runtime.networks.comfyui.host_network import HostNetwork
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 
 
@@ -40,16 +40,16 @@ def apart(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     positive, negative = rest, rest | {"input_ids": rest["input_ids"].flip(1)}
     whole, alone = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size), single_rank_mesh()
 
-    def network() -> HostNetwork:
+    def network() -> ComfyNetwork:
         module = TINY["hidream o1"]().network
         described = describe_network(module, 0, 2)
-        return HostNetwork(_Held(module, described.data), described, None, "auto", torch.float32)
+        return ComfyNetwork(_Held(module, described.data), described, None, "auto", torch.float32)
 
-    def run(network: HostNetwork, mesh: Any, arguments: dict[str, Any]) -> torch.Tensor:
+    def run(network: ComfyNetwork, mesh: Any, arguments: dict[str, Any]) -> torch.Tensor:
         network.set_mesh(mesh)
         return network.predict(calls["x"], calls["timestep"], dict(arguments))
 
-    def difference(network: HostNetwork, arguments: dict[str, Any], by: float = 1.0) -> float:
+    def difference(network: ComfyNetwork, arguments: dict[str, Any], by: float = 1.0) -> float:
         module = TINY["hidream o1"]().network
         for parameter in module.language_model.parameters():
             parameter.data *= by

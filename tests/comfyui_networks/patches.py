@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nodes.carried_patches import CarriedPatches
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.live_patches import LivePatches
 from parallel_runtime.networks.comfyui.module_tree import build_module, describe_module
 from parallel_runtime.requests.conditioning import ConditioningStore

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.gguf_layers import gguf_layers, use_gguf_kernels
 from parallel_runtime.networks.quantised_layers import QuantisedLayer, hide_quantised, quantised_layers
 

@@ -15,9 +15,9 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.mesh import build_mesh
 from parallel_runtime.networks import modulation
-from parallel_runtime.networks.block_attention import HostAttention
+from parallel_runtime.networks.block_attention import BlockAttention
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.description import describe_network
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
 from parallel_runtime.networks.comfyui.prepared_network import ask_the_split
 from parallel_runtime.networks.cut_blocks import cut_blocks, unknown_blocks
 from parallel_runtime.networks.modulation import ReadyLayer
@@ -35,7 +35,7 @@ MODULATED = {
 """Networks whose blocks have modulation layers that are shared out."""
 
 
-class Watched(HostAttention):
+class Watched(BlockAttention):
     """Remembers how wide the heads are whose attention goes over all ranks' tokens."""
 
     def __init__(self, *args: Any):

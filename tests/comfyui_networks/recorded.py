@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks.comfyui import host_network
+from parallel_runtime.networks.comfyui import comfy_network
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
 from parallel_runtime.networks.comfyui.description import describe_network
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
-from parallel_runtime.networks.comfyui.host_network import HostNetwork
 from parallel_runtime.networks.comfyui.own_cache import OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
@@ -63,19 +63,19 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
         own_cache=OwnCache(described.data),
     )
     prepare_network(module, described.data, held.split)
-    network = HostNetwork(held, described, None, "auto", torch.float32)
+    network = ComfyNetwork(held, described, None, "auto", torch.float32)
     gpu = PretendedGpu()
     if real:
         module.to(device)
         recorded = network._recorded
     else:
         module_to_gpu(module)
-        recorded = RecordedForward(network.call_at_once, held.split.read, gpu.record, probe=host_network._other_values)
+        recorded = RecordedForward(network.call_at_once, held.split.read, gpu.record, probe=comfy_network._other_values)
     assert recorded is not None
     differences, sent = [], 0
     # The calls are those of `forward`, which is more than the seam in some networks.
     entered = mock.patch.object(
-        host_network, "enter", lambda network, x, timestep, more, _: network(x, timestep, **more)
+        comfy_network, "enter", lambda network, x, timestep, more, _: network(x, timestep, **more)
     )
     with contextlib.nullcontext() if real else gpu, entered, _said() as lines:
         for step in range(STEPS):

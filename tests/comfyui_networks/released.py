@@ -10,7 +10,7 @@ from torch import nn
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.engine import Engine
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, Load, Release, tensor_name
 from tests.parallel_runtime.staged_run import Quiet
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from parallel_runtime.config import COMFYUIS
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 
 _CALLS = {"cpu": 2, "cuda": 5}
 """On a GPU a forward is recorded at its third, and replayed from then on."""
@@ -48,8 +48,8 @@ def _compare(path: Path, file: str, format: str, attention: str, gpu: bool) -> l
 
     from parallel_runtime.loading.held_network import HeldNetwork
     from parallel_runtime.loading.host_file import open_host_file
+    from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
     from parallel_runtime.networks.comfyui.description import describe_network
-    from parallel_runtime.networks.comfyui.host_network import HostNetwork
 
     _write(path, file, format)
     patcher = comfy.sd.load_diffusion_model(str(path))
@@ -61,7 +61,7 @@ def _compare(path: Path, file: str, format: str, attention: str, gpu: bool) -> l
     dtype = None if opened.stored is None else model.get_dtype()
     held = HeldNetwork(opened, described.data, dtype, torch.device(device), fast_float8=False)
     held.fill(lambda done, total: None)
-    network = HostNetwork(held, described, latent, attention, model.get_dtype_inference())
+    network = ComfyNetwork(held, described, latent, attention, model.get_dtype_inference())
     entered: list[Any] = []
     own = model.diffusion_model.forward
 

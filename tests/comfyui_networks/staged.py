@@ -12,8 +12,8 @@ from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.block_attention import HostAttention
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.block_attention import BlockAttention
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.prepared_network import ask_the_split
 from parallel_runtime.networks.cut_blocks import cut_blocks
 from parallel_runtime.networks.stages import StageBlocks, all_blocks, let_go
@@ -42,7 +42,7 @@ class TinyStage:
         owned = split_blocks([1.0] * len(found), mesh.plan.pipe)[mesh.coordinate["pipe"]]
         let_go([*found[: owned[0]], *found[owned[1] :]])
         self.stage = StageBlocks(network, data, self.split, owned)
-        self.attention = HostAttention(KERNELS["sdpa"], self.split)
+        self.attention = BlockAttention(KERNELS["sdpa"], self.split)
 
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Any) -> torch.Tensor:
         self.split.begin(self.attention, None, None)

@@ -59,7 +59,7 @@ def _forward(pool: PoolRank, model: str, patches: tuple[str, str] = ("", "")) ->
 
 
 def _write(path: Path, comfyui: str, name: str) -> None:
-    from parallel_runtime.networks.comfyui.host_code import use_comfyui
+    from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 
     use_comfyui(comfyui, {"cpu": True})
     from tests.comfyui_networks.files import FILES

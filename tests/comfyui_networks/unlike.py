@@ -15,7 +15,7 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.mesh.mesh import build_mesh
-from parallel_runtime.networks.block_attention import HostAttention
+from parallel_runtime.networks.block_attention import BlockAttention
 from parallel_runtime.networks.comfyui.prepared_network import ask_the_split
 from parallel_runtime.networks.cut_blocks import cut_blocks, unknown_blocks
 from parallel_runtime.networks.tables.blocks import Blocks
@@ -95,7 +95,7 @@ def unlike(rank: int, world_size: int) -> dict[str, str]:
         if reason := unknown_blocks(network, (data,)):
             return reason
         split = TokenSplit(mesh)
-        split.attention = None if without else HostAttention(KERNELS["sdpa"], split)
+        split.attention = None if without else BlockAttention(KERNELS["sdpa"], split)
         expected = run(network.blocks) if data is LIKE else None
         cut_blocks(network, (data,), split)
         try:

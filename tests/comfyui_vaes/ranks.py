@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.vae.shared_vae import run_half, shared_ranks
 from tests.comfyui_vaes.tiny import TINY, make
 

@@ -76,7 +76,7 @@ class PoolRank:
 
     def keep(self, comfyui: str, path: str) -> str:
         """Keep a LoRA for layers of a FLUX file; return the name of the set."""
-        from parallel_runtime.networks.comfyui.host_code import use_comfyui
+        from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 
         use_comfyui(comfyui, {"cpu": True})
         made = lora(path)

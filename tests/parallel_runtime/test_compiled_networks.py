@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 
 from parallel_runtime.acceleration.compiled_methods import CompiledMethods
-from parallel_runtime.acceleration.rotary_rewrites import default_epsilon
+from parallel_runtime.acceleration.rotary_pass import default_epsilon
 from parallel_runtime.attention.kernels import AttentionKernel
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.attention_operator import (
     FUNCTIONS,
     TRACED,
     attending,
-    host_attention,
+    block_attention,
     in_order,
     through_operator,
 )
-from parallel_runtime.networks.block_attention import HostAttention, Suited
+from parallel_runtime.networks.block_attention import BlockAttention, Suited
 from parallel_runtime.networks.token_split import TokenSplit
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.comfyui_networks.catalogue import TINY
@@ -40,7 +40,7 @@ NOT_COMPILED = {
 SEVERAL = {"sd3.5 medium", "boogu", "ltx-2"}
 """Networks whose blocks exchange more than once."""
 REWRITTEN = ["flux", "chroma", "krea 2", "qwen-image", "z-image"]
-"""Networks with the blocks that our rewrites are written for."""
+"""Networks with the blocks that our passes are written for."""
 MOST_USED = {"ace-step 1.5", "anima", "flux2", "minimax h3", "wan t2v"}
 """Networks of more official templates than the others; LTX-2 is among those above."""
 PARTS = 6
@@ -109,9 +109,9 @@ def test_every_class_computes_compiled_what_it_does(part):
 @pytest.mark.slow
 def test_blocks_that_are_rewritten_compute_what_they_do():
     for found in compare(2, REWRITTEN, "rewritten"):
-        names = ("linear_gelu", "norm_rotate", "host_attention_of_parts")
+        names = ("linear_gelu", "norm_rotate", "block_attention_of_parts")
         assert {f"parallel_dit.{name}.default" for name in names} <= set(found["operators"])
-        assert not [line for line in found["warnings"] if "rewrites" in line]
+        assert not [line for line in found["warnings"] if "passes" in line]
 
 
 @with_comfyui
@@ -136,7 +136,7 @@ def test_exchanges_that_need_nothing_of_each_other_keep_their_order_in_a_graph(m
     seen: list[list[Any]] = []
 
     def look(graph: Any, inputs: Any) -> Any:
-        calls = [node for node in graph.graph.nodes if node.target is torch.ops.parallel_dit.host_attention.default]
+        calls = [node for node in graph.graph.nodes if node.target is torch.ops.parallel_dit.block_attention.default]
         seen.append([calls.index(node.args[-1]) if node.args[-1] in calls else None for node in calls])
         return graph.forward
 
@@ -248,7 +248,7 @@ class Counted:
         return F.scaled_dot_product_attention(*own, attn_mask=mask, scale=scale).transpose(1, 2)
 
 
-def call_attention(attention: HostAttention, function: Any = attention_pytorch, **changes: Any) -> torch.Tensor:
+def call_attention(attention: BlockAttention, function: Any = attention_pytorch, **changes: Any) -> torch.Tensor:
     given = {"heads": 4, "skip_reshape": False, "skip_output_reshape": False, "mask": None, "width": 64} | changes
     heads, width = given["heads"], given.pop("width")
     generator = torch.Generator().manual_seed(0)
@@ -270,7 +270,7 @@ def test_the_kernel_attends_on_one_rank_where_it_can_and_elsewhere_comfyuis_own_
     split = TokenSplit(single_rank_mesh())
     layouts = [{"skip_reshape": a, "skip_output_reshape": b} for a in (False, True) for b in (False, True)]
     kernel = Counted()
-    attention = HostAttention(kernel.kernel, split, Suited(torch.float32, 64, chosen=False))
+    attention = BlockAttention(kernel.kernel, split, Suited(torch.float32, 64, chosen=False))
     for layout in layouts:
         call_attention(attention, **layout)
     call_attention(attention, scale=0.3)
@@ -280,10 +280,10 @@ def test_the_kernel_attends_on_one_rank_where_it_can_and_elsewhere_comfyuis_own_
     call_attention(attention, attention_sage)
     call_attention(attention, skip_reshape=True, keys=2)  # heads of keys that serve several of queries
     assert kernel.calls == 5
-    call_attention(HostAttention(kernel.kernel, split, Suited(torch.float32, 64, chosen=True)), attention_sage)
+    call_attention(BlockAttention(kernel.kernel, split, Suited(torch.float32, 64, chosen=True)), attention_sage)
     assert kernel.calls == 6
     failing = Counted(fails=True)
-    attention = HostAttention(failing.kernel, split, Suited(torch.float32, 64, chosen=False))
+    attention = BlockAttention(failing.kernel, split, Suited(torch.float32, 64, chosen=False))
     call_attention(attention)
     call_attention(attention)
     assert failing.calls == 1
@@ -299,13 +299,13 @@ def test_the_operator_has_the_layout_that_graphs_are_told(skip_reshape, skip_out
     monkeypatch.setitem(
         sys.modules, "comfy.ldm.modules.attention", SimpleNamespace(attention_pytorch=attention_pytorch)
     )
-    attention = HostAttention(Counted().kernel, TokenSplit(single_rank_mesh()))
+    attention = BlockAttention(Counted().kernel, TokenSplit(single_rank_mesh()))
 
     def run(device: str) -> torch.Tensor:
         shape = (2, 3, 5, 8) if skip_reshape else (2, 5, 24)
         q, k, v = (torch.ones(shape, device=device) for _ in range(3))
         with attending(attention.at):
-            return host_attention(
+            return block_attention(
                 q, k, v, 3, None, "attention_pytorch", "", None, skip_reshape, skip_output_reshape, None, False, True
             )
 

@@ -23,7 +23,7 @@ def dequantize():
     if pack is None:
         pytest.skip("ComfyUI-GGUF is not there: set COMFYUI_GGUF_PATH to it")
     from parallel_runtime.loading.gguf_pack import open_pack
-    from parallel_runtime.networks.comfyui.host_code import use_comfyui
+    from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 
     use_comfyui(str(comfyui), {})
     package = open_pack(str(pack)).operations().__module__.rpartition(".")[0]

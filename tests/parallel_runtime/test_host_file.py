@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
 ONES = torch.ones(2, 2)
 SCRIPT = """
 import sys
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 use_comfyui(sys.argv[1], {"cpu": True})
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.loading.host_file import open_host_file
@@ -73,7 +73,7 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
 
 STREAMED = """
 import sys
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 use_comfyui(sys.argv[1], {"cpu": True})
 import comfy.memory_management
 from parallel_runtime.loading.host_file import open_host_file
@@ -151,7 +151,7 @@ def skip_init(kind: type[nn.Module], *sizes: int) -> nn.Module:
 WRONG = """
 import sys
 from pathlib import Path
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 use_comfyui(sys.argv[1], {"cpu": True})
 import comfy.ldm.flux.model as flux
 import comfy.supported_models

@@ -15,7 +15,7 @@ from parallel_runtime.errors import NotLoadedError, OutOfMemoryError
 from parallel_runtime.loading import patchable_network
 from parallel_runtime.loading.files import identity
 from parallel_runtime.loading.patchable_network import FileNumbers, PatchableNetwork
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from tests.comfyui_checkout import HOW, find_comfyui
 
 COMFYUI = find_comfyui()

@@ -20,7 +20,7 @@ from parallel_runtime.loading.held_weights import ArenaWeights
 from parallel_runtime.loading.patchable import OriginalWeights, PatchableParameters, original_rules
 from parallel_runtime.loading.patchable_network import PatchableNetwork
 from parallel_runtime.loading.weights import build_transformer, check_weights
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import Encoder, PatchSet

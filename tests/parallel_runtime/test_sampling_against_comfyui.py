@@ -294,13 +294,13 @@ def test_a_model_sampling_travels_as_data_and_does_the_same(comfy, name):
 
 def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
     from parallel_runtime.errors import RequestError
-    from parallel_runtime.networks.comfyui.live_guider import HostSampler, load_guider, make_sampling
+    from parallel_runtime.networks.comfyui.live_guider import ComfySampler, load_guider, make_sampling
     from parallel_runtime.networks.comfyui.live_patches import make_guidance
     from parallel_runtime.networks.comfyui.node_rules import CFG
     from parallel_runtime.requests.requests import Guidance, Guider
 
     with pytest.raises(RequestError, match="no sampler sample_euler"):
-        HostSampler("sample_euler", {})
+        ComfySampler("sample_euler", {})
     for name in ("torch", "reshape_sigma", "nothing"):
         with pytest.raises(RequestError, match=f"no model sampling {name}"):
             make_sampling([name], {}, {})
@@ -323,7 +323,7 @@ def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
 @pytest.mark.parametrize("name", ["res_multistep", "er_sde", "gradient_estimation_cfg_pp", "dpm_adaptive", "dpmpp_sde"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cfg, masked):
-    from parallel_runtime.networks.comfyui.live_guider import GuidedModel, HostSampler, load_guider
+    from parallel_runtime.networks.comfyui.live_guider import ComfySampler, GuidedModel, load_guider
     from parallel_runtime.networks.comfyui.node_rules import CFG
     from parallel_runtime.requests.requests import Guider
 
@@ -345,7 +345,7 @@ def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cf
         agreed=lambda x: x,
         arguments=lambda branch: {"context"},
     )
-    ours = HostSampler(name, {}).run(
+    ours = ComfySampler(name, {}).run(
         GuidedModel(guider, evaluate, sampling, Inpaint(mask, latent, noise) if masked else None, sigmas), sampling,
         start, sigmas, seed=SEED, guidance={}, on_step=lambda index, denoised: steps.append((index, denoised)),
     )  # fmt: skip

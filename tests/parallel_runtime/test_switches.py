@@ -23,15 +23,15 @@ from tests.parallel_runtime.flux_forward import build_transformer
 
 
 def test_what_is_named_is_off_and_the_rest_on(monkeypatch):
-    monkeypatch.setenv(switches.VARIABLE, "peers, rewrites")
-    assert [what for what in switches.SWITCHES if not switches.is_on(what)] == ["rewrites", "peers"]
+    monkeypatch.setenv(switches.VARIABLE, "peers, passes")
+    assert [what for what in switches.SWITCHES if not switches.is_on(what)] == ["passes", "peers"]
     monkeypatch.delenv(switches.VARIABLE)
     assert all(map(switches.is_on, switches.SWITCHES))
 
 
 def test_an_unknown_word_is_refused_with_those_that_are_known(monkeypatch):
-    monkeypatch.setenv(switches.VARIABLE, "rewrites,recording")
-    with pytest.raises(ConfigurationError, match="recording, which cannot.*rewrites, recordings, peers, blocks"):
+    monkeypatch.setenv(switches.VARIABLE, "passes,recording")
+    with pytest.raises(ConfigurationError, match="recording, which cannot.*passes, recordings, peers, blocks"):
         parallelize(build_transformer(), FLUX, single_rank_mesh())
 
 

@@ -149,7 +149,7 @@ def test_the_first_patch_after_that_imports_nothing(tmp_path):
 
 def read_sets(root: Path, folder: Path) -> list:
     """The files as the ranks get them: weights, and beside the layer."""
-    from parallel_runtime.networks.comfyui.host_code import use_comfyui
+    from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
     from parallel_runtime.patching.patch_data import Encoder
 
     use_comfyui(str(root), {"cpu": True})

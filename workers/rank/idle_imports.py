@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from parallel_runtime.acceleration import compiler
-from parallel_runtime.networks.comfyui.host_code import use_comfyui
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.patching.comfyui_patches import MODULES
 from parallel_runtime.requests.requests import ComfyuiCode, Forward, KeepPatches, Load, Request, Sample
 

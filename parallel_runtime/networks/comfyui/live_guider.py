@@ -193,7 +193,7 @@ def make_sampling(
     return made
 
 
-class HostSampler:
+class ComfySampler:
     """A sampler of ComfyUI's list.
 
     Args:

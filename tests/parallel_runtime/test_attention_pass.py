@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import fx
 
-from parallel_runtime.acceleration import rewrites
-from parallel_runtime.acceleration.rewrites import Rewrites
+from parallel_runtime.acceleration import passes
+from parallel_runtime.acceleration.passes import Passes
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
@@ -19,14 +19,14 @@ def attentions(monkeypatch):
     """Parts of the tokens, whether normed inside, and what stands beside, of each attention in each graph."""
     found: list[list[tuple[int, bool, int]]] = []
 
-    class Spy(Rewrites):
+    class Spy(Passes):
         def __call__(self, graph: fx.Graph) -> None:
             super().__call__(graph)
-            nodes = [node for node in graph.nodes if "host_attention_of_parts" in str(node.target)]
+            nodes = [node for node in graph.nodes if "block_attention_of_parts" in str(node.target)]
             found.append([(len(node.args[0]), bool(node.args[3]), len(node.args[5])) for node in nodes])
             found[-1] += [node.target for node in graph.nodes if "norm_rotate" in str(node.target)]
 
-    monkeypatch.setattr(rewrites, "Rewrites", Spy)
+    monkeypatch.setattr(passes, "Passes", Spy)
     torch._dynamo.reset()
     yield found
     torch._dynamo.reset()

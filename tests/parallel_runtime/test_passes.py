@@ -1,4 +1,4 @@
-"""What the rewrites make of a traced block: the operators they put in, and the same numbers."""
+"""What the passes make of a traced block: the operators they put in, and the same numbers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parallel_runtime import switches
-from parallel_runtime.acceleration import compile_settings, rewrites
-from parallel_runtime.acceleration.rewrites import Rewrites, linear_gelu, linear_of_parts
+from parallel_runtime.acceleration import compile_settings, passes
+from parallel_runtime.acceleration.passes import Passes, linear_gelu, linear_of_parts
 from parallel_runtime.attention.rotary import norm_rotate, rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
@@ -34,40 +34,40 @@ def operators(graph: fx.Graph) -> Counter[str]:
 def test_flux_blocks_get_every_rewrite_and_keep_their_numbers(monkeypatch):
     seen = []
 
-    class Spy(Rewrites):
+    class Spy(Passes):
         def __call__(self, graph: fx.Graph) -> None:
             super().__call__(graph)
             seen.append(operators(graph))
 
-    monkeypatch.setattr(rewrites, "Rewrites", Spy)
+    monkeypatch.setattr(passes, "Passes", Spy)
     torch._dynamo.reset()
     transformer = build_transformer()
     expected = run(transformer, (4, 6), 12, 2)
     compiled = parallelize(transformer, FLUX, single_rank_mesh(), compile=True)
-    # A graph from the compile cache on disk, of an earlier run of the tests, would not pass through the rewrites.
+    # A graph from the compile cache on disk, of an earlier run of the tests, would not pass through the passes.
     with torch._inductor.config.patch(force_disable_caches=True):
         assert relative_error(run(compiled, (4, 6), 12, 2), expected) < 1e-5
     # Norms and rotation are parts of attention's operator, and so is a single block's feed-forward layer beside it.
-    double = {"linear_gelu": 2, "host_attention_of_parts": 1}
-    single = {"host_attention_of_parts": 1}
+    double = {"linear_gelu": 2, "block_attention_of_parts": 1}
+    single = {"block_attention_of_parts": 1}
     assert seen[:2] == [double, single]
     torch._dynamo.reset()
 
 
 def test_equal_rewrites_are_equal_so_that_blocks_share_a_graph():
-    assert Rewrites() == Rewrites()
-    assert hash(Rewrites()) == hash(Rewrites())
+    assert Passes() == Passes()
+    assert hash(Passes()) == hash(Passes())
 
 
 def test_the_key_of_the_compile_cache_changes_with_any_source_that_makes_graphs(tmp_path, monkeypatch):
-    package = Path(rewrites.__file__).parent.parent
+    package = Path(passes.__file__).parent.parent
     for folder in ("acceleration", "attention", "networks"):
         shutil.copytree(package / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(rewrites, "__file__", str(tmp_path / "acceleration" / "rewrites.py"))
-    own = rewrites.source_hash.__wrapped__()
-    assert own == rewrites.source_hash()
+    monkeypatch.setattr(passes, "__file__", str(tmp_path / "acceleration" / "passes.py"))
+    own = passes.source_hash.__wrapped__()
+    assert own == passes.source_hash()
     for changed in (
-        "acceleration/rotary_rewrites.py",
+        "acceleration/rotary_pass.py",
         "acceleration/compile_settings.py",
         "attention/rotary.py",
         "networks/diffusers/hunyuan_dit.py",
@@ -75,9 +75,9 @@ def test_the_key_of_the_compile_cache_changes_with_any_source_that_makes_graphs(
         source = tmp_path / changed
         text = source.read_bytes()
         source.write_bytes(text + b"\n")
-        assert rewrites.source_hash.__wrapped__() != own
+        assert passes.source_hash.__wrapped__() != own
         source.write_bytes(text)
-    assert rewrites.source_hash.__wrapped__() == own
+    assert passes.source_hash.__wrapped__() == own
 
 
 def _traced_feed_forward() -> fx.GraphModule:
@@ -98,16 +98,16 @@ def test_a_rewrite_that_fails_half_way_leaves_the_graph_as_it_was_and_says_so_in
 
     module, x = _traced_feed_forward(), torch.randn(3, 8)
     before, expected = str(module.graph), module(x)
-    monkeypatch.setattr(rewrites, "rewrite_rotations", fail)  # after the linear layers were rewritten
-    Rewrites()(module.graph)
+    monkeypatch.setattr(passes, "rewrite_rotations", fail)  # after the linear layers were rewritten
+    Passes()(module.graph)
     assert str(module.graph) == before
     module.recompile()
     assert torch.equal(module(x), expected)
     assert [record.message for record in caplog.records] == [
-        "Blocks are compiled without our rewrites: KeyError: 'example_value'"
+        "Blocks are compiled without our passes: KeyError: 'example_value'"
     ]
     monkeypatch.undo()
-    Rewrites()(module.graph)
+    Passes()(module.graph)
     assert operators(module.graph) == {"linear_gelu": 1}
 
 
@@ -130,7 +130,7 @@ def compiled_as(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], float]:
 
 
 def test_switched_off_rewrites_are_no_option_of_what_is_compiled(monkeypatch):
-    monkeypatch.setenv(switches.VARIABLE, "rewrites")
+    monkeypatch.setenv(switches.VARIABLE, "passes")
     given, error = compiled_as(monkeypatch)
     assert len(given) == 2
     assert not any("pre_grad_custom_pass" in options for options in given)
@@ -140,16 +140,16 @@ def test_switched_off_rewrites_are_no_option_of_what_is_compiled(monkeypatch):
 @pytest.mark.parametrize(
     ("gone", "costs"),
     [
-        ("torch._inductor.custom_graph_pass", "our rewrites"),
+        ("torch._inductor.custom_graph_pass", "our passes"),
         ("torch.fx.experimental._config", "open sizes"),
     ],
 )
 def test_a_private_module_that_torch_renamed_costs_what_it_was_for_and_a_line(gone, costs, monkeypatch, caplog):
-    monkeypatch.delitem(sys.modules, "parallel_runtime.acceleration.rewrites", raising=False)
-    monkeypatch.delattr("parallel_runtime.acceleration.rewrites", raising=False)
+    monkeypatch.delitem(sys.modules, "parallel_runtime.acceleration.passes", raising=False)
+    monkeypatch.delattr("parallel_runtime.acceleration.passes", raising=False)
     monkeypatch.setitem(sys.modules, gone, None)
     settings = {"open sizes": compile_settings._unequal_sizes}
-    options = {} if costs != "our rewrites" else compile_settings.rewriting()
+    options = {} if costs != "our passes" else compile_settings.our_passes()
     usable = compile_settings._usable({name: setting for name, setting in settings.items() if name == costs})
     assert (options, usable) == ({}, [])
     (line,) = [record.message for record in caplog.records]
@@ -162,7 +162,7 @@ def rewritten(function, *given: torch.Tensor) -> Counter[str]:
     found = []
 
     def backend(module: fx.GraphModule, example: list[torch.Tensor]):
-        Rewrites()(module.graph)
+        Passes()(module.graph)
         module.recompile()
         found.append(operators(module.graph))
         return module.forward

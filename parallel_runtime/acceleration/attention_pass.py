@@ -1,4 +1,4 @@
-"""Rewrites of a block's attention call: norms before it and the layer beside it join its operator.
+"""The pass over a block's attention call: norms before it and the layer beside it join its operator.
 
 The graph does not know of the exchange (networks/attention_operator.py), so the operator gets what there is,
 and decides when it runs.
@@ -14,8 +14,8 @@ from torch import fx
 
 from .graph_nodes import joined_parts
 
-_ATTENTION = "parallel_dit.host_attention.default"
-_OF_PARTS = "parallel_dit.host_attention_of_parts.default"
+_ATTENTION = "parallel_dit.block_attention.default"
+_OF_PARTS = "parallel_dit.block_attention_of_parts.default"
 _SHAPES = ("unflatten", "flatten", "to", "contiguous")
 """Methods between attention and the layer after it that change no number and no order of tokens."""
 _BESIDE = 5
@@ -65,7 +65,7 @@ def _take_norms(graph: fx.Graph, attention: Any) -> None:
         if len(values) != len(queries):
             return
         joined = graph.call_function(
-            torch.ops.parallel_dit.host_attention_of_parts.default,
+            torch.ops.parallel_dit.block_attention_of_parts.default,
             (
                 queries, keys, values, [*query_weights, *key_weights, cos, sin], eps, [], heads, function, precision,
                 scale, low_precision,

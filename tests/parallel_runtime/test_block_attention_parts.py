@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from parallel_runtime.acceleration.rewrites import linear_gelu, linear_of_parts
+from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks.attention_operator import attending, host_attention_of_parts
-from parallel_runtime.networks.block_attention import HostAttention
+from parallel_runtime.networks.attention_operator import attending, block_attention_of_parts
+from parallel_runtime.networks.block_attention import BlockAttention
 from parallel_runtime.networks.token_split import Streams, TokenSplit
 
 HEADS, HEAD_DIM, PARTS, WIDTH = 4, 8, (3, 5), 24
@@ -58,11 +58,11 @@ def given(monkeypatch):
     return *parts, norms, 1e-6, beside
 
 
-def call(given: Any, attention: HostAttention, beside: bool, scale: float | None = None) -> torch.Tensor:
+def call(given: Any, attention: BlockAttention, beside: bool, scale: float | None = None) -> torch.Tensor:
     *front, layers = given
     chosen = layers if beside else []
     with attending(attention.at, attention.over_peers):
-        found = host_attention_of_parts(*front, chosen, HEADS, "attention_pytorch", None, scale, True)
+        found = block_attention_of_parts(*front, chosen, HEADS, "attention_pytorch", None, scale, True)
     expected = attend(*front, chosen, scale)
     expected = expected if beside else expected.flatten(2)
     assert found.shape == expected.shape
@@ -72,7 +72,7 @@ def call(given: Any, attention: HostAttention, beside: bool, scale: float | None
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_where_heads_stay_the_operator_does_one_after_the_other(given, beside):
-    call(given, HostAttention(KERNELS["sdpa"], TokenSplit(single_rank_mesh())), beside, scale=0.3)
+    call(given, BlockAttention(KERNELS["sdpa"], TokenSplit(single_rank_mesh())), beside, scale=0.3)
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -86,7 +86,7 @@ def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(gi
 
     monkeypatch.setattr(torch.ops.parallel_dit.peer_attention, "default", over_peers)
     split = TokenSplit(single_rank_mesh())
-    attention = HostAttention(KERNELS["sdpa"], split)
+    attention = BlockAttention(KERNELS["sdpa"], split)
     tokens: Any = split.tokens
     tokens.degree, tokens.buffers = 2, SimpleNamespace(memory="memory", shape="shape", table="table", group="group")
     fits = SimpleNamespace(fits=lambda query: query.shape[2:] == (HEADS, HEAD_DIM), kernel="sdpa")

@@ -55,7 +55,7 @@ class HeldSplit(Protocol):
         ...
 
 
-class HostNetwork(Network):
+class ComfyNetwork(Network):
     """Runs calls in ComfyUI's convention over a mesh, which is what the network takes by itself.
 
     Args:

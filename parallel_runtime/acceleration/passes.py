@@ -1,10 +1,10 @@
-"""Rewrites of what torch.compile traced, which it does not make itself: fewer passes over a block's tensors.
+"""Passes over what torch.compile traced, which it does not make itself: a block's tensors are read less often.
 
 A linear layer followed by GELU becomes one matrix product that applies GELU before it writes. A linear layer over
 concatenated inputs becomes one product per input, added up, and the concatenation is never made. FLUX.1's single
 blocks have both: 97 us of elementwise work for 4608 tokens on an H200 become 28 us (docs/performance.md).
-Norms join the rotary embedding that follows (rotary_rewrites.py), and attention takes in more of its block
-(attention_rewrites.py). The numbers are the same to rounding: GELU sees the float32 sum, a partial sum is rounded once.
+Norms join the rotary embedding that follows (rotary_pass.py), and attention takes in more of its block
+(attention_pass.py). The numbers are the same to rounding: GELU sees the float32 sum, a partial sum is rounded once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ..attention.operators import operator, shapes_of
-from .attention_rewrites import rewrite_attention
+from .attention_pass import rewrite_attention
 from .graph_nodes import drop_unused, replace, value_of
-from .rotary_rewrites import rewrite_rotations
+from .rotary_pass import rewrite_rotations
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +62,11 @@ def _(parts: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor) -> to
     return parts[0].new_empty((*parts[0].shape[:-1], weight.shape[0]))
 
 
-class Rewrites(CustomGraphPass):
-    """The rewrites, for torch._inductor.config.pre_grad_custom_pass."""
+class Passes(CustomGraphPass):
+    """The passes, for torch._inductor.config.pre_grad_custom_pass."""
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite `graph` in place, or leave it as it is where a rewrite does not understand it."""
+        """Rewrite `graph` in place, or leave it as it is where a pass does not understand it."""
         trial = fx.Graph(graph.owning_module)
         try:
             result = trial.graph_copy(graph, {})
@@ -74,7 +74,7 @@ class Rewrites(CustomGraphPass):
             self._rewrite(trial)
             trial.lint()
         except Exception as error:  # noqa: BLE001 - a slower block is better than none, whatever another torch traces
-            log.warning("Blocks are compiled without our rewrites: %s: %s", type(error).__name__, error)
+            log.warning("Blocks are compiled without our passes: %s: %s", type(error).__name__, error)
         else:
             self._rewrite(graph)
 
@@ -92,7 +92,7 @@ class Rewrites(CustomGraphPass):
 
     def __eq__(self, other: object) -> bool:
         """torch.compile shares graphs between blocks whose options are equal."""
-        return isinstance(other, Rewrites)
+        return isinstance(other, Passes)
 
     def __hash__(self) -> int:
         return hash(self.uuid())
