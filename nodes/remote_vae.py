@@ -151,7 +151,7 @@ class RemoteVae:
         """Free its weights in the pool."""
         if self._pool is not None:
             try:
-                self._pool.release_vae(self.request, comfy.model_management.processing_interrupted)
+                self._pool.release_vaes(self.request, comfy.model_management.processing_interrupted)
             except (ParallelError, Cancelled) as error:
                 log.info("Parallel DiT: the VAE stays. %s", error)
 

@@ -83,3 +83,5 @@ def _release(wishes: dict[str, Any], keep: bool) -> None:
         for model in pool.models:
             if (name is None or model.request.path.endswith(f"/{name}")) and (model.bytes or not keep):
                 pool.release(model.request, park=keep)
+        if name is None:
+            pool.release_vaes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -45,6 +46,8 @@ def park_idle(seconds: float) -> None:
                     pool.release(model.request, park=True)
                 except ParallelError as error:
                     log.info("Parallel DiT: %s", error)
+        with contextlib.suppress(ParallelError):
+            pool.release_vaes()
 
 
 def end_unused() -> None:

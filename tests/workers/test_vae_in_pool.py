@@ -57,7 +57,7 @@ def test_weights_come_and_go(client, path, vae):
         assert (ours - wanted).abs().max() < 1e-5 * wanted.abs().max()
         assert client.ran.plan == "Decoded; devices at work: 2."
         assert client.vae_bytes(request) == SIZE
-        client.release_vae(request)
+        client.release_vaes()
         assert client.vae_bytes(request) == 0
 
 

@@ -245,17 +245,20 @@ class PoolClient:
         with self._turns.take(should_cancel):
             return in_a_living_pool(run)
 
-    def release_vae(self, vae: VaeRequest, should_cancel: ShouldCancel = never) -> None:
-        """Free the VAE's memory in the pool.
+    def release_vaes(self, only: VaeRequest | None = None, should_cancel: ShouldCancel = never) -> None:
+        """Free the memory of one VAE in the pool, or of all.
 
         Raises:
             As `release`.
         """
+        if not self._models.vaes():
+            return  # without a turn: who asks all the time keeps no pool from being idle
         with self._turns.take(should_cancel):
             self._keeper.settle(should_cancel)
-            if self.vae_bytes(vae):
+            there = self._models.vaes() if self._keeper.running is not None else []
+            for name in there if only is None else {only.key}.intersection(there):
                 self._calls.forget()
-                self._submit(Submission(request=Release(vae.key)))
+                self._submit(Submission(request=Release(name)))
 
     def vae_bytes(self, vae: VaeRequest) -> int:
         """Bytes of the VAE's weights on one rank's device now. Does not wait for a job."""

@@ -47,6 +47,10 @@ class LoadedModels:
         """Whether its weights are known not to be on the devices."""
         return self._bytes is not None and name not in self._bytes
 
+    def vaes(self) -> list[str]:
+        """Names of what else the ranks have on their devices: VAEs, which are asked for without a load."""
+        return [name for name in self._bytes or {} if name not in self._loaded]
+
     def all(self) -> list[KnownModel]:
         """Those that the ranks know, in the order of their loads. May be asked by any thread."""
         entries = list(self._loaded.items())
