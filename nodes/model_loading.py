@@ -19,7 +19,7 @@ from .kept_models import drop_others, keep
 from .model_files import choose_network
 from .node_text import (
     find_running_node,
-    move_bar_of_running_node,
+    notices_on_running_node,
     running_node,
     show_on_running_node,
     show_text,
@@ -27,7 +27,6 @@ from .node_text import (
 from .panel.settings import default_config, read_settings, settings_file
 from .parallel_config import ConfigSocket
 from .prompt_graph import USUAL, find_config, find_loaders, find_size
-from .run_notices import RunNotices
 from .wait_notices import OPENING
 
 if TYPE_CHECKING:
@@ -171,12 +170,7 @@ def load_model(
 
     remote = RemoteTransformer(
         request,
-        notices=RunNotices(
-            show_on_running_node,
-            model=path.name,
-            where=running_node,
-            move_bar=move_bar_of_running_node,
-        ),
+        notices=notices_on_running_node(path.name),
         show_on_loader=lambda text: show_plan(together((text, chosen.why))),
     )
     model = build_model(blueprint, types, remote)

@@ -15,7 +15,7 @@ from server import PromptServer
 from parallel_runtime.errors import ParallelError
 
 from .panel.settings import language_of, read_settings, settings_file
-from .run_notices import STOPPED
+from .run_notices import STOPPED, RunNotices
 from .shown_texts import ShownTexts
 from .spoken import in_language
 
@@ -62,8 +62,12 @@ def find_running_node(name: str) -> Mapping[str, Any] | None:
         return None
 
 
-def move_bar_of_running_node(done: int, total: int) -> None:
-    """Move the progress bar of the node that calls; nothing where no node is running."""
+def notices_on_running_node(model: str) -> RunNotices:
+    """Of a model's runs, on the node that calls; `model` is its file's name."""
+    return RunNotices(show_on_running_node, model=model, where=running_node, move_bar=_move_bar)
+
+
+def _move_bar(done: int, total: int) -> None:
     running = get_executing_context()
     if running is not None:
         get_progress_state().update_progress(running.node_id, done, total, None)

@@ -9,15 +9,8 @@ import torch
 from comfy_api.latest import io
 
 from .model_loading import wished_config
-from .node_text import (
-    failing_shown,
-    move_bar_of_running_node,
-    running_node,
-    show_on_running_node,
-    show_text,
-)
+from .node_text import failing_shown, notices_on_running_node, show_text
 from .parallel_config import ConfigSocket
-from .run_notices import RunNotices
 from .search_words import found_by
 
 
@@ -62,12 +55,6 @@ class ParallelVaeNode(io.ComfyNode):
         from .remote_vae import ParallelVae, RemoteVae, describe
 
         config = wished_config(parallel_config)
-        notices = RunNotices(
-            show_on_running_node,
-            model="VAE",
-            where=running_node,
-            move_bar=move_bar_of_running_node,
-        )
         ranks = resolve_devices(config, torch.cuda.device_count).world_size
-        remote = RemoteVae(vae, config, get_pool, ranks, notices)
+        remote = RemoteVae(vae, config, get_pool, ranks, notices_on_running_node("VAE"))
         return io.NodeOutput(ParallelVae(remote), ui=show_text(cls.hidden.unique_id, describe(remote)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,8 @@ from typing import Any
 from parallel_runtime.requests.plan_details import PlanDetails
 
 MOST_RUNS = 20
+COMPARED_SECONDS = 3600.0
+"""A run on one GPU that is older is compared with no other: the machine may be another by now."""
 MOST_SPANS = 400
 """Of a time line; of a longer prompt the last steps become one span."""
 
@@ -82,7 +85,7 @@ class RunHistory:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._on_one_rank: dict[Hashable, float] = {}
+        self._on_one_rank: dict[Hashable, RunRecord] = {}
 
     def span(self, prompt: str, span: Span) -> None:
         """A part of a prompt is over; that of another prompt begins a new time line."""
@@ -96,8 +99,9 @@ class RunHistory:
                 self.spans.append(span)
 
     def one_rank_seconds(self, kind: Hashable) -> float | None:
-        """A step's seconds of the last run of this kind on one rank."""
-        return self._on_one_rank.get(kind)
+        """A step's seconds of the last run of this kind on one rank, if it was within the last hour."""
+        last = self._on_one_rank.get(kind)
+        return last.step_seconds if last is not None and time.time() - last.ended < COMPARED_SECONDS else None
 
     def ran(self, kind: Hashable, record: RunRecord) -> None:
         """A run is over.
@@ -108,7 +112,7 @@ class RunHistory:
         with self._lock:
             self.runs.append(record)
             if record.step_seconds is not None and is_one_rank(record.details):
-                self._on_one_rank[kind] = record.step_seconds
+                self._on_one_rank[kind] = record
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data; runs with the last one first."""

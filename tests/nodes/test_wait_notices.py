@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from msgspec import structs
 
 from nodes.panel.run_history import RunHistory, RunRecord, Span
@@ -113,6 +115,15 @@ def test_the_speed_up_is_told_where_one_rank_was_measured_with_the_same_request(
     assert [run["speedup"] for run in runs] == [None, 2.0, None, None]
     assert runs[1]["details"]["degrees"]["ulysses"] == 2
     assert runs[1]["node"] == "3"
+
+
+def test_a_run_on_one_rank_that_is_older_than_an_hour_is_compared_with_no_other(monkeypatch):
+    history = RunHistory()
+    sample(history, 1, 1.0)
+    assert "times" in sample(history, 2, 0.5)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3601)
+    assert "times" not in sample(history, 2, 0.5)
 
 
 def test_a_run_that_was_stopped_is_not_recorded_and_has_no_speed():
