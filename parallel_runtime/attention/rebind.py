@@ -25,20 +25,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | Non
 """(query, key, value, mask, scale) -> attended; tensors are (batch, tokens, heads, head dim)."""
 
 
-class ReboundAttention:
-    """Handle of `apply`: `undo` gives every module its own processor back."""
-
-    def __init__(self, originals: list[tuple[nn.Module, Any]]):
-        self._originals = originals
-
-    def undo(self) -> None:
-        """Restore the processors; a second call does nothing."""
-        while self._originals:
-            module, processor = self._originals.pop()
-            _set_processor(module, processor)
-
-
-def apply(modules: Mapping[str, nn.Module], attend: Attend) -> ReboundAttention:
+def apply(modules: Mapping[str, nn.Module], attend: Attend) -> None:
     """Let `attend` compute the attention of these modules, and leave the rest of their processors as it is.
 
     Args:
@@ -54,18 +41,13 @@ def apply(modules: Mapping[str, nn.Module], attend: Attend) -> ReboundAttention:
         kind = type(getattr(module, "processor", None))
         if kind not in classes:
             classes[kind] = _rebound_class(kind, attend, path)
-    originals = [(module, module.processor) for module in modules.values()]
-    for module, processor in originals:
+    for module in modules.values():
+        processor: Any = module.processor
         rebound: Any = copy.copy(processor)
         rebound.__class__ = classes[type(processor)]
         rebound.attends = attend
-        _set_processor(module, rebound)
-    return ReboundAttention(originals)
-
-
-def _set_processor(module: nn.Module, processor: Any) -> None:
-    module._modules.pop("processor", None)  # a processor with weights is a submodule: two places, one name
-    module.processor = processor
+        module._modules.pop("processor", None)  # a processor with weights is a submodule: two places, one name
+        module.processor = rebound
 
 
 def _rebound_class(processor_class: type, attend: Attend, path: str) -> type:

@@ -88,12 +88,6 @@ def run_blocks(blocks: Sequence[nn.Module], split: TokenSplit) -> None:
         block.forward = WholeBlock(block, split)
 
 
-def uncut_blocks(blocks: Sequence[nn.Module]) -> None:
-    """Give blocks their own forwards back, those of submodules excepted."""
-    for block in blocks:
-        vars(block).pop("forward", None)
-
-
 def _attribute(block: nn.Module, path: str) -> Any:
     found: Any = block
     for name in path.split("."):

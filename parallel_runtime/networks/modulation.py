@@ -66,12 +66,6 @@ class Modulation:
             self._layers.setdefault(argument, []).extend(own)
         return {argument: own for argument, own in found.items() if own}
 
-    def undo(self) -> None:
-        """Give the layers their own class back."""
-        self.end()
-        for layer in {id(layer): layer for layers in self._layers.values() for layer in layers}.values():
-            layer.__class__ = type(layer).__bases__[1]
-
     def begin(self, mesh: Mesh | None) -> None:
         """A forward begins over this mesh; None: blocks compute their layers themselves."""
         self.end()

@@ -45,16 +45,6 @@ def test_what_ours_returns_is_what_the_model_uses():
     assert (run(transformer, *GIVEN) - expected).abs().max() > 0.01
 
 
-def test_undo_gives_the_same_processors_back():
-    transformer = build_transformer()
-    before = {name: module.processor for name, module in attention_modules(transformer).items()}
-    handle = rebind.apply(attention_modules(transformer), Recorder())
-    assert all(module.processor is not before[name] for name, module in attention_modules(transformer).items())
-    handle.undo()
-    handle.undo()
-    assert all(module.processor is before[name] for name, module in attention_modules(transformer).items())
-
-
 def test_another_model_of_the_process_is_not_touched():
     original = transformer_flux.dispatch_attention_fn
     rebound, other, recorder = build_transformer(), build_transformer(), Recorder()
@@ -130,7 +120,7 @@ def test_older_processors_that_call_pytorchs_attention_are_rebound_alike(compile
     module = Attention(query_dim=24, heads=3, dim_head=8, processor=AttnProcessor2_0()).requires_grad_(False)
     hidden, recorder = torch.randn(2, 7, 24), Recorder()
     expected = module(hidden)
-    handle = rebind.apply({"attn": module}, recorder)
+    rebind.apply({"attn": module}, recorder)
     if compiled:
         torch.compiler.reset()
         output = torch.compile(module, fullgraph=True, backend="aot_eager")(hidden)
@@ -138,9 +128,6 @@ def test_older_processors_that_call_pytorchs_attention_are_rebound_alike(compile
         output = module(hidden)
     assert (output - expected).abs().max() < 1e-6
     assert recorder.shapes == [(2, 7, 3, 8)]
-    handle.undo()
-    assert torch.equal(module(hidden), expected)
-    assert len(recorder.shapes) == 1
 
 
 def test_the_joint_processor_attends_over_image_and_text_together():

@@ -12,7 +12,6 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.errors import ConfigurationError, UnsupportedModelError
 from parallel_runtime.mesh.mesh import Mesh, single_rank_mesh
-from parallel_runtime.networks.cut_blocks import CutBlock
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.networks.sequence_attention import AttendedTokens, SequenceAttention
@@ -54,21 +53,6 @@ def test_attributes_that_the_wrapper_does_not_have_are_the_transformers():
     assert wrapped.attention == "sdpa"
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = wrapped.no_such_thing
-
-
-def test_unwrap_leaves_no_trace_and_the_transformer_gives_its_own_result_bit_for_bit():
-    transformer = build_transformer(dtype=torch.bfloat16)
-    expected, before = run(transformer, *GIVEN, dtype=torch.bfloat16), hooks(transformer)
-    processors = {name: m.processor for name, m in transformer.named_modules() if hasattr(m, "processor")}
-    wrapped = parallelize(transformer, FLUX, ONE, attention="math", compile=True)
-    assert len(hooks(transformer)) > len(before)
-    assert isinstance(transformer.transformer_blocks[0].forward, CutBlock)
-    assert wrapped.unwrap() is transformer
-    assert hooks(transformer) == before
-    assert all("forward" not in vars(module) for module in transformer.modules())
-    after = {name: module.processor for name, module in transformer.named_modules() if hasattr(module, "processor")}
-    assert all(after[name] is processor for name, processor in processors.items())
-    assert torch.equal(run(transformer, *GIVEN, dtype=torch.bfloat16), expected)
 
 
 @pytest.mark.parametrize("embedder", ["time_text_embed", "time_text_embed.time_proj"])

@@ -137,8 +137,7 @@ def test_a_kernel_without_log_sum_exp_is_refused_for_a_ring_by_name_with_those_t
     with pytest.raises(ConfigurationError, match=refusal):
         wrapped.set_mesh(ring)
     assert wrapped.mesh is ONE
-    wrapped.unwrap()
-    parallelize(transformer, FLUX, ring, attention="flash").unwrap()
+    parallelize(build_transformer(), FLUX, ring, attention="flash")
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 4, 4), (1, 2, 1, 4), (3, 1, 1, 4), (1, 1, 1, 5), (4, 4)])

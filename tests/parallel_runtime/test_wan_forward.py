@@ -48,7 +48,6 @@ def run_compiled(rank: int, world_size: int) -> dict[str, Any]:
         results[str(number)] = forward(transformer, case)
         results["graphs"].append(counters["stats"]["unique_graphs"])
     results["breaks"] = sum(counters["graph_break"].values())
-    results["unwrapped"] = forward(transformer.unwrap(), COMPILED[0])
     return results
 
 
@@ -62,7 +61,6 @@ def test_compiled_blocks_have_no_graph_breaks_and_new_sizes_soon_need_no_new_gra
         assert result["breaks"] == 0
         assert result["graphs"][0] == 1  # however many blocks
         assert result["graphs"][len(LEARNT) - 1] == result["graphs"][-1]
-        assert torch.equal(result["unwrapped"], forward(transformer, COMPILED[0]))
 
 
 def test_the_timestep_reaches_the_embedding_unrounded_in_bfloat16():

@@ -18,7 +18,7 @@ from ...said import said
 from ...streaming.block_stream import BlockStream
 from ...streaming.streamed_calls import stream_calls
 from ..attention_operator import attend_by_kernel
-from ..cut_blocks import cut_blocks, run_blocks, uncut_blocks, unknown_blocks
+from ..cut_blocks import cut_blocks, run_blocks, unknown_blocks
 from ..marked_blocks import find_modules, pulse_of
 from ..network import Network, Traits
 from ..stages import StageBlocks, run_as
@@ -156,9 +156,9 @@ class ParallelTransformer(Network):
                 ),
                 _INSTALL,
             )
-        self._rebound = rebind.apply(attention, attend_by_kernel)
+        rebind.apply(attention, attend_by_kernel)
         embedder = transformer.get_submodule(spec.timestep_embedder)
-        self._handle: Any = embedder.register_forward_pre_hook(self._timestep.hook, with_kwargs=True)
+        embedder.register_forward_pre_hook(self._timestep.hook, with_kwargs=True)
         if compile:
             from ...acceleration.compiler import allow_in_graph
             from .lean_imports import untraced_classes
@@ -173,17 +173,6 @@ class ParallelTransformer(Network):
             self._record(pulse_of(transformer, spec.block_lists))
         if self.stream is not None:
             stream_calls(self._blocks, self.stream)
-
-    def unwrap(self) -> nn.Module:
-        """Undo everything and return the transformer as it was. The wrapper is of no use afterwards."""
-        if self._recorded is not None:
-            self._recorded.clear()
-        self.run_as(None)
-        self._handle.remove()
-        self._rebound.undo()
-        uncut_blocks(self._blocks)
-        self._split.modulation.undo()
-        return self.transformer
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
