@@ -76,7 +76,8 @@ def run_doctor(
         finally:
             if process.poll() is None:  # asked to end, it takes its ranks along
                 end_tree(process.pid, END_SECONDS)
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # one inside of a driver ends when that lets go
+                    process.wait(POLL_SECONDS)
         return _judge(_lines(output), _lines(complaint), process.returncode)
 
 

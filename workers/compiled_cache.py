@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 MOST_BYTES = 4 << 30
@@ -9,29 +10,20 @@ MOST_BYTES = 4 << 30
 
 
 def prune(folder: Path, most_bytes: int = MOST_BYTES) -> int:
-    """Remove the files that were not used for the longest time, until the rest takes no more than `most_bytes`.
-
-    What is gone is compiled again when it is needed; PyTorch and Triton look for every file that they name.
-
-    Returns:
-        Bytes that were removed.
-    """
+    """Remove the files that were not used for the longest time, until the rest takes no more than `most_bytes`; return
+    the bytes removed. What is gone is compiled again: PyTorch and Triton look for every file that they name."""
     files = []
     for path in folder.rglob("*"):
-        try:
+        with contextlib.suppress(OSError):  # another pool's process removed or replaced it just now
             if path.is_file():
                 known = path.stat()
                 files.append((max(known.st_atime, known.st_mtime), known.st_size, path))
-        except OSError:  # another pool's process removed or replaced it just now
-            continue
     excess = sum(size for _, size, _ in files) - most_bytes
     removed = 0
     for _, size, path in sorted(files):
         if removed >= excess:
             break
-        try:
+        with contextlib.suppress(OSError):
             path.unlink()
-        except OSError:
-            continue
-        removed += size
+            removed += size
     return removed

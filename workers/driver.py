@@ -6,35 +6,33 @@ The package or the driver may be missing; then there is just less to say.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-_PCIE: Mapping[str, tuple[str, str]] = MappingProxyType(
+_PCIE: Mapping[str, str] = MappingProxyType(
     {
-        "NVML_TOPOLOGY_INTERNAL": ("PIX", "PCIe, one switch between"),
-        "NVML_TOPOLOGY_SINGLE": ("PIX", "PCIe, one switch between"),
-        "NVML_TOPOLOGY_MULTIPLE": ("PXB", "PCIe, several switches between"),
-        "NVML_TOPOLOGY_HOSTBRIDGE": ("PHB", "PCIe, through the CPU"),
-        "NVML_TOPOLOGY_NODE": ("NODE", "PCIe, through the CPU and its host bridges"),
-        "NVML_TOPOLOGY_SYSTEM": ("SYS", "PCIe, from one CPU socket to another"),
+        "NVML_TOPOLOGY_INTERNAL": "PCIe, one switch between",
+        "NVML_TOPOLOGY_SINGLE": "PCIe, one switch between",
+        "NVML_TOPOLOGY_MULTIPLE": "PCIe, several switches between",
+        "NVML_TOPOLOGY_HOSTBRIDGE": "PCIe, through the CPU",
+        "NVML_TOPOLOGY_NODE": "PCIe, through the CPU and its host bridges",
+        "NVML_TOPOLOGY_SYSTEM": "PCIe, from one CPU socket to another",
     }
 )
-"""NVML's nearest common ancestor of two GPUs -> what `nvidia-smi topo -m` calls it, and in words."""
+"""NVML's nearest common ancestor of two GPUs, in words."""
 
 
 @dataclass(frozen=True)
 class DriverGpu:
-    """A GPU as the driver counts it, which is not how CUDA counts where CUDA_VISIBLE_DEVICES is set.
+    """A GPU by its number in nvidia-smi's tables, which is not CUDA's where CUDA_VISIBLE_DEVICES is set.
 
     Args:
-        index: number in nvidia-smi's tables.
         uuid: without the prefix "GPU-".
-        name: such as "NVIDIA H200".
         memory_total, memory_used: bytes, when asked; 0 where the driver does not tell.
-        driver: version of the driver.
-        capability: compute capability, such as "9.0"; "" where the driver does not tell.
+        capability: such as "9.0"; "" where the driver does not tell.
     """
 
     index: int
@@ -51,33 +49,20 @@ def list_gpus() -> tuple[DriverGpu, ...]:
     with contextlib.suppress(_Silent), _open_driver() as nvml, _nothing_said(nvml):
         driver = nvml.nvmlSystemGetDriverVersion()
         return tuple(
-            DriverGpu(
-                index,
-                nvml.nvmlDeviceGetUUID(gpu).removeprefix("GPU-"),
-                nvml.nvmlDeviceGetName(gpu),
-                *_memory(nvml, gpu),
-                driver,
-                _capability(nvml, gpu),
-            )
+            DriverGpu(index, _uuid(nvml, gpu), nvml.nvmlDeviceGetName(gpu), *_memory(nvml, gpu), driver, _cc(nvml, gpu))
             for index, gpu in enumerate(_gpus(nvml))
         )
     return ()
 
 
 def find_links() -> dict[tuple[int, int], str]:
-    """The way between every two GPUs as `nvidia-smi topo -m` has it: "NV18", "PIX", "PXB", "PHB", "NODE" or "SYS".
-
-    Pairs that the driver does not know the way between are left out.
-    """
+    """The way between every two GPUs, in words; pairs that the driver does not know it of are left out."""
     links = {}
     with contextlib.suppress(_Silent), _open_driver() as nvml, _nothing_said(nvml):
         gpus = _gpus(nvml)
-        buses = [nvml.nvmlDeviceGetPciInfo(gpu).busId for gpu in gpus]
-        for first in range(len(gpus)):
-            for second in range(len(gpus)):
-                with _nothing_said(nvml):
-                    if first != second:
-                        links[first, second] = _link(nvml, gpus[first], gpus[second], buses[second], buses)
+        for first, second in itertools.permutations(range(len(gpus)), 2):
+            with _nothing_said(nvml):
+                links[first, second] = _link(nvml, gpus[first], gpus[second])
     return links
 
 
@@ -87,16 +72,8 @@ def processes_by_gpu() -> dict[str, dict[int, int]]:
     with contextlib.suppress(_Silent), _open_driver() as nvml, _nothing_said(nvml):
         for gpu in _gpus(nvml):
             running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
-            uuid = nvml.nvmlDeviceGetUUID(gpu).removeprefix("GPU-")
-            held[uuid] = {process.pid: process.usedGpuMemory or 0 for process in running}
+            held[_uuid(nvml, gpu)] = {process.pid: process.usedGpuMemory or 0 for process in running}
     return held
-
-
-def describe_link(kind: str) -> str:
-    """A link's kind in words."""
-    if kind.startswith("NV"):
-        return f"NVLink ({kind[2:]} {'link' if kind == 'NV1' else 'links'})"
-    return dict(_PCIE.values())[kind]
 
 
 class _Silent(Exception):
@@ -139,32 +116,19 @@ def _memory(nvml: Any, gpu: Any) -> tuple[int, int]:
     return 0, 0
 
 
-def _capability(nvml: Any, gpu: Any) -> str:
+def _uuid(nvml: Any, gpu: Any) -> str:
+    return str(nvml.nvmlDeviceGetUUID(gpu).removeprefix("GPU-"))
+
+
+def _cc(nvml: Any, gpu: Any) -> str:
     with _nothing_said(nvml):
         return ".".join(map(str, nvml.nvmlDeviceGetCudaComputeCapability(gpu)))
     return ""
 
 
-def _link(nvml: Any, first: Any, second: Any, bus: Any, buses: list[Any]) -> str:
-    if count := _count_nvlinks(nvml, first, second, bus, buses):
-        return f"NV{count}"
-    ancestor = nvml.nvmlDeviceGetTopologyCommonAncestor(first, second)
-    return next(kind for level, (kind, _) in _PCIE.items() if getattr(nvml, level) == ancestor)
-
-
-def _count_nvlinks(nvml: Any, first: Any, second: Any, bus: Any, buses: list[Any]) -> int:
-    """NVLinks of the first GPU by which it reaches the second: straight ones, else those that go to switches."""
+def _link(nvml: Any, first: Any, second: Any) -> str:
     with _nothing_said(nvml):
-        if nvml.nvmlDeviceGetP2PStatus(first, second, nvml.NVML_P2P_CAPS_INDEX_NVLINK) != nvml.NVML_P2P_STATUS_OK:
-            return 0
-    straight = switched = 0
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        with _nothing_said(nvml):
-            if nvml.nvmlDeviceGetNvLinkState(first, link) != nvml.NVML_FEATURE_ENABLED:
-                continue
-            other = None
-            with _nothing_said(nvml):  # virtual machines hide the switches
-                other = nvml.nvmlDeviceGetNvLinkRemotePciInfo(first, link).busId
-            straight += other == bus
-            switched += other not in buses
-    return straight or switched
+        if nvml.nvmlDeviceGetP2PStatus(first, second, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
+            return "NVLink"
+    ancestor = nvml.nvmlDeviceGetTopologyCommonAncestor(first, second)
+    return next(words for level, words in _PCIE.items() if getattr(nvml, level) == ancestor)

@@ -72,25 +72,16 @@ class PoolSpec:
 
 
 def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> PoolSpec:
-    """Turn the artist's `devices` into ranks.
-
-    Raises:
-        ConfigurationError: more ranks than GPUs, or explicit degrees that need more ranks than there are.
-    """
+    """Turn the artist's `devices` into ranks; ConfigurationError where there are too few."""
     wanted = config.device_indices
     if config.devices.startswith("cpu"):
         spec = PoolSpec("cpu", tuple(range(int(config.devices.partition(":")[2] or 1))), config.hosts)
     else:
         present = gpu_count()
         if wanted is not None and max(wanted) >= present:
-            raise ConfigurationError(
-                said(
-                    "The parallel configuration asks for GPU {wanted}, but ComfyUI sees {gpus}.",
-                    wanted=max(wanted),
-                    gpus=_gpus(present),
-                ),
-                "Set devices to auto, or to GPUs that exist (they are counted from 0).",
-            )
+            what = "The parallel configuration asks for GPU {wanted}, but ComfyUI sees {gpus}."
+            fix = "Set devices to auto, or to GPUs that exist (they are counted from 0)."
+            raise ConfigurationError(said(what, wanted=max(wanted), gpus=_gpus(present)), fix)
         if present == 0:
             spec = PoolSpec("cpu", (0,), config.hosts)
         else:
@@ -99,15 +90,10 @@ def resolve_devices(config: ParallelConfig, gpu_count: Callable[[], int]) -> Poo
     ranks = math.prod(degrees.values())
     if ranks > spec.world_size:
         product = " × ".join(f"{SHOWN_AXES.get(axis, axis)} {degree}" for axis, degree in degrees.items() if degree > 1)
-        raise ConfigurationError(
-            said(
-                "The parallel configuration needs {ranks} devices ({product}), and has {devices}.",
-                ranks=ranks,
-                product=product,
-                devices=count_devices(spec.device_type, spec.world_size),
-            ),
-            "Lower a degree, set it to auto, or add devices.",
-        )
+        has = count_devices(spec.device_type, spec.world_size)
+        what = "The parallel configuration needs {ranks} devices ({product}), and has {devices}."
+        fix = "Lower a degree, set it to auto, or add devices."
+        raise ConfigurationError(said(what, ranks=ranks, product=product, devices=has), fix)
     return spec
 
 
@@ -132,11 +118,7 @@ def threads_of_rank(spec: PoolSpec, environment: Mapping[str, str]) -> int:
 
 
 def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], interface: str = "lo") -> dict[str, str]:
-    """Environment of torchrun and its ranks.
-
-    Args:
-        interface: network interface of the collectives. On one host everything listens on loopback only.
-    """
+    """Environment of torchrun and its ranks, whose collectives use this network interface."""
     environment = {key: value for key, value in base.items() if key not in _DROPPED_VARIABLES}
     compiled = base.get("TORCHINDUCTOR_CACHE_DIR") or str(state_directory() / "compiled")
     environment |= {
@@ -191,31 +173,19 @@ def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str, meeting:
 
 
 def state_directory() -> Path:
-    """Folder of what outlives a pool: logs, and the kernels that torch.compile made.
-
-    Raises:
-        ConfigurationError: this user has no home folder.
-    """
+    """Folder of what outlives a pool: logs, compiled kernels; ConfigurationError where this user has no home."""
     given = os.environ.get("XDG_STATE_HOME")
     return (Path(given) if given else home() / ".local" / "state") / "parallel-dit"
 
 
 def log_directory() -> Path:
-    """Folder of the pools' logs. $PARALLEL_DIT_LOGS overrides it.
-
-    Raises:
-        ConfigurationError: as `state_directory`.
-    """
+    """Folder of the pools' logs. $PARALLEL_DIT_LOGS overrides it."""
     chosen = os.environ.get("PARALLEL_DIT_LOGS")
     return Path(chosen) if chosen else state_directory() / "logs"
 
 
 def home() -> Path:
-    """This user's home folder.
-
-    Raises:
-        ConfigurationError: neither $HOME nor the system's list of users names one.
-    """
+    """This user's home folder."""
     try:
         return Path.home()
     except RuntimeError as error:
@@ -223,3 +193,19 @@ def home() -> Path:
             said("The user {getuid} that ComfyUI runs as has no home folder.", getuid=os.getuid()),
             "Set the environment variable HOME to a folder that this user can write.",
         ) from error
+
+
+def read_seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+    """A time in seconds, above 0; ConfigurationError where the variable holds something else."""
+    text = environment.get(name, "")
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        what = "The environment variable {name} is {text}, which is no time in seconds."
+        fix = said("Set it to a number such as {default}, or remove it.", default=f"{default:g}")
+        raise ConfigurationError(said(what, name=name, text=repr(text[:40])), fix)
+    return seconds

@@ -26,11 +26,8 @@ _PREFIX = "parallel-dit-run-"
 
 @dataclass
 class PrivateFolder:
-    """A folder of mode 0700.
-
-    Args:
-        descriptor: holds the lock. A child that inherits it holds the folder as well, after `let_go` alone.
-    """
+    """A folder of mode 0700. `descriptor` holds the lock; a child that inherits it holds the folder as well, after
+    `let_go` alone."""
 
     path: Path
     descriptor: int
@@ -48,11 +45,7 @@ class PrivateFolder:
 
 
 def make_folder() -> PrivateFolder:
-    """Make one, below $TMPDIR.
-
-    Raises:
-        PoolError: nothing can be written there.
-    """
+    """Make one, below $TMPDIR; PoolError where nothing can be written there."""
     try:
         while True:
             path = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -67,22 +60,13 @@ def make_folder() -> PrivateFolder:
                 os.close(descriptor)
     except OSError as error:
         where = f" in {tempfile.tempdir}" if tempfile.tempdir else ""
-        raise PoolError(
-            said(
-                "No folder for temporary files could be made{where}: {strerror}.",
-                where=where,
-                strerror=error.strerror or error,
-            ),
-            "Make room there, or set $TMPDIR to a folder that can be written.",
-        ) from error
+        what = "No folder for temporary files could be made{where}: {strerror}."
+        fix = "Make room there, or set $TMPDIR to a folder that can be written."
+        raise PoolError(said(what, where=where, strerror=error.strerror or error), fix) from error
 
 
 def _try_room(folder: PrivateFolder) -> None:
-    """A folder can be made where no file can: found here, with its cause, and not by some process of the pool.
-
-    Raises:
-        OSError: no file can be written there.
-    """
+    """A folder can be made where no file can: found here, with its cause, and not by some process of the pool."""
     probe = folder.path / "room"
     try:
         probe.write_bytes(bytes(_ROOM_BYTES))

@@ -1,19 +1,20 @@
 """What plans reckon with on this machine: measured once, kept in the state directory, constants until then.
 
 Numbers are of GPUs by their UUIDs: which GPU is number 0 changes with CUDA_VISIBLE_DEVICES, and with the machine where
-the state directory is on a network.
-
-The ranks of a pool measure when a model is first loaded; `gpus.py` asks torch.
+the state directory is on a network. The ranks of a pool measure when a model is first loaded; here torch is asked
+which GPUs they are, without taking memory on any.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
+import torch
 
 from parallel_runtime import measured
 from parallel_runtime.requests.facts import CPU, ETHERNET, HOST_MEMORY, NVLINK, PCIE, LinkFacts, MachineFacts, known_gpu
@@ -21,7 +22,11 @@ from parallel_runtime.requests.facts import CPU, ETHERNET, HOST_MEMORY, NVLINK, 
 from .launch import PoolSpec, state_directory
 
 _NVLINK_GPUS = re.compile(r"\b(A100|A800|H100|H200|H800|H20|B200|GB200)\b(?!.*PCIe)")
-"""GPUs that come with NVLink to all others of a host; GPUs whose links are told apart by the driver need no guess."""
+"""GPUs that come with NVLink to all others of a host."""
+_USABLE = 0.92
+"""Share of a GPU's memory that a rank may plan with; the rest is the display's, the driver's and fragmentation."""
+_OF_HOST = 0.6
+"""Share of the host's memory that weights may take; the rest is for ComfyUI and its other models."""
 
 
 @dataclass(frozen=True)
@@ -32,50 +37,54 @@ class GpuId:
     uuid: str
 
 
-Known = Callable[[PoolSpec, tuple[GpuId, ...], int, LinkFacts], MachineFacts]
-_USABLE = 0.92
-"""Share of a GPU's memory that a rank may plan with; the rest is the display's, the driver's and fragmentation."""
-
-
-def guess_link(gpu: str, peer_access: bool, kind: str | None = None) -> LinkFacts:
-    """Return the constants of a kind of link.
-
-    Args:
-        gpu: its name.
-        peer_access: the GPUs reach each other's memory.
-        kind: as `driver.find_links` has it ("NV18", "PIX"); None: not known.
-    """
-    if not peer_access or os.environ.get("NCCL_P2P_DISABLE") == "1":
-        return HOST_MEMORY
-    nvlink = kind.startswith("NV") if kind is not None else bool(_NVLINK_GPUS.search(gpu))
-    return NVLINK if nvlink else PCIE
-
-
-def assume(spec: PoolSpec, gpus: tuple[GpuId, ...], memory_bytes: int, link: LinkFacts) -> MachineFacts:
-    """Return constants of such a pool, for as long as nothing is measured; arguments as in `recall`."""
+def find_machine(spec: PoolSpec) -> MachineFacts:
+    """What plans of this pool reckon with. Of other hosts, GPUs like this one's are expected."""
     if spec.device_type == "cpu":
         return CPU
-    assumed = known_gpu(gpus[0].name, int(memory_bytes * _USABLE), link)
-    return assumed if spec.hosts == 1 else replace(assumed, network=ETHERNET, ranks_per_host=len(spec.devices))
+    reach = torch.cuda.can_device_access_peer
+    reached = all(reach(one, other) for one in spec.devices for other in spec.devices if one != other)
+    gpus = _identify(spec)
+    smallest = min(torch.cuda.get_device_properties(index).total_memory for index in spec.devices)
+    known = recall(spec, gpus, smallest, guess_link(gpus[0].name, reached))
+    return replace(known, host_bytes=int(psutil.virtual_memory().total * _OF_HOST))
+
+
+def remember(spec: PoolSpec, facts: MachineFacts) -> None:
+    """Keep what the ranks measured."""
+    if spec.device_type != "cpu":
+        remember_facts(spec, _identify(spec), facts)
+
+
+def guess_link(gpu: str, peer_access: bool) -> LinkFacts:
+    """The constants of a link, by the GPUs' name and whether they reach each other's memory."""
+    if not peer_access or os.environ.get("NCCL_P2P_DISABLE") == "1":
+        return HOST_MEMORY
+    return NVLINK if _NVLINK_GPUS.search(gpu) else PCIE
 
 
 def recall(spec: PoolSpec, gpus: tuple[GpuId, ...], memory_bytes: int, link: LinkFacts) -> MachineFacts:
-    """Return what is known of a pool's machine: measured numbers where there are any.
+    """What is known of a pool's GPUs: measured numbers where there are any.
 
     Args:
         gpus: of each rank; the first stands for the others where nothing is measured.
         memory_bytes: of the smallest GPU.
         link: what to take for the links before they are measured.
     """
-    assumed = assume(spec, gpus, memory_bytes, link)
-    entry = measured.recall(_folder(), _key(spec, gpus, link)) if assumed.on_gpu else None
+    assumed = known_gpu(gpus[0].name, int(memory_bytes * _USABLE), link)
+    if spec.hosts > 1:
+        assumed = replace(assumed, network=ETHERNET, ranks_per_host=len(spec.devices))
+    entry = measured.recall(_folder(), _key(spec, gpus, link))
     return (_facts(entry, assumed.memory_bytes) if isinstance(entry, dict) else None) or assumed
 
 
 def remember_facts(spec: PoolSpec, gpus: tuple[GpuId, ...], facts: MachineFacts) -> None:
     """Keep measured facts for later pools on the same devices; where the folder cannot be written, do not."""
-    if spec.device_type != "cpu":
-        measured.keep(_folder(), _key(spec, gpus, facts.link), asdict(facts))
+    measured.keep(_folder(), _key(spec, gpus, facts.link), asdict(facts))
+
+
+def _identify(spec: PoolSpec) -> tuple[GpuId, ...]:
+    properties = [torch.cuda.get_device_properties(index) for index in spec.devices]
+    return tuple(GpuId(gpu.name, str(getattr(gpu, "uuid", ""))) for gpu in properties)
 
 
 def _folder() -> Path:
@@ -90,18 +99,12 @@ def _key(spec: PoolSpec, gpus: tuple[GpuId, ...], link: LinkFacts) -> str:
 
 
 def _facts(entry: dict[str, Any], memory_bytes: int) -> MachineFacts | None:
-    """What was kept, with today's memory; None where another version wrote it."""
+    """What was kept, with today's memory; None where another version wrote it. (The ranks know speeds when they have
+    started.)"""
     try:
-        network = LinkFacts(**entry["network"]) if entry["network"] else None
-        return MachineFacts(
-            **{
-                **entry,
-                "host_rate": entry["host_rate"],  # versions that did not measure it are asked to measure anew
-                "link": LinkFacts(**entry["link"]),
-                "network": network,
-                "memory_bytes": memory_bytes,
-                "speeds": (),  # the ranks know them when they have started
-            }
-        )
+        link, network = LinkFacts(**entry["link"]), LinkFacts(**entry["network"]) if entry["network"] else None
+        current = {"link": link, "network": network, "memory_bytes": memory_bytes, "speeds": ()}
+        # Versions that did not measure the host's rate are asked to measure anew.
+        return MachineFacts(**{**entry, "host_rate": entry["host_rate"], **current})
     except (KeyError, TypeError):
         return None

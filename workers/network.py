@@ -18,11 +18,7 @@ _HOW = "docs/several-hosts.md shows how to set up several hosts."
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where torchrun of the first machine listens for the others.
-
-    Args:
-        address: an IP address of that machine.
-    """
+    """Where torchrun of the first machine listens for the others."""
 
     address: str
     port: int
@@ -31,11 +27,7 @@ class Meeting:
         return f"{self.address}:{self.port}"
 
     def check_free(self) -> None:
-        """Find here, with its cause, what torchrun would say in its log.
-
-        Raises:
-            ConfigurationError: the address is not this machine's, or the port is taken.
-        """
+        """Find here, with its cause, what torchrun would say in its log."""
         interface_of(self.address)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,20 +41,11 @@ class Meeting:
 
 
 def read_meeting(environment: Mapping[str, str]) -> Meeting:
-    """The first machine's setting.
-
-    Raises:
-        ConfigurationError: it is missing, no address with a port, or a name without an IP address.
-    """
+    """The first machine's setting; ConfigurationError where it is missing, or no address with a port."""
     text = environment.get(LISTEN)
     if not text:
-        raise ConfigurationError(
-            said(
-                "The parallel configuration asks for several hosts, but ${listen} is not set where ComfyUI runs.",
-                listen=LISTEN,
-            ),
-            _HOW,
-        )
+        what = "The parallel configuration asks for several hosts, but ${listen} is not set where ComfyUI runs."
+        raise ConfigurationError(said(what, listen=LISTEN), _HOW)
     match = re.fullmatch(r"([0-9A-Za-z_.\-]+):(\d{1,5})", text.strip())
     if not match or not 0 < int(match[2]) < 65536:
         raise ConfigurationError(
@@ -71,24 +54,12 @@ def read_meeting(environment: Mapping[str, str]) -> Meeting:
     try:
         return Meeting(socket.gethostbyname(match[1]), int(match[2]))
     except (OSError, UnicodeError) as error:
-        raise ConfigurationError(
-            said(
-                "${listen} is {text}, and {name} has no IP address: {error}.",
-                listen=LISTEN,
-                text=text,
-                name=match[1],
-                error=error,
-            ),
-            _HOW,
-        ) from error
+        what = "${listen} is {text}, and {name} has no IP address: {error}."
+        raise ConfigurationError(said(what, listen=LISTEN, text=text, name=match[1], error=error), _HOW) from error
 
 
 def interface_of(address: str) -> str:
-    """Name of the network interface that has this IP address: gloo and NCCL are told to use it.
-
-    Raises:
-        ConfigurationError: no interface of this machine has it.
-    """
+    """Name of the network interface that has this IP address: gloo and NCCL are told to use it."""
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.family == socket.AF_INET and entry.address == address for entry in entries):
             return name

@@ -70,11 +70,8 @@ def begin_log(path: Path) -> IO[bytes] | None:
 
 
 def tell_of_fresh_pool(path: Path, with_stacks: bool = False) -> Said:
-    """What comes after a pool's end, and where to read more; no file is named that is not there.
-
-    Args:
-        with_stacks: the log holds those of all ranks.
-    """
+    """What comes after a pool's end, and where to read more, in a log `with_stacks` of all ranks or without; no file is
+    named that is not there."""
     if path.exists():
         if with_stacks:
             return said(

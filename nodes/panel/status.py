@@ -19,7 +19,7 @@ from .run_history import HISTORY, RunHistory, describe_details
 
 if TYPE_CHECKING:
     from workers.client.client import PoolClient
-    from workers.client.loaded_models import KnownModel
+    from workers.client.loading import KnownModel
     from workers.wire.protocol import Status
 
 VERSION = 1

@@ -108,12 +108,10 @@ def hollow(tensor: torch.Tensor) -> torch.Tensor:
 
 def assemble(reference: ConditioningRef, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
     """Gather a new conditioning's arguments from a request's tensors (or from their meta twins)."""
-    arguments: dict[str, Any] = dict(reference.constants)
-    for key in reference.tensors:
-        arguments[key] = tensors[tensor_name(reference.id, key)]
-    for key, length in reference.lists.items():
-        items = [tensors[tensor_name(reference.id, key, i)] for i in range(length)]
-        arguments[key] = restore(reference.trees[key], items) if key in reference.trees else items
+    arguments: dict[str, Any] = {key: tensors[tensor_name(reference.id, key)] for key in reference.tensors}
+    for key, count in reference.counts.items():
+        items = [tensors[tensor_name(reference.id, key, place)] for place in range(count)]
+        arguments[key] = restore(reference.trees[key], items)
     return Conditioning(arguments, frozenset(reference.shared))
 
 

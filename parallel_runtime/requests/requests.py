@@ -20,15 +20,13 @@ class ConditioningRef(msgspec.Struct, frozen=True):
     """Arguments of the transformer's call that stay the same over a sampling run: context and extras.
 
     Sent once; later requests name it by `id` alone (`new` is false). Tensors of a new one travel under
-    `tensor_name(id, key)`, or `tensor_name(id, key, i)` for the i-th of a list.
+    `tensor_name(id, key)`, or `tensor_name(id, key, i)` for the i-th inside of an argument.
 
     Args:
         id: chosen by the client, unique in the life of a pool.
         new: the tensors come with this request.
         tensors: argument names whose value is a tensor.
-        lists: argument name -> number of tensors in its list.
-        constants: arguments that are plain values.
-        trees: arguments with tensors deeper inside (trees.py); `lists` says of how many.
+        trees: arguments of any other kind (trees.py); counts: how many tensors are inside of each.
         shared: arguments that are one for all rows of the batch, whatever their shape.
         index: CFG branch, 0 positive and 1 negative (ComfyUI's cond_or_uncond).
     """
@@ -36,9 +34,8 @@ class ConditioningRef(msgspec.Struct, frozen=True):
     id: int
     new: bool = False
     tensors: tuple[str, ...] = ()
-    lists: dict[str, int] = {}
-    constants: dict[str, Scalar] = {}
     trees: dict[str, Any] = {}
+    counts: dict[str, int] = {}
     shared: tuple[str, ...] = ()
     index: int = 0
 

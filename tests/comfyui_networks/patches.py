@@ -54,7 +54,7 @@ def travel(options: Mapping[str, Any], x: torch.Tensor) -> dict[str, Any]:
         parts: list[torch.Tensor] = []
         form = describe_module(network.module, parts)
         store.attach(network.number, build_module(form, [part.clone() for part in parts]))
-    reference = ConditioningRef(1, new=True, trees={"options": tree}, lists={"options": len(tensors)})
+    reference = ConditioningRef(1, new=True, trees={"options": tree}, counts={"options": len(tensors)})
     named = {tensor_name(1, "options", place): tensor.clone() for place, tensor in enumerate(tensors)}
     given = store.take(reference, named).arguments["options"]
     return LivePatches(torch.device("cpu")).put_in(given)

@@ -97,7 +97,7 @@ def living_children() -> list[psutil.Process]:
     ours = []
     for child in children:
         try:
-            if child.status() != psutil.STATUS_ZOMBIE and {"-c", "workers.doctor", "workers.doctor.probe"} & set(
+            if child.status() != psutil.STATUS_ZOMBIE and {"-c", "workers.doctor", "workers.doctor.machine"} & set(
                 child.cmdline()
             ):
                 ours.append(child)

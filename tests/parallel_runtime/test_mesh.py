@@ -71,7 +71,7 @@ def test_groups_are_the_rows_of_the_rank_array_and_absent_where_they_are_one_ran
                 assert seen["sums"][name] == sum(members)
                 if name in ("sequence", "batch"):
                     assert seen["indices"][("sequence", "batch").index(name)] == members.index(rank)
-    assert all("needs 9 ranks, and 8 are running" in result["refusal"] for result in results)
+    assert all("needs 9 workers, and 8 are running" in result["refusal"] for result in results)
 
 
 def test_one_rank_needs_no_process_group():

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from parallel_runtime.requests.requests import ComfyuiCode, KeepPatches
-from workers.rank.idle_imports import IdleImports
+from workers.rank.inbox import IdleImports
 
 
 def main(comfyui: str, path: str) -> None:

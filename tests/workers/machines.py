@@ -16,7 +16,7 @@ def gpu(index: int, name: str = "NVIDIA H200", used: int = 0, capability: str = 
     return DriverGpu(index, f"uuid-{index}", name, 140 * GIB, used, "570.86.15", capability)
 
 
-def machine(*gpus: DriverGpu, peer_access: bool = True, kind: str | None = "NV18") -> Machine:
+def machine(*gpus: DriverGpu, peer_access: bool = True, kind: str | None = "NVLink") -> Machine:
     """A sound machine with these GPUs, all of them linked alike."""
     numbers = range(len(gpus))
     return Machine(

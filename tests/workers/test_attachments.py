@@ -17,8 +17,8 @@ from parallel_runtime.requests.patches import CARRIED, PATCHES, Attached, Patch
 from parallel_runtime.requests.requests import ConditioningRef, tensor_name
 from parallel_runtime.requests.trees import flatten
 from tests.parallel_runtime.staged_run import Quiet
-from workers.client.attachments import Attachments
-from workers.client.submission import Callbacks, Submission
+from workers.client.calls import Attachments
+from workers.client.requests import Callbacks, Submission
 
 
 class Pool:
@@ -43,7 +43,7 @@ class Pool:
         tree = flatten(options, tensors)
         given = {tensor_name(number, "context"): tensors[0]}
         reference = ConditioningRef(
-            number, new=True, tensors=("context",), trees={OPTIONS: tree}, lists={OPTIONS: len(tensors) - 1}
+            number, new=True, tensors=("context",), trees={OPTIONS: tree}, counts={OPTIONS: len(tensors) - 1}
         )
         conditioning = self.engine.conditionings.take(reference, given)
         self.engine.calls[number] = RepeatedForward(

@@ -16,9 +16,8 @@ import torch
 from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, KeepPatches, Load
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.tiny_lora import KINDS, peft, write_lora
-from workers.rank import idle_imports
-from workers.rank.idle_imports import IdleImports
-from workers.rank.inbox import Inbox
+from workers.rank import inbox as idle_imports
+from workers.rank.inbox import IdleImports, Inbox
 
 CODE = ComfyuiCode("/comfyui")
 LOAD = Load("m", "p", "float32", {}, 1, patching=CODE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -11,10 +10,10 @@ import pytest
 from parallel_runtime.requests.requests import Finished, Step
 from workers.supervisor.job import ActiveJob
 from workers.supervisor.jobs import Jobs
-from workers.supervisor.messages import Messages
+from workers.supervisor.supervisor import OF_CLIENT, OF_RANK
 from workers.wire.error_info import ErrorInfo
 from workers.wire.frames import Frame
-from workers.wire.protocol import Abandon, Cancel, Done, Failed, Hello, Job, Message, Run, Status
+from workers.wire.protocol import Abandon, Cancel, Done, Failed, Heartbeat, Hello, Job, Message, Run, Status
 
 
 class Ends:
@@ -101,9 +100,7 @@ def test_a_step_ends_without_harm_only_if_every_rank_refused_it():
 
 
 def test_every_message_has_somebody_who_answers_it():
-    never: Any = None
-    messages = Messages(never, never, SimpleNamespace(answer=None, stall=None), never, never)  # type: ignore[arg-type]
-    to_supervisor = {*messages.of_client, *messages.of_rank}
-    by_others = {Hello, Run, Abandon, Status}  # the reception's, the ranks', the client's
+    to_supervisor = {*OF_CLIENT, *OF_RANK, Heartbeat}
+    by_others = {Hello, Run, Abandon, Status}  # of a connection's begin, the ranks', the client's
     assert to_supervisor | by_others == set(get_args(Message))
     assert not to_supervisor & by_others

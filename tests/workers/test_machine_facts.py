@@ -10,9 +10,8 @@ import pytest
 from parallel_runtime import measured
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE
 from parallel_runtime.requests.requests import Load
-from workers.gpus import find_machine, remember
 from workers.launch import PoolSpec, state_directory
-from workers.machine_facts import GpuId, guess_link, recall, remember_facts
+from workers.machine_facts import GpuId, find_machine, guess_link, recall, remember, remember_facts
 
 TWO = PoolSpec("cuda", (0, 1))
 GPUS = (GpuId("NVIDIA H200", "aaaa"), GpuId("NVIDIA H200", "bbbb"))
@@ -82,14 +81,12 @@ def test_hosts_are_joined_by_a_network_until_it_is_measured():
     assert machine.link_over(1, 4).all_to_all < machine.link_over(2, 2).all_to_all * 1.01 < NVLINK.all_to_all
 
 
-def test_the_kind_of_a_link_is_told_by_nvidia_smi_or_guessed_by_the_gpus_name(monkeypatch):
+def test_the_kind_of_a_link_is_guessed_by_the_gpus_name(monkeypatch):
     assert guess_link("NVIDIA H200", True) == NVLINK
     assert guess_link("NVIDIA H100 PCIe", True) == PCIE
-    assert guess_link("NVIDIA GeForce RTX 3090", True, "NV4") == NVLINK
-    assert guess_link("NVIDIA H200", True, "SYS") == PCIE
-    assert guess_link("NVIDIA H200", False, "NV18") == HOST_MEMORY
+    assert guess_link("NVIDIA H200", False) == HOST_MEMORY
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    assert guess_link("NVIDIA H200", True, "NV18") == HOST_MEMORY
+    assert guess_link("NVIDIA H200", True) == HOST_MEMORY
 
 
 def test_cpu_ranks_are_never_kept():

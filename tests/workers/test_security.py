@@ -67,7 +67,7 @@ def test_another_user_is_refused_even_where_the_folder_would_let_him_in(faulty_p
     path = pool.pool.directory / "ranks.socket"
     pool.pool.directory.chmod(0o755)
     path.chmod(0o777)
-    header = encode_header(Hello(0, 1))
+    header = encode_header(Hello(0))
     script = (
         "import os, socket, sys; os.setgid(65534); os.setuid(65534); s = socket.socket(socket.AF_UNIX);"
         "s.connect(sys.argv[1]); s.sendall(bytes.fromhex(sys.argv[2])); s.settimeout(60); print(len(s.recv(10)))"
@@ -80,9 +80,7 @@ def test_another_user_is_refused_even_where_the_folder_would_let_him_in(faulty_p
     pool.client.close()  # it is open to others now
 
 
-@pytest.mark.parametrize(
-    "message", [Hello(0, 1), Hello(7, 1), Online(0, "cpu"), Heartbeat(0, 1), Ready(1, 0), Hello(1, os.getpid())]
-)
+@pytest.mark.parametrize("message", [Hello(0), Hello(7), Online(0, "cpu"), Heartbeat(0, 1), Ready(1, 0), Hello(1)])
 def test_a_process_that_the_pool_did_not_start_is_no_rank_whatever_it_says(faulty_pool, message):
     pool = faulty_pool(1)
     header = encode_header(message)
@@ -93,7 +91,7 @@ def test_a_process_that_the_pool_did_not_start_is_no_rank_whatever_it_says(fault
 @pytest.mark.slow
 def test_no_bytes_on_the_ranks_socket_disturb_the_pool(faulty_pool):
     pool = faulty_pool(1)
-    real = encode_header(Hello(0, 1))
+    real = encode_header(Hello(0))
     prefixes = st.builds(
         lambda magic, version, flags, header, payload: PREFIX.pack(magic, version, flags, header, payload),
         st.sampled_from([b"PDiT", b"GET ", b"\x80\x04\x95."]),

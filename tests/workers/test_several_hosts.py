@@ -19,7 +19,7 @@ from parallel_runtime.errors import ConfigurationError
 from tests.patience import SOON, wait_until
 from workers.launch import PACK_ROOT
 from workers.network import read_meeting
-from workers.rank.elsewhere import is_elsewhere, make_environment
+from workers.rank.elsewhere import make_environment
 
 MAIN, OTHER = "10.213.7.1", "10.213.7.2"
 PORT = 29613
@@ -281,7 +281,7 @@ def test_a_host_that_brings_another_number_of_ranks_is_named(hosts):
     client, join = hosts
     join(2)
     client.say("load")
-    assert "The hosts bring 3 ranks, not 2. Give 1 to --nproc-per-node on each" in client.expect("error")
+    assert "The hosts bring 3 workers, not 2. Give 1 to --nproc-per-node on each" in client.expect("error")
 
 
 def test_ranks_elsewhere_make_their_environment_themselves(tmp_path):
@@ -293,9 +293,8 @@ def test_ranks_elsewhere_make_their_environment_themselves(tmp_path):
         "MASTER_PORT": "1",
         "TORCHELASTIC_ERROR_FILE": str(error_file),
     }
-    assert is_elsewhere(environment)
+    assert "PARALLEL_DIT_POOL" not in environment  # no supervisor has started it
     make_environment(environment)
-    assert not is_elsewhere(environment)
     assert torchrun.items() <= environment.items()
     assert environment["PARALLEL_DIT_DEVICES"] == "cpu:0,1*3"
     assert environment["PARALLEL_DIT_POOL"] == str(tmp_path / "attempt_0")

@@ -16,10 +16,10 @@ import pytest
 from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.requests import ComfyuiCode
 from tests.patience import SOON
+from workers.client import life as silence
 from workers.client import running_pool as running
-from workers.client import silence
 from workers.client.client import Cancelled
-from workers.client.silence import ASK_SECONDS, GIVE_UP_SECONDS, Silence
+from workers.client.life import ASK_SECONDS, GIVE_UP_SECONDS, Silence
 from workers.launch import PACK_ROOT
 
 from .conftest import FaultyPool, alive

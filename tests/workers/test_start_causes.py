@@ -16,9 +16,8 @@ from parallel_runtime.errors import ConfigurationError, PoolError
 from workers import leftovers
 from workers.client import supervisor_process
 from workers.client.client import PoolClient
-from workers.launch import PoolSpec, state_directory
+from workers.launch import PoolSpec, read_seconds, state_directory
 from workers.pool_log import PoolLog, begin_log, last_line
-from workers.settings import read_seconds
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_a_log_that_could_not_be_written_is_not_named(failed_start, monkeypatch,
 class _Ended:
     """A process that has ended."""
 
-    pid = 1
+    pid = returncode = 1
 
     def poll(self) -> int:
         return 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -20,11 +19,10 @@ from tests.tiny_flux import write_original
 from workers.client.calls import Call, Calls
 from workers.client.client import Branch, Cancelled, LoopRequest, ModelRequest, PoolClient
 from workers.client.mirror import Mirror
+from workers.client.requests import Callbacks, Reply, Submission
 from workers.client.running_pool import RunningPool
-from workers.client.submission import Callbacks, Reply, Submission
 from workers.launch import PoolSpec
-from workers.wire.shared_memory import Segment
-from workers.wire.transport import Parcel, Transport
+from workers.wire.shared_memory import Segment, Transport
 
 
 @pytest.fixture(scope="module")
@@ -189,9 +187,9 @@ def no_memory(*_: Any) -> Any:
     raise SegmentError("No memory.", "")
 
 
-def put_elsewhere(self: Transport, *given: Any, put: Any = Transport.put) -> Parcel:
-    parcel = put(self, *given)
-    return replace(parcel, segment="/proc/1/fd/99999") if parcel.segment else parcel
+def put_elsewhere(self: Transport, *given: Any, put: Any = Transport.put) -> Any:
+    specs, buffers, segment = put(self, *given)
+    return specs, buffers, "/proc/1/fd/99999" if segment else ""
 
 
 @pytest.mark.slow

@@ -3,24 +3,66 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from parallel_runtime.errors import RequestError
+from parallel_runtime.networks.comfyui.module_tree import describe_module
 from parallel_runtime.requests.conditioning import CONTROL, Shared
-from parallel_runtime.requests.patches import attached_in
-from parallel_runtime.requests.requests import Forward, PatchNames, Step, residual_name
+from parallel_runtime.requests.patches import Attached, attached_in
+from parallel_runtime.requests.requests import Attach, Forward, PatchNames, Step, attached_name, residual_name
 from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import said
 
-from .attachments import Attachments
+from ..wire.tensors import in_pieces
 from .conditioning_cache import ConditioningCache
 from .mirror import Mirror
-from .requests import check_filled, no_number, not_finite
-from .submission import Callbacks, Reply, Submission
+from .requests import Callbacks, Reply, Submission, check_filled, no_number, not_finite
+
+_PIECE = 256 << 20
+"""Bytes of tensors in one request."""
+
+
+class Attachments:
+    """Keeps the ranks' networks those that somebody here has."""
+
+    def __init__(self, submit: Callable[[Submission], Reply]):
+        self._submit = submit
+        self._mirror: Mirror[int, None] = Mirror()
+        self._gone: list[int] = []
+
+    def bring(self, networks: Iterable[Attached], callbacks: Callbacks) -> None:
+        """Have the ranks know these, and forget those that nobody here has any more."""
+        for each in networks:
+            if each.number not in self._mirror:
+                self._send(each, callbacks)
+                self._mirror.hold(each.number, None)
+                weakref.finalize(each.module, self._gone.append, each.number)
+        if gone := self._let_go():
+            self._submit(Submission(request=Attach(dropped=gone), callbacks=callbacks))
+
+    def forget(self) -> None:
+        """Trust none of them any more."""
+        self._mirror.doubt()
+
+    def _let_go(self) -> tuple[int, ...]:
+        """Numbers that the ranks have not been told to forget yet."""
+        while self._gone:  # which the collector of any thread adds to
+            self._mirror.let_go(self._gone.pop())
+        return tuple(sorted(self._mirror.untold()))
+
+    def _send(self, network: Attached, callbacks: Callbacks) -> None:
+        tensors: list[torch.Tensor] = []
+        form: Any = describe_module(network.module, tensors)
+        named = {attached_name(place): tensor for place, tensor in enumerate(tensors)}
+        for piece in in_pieces(named, _PIECE):
+            request = Attach(network.number, dropped=self._let_go())
+            self._submit(Submission(request=request, tensors=piece, callbacks=callbacks))
+        self._submit(Submission(request=Attach(network.number, form, self._let_go()), callbacks=callbacks))
 
 
 @dataclass(frozen=True)
@@ -45,11 +87,7 @@ _MOST_PREPARED = 16
 
 
 class Calls:
-    """Knows which conditionings and calls the ranks keep, as far as this side can know.
-
-    Args:
-        submit: runs one request in the pool.
-    """
+    """Knows which conditionings and calls the ranks keep, as far as this side can know."""
 
     def __init__(self, submit: Callable[[Submission], Reply]):
         self.cache = ConditioningCache()
@@ -60,12 +98,7 @@ class Calls:
         self._submit = submit
 
     def run(self, call: Call, callbacks: Callbacks) -> torch.Tensor:
-        """The prediction, on x's device.
-
-        Raises:
-            RequestError: x or the prediction is not finite, x is empty, or an argument is of a kind that does not
-                travel.
-        """
+        """The prediction, on x's device."""
         check_filled(call.x)
         if not torch.isfinite(call.x).all():
             raise not_finite("latent")
@@ -109,11 +142,7 @@ class Calls:
 
 
 def _flat(control: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A ControlNet's residuals as plain data and tensors by the names under which they travel, equal ones once.
-
-    Raises:
-        RequestError: they hold what does not travel.
-    """
+    """A ControlNet's residuals as plain data and tensors by the names under which they travel, equal ones once."""
     if control is None:
         return None, {}
     tensors: list[torch.Tensor] = []

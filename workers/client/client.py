@@ -31,22 +31,26 @@ from ..wire.protocol import Status
 from .calls import Call, Calls
 from .keeper import Keeper, in_a_living_pool
 from .life import Wait
-from .loaded_models import KnownModel, LoadedModels
-from .loading import begin, load_model
+from .loading import KnownModel, LoadedModels, begin, load_model
 from .patch_cache import PatchCache
-from .requests import Branch, InpaintInputs, LoopRequest, ModelRequest, VaeRequest, check_filled, require_finite
-from .running_pool import RunningPool
-from .submission import (
+from .requests import (
+    Branch,
     Callbacks,
+    InpaintInputs,
+    LoopRequest,
+    ModelRequest,
     OnCompile,
     OnProgress,
     Reply,
     ShouldCancel,
     Submission,
-    ignore_compiling,
-    ignore_progress,
+    VaeRequest,
+    check_filled,
+    ignore,
     never,
+    require_finite,
 )
+from .running_pool import RunningPool
 from .turns import Turns
 
 __all__ = ["Branch", "Cancelled", "InpaintInputs", "LoopRequest", "ModelRequest", "PoolClient", "VaeRequest", "never"]
@@ -55,12 +59,11 @@ __all__ = ["Branch", "Cancelled", "InpaintInputs", "LoopRequest", "ModelRequest"
 class PoolClient:
     """One pool of ranks. Thread-safe: requests wait for each other, and a cancel is heard while they do.
 
+    What is asked of it raises ParallelError, typed, with cause and fix (PoolError where the pool died or could not
+    start), and Cancelled where `should_cancel` said so.
+
     A dead pool is replaced at the next request, and a model that the pool lost is loaded again: the MODEL that a
     graph has cached outlives both.
-
-    Args:
-        spec: devices.
-        rank_module: what each rank runs.
     """
 
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
@@ -85,21 +88,12 @@ class PoolClient:
         return self._keeper.pool
 
     def start(self, should_cancel: ShouldCancel = never) -> RunningPool:
-        """The running pool, started if need be.
-
-        Raises:
-            PoolError: it could not start.
-            Cancelled: the artist did not want to wait.
-        """
+        """The running pool, started if need be."""
         with self._turns.take(should_cancel):
             return self._keeper.start(should_cancel)
 
     def begin(self, path: str) -> None:
-        """Start the pool if need be, and do not wait for its ranks: a load of this file is about to come.
-
-        Raises:
-            PoolError: it could not start.
-        """
+        """Start the pool if need be, and do not wait for its ranks: a load of this file is about to come."""
         with self._turns:
             begin(path, self._keeper, never)
 
@@ -114,10 +108,6 @@ class PoolClient:
         Args:
             make_room: called with the bytes of weights that a GPU is about to get, before what is free there is read:
                 who has others on it may let them go. None where nobody has.
-
-        Raises:
-            ParallelError: the file, the configuration or the pool; typed, with cause and fix.
-            Cancelled: the artist stopped it.
         """
         with self._turns.take(should_cancel):
             answer = in_a_living_pool(
@@ -135,27 +125,18 @@ class PoolClient:
         *,
         patches: WeightPatches = UNPATCHED,
         should_cancel: ShouldCancel = never,
-        on_compile: OnCompile = ignore_compiling,
+        on_compile: OnCompile = ignore,
     ) -> torch.Tensor:
-        """One call of the transformer.
+        """One call of the transformer: the prediction, shaped like the latent part of x, on its device.
 
         Args:
             x: (B, C, ...) in the model's dtype, on any device; timestep: (B,) float32.
             conditioning: context (B, T, D) and the family's extras.
             patches: that the weights are to have.
-            on_compile: called about once a second by each rank that compiles, while it does.
-
-        Returns:
-            The prediction, shaped like the latent part of x, on its device.
-
-        Raises:
-            ParallelError: the request, or the pool; typed, with cause and fix.
-            Cancelled: the artist stopped it.
         """
         call = Call(model.key, x, timestep, conditioning, patches.names)
         callbacks = Callbacks(on_compile=on_compile, should_cancel=should_cancel)
-        with self._turns.take(should_cancel):
-            return self._with(model, patches, lambda: self._calls.run(call, callbacks), should_cancel)
+        return self._with(model, patches, lambda: self._calls.run(call, callbacks), should_cancel)
 
     def sample(
         self,
@@ -163,18 +144,11 @@ class PoolClient:
         request: LoopRequest,
         *,
         patches: WeightPatches = UNPATCHED,
-        on_progress: OnProgress = ignore_progress,
+        on_progress: OnProgress = ignore,
         should_cancel: ShouldCancel = never,
-        on_compile: OnCompile = ignore_compiling,
+        on_compile: OnCompile = ignore,
     ) -> torch.Tensor:
-        """A whole denoising loop in the pool; returns the latent (B, C, ...) float32 on the CPU.
-
-        Args:
-            patches, on_compile: as in `forward`.
-
-        Raises:
-            As `forward`.
-        """
+        """A whole denoising loop in the pool; returns the latent (B, C, ...) float32 on the CPU."""
         request.check_finite()
         callbacks = Callbacks(on_progress=on_progress, on_compile=on_compile, should_cancel=should_cancel)
 
@@ -189,18 +163,13 @@ class PoolClient:
             reply = self._submit(Submission(request=job, tensors=tensors, callbacks=callbacks))
             return require_finite(reply.tensors["latent"])
 
-        with self._turns.take(should_cancel):
-            return self._with(model, patches, run, should_cancel)
+        return self._with(model, patches, run, should_cancel)
 
     def invoke(
         self, model: ModelRequest, method: str, arguments: Mapping[str, Any], patches: WeightPatches = UNPATCHED,
         should_cancel: ShouldCancel = never,
     ) -> torch.Tensor:  # fmt: skip
-        """What a method of ComfyUI's own network (one of INVOKABLE) gives, outside of its forward.
-
-        Raises:
-            As `forward`.
-        """
+        """What a method of ComfyUI's own network (one of INVOKABLE) gives, outside of its forward."""
 
         def run() -> torch.Tensor:
             reference, tensors, dropped = self._calls.cache.refer(arguments)
@@ -209,8 +178,7 @@ class PoolClient:
             reply = self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks))
             return require_finite(reply.tensors["output"])
 
-        with self._turns.take(should_cancel):
-            return self._with(model, patches, run, should_cancel)
+        return self._with(model, patches, run, should_cancel)
 
     def run_vae(
         self,
@@ -229,9 +197,6 @@ class PoolClient:
         Args:
             memory, seed, options: see RunVae.
             answer_bytes: see Submission.
-
-        Raises:
-            As `forward`.
         """
         check_filled(x)
         request = RunVae(vae.key, vae.file, half, vae.ranks, memory, seed, dict(options))
@@ -246,11 +211,7 @@ class PoolClient:
             return in_a_living_pool(run)
 
     def release_vaes(self, only: VaeRequest | None = None, should_cancel: ShouldCancel = never) -> None:
-        """Free the memory of one VAE in the pool, or of all.
-
-        Raises:
-            As `release`.
-        """
+        """Free the memory of one VAE in the pool, or of all."""
         if not self._models.vaes():
             return  # without a turn: who asks all the time keeps no pool from being idle
         with self._turns.take(should_cancel):
@@ -272,15 +233,8 @@ class PoolClient:
                 self._submit(Submission(request=KeepPatches(comfyui)))
 
     def release(self, model: ModelRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:
-        """Free the model's memory in the pool, if it runs and holds it; return the bytes freed per rank.
-
-        Args:
-            park: keep the weights on the host, where that has memory.
-
-        Raises:
-            PoolError: the pool died meanwhile.
-            Cancelled: the artist did not want to wait.
-        """
+        """Free the model's memory in the pool, if it runs and holds it, and with `park` keep the weights on the host,
+        where that has memory; return the bytes freed per rank."""
         with self._turns.take(should_cancel):
             self._keeper.settle(should_cancel)
             if self._keeper.running is None or not self._models.knows(model.key):
@@ -327,11 +281,7 @@ class PoolClient:
             self._forget()
 
     def close_unused(self, seconds: float) -> bool:
-        """End a pool that has run nothing since it started, so long ago; a prompt starts it again.
-
-        Returns:
-            Whether it did.
-        """
+        """End a pool that has run nothing since it started, so long ago; return whether it was one."""
         with self._turns:
             unused = self.pool is not None and self.ran is None and not self.models and self.idle_seconds >= seconds
             if unused:
@@ -345,11 +295,7 @@ class PoolClient:
             self._forget()
 
     def restart(self, should_cancel: ShouldCancel = never) -> RunningPool:
-        """End the pool, whatever it does, and start it again: a request that is being served fails.
-
-        Raises:
-            As `start`.
-        """
+        """End the pool, whatever it does, and start it again: a request that is being served fails."""
         self.stop(should_cancel)
         return self.start(should_cancel)
 
@@ -361,31 +307,31 @@ class PoolClient:
             self.close()
 
     def end(self, seconds: float) -> None:
-        """End the pool for good, whatever it does, in so many seconds: this process ends.
-
-        Waits for no lock: the thread that works with the pool holds it, and is not waited for either.
-        """
+        """End the pool for good, whatever it does, in so many seconds: this process ends. Waits for no lock: the thread
+        that works with the pool holds it."""
         self._keeper.end(seconds)
 
     def _with(
         self, model: ModelRequest, patches: WeightPatches, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel
     ) -> torch.Tensor:
-        """Run something that needs a model and its patches, in a pool that lives."""
-        return in_a_living_pool(lambda: self._with_weights(model, patches, run, should_cancel))
+        """Run something that needs a model and its patches, in its turn, in a pool that lives; once more where the
+        ranks have forgotten the model or its patches."""
 
-    def _with_weights(
-        self, model: ModelRequest, patches: WeightPatches, run: Callable[[], torch.Tensor], should_cancel: ShouldCancel
-    ) -> torch.Tensor:
-        """Once more where the ranks have forgotten the model or its patches."""
-        self._ensure(model, should_cancel)
-        try:
+        def with_patches() -> torch.Tensor:
             self._patches.send(patches, should_cancel)
             return run()
-        except NotLoadedError:
-            self._patches.clear()
-            self.load(model, should_cancel)
-            self._patches.send(patches, should_cancel)
-            return run()
+
+        def with_weights() -> torch.Tensor:
+            self._ensure(model, should_cancel)
+            try:
+                return with_patches()
+            except NotLoadedError:
+                self._patches.clear()
+                self.load(model, should_cancel)
+                return with_patches()
+
+        with self._turns.take(should_cancel):
+            return in_a_living_pool(with_weights)
 
     def _ensure(self, model: ModelRequest, should_cancel: ShouldCancel) -> None:
         self._keeper.settle(should_cancel)

@@ -12,7 +12,7 @@ import torch
 from parallel_runtime.errors import RequestError
 from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.requests.patches import Patch
-from parallel_runtime.requests.requests import ConditioningRef, Scalar, tensor_name
+from parallel_runtime.requests.requests import ConditioningRef, tensor_name
 from parallel_runtime.requests.trees import flatten, place_of
 from parallel_runtime.said import said
 
@@ -40,11 +40,7 @@ class ConditioningCache:
     def refer(
         self, conditioning: Mapping[str, Any], index: int = 0
     ) -> tuple[ConditioningRef, dict[str, torch.Tensor], tuple[int, ...]]:
-        """Return (reference, tensors to send along, numbers that the pool may drop).
-
-        Raises:
-            RequestError: an argument of a kind that does not travel, by name.
-        """
+        """Return (reference, tensors to send along, numbers to drop); RequestError for what does not travel."""
         arguments = {name: value for name, value in conditioning.items() if value is not None}
         tensors: list[torch.Tensor] = []
         form = _form(arguments, tensors)
@@ -64,47 +60,26 @@ class ConditioningCache:
 
 def _describe(number: int, arguments: Mapping[str, Any], index: int) -> tuple[ConditioningRef, dict[str, torch.Tensor]]:
     names: list[str] = []
-    lists: dict[str, int] = {}
-    constants: dict[str, Scalar] = {}
     trees: dict[str, Any] = {}
-    shared = tuple(key for key, value in arguments.items() if isinstance(value, Shared))
+    counts: dict[str, int] = {}
     tensors: dict[str, torch.Tensor] = {}
     for key, given in arguments.items():
         value = given.value if isinstance(given, Shared) else given
         if isinstance(value, torch.Tensor):
             names.append(key)
             tensors[tensor_name(number, key)] = value
-        elif isinstance(value, (list, tuple)) and all(isinstance(item, torch.Tensor) for item in value):
-            lists[key] = len(value)
-            tensors |= {tensor_name(number, key, i): item for i, item in enumerate(value)}
-        elif isinstance(value, (bool, int, float, str)):
-            constants[key] = value
-        else:
-            inside: list[torch.Tensor] = []
-            try:
-                trees[key] = flatten(value, inside)
-            except TypeError as error:
-                raise RequestError(
-                    said(
-                        "The model's input {key} is or holds {error}, which cannot be sent to the workers.",
-                        key=repr(key),
-                        error=error,
-                    ),
-                    "Remove the node that adds it, or load the model with Load Diffusion Model.",
-                ) from error
-            lists[key] = len(inside)
-            tensors |= {tensor_name(number, key, i): item for i, item in enumerate(inside)}
-    reference = ConditioningRef(
-        number,
-        new=True,
-        tensors=tuple(names),
-        lists=lists,
-        constants=constants,
-        trees=trees,
-        shared=shared,
-        index=index,
-    )
-    return reference, tensors
+            continue
+        inside: list[torch.Tensor] = []
+        try:
+            trees[key] = flatten(value, inside)
+        except TypeError as error:
+            template = "The model's input {key} is or holds {error}, which cannot be sent to the workers."
+            fix = "Remove the node that adds it, or load the model with Load Diffusion Model."
+            raise RequestError(said(template, key=repr(key), error=error), fix) from error
+        counts[key] = len(inside)
+        tensors |= {tensor_name(number, key, place): each for place, each in enumerate(inside)}
+    shared = tuple(key for key, value in arguments.items() if isinstance(value, Shared))
+    return ConditioningRef(number, True, tuple(names), trees, counts, shared, index), tensors
 
 
 def _form(value: Any, tensors: list[torch.Tensor]) -> Any:

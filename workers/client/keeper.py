@@ -13,8 +13,8 @@ from parallel_runtime.said import said
 
 from ..launch import PoolSpec
 from .life import Wait
+from .requests import ShouldCancel
 from .running_pool import RunningPool
-from .submission import ShouldCancel
 
 log = logging.getLogger("parallel_dit")
 
@@ -33,13 +33,8 @@ def in_a_living_pool(run: Callable[[], _Result]) -> _Result:
 
 
 class Keeper:
-    """At most one running pool. Its caller sees to it that one request works with it at a time.
-
-    Args:
-        spec: devices.
-        rank_module: what each rank runs.
-        on_change: called before a pool starts: what ranks held by name is gone then.
-    """
+    """At most one running pool. Its caller sees to it that one request works with it at a time, and hears by
+    `on_change` that a pool starts: what ranks held by name is gone then."""
 
     def __init__(self, spec: PoolSpec, rank_module: str, *, on_change: Callable[[], None]):
         self.spec = spec
@@ -61,7 +56,7 @@ class Keeper:
         """What whoever works with the pool waits for."""
         if self._pauses:
             return Wait("pause")
-        return self.pool.waits_for if self.pool is not None else Wait()
+        return self.pool.life.waits_for if self.pool is not None else Wait()
 
     def start(self, should_cancel: ShouldCancel) -> RunningPool:
         """The running pool, started if need be; see `PoolClient.start`."""

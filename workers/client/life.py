@@ -42,11 +42,7 @@ class Wait:
 
 @dataclass
 class OpenJob:
-    """A job that was sent.
-
-    Args:
-        since: when it was cancelled and left to itself.
-    """
+    """A job that was sent. `since`: when it was cancelled and left to itself."""
 
     number: int
     frames: queue.SimpleQueue[Frame] = field(default_factory=queue.SimpleQueue)
@@ -61,11 +57,7 @@ class OpenJob:
 
 
 class Life:
-    """Thread-safe. There is one job at a time.
-
-    Args:
-        ranks: that are to come.
-    """
+    """Thread-safe. There is one job at a time."""
 
     def __init__(self, ranks: int):
         self.state: State = "starting"
@@ -174,3 +166,43 @@ class Life:
         with self.changed:
             self.state = "gone"
             self.changed.notify_all()
+
+
+ASK_SECONDS = 5.0
+GIVE_UP_SECONDS = 25.0
+_SUSPENDED_SECONDS = 4.0
+
+
+class Silence:
+    """Who hears nothing asks; whom a question gets no answer from is given up.
+
+    When this process itself was stopped for a while, or was busy elsewhere, the supervisor could not be heard; that
+    time does not count.
+    """
+
+    def __init__(self, now: float):
+        self._heard = now
+        self._last_tick = now
+        self._asked = False
+
+    def heard(self, now: float) -> None:
+        """Anything came."""
+        self._heard, self._asked = now, False
+
+    def tick(self, now: float) -> Literal["wait", "ask", "give up"]:
+        """Called often while something is awaited; what to do now."""
+        gap, self._last_tick = now - self._last_tick, now
+        if gap > _SUSPENDED_SECONDS:
+            self._heard, self._asked = now, False
+        quiet = now - self._heard
+        if quiet > GIVE_UP_SECONDS and self._asked:
+            return "give up"
+        if quiet > ASK_SECONDS and not self._asked:
+            self._asked = True
+            return "ask"
+        return "wait"
+
+    @property
+    def seconds(self) -> float:
+        """Since the supervisor was heard, at the last tick."""
+        return self._last_tick - self._heard

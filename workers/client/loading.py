@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 import psutil
@@ -14,14 +14,77 @@ import torch
 
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.loading.files import find_files
-from parallel_runtime.requests.requests import Load, Loaded, Survey, Surveyed
+from parallel_runtime.requests.requests import Answer, Load, Loaded, Survey, Surveyed
 
-from ..gpus import find_machine, remember
 from ..launch import resolve_devices
+from ..machine_facts import find_machine, remember
 from .keeper import Keeper
-from .loaded_models import LoadedModels
-from .requests import ModelRequest
-from .submission import Callbacks, Reply, ShouldCancel, Submission
+from .requests import Callbacks, ModelRequest, Reply, ShouldCancel, Submission
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model that the ranks can be asked for by name, and the bytes of its weights on one rank's device now."""
+
+    request: ModelRequest
+    loaded: Loaded
+    bytes: int
+
+
+class LoadedModels:
+    """The one truth about a pool's memory on this side of the wire; every answer of the pool brings it up to date.
+
+    A model whose name the ranks know may have left their devices, for another one or for ComfyUI. It comes back by
+    itself when it is used.
+    """
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, tuple[ModelRequest, Loaded]] = {}
+        self._bytes: Mapping[str, int] | None = None  # not told yet
+
+    def knows(self, name: str) -> bool:
+        """Whether the ranks know the model, as far as was heard: they forget those that were not used for long."""
+        return name in self._loaded
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of its weights on one rank's device; models of the same weights have them in common."""
+        return (self._bytes or {}).get(name, 0)
+
+    def has_left(self, name: str) -> bool:
+        """Whether its weights are known not to be on the devices."""
+        return self._bytes is not None and name not in self._bytes
+
+    def vaes(self) -> list[str]:
+        """Names of what else the ranks have on their devices: VAEs, which are asked for without a load."""
+        return [name for name in self._bytes or {} if name not in self._loaded]
+
+    def all(self) -> list[KnownModel]:
+        """Those that the ranks know, in the order of their loads. May be asked by any thread."""
+        entries = list(self._loaded.items())
+        return [KnownModel(request, loaded, self.bytes_of(name)) for name, (request, loaded) in entries]
+
+    def add(self, request: ModelRequest, loaded: Loaded) -> None:
+        """The ranks have loaded it."""
+        self._loaded[request.key] = request, loaded
+
+    def discard(self, name: str) -> None:
+        """The ranks have to be asked to load it before it is used again."""
+        self._loaded.pop(name, None)
+
+    def note(self, answer: Answer) -> None:
+        """Take in what a rank says it holds."""
+        if answer.held is not None:
+            self._bytes = answer.held
+
+    def doubt(self) -> None:
+        """A rank ran out of memory, and has let everything go: count on nothing."""
+        self._bytes = {}
+
+    def clear(self) -> None:
+        """The pool is gone."""
+        self._loaded.clear()
+        self._bytes = None
+
 
 _STEP = 128 << 10
 """Bytes that are asked for at a time. The kernel brings no more than a device reads ahead, and forgets the rest."""
@@ -42,12 +105,7 @@ def load_model(
     should_cancel: ShouldCancel,
     make_room: Callable[[int], None] | None,
 ) -> Loaded:
-    """See `PoolClient.load`.
-
-    Args:
-        models: that the ranks know, and this one with them.
-        submit: runs a request in the pool that `keeper` has.
-    """
+    """See `PoolClient.load`."""
     model.check_files()
     ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
     begin(model.path, keeper, should_cancel)
@@ -70,16 +128,7 @@ def load_model(
 
 
 def surveyed(load: Load, submit: Callable[[Survey], Reply], make_room: Callable[[int], None] | None) -> Load:
-    """A load that knows what is free on the ranks' devices, after ComfyUI's own models may have made room.
-
-    Args:
-        submit: asks the ranks.
-        make_room: see PoolClient.load. It is asked for what the plan would have were all of a GPU free.
-
-    Raises:
-        ParallelError: as the load would.
-        Cancelled: the artist stopped it.
-    """
+    """A load that knows what is free on the ranks' devices, after ComfyUI's own models may have made room."""
 
     def ask() -> Surveyed:
         answer = submit(Survey(load)).answer

@@ -11,7 +11,7 @@ from parallel_runtime.requests.requests import KeepPatches
 
 from ..wire.tensors import in_pieces
 from .mirror import Mirror
-from .submission import Callbacks, Reply, ShouldCancel, Submission, never
+from .requests import Callbacks, Reply, ShouldCancel, Submission, never
 
 MOST_SETS = 32
 MOST_BYTES = 4 << 30
@@ -22,11 +22,7 @@ _MOST_TENSORS = 1024
 
 
 class PatchCache:
-    """Of sets, each with its factors by their bytes, and of the factors, which several sets may have in common.
-
-    Args:
-        submit: runs one request in the pool.
-    """
+    """Of sets, each with its factors by their bytes, and of the factors, which several sets may have in common."""
 
     def __init__(self, submit: Callable[[Submission], Reply]):
         self._submit = submit
@@ -34,12 +30,7 @@ class PatchCache:
         self._factors: Mirror[str, None] = Mirror()
 
     def send(self, patches: WeightPatches, should_cancel: ShouldCancel = never) -> None:
-        """Have patches in the pool.
-
-        Raises:
-            ParallelError: it has no ComfyUI to compute them, or died.
-            Cancelled: the artist stopped it.
-        """
+        """Have patches in the pool; ParallelError where it has no ComfyUI to compute them, or died."""
         callbacks = Callbacks(should_cancel=should_cancel)
         try:
             for request, tensors in self._missing(patches):

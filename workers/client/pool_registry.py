@@ -33,6 +33,8 @@ class _PoolRegistry:
                 # A configuration that wants the first ranks of a larger pool takes part of it: nothing restarts.
                 if client.spec.holds(spec):
                     return client
+            if spec.hosts > 1:
+                read_meeting(os.environ)  # what is missing is an error of the configuration, not of a pool that started
             for client in self.in_the_way(spec):
                 log.warning(
                     "Parallel DiT: the pool on %s ends, as another one needs its devices: %s. Loaders that are used in "
@@ -72,13 +74,7 @@ atexit.register(_registry.end)
 
 
 def get_pool(config: ParallelConfig) -> PoolClient:
-    """The pool for a configuration's devices; not started yet.
-
-    Raises:
-        ConfigurationError: devices that do not exist, or too few for the degrees.
-    """
-    if config.hosts > 1:
-        read_meeting(os.environ)  # a missing setting is an error of the configuration, not of a pool that started
+    """The pool for a configuration's devices, not started yet; ConfigurationError where there are no such devices."""
     return _registry.get(resolve_devices(config, torch.cuda.device_count))
 
 

@@ -1,8 +1,8 @@
-"""What the nodes ask a pool for, in their own terms: models, branches, loops. `client.py` puts it on the wire."""
+"""What the nodes ask a pool for, in their own terms: models, branches, loops; and one request on its way."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,10 +13,12 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import Identity, identity
 from parallel_runtime.requests.requests import (
+    Answer,
     ComfyuiCode,
     ConditioningRef,
     HostLoop,
     PatchNames,
+    Request,
     Sample,
     VaeFile,
     concat_name,
@@ -27,6 +29,59 @@ from parallel_runtime.said import said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep
 
 from .conditioning_cache import ConditioningCache
+
+OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
+"""Gets the step that has ended, how many there are, and the denoised latent where a preview was wished."""
+OnCompile = Callable[[], None]
+"""Called about once a second by each rank that compiles, while it does."""
+ShouldCancel = Callable[[], bool]
+
+
+def ignore(*_: object) -> None:
+    """For requests that show nothing of it."""
+
+
+def never() -> bool:
+    """For callers that never cancel."""
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """Who hears of a request while it runs, and may cancel it."""
+
+    on_progress: OnProgress = ignore
+    on_compile: OnCompile = ignore
+    should_cancel: ShouldCancel = never
+
+
+_CPU = torch.device("cpu")
+_UNHEARD = Callbacks()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """All that is sent with a request.
+
+    Args:
+        device: where the answer's tensors are wanted.
+        answer_bytes: that they will have, where it may be more than the request's; a guess.
+    """
+
+    request: Request
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    callbacks: Callbacks = _UNHEARD
+    device: torch.device = _CPU
+    answer_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back of a request that succeeded; `finite`: no NaN and nothing infinite is in the tensors."""
+
+    answer: Answer
+    tensors: Mapping[str, torch.Tensor]
+    finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,11 +111,7 @@ class ModelRequest:
         return repr(self)
 
     def check_files(self) -> None:
-        """Refuse files that are not those which the MODEL was made from: they may be another model.
-
-        Raises:
-            CheckpointError: they were replaced, or are gone.
-        """
+        """CheckpointError for files that are not those which the MODEL was made from: they may be another model."""
         if self.identity and identity(self.path) != self.identity:
             raise CheckpointError(
                 said("{path} was replaced after Parallel Loader had read it.", path=self.path),
@@ -135,11 +186,7 @@ class LoopRequest:
     own_timesteps: Mapping[int, Mapping[str, OwnTimestep]] = field(default_factory=dict)
 
     def check_finite(self) -> None:
-        """Refuse what can only end in a picture of nothing.
-
-        Raises:
-            RequestError: CFG, a sigma or the latent is no number, or the latent is empty.
-        """
+        """RequestError for what can only end in a picture of nothing."""
         check_filled(self.x)
         given = {"cfg": torch.tensor(self.cfg), "the sigmas": self.sigmas, "the latent": self.x}
         for name, values in given.items():
@@ -151,15 +198,7 @@ class LoopRequest:
     def on_the_wire(
         self, model: str, cache: ConditioningCache, patches: PatchNames
     ) -> tuple[Sample, dict[str, torch.Tensor]]:
-        """The request that ranks get, and its tensors; the conditionings' only where the pool does not hold them.
-
-        Args:
-            model: its name in the pool.
-            patches: names of the weight patches that the ranks have for it.
-
-        Raises:
-            RequestError: a branch holds what does not travel.
-        """
+        """The request that ranks get, and its tensors; the conditionings' only where the pool does not hold them."""
         references: list[ConditioningRef] = []
         tensors: dict[str, torch.Tensor] = {}
         dropped: tuple[int, ...] = ()
@@ -200,11 +239,7 @@ class LoopRequest:
 
 
 def check_filled(x: torch.Tensor) -> None:
-    """Refuse a latent without a number in it.
-
-    Raises:
-        RequestError: with its shape.
-    """
+    """Refuse a latent without a number in it."""
     if not x.numel():
         raise RequestError(
             said("The latent that came to the model is empty: its shape is {shape}.", shape=tuple(x.shape)),
@@ -221,11 +256,7 @@ def not_finite(what: str) -> RequestError:
 
 
 def require_finite(latent: torch.Tensor) -> torch.Tensor:
-    """Return a latent that came out of the pool.
-
-    Raises:
-        RequestError: it holds what is no number, which no step after it can mend.
-    """
+    """Return a latent that came out of the pool; RequestError where it holds what is no number."""
     if torch.isfinite(latent).all():
         return latent
     raise no_number("The latent")

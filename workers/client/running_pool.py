@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -19,11 +18,10 @@ from ..launch import PoolSpec
 from ..wire.connection import ConnectionClosed, FrameError
 from ..wire.error_info import revive
 from ..wire.protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Progress, Shutdown, Status
+from ..wire.shared_memory import Transport
 from ..wire.tensors import unpack
-from ..wire.transport import Transport
-from .life import Life, OpenJob, Wait
-from .silence import Silence
-from .submission import Callbacks, Reply, ShouldCancel, Submission
+from .life import Life, OpenJob, Silence
+from .requests import Callbacks, Reply, ShouldCancel, Submission
 from .supervisor_process import SupervisorProcess
 
 POLL_SECONDS = 0.05
@@ -37,36 +35,18 @@ log = logging.getLogger("parallel_dit")
 
 
 class RunningPool:
-    """Started by its constructor, which does not wait for the ranks; `wait_until_ready` does.
-
-    Args:
-        spec: devices.
-        rank_module: what torchrun starts in each rank.
-    """
+    """Started by its constructor, which does not wait for the ranks; `wait_until_ready` does."""
 
     def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
         self.spec = spec
         self.life = Life(spec.world_size)
         self._silence = Silence(time.monotonic())
         self._transport = Transport()
-        self._supervisor = SupervisorProcess(spec, rank_module)
-        self._connection = self._supervisor.connection
+        self._supervisor = supervisor = SupervisorProcess(spec, rank_module)
+        self._connection = supervisor.connection
+        self.directory, self.log, self.pid = supervisor.directory, supervisor.log, supervisor.pid
+        """Its private folder, its log, and the supervisor, which all other processes of the pool are below."""
         threading.Thread(target=self._receive, name="parallel-dit", daemon=True).start()
-
-    @property
-    def directory(self) -> Path:
-        """The pool's private folder."""
-        return self._supervisor.directory
-
-    @property
-    def log(self) -> Path:
-        """The pool's log."""
-        return self._supervisor.log
-
-    @property
-    def pid(self) -> int:
-        """Of the supervisor, which all other processes of the pool are below."""
-        return self._supervisor.pid
 
     @property
     def alive(self) -> bool:
@@ -78,18 +58,8 @@ class RunningPool:
         """No job goes on that was cancelled."""
         return self.life.state != "cancelled"
 
-    @property
-    def waits_for(self) -> Wait:
-        """What a request that was sent to it, or wants to be, is waiting for."""
-        return self.life.waits_for
-
     def wait_until_ready(self, should_cancel: ShouldCancel) -> None:
-        """Wait until every rank is online.
-
-        Raises:
-            PoolError: the pool could not start.
-            Cancelled: the artist did not want to wait; the pool goes on starting.
-        """
+        """Wait until every rank is online; PoolError where they do not come. A cancel leaves the pool starting."""
         with self.life.changed:
             while self.life.state == "starting":
                 if should_cancel():
@@ -100,11 +70,7 @@ class RunningPool:
             raise self.death()
 
     def settle(self, should_cancel: ShouldCancel) -> None:
-        """Wait until no job goes on that was cancelled, or end the pool: whoever comes next had no part in it.
-
-        Raises:
-            Cancelled: the artist did not want to wait.
-        """
+        """Wait until no job goes on that was cancelled, or end the pool: whoever comes next had no part in it."""
         while not self.settled:
             if should_cancel():
                 raise Cancelled
@@ -115,11 +81,7 @@ class RunningPool:
             time.sleep(POLL_SECONDS)
 
     def status(self, timeout: float = 5.0) -> Status:
-        """Ask the supervisor for the pool's state; works while a job runs. `silent` where no answer comes in time.
-
-        Raises:
-            PoolError: the pool is gone.
-        """
+        """Ask the supervisor for the pool's state; works while a job runs. `silent` where no answer comes in time."""
         life = self.life
         with life.changed:
             before = life.status
@@ -133,18 +95,12 @@ class RunningPool:
             return msgspec.structs.replace(known, state="silent")
 
     def submit(self, submission: Submission) -> Reply:
-        """Run one request to its end.
-
-        Raises:
-            ParallelError: what the ranks reported.
-            PoolError: the pool died; the next request needs a fresh one.
-            Cancelled: `should_cancel` said so. The ranks have stopped, or will; see `settle`.
-        """
-        parcel = self._transport.put(submission.tensors, submission.answer_bytes)
+        """Run one request to its end: what the ranks report is raised, PoolError where the pool died, Cancelled."""
+        specs, buffers, segment = self._transport.put(submission.tensors, submission.answer_bytes)
         open_job = self.life.begin()
-        job = Job(open_job.number, submission.request, parcel.specs, parcel.segment)
+        job = Job(open_job.number, submission.request, specs, segment)
         try:
-            self._send(job, submission.callbacks.should_cancel, parcel.buffers, bool(parcel.segment))
+            self._send(job, submission.callbacks.should_cancel, buffers, bool(segment))
             done, payload = self._await(open_job, submission.callbacks)
             return Reply(done.answer, self._transport.take(done, payload, submission.device), done.finite)
         except SegmentError as error:
@@ -212,11 +168,7 @@ class RunningPool:
         self.life.close()
 
     def _mind_silence(self) -> None:
-        """To be called while anything is awaited.
-
-        Raises:
-            PoolError: the supervisor does not answer, and was ended.
-        """
+        """Called while anything is awaited; PoolError where the supervisor does not answer, and was ended."""
         verdict = self._silence.tick(time.monotonic())
         if verdict == "ask":
             self._connection.offer(AskStatus())

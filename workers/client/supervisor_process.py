@@ -7,8 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 from parallel_runtime.errors import PoolError
 from parallel_runtime.said import Said, said
@@ -24,20 +22,13 @@ KILL_SECONDS = 2.0
 
 
 class SupervisorProcess:
-    """Started by its constructor.
-
-    Args:
-        spec: devices of the pool.
-        rank_module: what torchrun starts in each rank.
-
-    Raises:
-        PoolError: it could not be started.
-    """
+    """Started by its constructor."""
 
     def __init__(self, spec: PoolSpec, rank_module: str):
         remove_leftovers()
         logs = log_directory()
         self._folder = make_folder()
+        self.directory = self._folder.path
         self.log = logs / f"pool-{self.directory.name.rpartition('-')[2]}.log"
         try:
             self._process, self.connection = self._start(spec, rank_module)
@@ -47,6 +38,7 @@ class SupervisorProcess:
                 said("The workers' supervisor could not be started: {strerror}.", strerror=error.strerror or error),
                 "Close other programs, or raise the limit that this names, and queue the prompt again.",
             ) from error
+        self.pid = self._process.pid
         self._folder.let_go()  # the supervisor holds it now
 
     def _start(self, spec: PoolSpec, rank_module: str) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -70,16 +62,6 @@ class SupervisorProcess:
                 raise
         return process, Connection(ours)
 
-    @property
-    def directory(self) -> Path:
-        """The pool's private folder."""
-        return self._folder.path
-
-    @property
-    def pid(self) -> int:
-        """Of its process."""
-        return self._process.pid
-
     def error(self, what: Said) -> PoolError:
         """It, and with it the pool, is gone: what happened, and where to read on."""
         return PoolError(
@@ -89,10 +71,8 @@ class SupervisorProcess:
 
     def last_words(self) -> PoolError:
         """How it ended, where it could not say so itself."""
-        code: int | None = None
-        with contextlib.suppress(subprocess.TimeoutExpired):  # its connection closes a moment before it has ended
-            code = self._process.wait(LAST_WORD_SECONDS)
-        if code is None:
+        self.wait(LAST_WORD_SECONDS)  # its connection closes a moment before it has ended
+        if (code := self._process.returncode) is None:
             return self.error(said("closed its connection"))
         last = last_line(self.log) if code > 0 else ""  # whom a signal ends says nothing
         if last:
@@ -101,15 +81,13 @@ class SupervisorProcess:
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, for at most so long."""
-        deadline = time.monotonic() + seconds
-        while self._process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
     def end_by_force(self) -> None:
         """End it, stopped or not, and with it by the kernel's hand every process of the pool."""
         if self._process.poll() is None:
             end_tree(self._process.pid, kill_seconds=KILL_SECONDS)
         self.connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one inside of a driver, or of a file system that hangs
-            self._process.wait(KILL_SECONDS)
+        self.wait(KILL_SECONDS)  # longer is one inside of a driver, or of a file system that hangs
         self._folder.remove()

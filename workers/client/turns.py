@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from parallel_runtime.requests.control import Cancelled
 
+from .requests import ShouldCancel
 from .running_pool import POLL_SECONDS
-from .submission import ShouldCancel
 
 
 class Turns:
@@ -27,17 +27,12 @@ class Turns:
         return threading.get_ident() in self._queue
 
     @property
-    def taken(self) -> bool:
-        """Whether another thread has its turn."""
-        free = self._lock.acquire(blocking=False)
-        if free:
-            self._lock.release()
-        return not free
-
-    @property
     def idle_seconds(self) -> float:
-        """Since the last request was served; 0 while one is."""
-        return 0.0 if self.taken else time.monotonic() - self._ended
+        """Since the last request was served; 0 while another thread's is."""
+        if not self._lock.acquire(blocking=False):
+            return 0.0
+        self._lock.release()
+        return time.monotonic() - self._ended
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -47,11 +42,7 @@ class Turns:
 
     @contextmanager
     def take(self, should_cancel: ShouldCancel) -> Iterator[None]:
-        """Hold the pool for one request, after those of other threads.
-
-        Raises:
-            Cancelled: the artist did not want to wait.
-        """
+        """Hold the pool for one request, after those of other threads."""
         thread = threading.get_ident()
         try:
             while not self._lock.acquire(timeout=POLL_SECONDS):

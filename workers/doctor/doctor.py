@@ -29,11 +29,7 @@ LINK_SECONDS = 90.0
 
 
 def examine(devices: str, limit_seconds: float) -> Iterator[tuple[Said, bool | None]]:
-    """Reports, each of which says more than the one before; with the last one whether nothing is broken.
-
-    Raises:
-        ConfigurationError: no such devices, and nothing is broken that would explain it.
-    """
+    """Reports, each of which says more than the one before; with the last one whether nothing is broken."""
     machine = look()
     yield write_report(devices, machine, (), said("Asking torch ...")), None
     machine = ask_torch(machine)

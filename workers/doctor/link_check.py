@@ -45,11 +45,7 @@ class LinkCheck:
 
 
 def check_links(spec: PoolSpec, limit_seconds: float, rank_module: str = "workers.doctor.link_rank") -> LinkCheck:
-    """Exchange numbers between the devices, one rank each, in the environment that the pool's ranks have.
-
-    Args:
-        limit_seconds: for everything, the start of Python included; then all ranks are ended.
-    """
+    """Exchange numbers between the devices, one rank each, in the environment that the pool's ranks have."""
     deadline = time.monotonic() + limit_seconds
     with private_folder() as folder:
         with (folder / "output").open("wb") as output, _ranks(spec, folder, output, rank_module) as ranks:
@@ -85,11 +81,7 @@ def _ranks(spec: PoolSpec, folder: Path, output: Any, module: str) -> Iterator[l
 
 
 def find_failure(accounts: list[dict[str, Any]], codes: list[int | None], limit_seconds: float) -> str | None:
-    """The first failure is the one to blame: the other ranks only notice that somebody is gone.
-
-    Args:
-        accounts: of each rank, its last stage, and its failure or what it found. `codes`: None: it still ran.
-    """
+    """The first failure is the one to blame: the others notice that somebody is gone. A code of None: it still ran."""
     ranks = range(len(accounts))
     failed = sorted((rank for rank in ranks if "failure" in accounts[rank]), key=lambda rank: accounts[rank]["time"])
     own = [rank for rank in failed if not _CONSEQUENCE.search(accounts[rank]["failure"])]

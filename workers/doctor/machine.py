@@ -1,11 +1,17 @@
-"""The machine as the doctor finds it: packages, GPUs, links, memory; what needs torch is asked of a probe."""
+"""The machine as the doctor finds it: packages, GPUs, links, memory.
+
+What needs torch is asked of a process of its own: `python -m workers.doctor.machine`, JSON on its output, and its GPU
+memory back.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,6 +21,7 @@ import psutil
 from ..driver import DriverGpu, find_links, list_gpus
 from ..launch import PACK_ROOT
 from ..leftovers import private_folder
+from ..processes import die_with_parent
 
 OLDEST = {
     "torch": "2.6",
@@ -34,7 +41,7 @@ _SHOWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NCCL_P2P", "NC
 
 @dataclass(frozen=True)
 class Link:
-    """Between two GPUs. `peer_access`: each reaches the other's memory; `kind`: see `find_links`, None unknown."""
+    """Between two GPUs. `peer_access`: each reaches the other's memory; `kind`: in words, None unknown."""
 
     first: int
     second: int
@@ -98,7 +105,7 @@ def _probe() -> dict[str, Any]:
         common: dict[str, Any] = {"cwd": PACK_ROOT, "capture_output": True, "text": True}
         common["env"] = os.environ | {"TMPDIR": str(folder)}
         try:
-            done = subprocess.run([sys.executable, "-m", "workers.doctor.probe"], **common, timeout=_PROBE_SECONDS)
+            done = subprocess.run([sys.executable, "-m", "workers.doctor.machine"], **common, timeout=_PROBE_SECONDS)
         except subprocess.TimeoutExpired:
             return {"problem": f"torch did not come up within {_PROBE_SECONDS} seconds; most often a GPU hangs"}
     if done.returncode == 0:
@@ -113,3 +120,30 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def see_torch() -> dict[str, Any]:
+    """Versions, each GPU's (UUID, name) as CUDA counts, and pairs that reach each other's memory."""
+    import torch
+
+    facts: dict[str, Any] = {"cuda": torch.version.cuda}
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if not available:
+        return facts | {"gpu_problem": str(complaints[0].message).splitlines()[0].rstrip(".") if complaints else None}
+    with contextlib.suppress(RuntimeError, AttributeError, ImportError):  # a build without NCCL
+        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    reach = torch.cuda.can_device_access_peer
+    pairs = [(one, other) for other in range(len(gpus)) for one in range(other)]
+    facts["gpus"] = [(str(gpu.uuid), gpu.name) for gpu in gpus]
+    facts["reach"] = [pair for pair in pairs if reach(*pair) and reach(*pair[::-1])]
+    return facts
+
+
+if __name__ == "__main__":
+    die_with_parent(os.getppid())
+    with contextlib.redirect_stdout(sys.stderr):  # whatever packages print while they are imported
+        found = see_torch()
+    print(json.dumps(found))

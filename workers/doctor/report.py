@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from parallel_runtime.said import Said, as_said, said, together
 
-from ..driver import describe_link
 from .findings import Finding, gib
 from .link_check import LinkCheck
 from .machine import EXTRAS, OLDEST, Machine
@@ -15,12 +14,7 @@ _LEVELS = {"broken": said("[broken]"), "warning": said("[warning]")}
 
 
 def write_report(devices: str, machine: Machine, findings: tuple[Finding, ...], link: LinkCheck | Said | None) -> Said:
-    """The whole report.
-
-    Args:
-        devices: a PoolSpec as text, or what was asked for.
-        link: None where no check can run; a sentence: what is being done.
-    """
+    """The whole report on these devices, with the outcome of the check, or a sentence: what is being done."""
     head = [said("Parallel DiT doctor, pool on {devices}.", devices=devices)]
     broken, warnings = (sum(each.level == level for each in findings) for level in ("broken", "warning"))
     if isinstance(link, Said):
@@ -73,7 +67,7 @@ def _gpus(machine: Machine) -> Iterator[str]:
         line = "{index}  {name}, {free} free of {total}, driver {driver}"
         yield said(line, index=gpu.index, name=gpu.name, free=free, total=total, driver=gpu.driver)
     for link in machine.links:
-        kind = as_said(describe_link(link.kind)) if link.kind else said("kind not known")
+        kind = as_said(link.kind) if link.kind else said("kind not known")
         access = "P2P" if link.peer_access else said("no P2P")
         yield said("{first}-{second}  {kind}, {access}", first=link.first, second=link.second, kind=kind, access=access)
 

@@ -15,9 +15,9 @@ from parallel_runtime.requests.control import Cancelled, Control
 from ..wire.connection import Channel
 from ..wire.protocol import Job, Loading, Measuring, Progress
 from ..wire.tensors import pack
-from .first_step import FirstStep
 from .heartbeat import Heartbeat
 from .inbox import Inbox
+from .laps import FirstStep
 
 LOADING_SECONDS = 0.25
 """Between two messages of how far a load is."""

@@ -19,27 +19,13 @@ import torch.distributed as dist
 from ..launch import PoolSpec, rank_environment
 from ..network import interface_of, own_address
 from ..wire.connection import Connection, ConnectionClosed
-from ..wire.frames import (
-    PREFIX,
-    WITHOUT_PAYLOAD,
-    Frame,
-    FrameError,
-    decode_header,
-    decode_prefix,
-    encode_header,
-    encode_prefix,
-)
+from ..wire.frames import WITHOUT_PAYLOAD, Frame, FrameError, encode_header, encode_prefix, read_frame
 from ..wire.protocol import Heartbeat, Lost, Message
 
 SILENCE = datetime.timedelta(seconds=15)
 BEAT_SECONDS = 1.0
 
 log = logging.getLogger("rank")
-
-
-def is_elsewhere(environment: MutableMapping[str, str]) -> bool:
-    """Whether no supervisor has started this rank."""
-    return "PARALLEL_DIT_POOL" not in environment
 
 
 def make_environment(environment: MutableMapping[str, str]) -> None:
@@ -61,12 +47,7 @@ def host_name(environment: MutableMapping[str, str]) -> str:
 
 
 class GroupLink:
-    """Messages without tensors between two ranks. Sends from any thread, receives from one, as `Connection`.
-
-    Args:
-        group: of gloo, with a limit to how long it waits.
-        peer: rank at the other end.
-    """
+    """Messages without tensors between two ranks. Sends from any thread, receives from one, as `Connection`."""
 
     def __init__(self, group: dist.ProcessGroup, peer: int):
         self._group = group
@@ -74,34 +55,19 @@ class GroupLink:
         self._lock = threading.Lock()
 
     def send(self, message: Message, buffers: Sequence[memoryview] = (), elsewhere: bool = False) -> None:
-        """Send a message.
-
-        Raises:
-            ConnectionClosed: the other side is gone, or does not read.
-        """
+        """Send a message; ConnectionClosed where the other side is gone, or does not read."""
         assert not buffers  # tensors go by the group's collectives
         self.forward(encode_header(message))
 
     def forward(self, header: bytes) -> None:
-        """Pass a message on as it came; its tensors go another way.
-
-        Raises:
-            ConnectionClosed: as `send`.
-        """
+        """Pass a message on as it came, as `send` does; its tensors go another way."""
         with self._lock:
             for part in (encode_prefix(header, 0, WITHOUT_PAYLOAD), header):
                 self._do(dist.send, torch.frombuffer(bytearray(part), dtype=torch.uint8))
 
     def receive(self) -> Frame:
-        """Wait for the next message.
-
-        Raises:
-            ConnectionClosed: the other side is gone, or says nothing any more.
-            FrameError: it is of another version.
-        """
-        flags, size, payload = decode_prefix(self._read(PREFIX.size))
-        header = self._read(size)
-        return Frame(decode_header(header, payload, flags), header, None)
+        """The next message; ConnectionClosed where the other side is gone, or says nothing any more."""
+        return read_frame(self._read)
 
     def _read(self, count: int) -> bytes:
         part = torch.empty(count, dtype=torch.uint8)
@@ -116,11 +82,7 @@ class GroupLink:
 
 
 class Relay:
-    """Rank 0's connection to the supervisor, which is that of the ranks elsewhere as well.
-
-    Args:
-        links: to each of them, by its number.
-    """
+    """Rank 0's connection to the supervisor, which is that of the ranks elsewhere as well."""
 
     def __init__(self, connection: Connection, links: dict[int, GroupLink]):
         self._connection = connection
@@ -131,11 +93,7 @@ class Relay:
                 threading.Thread(target=work, args=(rank, link), name=f"relay-{rank}", daemon=True).start()
 
     def receive(self) -> Frame:
-        """What comes from the supervisor, passed on.
-
-        Raises:
-            As Connection.receive.
-        """
+        """What comes from the supervisor, passed on."""
         frame = self._connection.receive()
         for rank, link in self._links.items():
             try:
@@ -168,11 +126,7 @@ class Relay:
 
 
 def link_ranks(spec: PoolSpec, rank: int, connection: Connection | None) -> Connection | Relay | GroupLink:
-    """How this rank hears of jobs. Every rank of a pool over several machines calls it, with the world joined.
-
-    Args:
-        connection: to the supervisor; None where there is none.
-    """
+    """How this rank hears of jobs. Every rank of a pool over several machines calls it, with the world joined."""
     group = dist.new_group(backend="gloo", timeout=SILENCE)
     assert group is not None
     if connection is None:

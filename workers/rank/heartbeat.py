@@ -23,13 +23,7 @@ COMPILE_SECONDS = 900.0
 
 
 class Heartbeat:
-    """One of a process.
-
-    Args:
-        rank: of this process.
-        blocks: how many blocks of a transformer have run.
-        output: knows the job at hand.
-    """
+    """One of a process; `blocks`: how many blocks of a transformer have run."""
 
     def __init__(self, connection: Channel, rank: int, *, blocks: Callable[[], int], output: RankOutput):
         self._connection = connection

@@ -1,15 +1,88 @@
-"""What comes to a rank from the supervisor."""
+"""What comes to a rank from the supervisor, and what it imports while nothing comes."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import queue
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from parallel_runtime.acceleration import compiler
+from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.patching.comfyui_patches import MODULES
+from parallel_runtime.requests.requests import ComfyuiCode, Forward, KeepPatches, Load, Request, Sample
 
 from ..wire.connection import Channel, ConnectionClosed, FrameError
 from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Cancel, Run
-from .idle_imports import QUIET_SECONDS, IdleImports
+
+LOADING = ("comfy.supported_models", "comfy.sd")
+"""What the first network of ComfyUI's imports."""
+QUIET_SECONDS = 0.5
+"""So long after a job nothing is imported: a sampler's next step would be delayed."""
+
+log = logging.getLogger("rank")
+
+
+class IdleImports:
+    """What later jobs need and this rank imports while it waits for one: the compiler, and ComfyUI's code.
+
+    The rank's own thread does it, part by part: two threads that import modules which import each other get half of
+    them. A job that comes meanwhile waits for no more than the part at hand. No rank depends on another's.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._left: deque[Callable[[], object]] = deque(compiler.imports() if device.type == "cuda" else ())
+        self._code: ComfyuiCode | None = None
+        self._knows_comfyui = False
+        self._seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def after(self, request: Request) -> None:
+        """A request was answered. What patches need of ComfyUI's code comes after the first picture; where the client
+        says that this code will be wanted, it comes before all else, with what its networks need."""
+        if self._knows_comfyui:
+            return
+        if isinstance(request, Load):
+            self._code = request.patching or request.comfyui or self._code
+        elif isinstance(request, KeepPatches):
+            self._code = request.comfyui
+        if self._code is None or not isinstance(request, (Forward, Sample, KeepPatches)):
+            return
+        self._knows_comfyui = True
+        parts: list[Callable[[], object]] = [partial(use_comfyui, self._code.folder, self._options(self._code))]
+        wanted = isinstance(request, KeepPatches)
+        parts += [partial(importlib.import_module, name) for name in (*MODULES, *(LOADING if wanted else ()))]
+        if wanted:
+            self._left.extendleft(reversed(parts))
+        else:
+            self._left.extend(parts)
+
+    def next(self) -> None:
+        """Import the next part."""
+        part, started = self._left.popleft(), time.monotonic()
+        try:
+            part()
+        except Exception as error:  # noqa: BLE001 - of other people's modules; the request that needs them says it
+            self._left.clear()
+            log.info("importing ahead failed: %s: %s", type(error).__name__, error)
+            return
+        self._seconds += time.monotonic() - started
+        if not self._left:
+            log.info("What later jobs need is imported, in %.1f s.", self._seconds)
+
+    def _options(self, code: ComfyuiCode) -> dict[str, object]:
+        return {**code.options, "cpu": self._device.type == "cpu"}
+
 
 log = logging.getLogger("rank")
 
@@ -38,11 +111,7 @@ class Inbox:
             os._exit(1)  # not 0: torchrun of another machine would wait for those of this one
 
     def next(self, imports: IdleImports) -> Frame:
-        """What comes next.
-
-        Args:
-            imports: what this thread does while nothing comes.
-        """
+        """What comes next; this thread imports while nothing comes."""
         quiet, self._quiet = self._quiet, QUIET_SECONDS
         while imports:
             try:

@@ -8,12 +8,7 @@ from typing import TextIO
 
 
 class RankOutput(io.TextIOBase):
-    """Takes the place of sys.stdout and sys.stderr. (What libraries write past Python comes through as it is.)
-
-    Args:
-        rank: of this process.
-        stream: where the lines go.
-    """
+    """Takes the place of sys.stdout and sys.stderr. (What libraries write past Python comes through as it is.)"""
 
     def __init__(self, rank: int, stream: TextIO):
         self.rank = rank

@@ -25,15 +25,12 @@ from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Done, Failed, Job, Launched, Ready
 from ..wire.shared_memory import Segment, write
 from ..wire.tensors import pack, unpack_meta
-from .client_memory import ClientMemory
 from .control import RankControl
-from .first_step import FirstStep
 from .heartbeat import Heartbeat
-from .idle_imports import IdleImports
-from .inbox import Inbox
-from .laps import Laps
+from .inbox import IdleImports, Inbox
+from .laps import FirstStep, Laps
 from .output import RankOutput
-from .sharing import share, take_copy
+from .sharing import ClientMemory, share, take_copy
 
 _MAY_FAIL_ALIKE = (Forward, Invoke, RunVae, Sample, Step)
 """Requests that change nothing of what the ranks hold: a run of theirs that fails on all ranks need not cost the pool.
@@ -45,13 +42,7 @@ log = logging.getLogger("rank")
 
 
 class Rank:
-    """This process, as the supervisor knows it.
-
-    Args:
-        output: is told which job its lines are of.
-        one_host: every rank shares the client's memory.
-        start_seconds: since this process began.
-    """
+    """This process, as the supervisor knows it."""
 
     def __init__(
         self,
@@ -102,7 +93,7 @@ class Rank:
             self._repeat(frame, job, job.request)
             return
         what = type(job.request).__name__
-        self.first_step.lap("waiting")
+        self.first_step.end("waiting")
         laps = Laps()
         prepared = self._prepare(job)
         if prepared is None:
@@ -118,7 +109,7 @@ class Rank:
         laps.end("ran in")
         if isinstance(job.request, Forward):
             self.first_step.step(what)
-        self.first_step.lap(what)
+        self.first_step.end(what)
         if laps.total > SLOW_SECONDS:
             log.info("%s: %s", what, laps)
 

@@ -1,4 +1,7 @@
-"""Tensors from rank 0 to the other ranks. Of the rank processes alone: ComfyUI's does not import torch.distributed."""
+"""A job's tensors: out of the memory that ranks share with the client, or from rank 0 to the others.
+
+Of the rank processes alone: ComfyUI's does not import torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,38 @@ import torch.distributed as dist
 from parallel_runtime.engine.prepared import Rows
 
 from ..wire.frames import tensor_bytes
-from ..wire.protocol import TensorSpec
+from ..wire.protocol import Job, TensorSpec
+from ..wire.shared_memory import Segment
 from ..wire.tensors import unpack
+
+
+class ClientMemory:
+    """The segment of the last job that had one. `for_all`: every rank copies its tensors, else rank 0 alone."""
+
+    def __init__(self, *, for_all: bool, rank: int):
+        self.for_all = for_all
+        self._rank = rank
+        self._segment: Segment | None = None
+
+    def of(self, job: Job) -> Segment | None:
+        """The segment in which the job's tensors lie, if this rank takes them out of one: opened in PREPARE, as the
+        client may have let go of it since, where it did not wait for a cancelled job."""
+        return self._segment if self._shares(job) else None
+
+    def open_for(self, job: Job) -> None:
+        """Open the job's segment, if it has one for this rank. The client makes another one where a job needs more
+        memory; a step needs none.
+        """
+        if not self._shares(job) or (self._segment is not None and self._segment.is_at(job.segment)):
+            return
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+        self._segment = Segment.open(job.segment)
+
+    def _shares(self, job: Job) -> bool:
+        """The same for all ranks of a kind of pool."""
+        return bool(job.segment) and (self.for_all or self._rank == 0)
 
 
 def share(

@@ -7,6 +7,7 @@ job; one sends a heartbeat.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import faulthandler
 import logging
 import os
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import UnsupportedModelError
@@ -23,16 +25,41 @@ from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_pa
 
 from ..launch import PoolSpec
 from ..processes import DUMP_STACKS, die_with_parent
-from ..wire.connection import Connection
+from ..wire.connection import Connection, connect_in
 from ..wire.protocol import Hello, Online
-from ..wire.unix_socket import connect_in
-from .elsewhere import host_name, is_elsewhere, link_ranks, make_environment
+from .elsewhere import host_name, link_ranks, make_environment
 from .laps import Laps
 from .output import RankOutput
 from .rank import Rank
-from .world import World
+
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 
 log = logging.getLogger("rank")
+
+
+def take_device(spec: PoolSpec, local_rank: int) -> torch.device:
+    """Be on the device of a rank, which is so many among those of this machine."""
+    if spec.device_type == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", spec.devices[local_rank])
+    torch.cuda.set_device(device)
+    # The context exists before DeviceMesh looks, which would choose a device itself.
+    torch.zeros(1, device=device)
+    return device
+
+
+def join(spec: PoolSpec, rank: int, device: torch.device, folder: Path) -> None:
+    """Join the process group; every rank of the world does. One rank alone needs none. Ranks of one machine meet at a
+    file in the pool's folder that nobody else can open; those of several at torchrun's own store."""
+    size = spec.world_size
+    if size > 1:
+        dist.init_process_group(
+            backend="cpu:gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            timeout=COLLECTIVE_TIMEOUT,
+            store=dist.FileStore(str(folder / f"store-{size}"), size) if spec.hosts == 1 else None,
+            rank=rank,
+            world_size=size,
+        )
 
 
 def device_name(device: torch.device) -> str:
@@ -45,7 +72,7 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     die_with_parent(os.getppid())
     with contextlib.suppress(UnsupportedModelError):  # no diffusers: a model that needs it says so
         leave_out_unused_packages()
-    elsewhere = is_elsewhere(os.environ)
+    elsewhere = "PARALLEL_DIT_POOL" not in os.environ  # no supervisor has started this rank
     if elsewhere:
         make_environment(os.environ)
     spec, number = PoolSpec.parse(os.environ["PARALLEL_DIT_DEVICES"]), int(os.environ["RANK"])
@@ -58,14 +85,13 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     faulthandler.register(DUMP_STACKS, all_threads=True)
     connection = None if elsewhere else Connection(connect_in(folder))
     if connection is not None:
-        connection.send(Hello(number, os.getpid(), int(os.environ["WORLD_SIZE"])))
+        connection.send(Hello(number, int(os.environ["WORLD_SIZE"])))
     torch.set_grad_enabled(False)
     laps.end("connection")
-    world = World(spec, number, int(os.environ["LOCAL_RANK"]), folder)
-    world.take_device()
-    world.enter()
+    device = take_device(spec, int(os.environ["LOCAL_RANK"]))
+    join(spec, number, device, folder)
     laps.end("device and group")
-    engine = make_engine(world.device, number, spec.world_size)
+    engine = make_engine(device, number, spec.world_size)
     link = link_ranks(spec, number, connection) if spec.hosts > 1 else connection
     assert link is not None
     laps.end("engine")
@@ -73,6 +99,6 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     log.info("start: %s", laps)
     threading.Thread(target=rank.inbox.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.heartbeat.beat, name="heartbeat", daemon=True).start()
-    link.send(Online(number, device_name(world.device), host_name(os.environ) if elsewhere else ""))
+    link.send(Online(number, device_name(device), host_name(os.environ) if elsewhere else ""))
     rank.work()
     os._exit(1)  # it can do no more: interpreter and libraries may want what there is none of

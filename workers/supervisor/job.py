@@ -15,11 +15,8 @@ from ..wire.protocol import Done, Failed, Launched, Ready
 
 @dataclass
 class ActiveJob:
-    """The job that the pool is busy with, and what each rank answered.
-
-    Args:
-    `preparing` ends when every rank said `Ready` or `Failed`; `running` when every rank said `Done`, or one `Failed`.
-    """
+    """The job that the pool is busy with, and what each rank answered: `preparing` ends when every rank said `Ready` or
+    `Failed`; `running` when every rank said `Done`, or one `Failed`."""
 
     number: int
     world_size: int

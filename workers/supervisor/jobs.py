@@ -30,11 +30,8 @@ _HEARD_SECONDS = 0.001
 
 
 class Jobs:
-    """Hands one job after the other to the ranks, brings their answers together, and answers the client.
-
-    Args:
-        on_failure: called with what a rank reports when it fails while all ranks run, which costs the pool.
-    """
+    """Hands one job after the other to the ranks, brings their answers together, and answers the client; a rank's
+    failure while all run, which costs the pool, goes to `on_failure`."""
 
     def __init__(self, members: Members, client: Endpoint, log: PoolLog, on_failure: Callable[[Failed], None]):
         self.active: ActiveJob | None = None

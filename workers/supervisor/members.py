@@ -1,9 +1,13 @@
-"""Who is in a pool: its ranks, here and on other machines. The supervisor's side of their connections."""
+"""Who is in a pool: its ranks, here and on other machines. The supervisor's side of their connections, which nobody
+else can make: those of this pool that it has started itself."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import socket
+import struct
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,11 +16,16 @@ from parallel_runtime.said import Said, said
 
 from ..launch import PoolSpec
 from ..pool_log import PoolLog
-from ..processes import DUMP_STACKS
+from ..processes import DUMP_STACKS, is_descendant
 from ..wire.endpoint import Endpoint
-from ..wire.frames import Frame
+from ..wire.frames import Frame, FrameError
 from ..wire.protocol import Hello, Message, Online
 from .verdict import Blame
+
+HELLO_SECONDS = 10.0
+ACCEPT_PAUSE_SECONDS = 0.2
+BACKLOG = 512
+"""Connections that the kernel holds until they are accepted: no fewer when a pool is small."""
 
 
 class Members:
@@ -28,6 +37,7 @@ class Members:
         on_frame: called with what a rank sent.
         on_loss: called with the sign that a lost connection is, and with who was lost, in words.
         on_unread: called before, with a rank that ended and had not read all that was sent to it.
+        watch: has something go on beside.
     """
 
     def __init__(
@@ -37,6 +47,7 @@ class Members:
         on_frame: Callable[[int, Frame], Coroutine[Any, Any, None]],
         on_loss: Callable[[Blame, Said], None],
         on_unread: Callable[[int], None],
+        watch: Callable[[Coroutine[Any, Any, None]], Any],
     ):
         self.size = spec.world_size
         """Ranks of the pool."""
@@ -49,6 +60,7 @@ class Members:
         self._on_frame = on_frame
         self._on_loss = on_loss
         self._on_unread = on_unread
+        self._watch = watch
         self._endpoints: dict[int, Endpoint] = {}
         self._hosts: dict[int, str] = {}
 
@@ -65,17 +77,50 @@ class Members:
         ranks = [rank for rank in range(self.size) if rank not in self.devices]
         return said("Workers {ranks} did not start", ranks=ranks)
 
-    async def welcome(self, endpoint: Endpoint, hello: Hello, pid: int) -> None:
-        """Serve a rank's connection until its end.
+    async def open(self, listener: socket.socket) -> None:
+        """Take in processes of this user that the pool itself has started. A stranger is hung up on."""
+        while True:
+            connection = await self._accept(listener)
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            pid, uid, _ = struct.unpack("3i", credentials)
+            if uid != os.getuid():
+                self._refuse(connection, f"user {uid} (pid {pid})")
+            elif not is_descendant(pid):
+                self._refuse(connection, f"pid {pid}, which this pool did not start")
+            else:
+                self._watch(self._greet(Endpoint(connection, f"pid {pid}"), pid))
 
-        Raises:
-            ConfigurationError: another machine brings another number of ranks than this one.
-        """
-        rank = hello.rank
-        if rank in self._endpoints or rank not in range(self.size):
-            self._log.write(f"refused a connection from {endpoint.name}, which is no rank that is awaited")
-            endpoint.socket.close()
+    async def _accept(self, listener: socket.socket) -> socket.socket:
+        failures = 0
+        while True:
+            try:
+                return (await asyncio.get_running_loop().sock_accept(listener))[0]
+            except OSError as error:  # descriptors or memory ran out, or the other side has hung up already
+                if not failures:
+                    self._log.write(f"cannot accept a connection now: {error}")
+                failures += 1
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+
+    async def _greet(self, endpoint: Endpoint, pid: int) -> None:
+        try:
+            frame = await asyncio.wait_for(endpoint.receive(), HELLO_SECONDS)
+        except (FrameError, asyncio.TimeoutError) as error:
+            self._refuse(endpoint.socket, f"{endpoint.name}: {error!r}")
             return
+        if frame is None or not isinstance(frame.message, Hello):
+            self._refuse(endpoint.socket, f"{endpoint.name}, which did not say who it is")
+        elif frame.message.rank in self._endpoints or frame.message.rank not in range(self.size):
+            self._refuse(endpoint.socket, f"{endpoint.name}, which is no rank that is awaited")
+        else:
+            await self._serve(endpoint, frame.message, pid)
+
+    def _refuse(self, connection: socket.socket, who: str) -> None:
+        self._log.write(f"refused a connection from {who}")
+        connection.close()
+
+    async def _serve(self, endpoint: Endpoint, hello: Hello, pid: int) -> None:
+        """Serve a rank's connection until its end."""
+        rank = hello.rank
         if self._spec.hosts > 1 and hello.world_size != self.size:
             raise ConfigurationError(
                 said("The hosts bring {count} workers, not {size}.", count=hello.world_size, size=self.size),
@@ -89,11 +134,7 @@ class Members:
         self._on_loss(Blame.RANK_ENDED, said("Worker {rank} (process {pid}) ended", rank=rank, pid=pid))
 
     def arrive(self, online: Online) -> None:
-        """A rank has its device.
-
-        Raises:
-            ConfigurationError: another machine computes on something else than this one.
-        """
+        """A rank has its device."""
         kind = online.device.split(":")[0]
         if kind != self._spec.device_type:
             raise ConfigurationError(

@@ -26,9 +26,6 @@ class StallWatch:
 
     When the whole machine, or the whole tree of processes, was stopped for a while (a laptop sleeps), the supervisor
     misses its own ticks; that time counts for nobody.
-
-    Args:
-        floor: seconds.
     """
 
     floor: float = FLOOR_SECONDS

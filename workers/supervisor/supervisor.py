@@ -16,7 +16,9 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,20 +26,18 @@ from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
 from ..compiled_cache import prune
-from ..launch import PoolSpec, rank_environment, state_directory, torchrun_command
+from ..launch import PoolSpec, rank_environment, read_seconds, state_directory, torchrun_command
 from ..network import interface_of, read_meeting
 from ..pool_log import PoolLog, tell_of_fresh_pool
 from ..processes import become_subreaper, end_descendants
-from ..settings import read_seconds
+from ..wire import protocol
+from ..wire.connection import listen_in
 from ..wire.endpoint import Endpoint
 from ..wire.error_info import ErrorInfo, describe
 from ..wire.frames import Frame
-from ..wire.protocol import Failed, PoolState, Status
-from ..wire.unix_socket import listen_in
+from ..wire.protocol import Failed, Heartbeat, PoolState, Status
 from .jobs import Jobs
-from .members import Members
-from .messages import Messages
-from .reception import BACKLOG, Reception
+from .members import BACKLOG, Members
 from .stall import FLOOR_SECONDS, TICK_SECONDS
 from .torchrun import Torchrun
 from .verdict import BLAME_SECONDS, Blame, Verdict
@@ -60,15 +60,14 @@ class Supervisor:
         self.directory = directory
         self.log = log
         self.rank_module = rank_module
-        self.members = Members(spec, log, self._from_rank, self._lost, on_unread=self._rank_never_read)
+        self.members = Members(spec, log, self._from_rank, self._lost, self._rank_never_read, self._watch)
         self.jobs = Jobs(self.members, self.client, log, self._rank_failed)
         self.torchrun: Torchrun | None = None
         self.error: ErrorInfo | None = None
+        self.ended = asyncio.Event()
         self._parent = parent
         self._hearing: asyncio.Task[None] | None = None
         self._verdict = Verdict()
-        self._ended = asyncio.Event()
-        self._messages = Messages(self.client, self.members, self.jobs, self.status, self._ended.set)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -77,7 +76,7 @@ class Supervisor:
         self._watch(self._watch_client())
         start = self._watch(self._start())
         self._watch(asyncio.to_thread(prune, state_directory() / "compiled"))
-        await self._ended.wait()
+        await self.ended.wait()
         await asyncio.wait([start])
         await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
         if self.torchrun is not None:
@@ -94,8 +93,7 @@ class Supervisor:
         """Listen, and start the ranks. What fails here is the pool's death, with its cause."""
         start_seconds = read_seconds(os.environ, "PARALLEL_DIT_START_SECONDS", START_SECONDS)
         self.jobs.stall.floor = read_seconds(os.environ, "PARALLEL_DIT_STALL_SECONDS", FLOOR_SECONDS)
-        reception = Reception(self.log, self.members.welcome, self._watch)
-        self._watch(reception.open(listen_in(self.directory, BACKLOG)))
+        self._watch(self.members.open(listen_in(self.directory, BACKLOG)))
         interface, where = "lo", ""
         if self.spec.hosts > 1:
             meeting = read_meeting(os.environ)
@@ -103,8 +101,7 @@ class Supervisor:
             interface, where = interface_of(meeting.address), str(meeting)
         environment = rank_environment(self.spec, self.directory, os.environ, interface)
         command = torchrun_command(self.spec, self.directory, self.rank_module, where)
-        torchrun = await Torchrun.start(command, environment, self.log)
-        self.torchrun = torchrun
+        self.torchrun = torchrun = await Torchrun.start(command, environment, self.log)
         self._hearing = self._watch(torchrun.hear())
         self._watch(self._watch_torchrun(torchrun))
         self._watch(self._watch_start(start_seconds))
@@ -141,13 +138,34 @@ class Supervisor:
         pids, devices = dict(self.members.pids), dict(self.members.devices)
         return Status(self.state, pids, devices, torchrun, str(self.log.path), job, self.error)
 
+    async def arrive(self, online: protocol.Online) -> None:
+        """A rank has its device."""
+        self.members.arrive(online)
+        await self.client.send(self.status())  # it counts who has come, and then that all have
+        if self.members.complete:
+            await self.jobs.open()
+
+    async def compile(self, frame: Frame) -> None:
+        """A rank compiles: the others may be waiting for it in a collective."""
+        self.jobs.stall.waited(time.monotonic())
+        await self.client.forward(frame)
+
     async def _serve_client(self) -> None:
-        while not self._ended.is_set() and (frame := await self.client.receive()) is not None:
-            await self._messages.from_client(frame)
-        self._ended.set()
+        while not self.ended.is_set() and (frame := await self.client.receive()) is not None:
+            if (handle := OF_CLIENT.get(type(frame.message))) is not None:
+                await handle(self, frame, frame.message)
+        self.ended.set()
 
     async def _from_rank(self, rank: int, frame: Frame) -> None:
-        await self._messages.from_rank(rank, frame)
+        """But for a heartbeat, what a rank says is a sign that it gets on. What comes after the end is not heard."""
+        if self.ended.is_set():
+            return
+        if isinstance(beat := frame.message, Heartbeat):
+            self.jobs.stall.beat(beat.rank, beat.progress, time.monotonic(), beat.waits)
+            return
+        self.jobs.stall.answered(rank, time.monotonic())
+        if (handle := OF_RANK.get(type(frame.message))) is not None:
+            await handle(self, frame, frame.message)
 
     async def _watch_torchrun(self, torchrun: Torchrun) -> None:
         self._lost(*await torchrun.end())
@@ -156,16 +174,15 @@ class Supervisor:
         """End with the client, also where another process holds a copy of its end of the socket: one it forked."""
         while os.getppid() == self._parent:
             await asyncio.sleep(TICK_SECONDS)
-        self._ended.set()
+        self.ended.set()
 
     async def _watch_start(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self.state == "starting" and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
         if self.state == "starting":
-            self._die(
-                self._loss(said("{what} within {seconds} seconds", what=self.members.missing, seconds=f"{seconds:g}"))
-            )
+            what = said("{what} within {seconds} seconds", what=self.members.missing, seconds=f"{seconds:g}")
+            self._die(self._loss(what))
 
     async def _watch_stall(self) -> None:
         while True:
@@ -183,8 +200,7 @@ class Supervisor:
         template = "{what} while the workers were idle." if idle else "{what} in the middle of a job."
         if self.state == "starting":
             template = "{what} while the workers started."
-        cause = said(template, what=what)
-        return ErrorInfo("PoolError", cause, self._fresh(with_stacks), traceback=self.log.tail())
+        return ErrorInfo("PoolError", said(template, what=what), self._fresh(with_stacks), traceback=self.log.tail())
 
     def _fresh(self, with_stacks: bool = False) -> Said:
         return tell_of_fresh_pool(self.log.path, with_stacks)
@@ -203,7 +219,7 @@ class Supervisor:
 
     def _suspect(self, blame: Blame, error: ErrorInfo) -> None:
         """Something failed. What failed first makes the rest fail: wait a moment, then name the likeliest cause."""
-        if self._verdict.note(blame, error) and not self._ended.is_set():
+        if self._verdict.note(blame, error) and not self.ended.is_set():
             self.jobs.close()  # what comes now is for another pool
             self._watch(self._judge())
 
@@ -214,12 +230,12 @@ class Supervisor:
 
     def _die(self, error: ErrorInfo) -> None:
         """The unit of failure is the pool: whatever failed, nothing in it is trusted any more."""
-        if self._ended.is_set():
+        if self.ended.is_set():
             return
         self.error = error
         self.jobs.close()
         self.log.write(f"pool ends: {error.cause}\n{error.traceback}")
-        self._ended.set()
+        self.ended.set()
 
     async def _report_death(self, error: ErrorInfo) -> None:
         rank, active = error.rank or 0, self.jobs.active
@@ -228,6 +244,37 @@ class Supervisor:
         for number in self.jobs.waiting:
             await self.client.send(Failed(number, rank, error, unbegun=True, pool_alive=False))
         await self.client.send(self.status())
+
+
+async def _end(pool: Supervisor, *_: object) -> None:
+    pool.ended.set()
+
+
+async def _lose(pool: Supervisor, _: Frame, lost: protocol.Lost) -> None:
+    pool.members.lose(lost.rank)
+
+
+Handler = Callable[[Supervisor, Frame, Any], Awaitable[None]]
+"""Gets the frame as it came, and the message in it."""
+OF_CLIENT: dict[type, Handler] = {
+    protocol.Job: lambda pool, frame, _: pool.jobs.add(frame),
+    protocol.Cancel: lambda pool, _, cancel: pool.jobs.cancel(cancel),
+    protocol.AskStatus: lambda pool, *_: pool.client.send(pool.status()),
+    protocol.Shutdown: _end,
+}
+"""Who answers what the client says."""
+OF_RANK: dict[type, Handler] = {
+    protocol.Online: lambda pool, _, online: pool.arrive(online),
+    protocol.Compiling: lambda pool, frame, _: pool.compile(frame),
+    protocol.Lost: _lose,
+    **dict.fromkeys(
+        (protocol.Loading, protocol.Measuring, protocol.Progress), lambda pool, frame, _: pool.client.forward(frame)
+    ),
+    **dict.fromkeys(
+        (protocol.Ready, protocol.Done, Failed), lambda pool, frame, answer: pool.jobs.answer(frame, answer)
+    ),
+}
+"""Who answers what a rank says, but for its heartbeat."""
 
 
 def main() -> None:

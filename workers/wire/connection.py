@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
-from .frames import (
-    PREFIX,
-    WITHOUT_PAYLOAD,
-    Frame,
-    FrameError,
-    decode_header,
-    decode_prefix,
-    encode_header,
-    encode_prefix,
-)
+from .frames import WITHOUT_PAYLOAD, Frame, FrameError, encode_header, encode_prefix, read_frame
 from .protocol import Message
 
 STUCK_SECONDS = 0.05
@@ -52,15 +45,12 @@ class Connection:
         elsewhere: bool = False,
         while_stuck: Callable[[], None] | None = None,
     ) -> None:
-        """Send a message and the bytes of its tensors, in the order of its `tensors`.
+        """Send a message and the bytes of its tensors, in the order of its `tensors`; ConnectionClosed at the end.
 
         Args:
             elsewhere: the bytes are in memory that both sides share, and stay out of the frame.
             while_stuck: called again and again while the other side does not read. It may raise; the connection is of
                 no use then, as half a message is out.
-
-        Raises:
-            ConnectionClosed: the other side is gone.
         """
         header = encode_header(message)
         flags = WITHOUT_PAYLOAD if elsewhere else 0
@@ -98,17 +88,8 @@ class Connection:
                     while_stuck()
 
     def receive(self) -> Frame:
-        """Wait for the next frame.
-
-        Raises:
-            ConnectionClosed: the other side is gone.
-            FrameError: it sent something that is no frame; the connection is of no use any more.
-        """
-        flags, header_bytes, payload_bytes = decode_prefix(self._read(PREFIX.size))
-        header = bytes(self._read(header_bytes))
-        message = decode_header(header, payload_bytes, flags)
-        payload = memoryview(self._read(payload_bytes)) if payload_bytes else None
-        return Frame(message, header, payload)
+        """Wait for the next frame; ConnectionClosed at the end, FrameError where what comes is none."""
+        return read_frame(self._read)
 
     def _read(self, count: int) -> bytearray:
         buffer = bytearray(count)
@@ -128,6 +109,34 @@ class Connection:
         with contextlib.suppress(OSError):  # it was closed by the other side already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def listen_in(folder: Path, backlog: int) -> socket.socket:
+    """A non-blocking listener for ranks in the pool's private folder."""
+    sock = _at_socket_of(folder, lambda sock, path: sock.bind(path))
+    sock.listen(backlog)
+    sock.setblocking(False)
+    return sock
+
+
+def connect_in(folder: Path) -> socket.socket:
+    """Connect to it; OSError where nobody listens there."""
+    return _at_socket_of(folder, lambda sock, path: sock.connect(path))
+
+
+def _at_socket_of(folder: Path, use: Callable[[socket.socket, str], None]) -> socket.socket:
+    """The kernel takes 107 bytes as the path of a Unix socket, and $TMPDIR alone may have more. Through the descriptor
+    of the folder the path is short."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        use(sock, f"/proc/self/fd/{descriptor}/ranks.socket")
+    except OSError:
+        sock.close()
+        raise
+    finally:
+        os.close(descriptor)
+    return sock
 
 
 __all__ = ["Connection", "ConnectionClosed", "FrameError"]

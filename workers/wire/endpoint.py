@@ -34,14 +34,9 @@ class Endpoint:
         return bool(watch.poll(0))
 
     async def receive(self) -> Frame | None:
-        """The next frame, or None at the end of the connection.
-
-        Raises:
-            FrameError: what came is no frame.
-        """
+        """The next frame, or None at the end of the connection; FrameError where what comes is none."""
         try:
-            prefix = await self._read(PREFIX.size)
-            flags, header_bytes, payload_bytes = decode_prefix(prefix)
+            flags, header_bytes, payload_bytes = decode_prefix(await self._read(PREFIX.size))
             header = bytes(await self._read(header_bytes))
             message = decode_header(header, payload_bytes, flags)
             payload = memoryview(await self._read(payload_bytes)) if payload_bytes else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,17 +75,11 @@ class Frame:
 
 
 def tensor_bytes(spec: TensorSpec) -> int:
-    """Bytes of one tensor.
-
-    Raises:
-        FrameError: a type that may not travel, or dimensions that are no shape.
-    """
+    """Bytes of one tensor; FrameError where its type may not travel, or its dimensions are no shape."""
     if spec.dtype not in ITEM_BYTES:
-        raise FrameError(
-            said("Tensor {name} has type {dtype}, which does not travel.", name=repr(spec.name), dtype=repr(spec.dtype))
-        )
+        raise FrameError(f"Tensor {spec.name!r} has type {spec.dtype!r}, which does not travel.")
     if len(spec.shape) > MAX_DIMS or any(dim < 0 for dim in spec.shape):
-        raise FrameError(said("Tensor {name} has no valid shape.", name=repr(spec.name)))
+        raise FrameError(f"Tensor {spec.name!r} has no valid shape.")
     return ITEM_BYTES[spec.dtype] * math.prod(spec.shape)
 
 
@@ -93,39 +87,19 @@ def payload_bytes(message: Message) -> int:
     """Bytes of the payload that a message's tensor list promises, checked against the caps."""
     specs: Sequence[TensorSpec] = getattr(message, "tensors", ())
     if len(specs) > MAX_TENSORS:
-        raise FrameError(
-            said(
-                "A frame lists {specs} tensors; at most {max_tensors} travel at once.",
-                specs=len(specs),
-                max_tensors=MAX_TENSORS,
-            )
-        )
+        raise FrameError(f"A frame lists {len(specs)} tensors; at most {MAX_TENSORS} travel at once.")
     total = sum(tensor_bytes(spec) for spec in specs)
     if total > MAX_PAYLOAD:
-        raise FrameError(
-            said(
-                "A frame promises {total} bytes of tensors; at most {max_payload} travel at once.",
-                total=total,
-                max_payload=MAX_PAYLOAD,
-            )
-        )
+        raise FrameError(f"A frame promises {total} bytes of tensors; at most {MAX_PAYLOAD} travel at once.")
     return total
 
 
 def encode_header(message: Message) -> bytes:
-    """The header's bytes.
-
-    Raises:
-        FrameError: it is longer than the receiver accepts.
-    """
+    """The header's bytes; FrameError where they are more than the receiver accepts."""
     header = _encoder.encode(message)
     if len(header) > MAX_HEADER:
         raise FrameError(
-            said(
-                "A message of {header} bytes is longer than the {max_header} that travel.",
-                header=len(header),
-                max_header=MAX_HEADER,
-            ),
+            said("A message of {size} bytes is longer than the {cap} that travel.", size=len(header), cap=MAX_HEADER),
             "It was not sent, and the workers go on. Queue a smaller part of the workflow, and please report it.",
         )
     return header
@@ -137,50 +111,34 @@ def encode_prefix(header: bytes, payload: int, flags: int = 0) -> bytes:
 
 
 def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int, int]:
-    """Return (flags, header bytes, payload bytes).
-
-    Raises:
-        FrameError: not our magic, another version, or a length over its cap.
-    """
+    """Return (flags, header bytes, payload bytes); FrameError where it is not ours, or a length is over its cap."""
     magic, version, flags, header, payload = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise FrameError("The connection carried bytes that are not of this protocol.")
     if version != VERSION:
         raise FrameError(
-            said(
-                "The other side speaks protocol version {version}, this side version {version2}.",
-                version=version,
-                version2=VERSION,
-            )
+            said("The other side speaks protocol version {version}, this side {own}.", version=version, own=VERSION)
         )
     if header > MAX_HEADER or payload > MAX_PAYLOAD or flags & ~WITHOUT_PAYLOAD:
-        raise FrameError(
-            said(
-                "A frame announces {header} header bytes and {payload} payload bytes, over the caps.",
-                header=header,
-                payload=payload,
-            )
-        )
+        raise FrameError(f"A frame announces {header} header bytes and {payload} payload bytes, over the caps.")
     return flags, header, payload
 
 
 def decode_header(header: bytes | bytearray, payload: int, flags: int) -> Message:
-    """Decode a header and check that its tensors add up to the payload that was announced.
-
-    Raises:
-        FrameError: not a message of ours, or sizes that disagree.
-    """
+    """Decode a header and check that its tensors add up to the payload that was announced; else FrameError."""
     try:
         message = _decoder.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(said("A message could not be read: {error}.", error=error)) from error
+        raise FrameError(f"A message could not be read: {error}.") from error
     promised = payload_bytes(message)
     if payload != (0 if flags & WITHOUT_PAYLOAD else promised):
-        raise FrameError(
-            said(
-                "A frame announces {payload} payload bytes, but its tensors need {promised}.",
-                payload=payload,
-                promised=promised,
-            )
-        )
+        raise FrameError(f"A frame announces {payload} payload bytes, but its tensors need {promised}.")
     return message
+
+
+def read_frame(read: Callable[[int], bytes | bytearray]) -> Frame:
+    """The next frame of what `read` gives, so many bytes each time."""
+    flags, header_bytes, payload_bytes = decode_prefix(read(PREFIX.size))
+    header = bytes(read(header_bytes))
+    message = decode_header(header, payload_bytes, flags)
+    return Frame(message, header, memoryview(read(payload_bytes)) if payload_bytes else None)

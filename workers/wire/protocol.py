@@ -15,7 +15,7 @@ from parallel_runtime.requests.requests import Answer, Request
 
 from .error_info import ErrorInfo
 
-VERSION = 11
+VERSION = 12
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
@@ -60,11 +60,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 # supervisor -> ranks
 class Run(msgspec.Struct, frozen=True, tag=True):
-    """All ranks are ready: run the prepared job.
-
-    Args:
-        agreed: the least of what the ranks offered under each name; the same on every rank.
-    """
+    """All ranks are ready: run the prepared job, with the least of what they offered under each name."""
 
     number: int
     agreed: dict[str, int] = {}
@@ -78,24 +74,14 @@ class Abandon(msgspec.Struct, frozen=True, tag=True):
 
 # rank -> supervisor
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """First message on a rank's connection.
-
-    Args:
-        world_size: ranks that torchrun counts; machines bring as many as they are told to.
-    """
+    """First message on a rank's connection; `world_size`: ranks that torchrun counts, as many as machines bring."""
 
     rank: int
-    pid: int
     world_size: int = 1
-    version: int = VERSION
 
 
 class Online(msgspec.Struct, frozen=True, tag=True):
-    """This rank has its device and its process group.
-
-    Args:
-        host: name and address of its machine, where that is another than the supervisor's.
-    """
+    """This rank has its device and its process group; `host` names its machine where that is not the supervisor's."""
 
     rank: int
     device: str
@@ -109,11 +95,7 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """This rank has prepared the job.
-
-    Args:
-        offers: what it can do or has, by name, where ranks may differ and must act alike; see `Run`.
-    """
+    """This rank has prepared the job; `offers`: what it has, by name, where ranks may differ and must act alike."""
 
     number: int
     rank: int
@@ -121,8 +103,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Once a second from a thread of each rank. `progress` rises whenever the rank gets on with a job; `waits`: it is
-    inside of a collective."""
+    """Once a second. `progress` rises whenever the rank gets on; `waits`: it is inside of a collective."""
 
     rank: int
     progress: int
@@ -147,8 +128,7 @@ class Compiling(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
-    """Rank 0 brings weights to its device: so many bytes are there, of so many. The other ranks do so at the same
-    time."""
+    """Rank 0 brings weights to its device, as the others do: so many bytes are there, of so many."""
 
     number: int
     done: int
@@ -156,12 +136,7 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """How many exchanges a rank has launched among some; see parallel_runtime/mesh/launched.py.
-
-    Args:
-        ranks: of the pool.
-        name: that all of them give it.
-    """
+    """How many exchanges a rank has launched among some of the pool; see parallel_runtime/mesh/launched.py."""
 
     ranks: tuple[int, ...]
     name: str
@@ -175,9 +150,8 @@ class Measuring(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The job is through; rank 0's carries the result, or with `in_segment` left it in the job's segment.
-
-    `cancelled` jobs have none.
+    """The job is through; rank 0's carries the result, or with `in_segment` left it in the job's segment, unless it was
+    `cancelled`.
 
     Args:
         launched: of a rank that had no part in it.
@@ -227,22 +201,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo | None = None
 
 
-Message = (
-    Job
-    | Cancel
-    | AskStatus
-    | Shutdown
-    | Run
-    | Abandon
-    | Hello
-    | Lost
-    | Online
-    | Ready
-    | Heartbeat
-    | Progress
-    | Compiling
-    | Loading
-    | Measuring
-    | Done
-    | Failed
-) | Status
+_OfClient = Job | Cancel | AskStatus | Shutdown
+_OfSupervisor = Run | Abandon | Status
+_OfRank = Hello | Lost | Online | Ready | Heartbeat | Progress | Compiling | Loading | Measuring | Done | Failed
+Message = _OfClient | _OfSupervisor | _OfRank

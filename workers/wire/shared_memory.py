@@ -10,34 +10,28 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from parallel_runtime.errors import SegmentError
 from parallel_runtime.pinned_memory import PORTABLE, register, unregister
-from parallel_runtime.said import said
 
-from .protocol import TensorSpec
-from .tensors import spec_of
+from .frames import tensor_bytes
+from .protocol import Done, TensorSpec
+from .tensors import pack, spec_of, unpack
 
 LEAST_BYTES = 16 << 20
 _PATH = re.compile(r"/proc/\d+/fd/\d+")
 
 
 class Segment:
-    """One mapping of a segment, by the process that made it or by one that opened it by its path.
-
-    Args:
-        path: a file of the process that made it, which others of the same user can open while it lives.
-
-    Raises:
-        ValueError: too small to be one.
-    """
+    """One mapping of a segment, by the process that made it or by one of the same user that opened it by its path."""
 
     def __init__(self, descriptor: int, path: str):
         self.path = path
@@ -49,46 +43,31 @@ class Segment:
 
     @classmethod
     def create(cls, half: int) -> Segment:
-        """Make a segment whose halves hold that many bytes.
-
-        Raises:
-            SegmentError: no such memory on this machine.
-        """
+        """Make a segment whose halves hold that many bytes; SegmentError where this machine has no such memory."""
+        descriptor = -1
         try:
             descriptor = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except (OSError, AttributeError) as error:
-            raise SegmentError("No memory can be shared with the workers: " + str(error) + ".", "") from error
-        try:
             os.ftruncate(descriptor, 2 * half)
             # Sealed: whoever maps it can rely on its size, and never reads beyond an end that moved.
-            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}")
-        except (OSError, ValueError) as error:
-            os.close(descriptor)
-            raise SegmentError("No memory can be shared with the workers: " + str(error) + ".", "") from error
+        except (OSError, ValueError, AttributeError) as error:
+            raise _cannot_share(error, descriptor) from error
 
     @classmethod
     def open(cls, path: str) -> Segment:
-        """Map the segment of another process of this user.
-
-        Raises:
-            SegmentError: it is gone, or no such segment.
-        """
-        if not _PATH.fullmatch(path):
-            raise SegmentError(said("{path} names no segment.", path=repr(path)), "")
+        """Map the segment of another process of this user; SegmentError where it is gone, or is none."""
+        descriptor = -1
         try:
+            if not _PATH.fullmatch(path):
+                raise ValueError(f"{path!r} names no segment")
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise SegmentError("No memory can be shared with the workers: " + str(error) + ".", "") from error
-        try:
-            wanted = fcntl.F_SEAL_SHRINK
-            if os.fstat(descriptor).st_uid != os.getuid() or not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & wanted:
-                raise SegmentError(said("{path} is no segment of this user.", path=repr(path)), "")
+            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+            if os.fstat(descriptor).st_uid != os.getuid() or not sealed:
+                raise ValueError(f"{path!r} is no segment of this user")
             return cls(descriptor, path)
         except (OSError, ValueError) as error:
-            os.close(descriptor)
-            raise SegmentError("No memory can be shared with the workers: " + str(error) + ".", "") from error
+            raise _cannot_share(error, descriptor) from error
 
     def is_at(self, path: str) -> bool:
         """Whether a path leads to this very segment: a later one may have the number, and so the path, of this one."""
@@ -116,14 +95,8 @@ def half_for(size: int) -> int:
 
 
 def write(half: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
-    """Write tensors into one half of a segment, one after the other; return what they are, when all bytes are there.
-
-    Args:
-        tensors: on the CPU or a GPU; no more than `half` holds.
-
-    Raises:
-        TypeError: a tensor of a type that does not travel.
-    """
+    """Write tensors, on the CPU or a GPU, into one half of a segment, one after the other; return what they are, when
+    all bytes are there. TypeError where the type of one does not travel."""
     specs = tuple(spec_of(name, tensor) for name, tensor in tensors.items())
     start, devices = 0, set()
     for tensor in tensors.values():
@@ -138,11 +111,7 @@ def write(half: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> tuple[Tens
 
 
 def read(half: torch.Tensor, into: torch.Tensor) -> torch.cuda.Event | None:
-    """Copy a half's bytes; nobody may write to the half before the event, if there is one.
-
-    Args:
-        into: as many bytes, on the CPU or a GPU.
-    """
+    """Copy a half's bytes into as many; nobody may write to the half before the event, if there is one."""
     if into.device.type != "cuda":
         # By numpy, which copies with this thread alone: to wake threads for it costs more than the copy.
         np.copyto(into.numpy(), half.numpy())
@@ -153,8 +122,75 @@ def read(half: torch.Tensor, into: torch.Tensor) -> torch.cuda.Event | None:
     return event
 
 
+def _cannot_share(error: Exception, descriptor: int) -> SegmentError:
+    if descriptor >= 0:
+        os.close(descriptor)
+    return SegmentError(f"No memory can be shared with the workers: {error}.", "")
+
+
 def _register(memory: torch.Tensor) -> bool:
     """Pin the memory where this process computes on a GPU; copies also work where that fails, only slower."""
     if not torch.cuda.is_initialized():
         return False
     return register(memory, PORTABLE)
+
+
+log = logging.getLogger("parallel_dit")
+
+
+class Transport:
+    """The client's side. One job at a time: what `put` wrote is taken by the ranks before it is called again."""
+
+    def __init__(self) -> None:
+        self._segment: Segment | None = None
+        self._possible = True
+        self._on_its_way: torch.cuda.Event | None = None
+
+    def put(
+        self, tensors: Mapping[str, torch.Tensor], answer_bytes: int = 0
+    ) -> tuple[tuple[TensorSpec, ...], Sequence[memoryview], str]:
+        """Bring tensors to where the ranks can take them: what they are, with the bytes that go over the socket, or the
+        path of the segment in which they lie, with room for such an answer. TypeError where one does not travel."""
+        self._finish_taking()
+        segment = self._segment_for(max(answer_bytes, sum(tensor.nbytes for tensor in tensors.values())))
+        if segment is None:
+            return *pack(tensors), ""
+        return write(segment.request, tensors), (), segment.path
+
+    def take(self, done: Done, payload: memoryview | None, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors of an answer, copied to `device`."""
+        if not done.in_segment:
+            return {name: tensor.to(device) for name, tensor in unpack(done.tensors, payload).items()}
+        assert self._segment is not None
+        size = sum(tensor_bytes(spec) for spec in done.tensors)
+        into = torch.empty(size, dtype=torch.uint8, device=device)
+        self._on_its_way = read(self._segment.answer[:size], into)
+        return unpack(done.tensors, into)
+
+    def give_up(self, error: SegmentError) -> None:
+        """The ranks cannot open the segment: everything goes over the socket from now on."""
+        log.info("Parallel DiT: tensors go over a socket. %s", error)
+        self.close()
+        self._possible = False
+
+    def close(self) -> None:
+        """Let go of the memory; a later `put` takes other memory."""
+        self._finish_taking()
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    def _finish_taking(self) -> None:
+        if self._on_its_way is not None:  # the last answer is being copied to the GPU, perhaps
+            self._on_its_way.synchronize()
+            self._on_its_way = None
+
+    def _segment_for(self, size: int) -> Segment | None:
+        if not self._possible or (self._segment is not None and self._segment.request.numel() >= size):
+            return self._segment
+        self.close()
+        try:
+            self._segment = Segment.create(half_for(size))
+        except SegmentError as error:
+            self.give_up(error)
+        return self._segment

@@ -15,22 +15,14 @@ _ALIGNMENT = 16
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
-    """What a tensor is on the wire.
-
-    Raises:
-        TypeError: it is of a type that does not travel.
-    """
+    """What a tensor is on the wire."""
     if tensor.dtype not in _NAMES:
         raise TypeError(f"tensor {name!r} of type {tensor.dtype} does not travel")
     return TensorSpec(name, _NAMES[tensor.dtype], tuple(tensor.shape))
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[TensorSpec, ...], list[memoryview]]:
-    """Specs and bytes of named tensors, ready for `Connection.send`. Tensors on a GPU are copied to the host.
-
-    Raises:
-        TypeError: a tensor of a type that does not travel.
-    """
+    """Specs and bytes of named tensors, ready for `Connection.send`. Tensors on a GPU are copied to the host."""
     specs, buffers = [], []
     for name, tensor in tensors.items():
         specs.append(spec_of(name, tensor))
