@@ -12,7 +12,7 @@ import comfy.model_sampling
 import torch
 
 from parallel_runtime.networks.comfyui.module_tree import class_name
-from parallel_runtime.networks.comfyui.node_rules import CFG, GUIDER_RULES, GuiderRule
+from parallel_runtime.networks.comfyui.node_rules import AROUND_GUIDER, CFG, GUIDER_RULES, GuiderRule
 from parallel_runtime.networks.tables.blocks import Network
 from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.said import Said, said
@@ -104,6 +104,12 @@ class AskedLoop:
         """Functions around guidance; where `loop_obstacles` has none."""
         return read_guidance(self.options, self.guider)
 
+    @property
+    def all_branches(self) -> bool:
+        """Whether each evaluation is of all branches that one of them is of."""
+        scaled = any(each.place == AROUND_GUIDER for each in self.guidance)
+        return not scaled or bool(self.options.get("disable_cfg1_optimization"))
+
     @cached_property
     def guided(self) -> bool:
         """Whether guidance is more than one scale between two predictions."""
@@ -133,7 +139,8 @@ class AskedLoop:
         Functions around guidance are left out, as they would see no predictions.
         """
         options = {name: value for name, value in self.options.items() if name not in PLACES}
-        if self.known.name.endswith("cfg_pp"):  # they look at the negative prediction at any scale
+        # Other samplers look at the negative prediction at any scale, and a scale may be another at a later sigma.
+        if self.known.name.endswith("cfg_pp") or not self.all_branches:
             options["disable_cfg1_optimization"] = True
         with self.remote.capture(x.shape[1]) as calls:
             self.guider(x, sigma, model_options=options, seed=self.extra_args["seed"])

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from parallel_runtime.networks.comfyui.module_tree import class_name
-from parallel_runtime.networks.comfyui.node_rules import GUIDER_RULES, SECOND_SCALE, guidance_rule_of, rule_of
+from parallel_runtime.networks.comfyui.node_rules import (
+    AROUND_GUIDER,
+    GUIDER_RULES,
+    SECOND_SCALE,
+    guidance_rule_of,
+    rule_of,
+)
 from parallel_runtime.requests.requests import Guidance, Guider
 
 _ONE = "sampler_cfg_function"
@@ -27,6 +33,8 @@ def is_carried(functions: Any) -> bool:
 def read_guidance(model_options: Mapping[str, Any], guider: Any) -> tuple[Guidance, ...]:
     """The functions of a MODEL and of a guider, in the order in which they are called; for what `is_carried`."""
     found = [_read(place, each) for place in PLACES for each in _several(model_options.get(place, ()))]
+    around = model_options.get("transformer_options", {}).get("wrappers", {}).get(AROUND_GUIDER, {})
+    found += [_read(AROUND_GUIDER, each) for several in around.values() for each in several]
     begin = getattr(guider, "_v_numel", None)
     own_scale = class_name(type(guider)) == SECOND_SCALE and begin is not None
     if own_scale and not math.isclose(guider.video_cfg, guider.audio_cfg):

@@ -63,10 +63,11 @@ def make_host_loop(
     comfyui: ComfyuiCode,
     guider: Guider,
     guidance: tuple[Guidance, ...],
+    all_branches: bool,
 ) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
     """The loop, and its tensors; for what has no obstacles."""
     data = read_sampling(sampling)
     assert data is not None
     names = tuple(data.tensors)
-    loop = HostLoop(comfyui, dict(known.options), data.bases, data.values, names, guider, guidance)
+    loop = HostLoop(comfyui, dict(known.options), data.bases, data.values, names, guider, guidance, all_branches)
     return loop, data.tensors

@@ -166,7 +166,8 @@ class PoolLoop:
         asked, model = self._asked, self._remote.model
         code = model.comfyui or model.patching
         assert code is not None
-        return make_host_loop(asked.known, asked.sampling, code, read_guider(asked.guider), asked.guidance)
+        guider = read_guider(asked.guider)
+        return make_host_loop(asked.known, asked.sampling, code, guider, asked.guidance, asked.all_branches)
 
     def _inpaint(self) -> InpaintInputs | None:
         from workers.client.client import InpaintInputs

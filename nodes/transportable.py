@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from parallel_runtime.networks.comfyui.node_rules import AROUND_GUIDER
 from parallel_runtime.requests.conditioning import BRANCHES, OPTIONS, Shared
 from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import Said, said, together
@@ -152,8 +153,13 @@ def loop_obstacles(model_options: Mapping[str, Any]) -> list[Said]:
     options = model_options.get("transformer_options", {})
     found += option_obstacles(options)
     for key, template in (("wrappers", "a wrapper of a node ({name})"), ("callbacks", "a callback of a node ({name})")):
-        kinds = [each for kind, each in options.get(key, {}).items() if kind not in AROUND_LOOP[key]]
-        names = {name for kind in kinds for name in kind if kind[name]}
+        inside = {kind: each for kind, each in options.get(key, {}).items() if kind not in AROUND_LOOP[key]}
+        names = {
+            name
+            for kind, named in inside.items()
+            for name, functions in named.items()
+            if functions and not (kind == AROUND_GUIDER and is_carried(functions))
+        }
         found += [said(template, name=name or "unnamed") for name in sorted(names, key=str)]
     return found
 

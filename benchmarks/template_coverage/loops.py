@@ -41,8 +41,8 @@ def _after(code: str) -> dict[str, Any]:
     return {"sampler_post_cfg_function": [_function(_EXTRAS + code)]}
 
 
-def _wrapper(kind: str, name: str) -> dict[str, Any]:
-    return {"transformer_options": {"wrappers": {kind: {name: [_function(f"{_EXTRAS}x:{name}")]}}}}
+def _wrapper(kind: str, name: str, code: str = "x:wrapper") -> dict[str, Any]:
+    return {"transformer_options": {"wrappers": {kind: {name: [_function(_EXTRAS + code)]}}}}
 
 
 _MODEL_OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -72,7 +72,9 @@ _MODEL_OPTIONS: Mapping[str, Mapping[str, Any]] = {
             f"{_EXTRAS}differential_diffusion:DifferentialDiffusion.execute.<locals>.<lambda>"
         )
     },
-    "CFGOverride": _wrapper("predict_noise", "CFGOverride"),
+    "CFGOverride": _wrapper(
+        "predict_noise", "CFGOverride", "custom_sampler:CFGOverride.execute.<locals>.predict_noise_wrapper"
+    ),
     "HiDreamO1PatchSeamSmoothing": _wrapper("diffusion_model", "hidream_o1_patch_seam_smoothing"),
     "TripoSplatSamplingPreview": _wrapper("outer_sample", "triposplat_sampling_preview"),
     "EasyCache": _wrapper("predict_noise", "easycache"),

@@ -67,7 +67,9 @@ class HostDenoising(Loop):
     def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
         sampling = self._make_sampling(tensors)
         return self._sampler.run(
-            GuidedModel(self._guider, evaluate, sampling, self.inpaint(tensors), tensors["sigmas"]),
+            GuidedModel(
+                self._guider, evaluate, sampling, self.inpaint(tensors), tensors["sigmas"], self._host.all_branches
+            ),
             sampling,
             tensors["x"],
             tensors["sigmas"],

@@ -184,6 +184,7 @@ class HostLoop(msgspec.Struct, frozen=True):
         values, tensors: what that object holds, by name.
         guider: that evaluates; the index of a branch is the place of its conditioning there.
         guidance: functions of nodes, in the order in which they are called.
+        all_branches: a CFG of 1 leaves none out: those that do not count have not come.
     """
 
     comfyui: ComfyuiCode
@@ -193,6 +194,7 @@ class HostLoop(msgspec.Struct, frozen=True):
     tensors: tuple[str, ...]
     guider: Guider
     guidance: tuple[Guidance, ...] = ()
+    all_branches: bool = True
 
 
 def sampling_name(name: str) -> str:

@@ -103,6 +103,7 @@ def rows() -> Iterator[Row]:
 GUIDANCE = {
     "CFGNorm": {"strength": 0.8, "pre_cfg": False},
     "CFGNorm before": {"strength": 0.7, "pre_cfg": True},
+    "CFGOverride": {"cfg": 1.0, "start_percent": 0.0, "end_percent": 0.5},
     "CFGZeroStar": {},
     "TCFG": {},
     "Mahiro": {},

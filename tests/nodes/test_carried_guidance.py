@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nodes.carried_guidance import acts_inside, is_carried, read_guidance, read_guider
+from nodes.transportable import loop_obstacles
 from parallel_runtime.networks.comfyui.node_rules import CFG, SECOND_SCALE
 
 SLG = "comfy_extras.nodes_slg:SkipLayerGuidanceDiT.execute.<locals>"
@@ -55,6 +56,22 @@ def test_what_is_no_data_does_not_travel(changed):
     assert is_carried(skipping())
     assert not is_carried([skipping(), skipping(**changed)])
     assert not is_carried(function("another.pack:post_cfg_function"))
+
+
+def test_wrappers_around_a_guider_travel_behind_functions_and_others_are_obstacles():
+    code = "comfy_extras.nodes_custom_sampler:CFGOverride.execute.<locals>.predict_noise_wrapper"
+    override = function(code, cfg=1.0, sigma_hi=0.5, sigma_lo=0.0)
+
+    def options(**around: Any) -> dict[str, Any]:
+        wrappers = {"predict_noise": around}
+        return {"sampler_post_cfg_function": [skipping()], "transformer_options": {"wrappers": wrappers}}
+
+    read = read_guidance(options(a=[override], b=[override]), of_class(CFG))
+    assert [each.place for each in read] == ["sampler_post_cfg_function", "predict_noise", "predict_noise"]
+    assert read[1].values == {"cfg": 1.0, "sigma_hi": 0.5, "sigma_lo": 0.0}
+    assert loop_obstacles(options(a=[override])) == []
+    assert "(a)" in " ".join(loop_obstacles(options(a=[override, print])))
+    assert "(easycache)" in " ".join(loop_obstacles(options(easycache=[print], a=[override])))
 
 
 def test_a_scale_for_the_second_latent_takes_the_place_of_a_models_function():

@@ -15,7 +15,7 @@ from ...errors import RequestError
 from ...requests.requests import Guider, Scalar
 from ...said import said
 from ...sampling.denoiser import Inpaint
-from .node_rules import guider_code
+from .node_rules import AROUND_GUIDER, guider_code
 
 _WRAPPERS, _REPLACED = "wrappers", "patches_replace"
 
@@ -79,7 +79,8 @@ def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
             said("Update it."),
         ) from error
     made = object.__new__(kind)
-    made.__dict__.update({name: guider.values.get(name) for name in rule.values})
+    # Each has a scale, which functions around it change and put back, whether it looks at it or not.
+    made.__dict__.update({"cfg": 1.0, **{name: guider.values.get(name) for name in rule.values}})
     made.conds = {rule.conds[index]: [{"branch": branch}] for branch, index in enumerate(indices)}
     return made
 
@@ -92,9 +93,19 @@ class GuidedModel:
         sampling: ComfyUI's model sampling.
         inpaint: mask, and what it keeps.
         sigmas: of the loop.
+        all_branches: see `HostLoop`.
     """
 
-    def __init__(self, guider: Any, evaluate: Evaluate, sampling: Any, inpaint: Inpaint | None, sigmas: torch.Tensor):
+    def __init__(
+        self,
+        guider: Any,
+        evaluate: Evaluate,
+        sampling: Any,
+        inpaint: Inpaint | None,
+        sigmas: torch.Tensor,
+        all_branches: bool = True,
+    ):
+        self._all_branches = all_branches
         self._evaluate, self._sampling, self._inpaint, self._sigmas = evaluate, sampling, inpaint, sigmas
         guider.inner_model = SimpleNamespace(model_sampling=sampling)
         guider.model_patcher = SimpleNamespace(model=guider.inner_model, get_model_object=self._object)
@@ -106,9 +117,15 @@ class GuidedModel:
 
     def options(self, guidance: Mapping[str, Any]) -> dict[str, Any]:
         """ComfyUI's `model_options` for this model, with functions around guidance (live_patches.py)."""
-        wrappers = {"calc_cond_batch": {"parallel_dit": [self._predict]}}
-        # Which branches count is known: the others did not come.
-        return {"transformer_options": {_WRAPPERS: wrappers}, "disable_cfg1_optimization": True, **guidance}
+        functions = {name: each for name, each in guidance.items() if name != AROUND_GUIDER}
+        wrappers = {"calc_cond_batch": [self._predict], AROUND_GUIDER: guidance.get(AROUND_GUIDER, [])}
+        options: dict[str, Any] = {
+            "transformer_options": {_WRAPPERS: {kind: {"parallel_dit": each} for kind, each in wrappers.items()}},
+            "disable_cfg1_optimization": self._all_branches,
+            **functions,
+        }
+        self.inner_model.model_options = options
+        return options
 
     def _object(self, name: str) -> Any:
         if name != "model_sampling":
@@ -132,7 +149,7 @@ class GuidedModel:
     def _guided(
         self, x: torch.Tensor, sigma: torch.Tensor, model_options: Mapping[str, Any], seed: int
     ) -> torch.Tensor:
-        denoised: torch.Tensor = self.inner_model.predict_noise(x, sigma, model_options, seed)
+        denoised: torch.Tensor = self.inner_model(x, sigma, model_options, seed)
         return denoised
 
     def _predict(

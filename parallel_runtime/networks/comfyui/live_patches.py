@@ -16,7 +16,7 @@ from ...errors import RequestError
 from ...requests.patches import CARRIED, FUNCTIONS, OBJECTS, PATCHES, REPLACED, SIGMAS, Attached, Patch
 from ...requests.requests import Guidance
 from ...said import said
-from .node_rules import PatchRule, guidance_rule_of, rule_of
+from .node_rules import AROUND_GUIDER, PatchRule, guidance_rule_of, rule_of
 
 _BETWEEN = {"post_input", "double_block", "single_block", "noise_refiner"}
 """Patches that no network calls inside of a block; the others may be."""
@@ -169,7 +169,7 @@ def _closure(
 
 
 _ONE = ("sampler_cfg_function", "sampler_calc_cond_batch_function", "denoise_mask_function")
-_SEVERAL = ("sampler_pre_cfg_function", "sampler_post_cfg_function")
+_SEVERAL = ("sampler_pre_cfg_function", "sampler_post_cfg_function", AROUND_GUIDER)
 
 
 def make_guidance(functions: Sequence[Guidance], sampling: Any) -> dict[str, Any]:

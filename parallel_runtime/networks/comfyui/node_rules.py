@@ -102,7 +102,12 @@ PATCH_RULES: Mapping[str, PatchRule] = {
 are called otherwise in other versions of ComfyUI."""
 
 
+AROUND_GUIDER = "predict_noise"
+"""Of ComfyUI's kinds of wrappers, that around a guider's evaluation."""
 GUIDANCE_RULES: Mapping[str, PatchRule] = {
+    "comfy_extras.nodes_custom_sampler:CFGOverride.predict_noise_wrapper": PatchRule(
+        "CFGOverride", ("cfg", "sigma_hi", "sigma_lo")
+    ),
     "comfy_extras.nodes_model_advanced:RescaleCFG.rescale_cfg": PatchRule(
         "RescaleCFG", ("is_flow", "multiplier"), uses=("torch",)
     ),
