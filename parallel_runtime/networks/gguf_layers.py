@@ -18,6 +18,7 @@ from torch import nn
 
 from ..attention import operators
 from ..switches import is_on
+from .quantised_layers import become, own_class
 
 _PLAIN = (None, "F32", "F16")
 _FUNCTIONS: dict[str, Callable[[torch.Tensor, tuple[int, int]], torch.Tensor]] = {}
@@ -60,7 +61,7 @@ class GgufLayer(nn.Module):
         if getattr(weight, "patches", None) or getattr(bias, "patches", None) or kinds[1] not in _PLAIN:
             return
         self.rows, self.columns = map(int, getattr(weight, "tensor_shape", weight.shape))
-        self.scheme = "" if kinds[0] in _PLAIN else _scheme(_own_class(self), weight.tensor_type)
+        self.scheme = "" if kinds[0] in _PLAIN else _scheme(own_class(self, GgufLayer), weight.tensor_type)
         self.added = None if bias is None else _plain(bias)
         self.stored = _plain(weight)
 
@@ -69,8 +70,7 @@ def use_gguf_kernels(network: nn.Module) -> None:
     """Have layers of the pack compute by operators of ours."""
     for module in network.modules():
         if _is_of_pack(module) and not isinstance(module, GgufLayer) and is_on("quantised"):
-            own: Any = type(module)
-            module.__class__ = _ours(own)
+            become(module, GgufLayer)
 
 
 def gguf_layers(module: nn.Module) -> Iterator[GgufLayer]:
@@ -82,16 +82,6 @@ def _is_of_pack(module: nn.Module) -> bool:
     """A linear layer of the pack's, whose weight is not cast to another type first."""
     is_layer = isinstance(module, nn.Linear) and hasattr(module, "is_ggml_quantized")
     return is_layer and getattr(module, "dequant_dtype", None) is None
-
-
-@functools.cache
-def _ours(own: Any) -> Any:
-    return type(own.__name__, (GgufLayer, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
-
-
-def _own_class(layer: nn.Module) -> Any:
-    kinds = type(layer).__mro__
-    return kinds[kinds.index(GgufLayer) + 1]
 
 
 def _kind(weight: Any) -> str | None:

@@ -8,7 +8,6 @@ themselves, as they are, where another tensor comes than the one before, and in 
 
 from __future__ import annotations
 
-import functools
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..mesh.mesh import Mesh
-from .quantised_layers import rounds_inside
+from .quantised_layers import become, rounds_inside
 from .tables.blocks import Blocks
 
 Layers = Mapping[str, Sequence["ReadyLayer"]]
@@ -191,12 +190,6 @@ def _submodule(block: nn.Module, path: str) -> nn.Module | None:
 
 def _made_ready(layer: Any) -> ReadyLayer:
     if not isinstance(layer, ReadyLayer):
-        own: Any = type(layer)
-        layer.__class__ = _ready(own)
+        become(layer, ReadyLayer)
     made: ReadyLayer = layer
     return made
-
-
-@functools.cache
-def _ready(own: Any) -> Any:
-    return type(own.__name__, (ReadyLayer, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})

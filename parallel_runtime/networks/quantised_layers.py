@@ -94,7 +94,7 @@ class QuantisedLayer(nn.Module):
         told = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | str | None)}
         told = {name: told[name] for name in sorted(told.keys() - _NOT_OF_KIND - vars(QuantisedLayer).keys())}
         self.inside = tuple(inside)
-        self.kind = repr((_own_class(self).__qualname__, told, described))
+        self.kind = repr((own_class(self, QuantisedLayer).__qualname__, told, described))
         self.rounds = self._rounds_alone(parameters)
         if self.kind not in _KINDS:
             _KINDS[self.kind] = _Emptied(self, described)
@@ -116,7 +116,7 @@ class _Emptied:
     """A layer without its weights, and how its parameters are put together."""
 
     def __init__(self, layer: nn.Module, described: list[Any]):
-        self.own = _own_class(layer)
+        self.own = own_class(layer, QuantisedLayer)
         self.outputs = int(layer.out_features)  # type: ignore[arg-type]
         self._described = described
         left_out = {*vars(QuantisedLayer), "_parameters", "ready"}
@@ -143,8 +143,7 @@ def hide_quantised(network: nn.Module) -> None:
     """Make graphs of this network's blocks hold operators where layers have quantised weights."""
     for module in network.modules():
         if not isinstance(module, QuantisedLayer) and _computes_quantised(module):
-            own: Any = type(module)
-            module.__class__ = _quantised(own)
+            become(module, QuantisedLayer)
             _hide_activated()
 
 
@@ -182,13 +181,21 @@ def rounds_inside(kind: Any) -> bool:
 
 
 @functools.cache
-def _quantised(own: Any) -> Any:
-    return type(own.__name__, (QuantisedLayer, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+def joined(kind: Any, own: Any) -> Any:
+    """The class of a layer of class `own` that becomes one of `kind`."""
+    return type(own.__name__, (kind, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
 
 
-def _own_class(layer: nn.Module) -> Any:
+def become(layer: Any, kind: Any) -> None:
+    """Make a layer one of `kind` by its class alone, of which its own class stays a base."""
+    own: Any = type(layer)
+    layer.__class__ = joined(kind, own)
+
+
+def own_class(layer: nn.Module, kind: Any) -> Any:
+    """The class that a layer had before."""
     kinds = type(layer).__mro__
-    return kinds[kinds.index(QuantisedLayer) + 1]
+    return kinds[kinds.index(kind) + 1]
 
 
 def quantised_layers(module: nn.Module) -> Iterator[QuantisedLayer]:

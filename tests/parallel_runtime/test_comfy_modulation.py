@@ -12,6 +12,7 @@ from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks import modulation
 from parallel_runtime.networks.cut_blocks import cut_blocks
 from parallel_runtime.networks.modulation import ReadyLayer
+from parallel_runtime.networks.quantised_layers import joined
 from parallel_runtime.networks.tables.blocks import Blocks
 from parallel_runtime.networks.token_split import TokenSplit
 
@@ -127,7 +128,7 @@ def test_a_layer_whose_weight_needs_a_cast_computes_where_it_stands(computed, ho
     tower, split, (x, one, _, _) = cut()
     layers: list[Any] = [block.mod[1] for block in tower.blocks]
     for layer in layers[:how_many]:
-        layer.__class__ = modulation._ready(Casts)
+        layer.__class__ = joined(ReadyLayer, Casts)
         layer.half()
     expected = tower(x, [one] * DEPTH)
     split.modulation.begin(split.mesh)
