@@ -113,11 +113,8 @@ class RemoteTransformer:
         Args:
             current_index: what a device without an index means.
         """
-        config = self.model.config
-        if device.type != "cuda" or config.devices.startswith("cpu"):
-            return False
         index = current_index if device.index is None else device.index
-        return config.device_indices is None or index in config.device_indices
+        return device.type == "cuda" and self.model.config.may_use_gpu(index)
 
     def load(self, should_cancel: Callable[[], bool], make_room: Callable[[int], None] | None = None) -> Loaded:
         """Make the model resident; quick when it is.
@@ -129,7 +126,7 @@ class RemoteTransformer:
             ParallelError: see PoolClient.load.
         """
         pool = self._use_pool()
-        loaded = pool.load(self.model, self._watching(pool, should_cancel, "load"), make_room)
+        loaded = pool.load(self.model, self.notices.waits.watching(pool, should_cancel, "load"), make_room)
         self.size_bytes = loaded.bytes_per_rank
         self.stages = loaded.stages
         return loaded
@@ -145,7 +142,7 @@ class RemoteTransformer:
         if self._capture is not None:
             return self._capture(replace(call, conditioning=conditioning))
         pool = self._use_pool()
-        watching = self._watching(pool, should_cancel)
+        watching = self.notices.waits.watching(pool, should_cancel)
         output = pool.forward(
             self.model,
             call.x,
@@ -165,7 +162,7 @@ class RemoteTransformer:
     def invoke(self, method: str, arguments: Mapping[str, Any], should_cancel: Callable[[], bool]) -> torch.Tensor:
         """What a method of the network gives that needs its weights; see PoolClient.invoke."""
         pool = self._use_pool()
-        watching = self._watching(pool, should_cancel)
+        watching = self.notices.waits.watching(pool, should_cancel)
         return pool.invoke(self.model, method, arguments, self.patches, should_cancel=watching)
 
     def sample(
@@ -186,7 +183,7 @@ class RemoteTransformer:
             on_progress(step, total, denoised)
 
         pool = self._use_pool()
-        watching = self._watching(pool, should_cancel)
+        watching = self.notices.waits.watching(pool, should_cancel)
         output = pool.sample(
             self.model,
             request,
@@ -197,17 +194,6 @@ class RemoteTransformer:
         )
         self._note(pool, request.x, len(request.sigmas) - 1, (request.sampler, len(request.branches)))
         return output.to(request.x)
-
-    def _watching(self, pool: PoolClient, should_cancel: Callable[[], bool], doing: str = "step") -> Callable[[], bool]:
-        """`should_cancel`, which the client asks many times a second while it waits: each time the node is told what
-        for."""
-        self.notices.waits.begin(doing)
-
-        def ask() -> bool:
-            self.notices.waits.about(pool.waits_for)
-            return should_cancel()
-
-        return ask
 
     def finish_run(self, whole: bool = True) -> None:
         """A sampling run is over: sampler and loader show the plan that ran, the latter in place of what it foresaw.

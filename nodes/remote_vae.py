@@ -100,11 +100,9 @@ class RemoteVae:
 
     def shares(self, device: torch.device) -> bool:
         """Whether a rank computes on ComfyUI's device, and so competes for its memory."""
-        indices = self.config.device_indices
-        if device.type != "cuda" or self.config.devices.startswith("cpu"):
+        if device.type != "cuda":
             return False
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return indices is None or index in indices
+        return self.config.may_use_gpu(torch.cuda.current_device() if device.index is None else device.index)
 
     def run(self, half: str, x: torch.Tensor, memory: float, answer: int, options: dict[str, Any]) -> torch.Tensor:
         """Encode or decode.
@@ -126,12 +124,6 @@ class RemoteVae:
         scalars: dict[str, Scalar] = options
         with stopping_with_prompt() as interrupted:
             pool = self._pool = self._connect(self.config)
-            self._notices.waits.begin("load")
-
-            def ask() -> bool:
-                self._notices.waits.about(pool.waits_for)
-                return interrupted()
-
             output = pool.run_vae(
                 self.request,
                 half,
@@ -140,7 +132,7 @@ class RemoteVae:
                 answer_bytes=answer,
                 seed=torch.initial_seed() & (2**63 - 1),
                 options=scalars,
-                should_cancel=ask,
+                should_cancel=self._notices.waits.watching(pool, interrupted, "load"),
             )
             self._notices.waits.end()
             if pool.ran is not None and pool.ran.plan:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from parallel_runtime.said import Said, said
 
 if TYPE_CHECKING:
+    from workers.client.client import PoolClient
     from workers.client.life import Wait
 
 COMPILE = "compile"
@@ -95,6 +96,17 @@ class WaitNotices:
             if (share := _bar(reason, done, total, seconds)) is not None:
                 self._share = self._floor + (1 - self._floor) * share  # weights after a start: the bar goes on
                 self.move_bar(round(_BAR * self._share), _BAR)
+
+    def watching(self, pool: PoolClient, should_cancel: Callable[[], bool], doing: str = "step") -> Callable[[], bool]:
+        """`should_cancel` of a request that goes out: the client asks it many times a second while it waits, and each
+        time the node is told what for."""
+        self.begin(doing)
+
+        def ask() -> bool:
+            self.about(pool.waits_for)
+            return should_cancel()
+
+        return ask
 
     def tell(self, text: Said) -> None:
         """Show a text, whatever it is about."""

@@ -182,6 +182,11 @@ class ParallelConfig:
         """GPU numbers where `devices` lists them, else None."""
         return tuple(int(part) for part in self.devices.split(",")) if self.devices[0].isdigit() else None
 
+    def may_use_gpu(self, index: int) -> bool:
+        """Whether a rank may compute on this GPU."""
+        listed = self.device_indices
+        return index in listed if listed is not None else not self.devices.startswith("cpu")
+
     @property
     def keeps_pixels(self) -> bool:
         """The picture is that of one GPU up to rounding, whatever is chosen. Stages that are set are asked for."""
