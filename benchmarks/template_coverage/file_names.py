@@ -9,7 +9,7 @@ from parallel_runtime.networks.tables.comfyui import NETWORKS
 
 _LDM = "comfy.ldm."
 _CLASSES: tuple[tuple[str, str], ...] = (
-    (r"minimax_h3", "minimax.model:MiniMaxH3Model"),
+    (r"minimax_h3|fasth3", "minimax.model:MiniMaxH3Model"),
     (r"minimax_music", "minimax_music.dit:MiniMaxMusic3DiT"),
     (r"ltx-2", "lightricks.av_model:LTXAVModel"),
     (r"ltx-video", "lightricks.model:LTXVModel"),
@@ -25,6 +25,7 @@ _CLASSES: tuple[tuple[str, str], ...] = (
     (r"causal_forcing", "wan.ar_model:CausalWanModel"),
     (r"wan|chrono_edit", "wan.model:WanModel"),
     (r"z_image|netayume|newbie|lumina", "lumina.model:NextDiT"),
+    (r"qwen_image_2\.1", "qwen_image21.model:QwenImage21Transformer2DModel"),
     (r"qwen_image|firered", "qwen_image.model:QwenImageTransformer2DModel"),
     (r"krea2", "krea2.model:SingleStreamDiT"),
     (r"chroma-radiance", "chroma_radiance.model:ChromaRadiance"),

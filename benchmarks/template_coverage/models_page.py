@@ -39,6 +39,7 @@ _FORMATS = """## Formats
 | fp8 as it is, scaled fp8 (old and current keys), mixed fp8 | ComfyUI's, in the format of the file |
 | int8 by tensor, also rotated (`convrot`) | ComfyUI's, in the format of the file |
 | nvfp4, mxfp8 | ComfyUI's, in the format of the file |
+| int4 weights (`convrot_w4a4`, `asym_w4a8_int8`) | ComfyUI's, in the format of the file |
 | a diffusers folder | diffusers' |
 | GGUF, where the pack ComfyUI-GGUF is installed | ComfyUI's, with that pack's reader and operations, compiled |"""
 
@@ -46,7 +47,8 @@ _FORMATS = """## Formats
 def write_families() -> str:
     """The part of the page that depends on this project's tables alone."""
     own = [
-        f"| {network.title} | `{path.removeprefix('comfy.ldm.')}` | "
+        f"| {network.title}{f' (read in {network.read}, not run)' if network.read else ''} "
+        f"| `{path.removeprefix('comfy.ldm.')}` | "
         f"{'tokens' if network.blocks else f'batch alone: {network.whole}'} | "
         f"{'yes' if network.stages else 'no'} |"
         for path, network in sorted(NETWORKS.items(), key=lambda item: (item[1].title.lower(), item[0]))

@@ -11,7 +11,12 @@ from parallel_runtime.networks.tables.comfyui import NETWORKS
 
 
 def inventory(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
-    """{"networks": {supported model: "module:Class"}, "gone": entries of our table that this ComfyUI has not}."""
+    """What there is, here and in our table.
+
+    Returns:
+        "networks": supported model -> "module:Class"; "gone": entries that this ComfyUI has not, but for those that
+        were only read.
+    """
     use_comfyui(comfyui, {"cpu": True})
     import comfy.model_base
     import comfy.supported_models
@@ -21,7 +26,8 @@ def inventory(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
         for name in re.findall(r"model_base\.(\w+)\(", inspect.getsource(config.get_model)):
             network = _network_of(getattr(comfy.model_base, name), vars(comfy.model_base))
             networks[f"{config.__name__} ({name})"] = f"{network.__module__}:{network.__qualname__}"
-    return {"networks": networks, "gone": [name for name in NETWORKS if not _exists(name)]}
+    gone = [name for name, data in NETWORKS.items() if not data.read and not _exists(name)]
+    return {"networks": networks, "gone": gone}
 
 
 def _network_of(model: type, names: dict[str, Any]) -> type:

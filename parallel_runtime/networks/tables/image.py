@@ -112,6 +112,11 @@ IMAGE: Mapping[str, Network] = {
         "Qwen-Image", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads",
         run_outside=("img_in", "txt_norm", "txt_in", "time_text_embed"), stages=True, behind=True,
     ),
+    # Attention is called once for each segment, over all that stands before its end.
+    "comfy.ldm.qwen_image21.model:QwenImage21Transformer2DModel": Network(
+        "Qwen-Image 2.1", whole="its text and references attend to what stands before them alone, segment by segment",
+        read="0.38",
+    ),
     "comfy.ldm.mage_flow.model:MageFlowTransformer2DModel": Network(
         "Mage-Flow", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads", stages=True, behind=True
     ),

@@ -72,6 +72,9 @@ VIDEO: Mapping[str, Network] = {
         ),
         heads="visual_transformer_blocks.0.self_attention.num_heads",
     ),
+    "comfy.ldm.kandinsky6.model:Kandinsky6": Network(
+        "Kandinsky 6", whole="its video and sound attend to one another by calls that say nothing of how", read="0.38"
+    ),
     "comfy.ldm.cosmos.predict2:MiniTrainDIT": Network("Cosmos-Predict 2", (PREDICT_2,)),
     "comfy.ldm.cosmos.model:GeneralDIT": Network("Cosmos 1", (_COSMOS,)),
     "comfy.ldm.cogvideo.model:CogVideoXTransformer3DModel": Network(
