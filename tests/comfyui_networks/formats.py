@@ -22,6 +22,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "nvfp4": {},
     "int8_tensorwise": {},
     "int8_rotated": {"convrot": True, "convrot_groupsize": 256},
+    "convrot_w4a4": {"convrot_groupsize": 256},
+    "asym_w4a8_int8": {"convrot_groupsize": 256},
 }
 """Format -> what a layer's description holds beside its name. `scaled_fp8` are the old keys, `fp8` is a plain cast."""
 
