@@ -1,4 +1,4 @@
-"""A transformer of diffusers with the weights of its file, in one call; engines hold and fill weights step by step."""
+"""A transformer of diffusers with the weights of its file, in one call; engines load step by step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 
 from parallel_runtime.loading.checkpoint import Checkpoint
-from parallel_runtime.loading.weights import build_transformer, check_weights, give_weights, hold_weights
+from parallel_runtime.loading.loaded_weights import LoadedWeights
+from parallel_runtime.loading.weights import CheckpointReader
 
 
 def load_transformer(
@@ -27,8 +28,9 @@ def load_transformer(
         CheckpointError: tensors are missing or have another shape than the config says; nothing is read then.
         UnsupportedModelError: the installed diffusers does not build this model.
     """
-    transformer = build_transformer(checkpoint)
-    weights = hold_weights(transformer, checkpoint, check_weights(transformer, checkpoint), dtype, device)
+    weights = LoadedWeights(CheckpointReader(checkpoint, dtype), device, wraps_layers=False)
     weights.fill(lambda done, total: check_cancel() if check_cancel is not None else None)
-    give_weights(transformer, checkpoint, weights)
+    transformer = weights.take_network()
+    if checkpoint.spec.prepare is not None:
+        checkpoint.spec.prepare(transformer)
     return transformer

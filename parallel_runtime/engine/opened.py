@@ -1,226 +1,205 @@
-"""A model file that was opened and not read: its facts, and the modules that its weights will go to.
+"""A model file that was opened and not read: its facts, and what will have its weights. Two sources of networks.
 
-This is where a network comes from. What follows (weights, stages, wrapping) asks it for facts and for modules without
-memory, and knows nothing of the file's library but the family's data.
+This is where a network comes from. What follows (weights, stages, requests) knows nothing of the file's library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
 
 import torch
 
 from .. import memory
 from ..acceleration.pulse import Pulse
 from ..config import ParallelConfig
-from ..loading.arena import PlainArena
+from ..errors import UnsupportedModelError
 from ..loading.checkpoint import Checkpoint, open_checkpoint
-from ..loading.held_weights import HeldWeights, MakeArena
-from ..loading.streamed_weights import StreamedWeights, streamed_costs
-from ..loading.weights import build_transformer, check_weights, give_weights, hold_weights
+from ..loading.comfyui_network import NetworkReader, NetworkWeights
+from ..loading.host_file import HostFile, open_host_file
+from ..loading.loaded_weights import LoadedWeights, MakeArena
+from ..loading.weights import CheckpointReader
 from ..mesh.mesh import single_rank_mesh
+from ..networks.comfyui.comfy_code import use_comfyui
+from ..networks.comfyui.comfy_network import ComfyNetwork
+from ..networks.comfyui.description import Described, HostFamily, describe_network
 from ..networks.diffusers.parallel_transformer import parallelize
-from ..networks.diffusers.spec import WeightRule
 from ..networks.marked_blocks import mark_blocks
-from ..networks.stages import all_blocks, let_go
-from ..networks.tables.diffusers import cut_of
+from ..networks.network import Network
 from ..planning.describe import describe_model, parameter_shapes
 from ..requests.facts import ModelFacts
-from ..requests.requests import Load
+from ..requests.requests import ComfyuiCode, Load
+from ..said import said
+from ..streaming.block_stream import SLOTS, BlockStream
 from ..streaming.dealer import Dealer
-from .family import DiffusersFamily
-from .structure import Structure
+from .family import DiffusersFamily, Family
 
-_FILE_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-
-
-@dataclass(frozen=True)
-class Skeleton:
-    """A model's modules without weights, as far as this rank has them.
-
-    Args:
-        rules: what fills them.
-    """
-
-    module: torch.nn.Module
-    rules: list[WeightRule]
+Options = tuple[str, bool]
+"""(attention, compile): configurations with equal ones share a network."""
 
 
-@dataclass(frozen=True)
-class NewWeights:
-    """Weights that are nowhere yet.
+class Opened(ABC):
+    """A file before its weights are read.
 
     Args:
-        title: for messages, such as "FLUX.1 in float32".
-        costs: bytes that they take from the device; 0 for a memory-mapped file.
-        hold: allocates what will hold them.
-        smaller: what would need less, as parts of a sentence.
-        skeleton: modules that were built to know them; None where nothing was built.
-    """
-
-    title: str
-    costs: int
-    hold: Callable[[], HeldWeights]
-    smaller: Callable[[], list[str]]
-    skeleton: Skeleton | None = None
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A checkpoint before its weights are read.
-
-    Args:
-        dtype: that the weights are to have.
+        dtype: that the network computes in.
         facts: what plans are made from.
+        family: whose checks hold.
+        identity: what the weights are read from, and into which type.
+        weight_bytes: of the whole model on a device; quantised ones as in the file.
+        title: for messages, such as "FLUX.1 in float32".
+        notes: what the artist should know of it; a sentence, or "".
     """
 
-    checkpoint: Checkpoint
     dtype: torch.dtype
     facts: ModelFacts
+    family: Family
+    identity: Hashable
+    weight_bytes: int
+    title: str
+    notes: str = ""
 
-    @classmethod
-    def open(cls, request: Load) -> Opened:
-        """Examine a file.
-
-        Raises:
-            CheckpointError, UnsupportedModelError: see `open_checkpoint`.
-        """
-        checkpoint = open_checkpoint(request.path)
-        dtype = getattr(torch, request.dtype)
-        shapes = parameter_shapes(checkpoint)
-        return cls(checkpoint, dtype, describe_model(checkpoint.spec, checkpoint.config, shapes, dtype.itemsize))
-
-    @property
-    def family(self) -> DiffusersFamily:
-        """Whose checks and facts hold."""
-        return DiffusersFamily(self.checkpoint.spec, dict(self.checkpoint.config))
-
-    @property
-    def identity(self) -> Hashable:
-        """What the weights are read from, and into which type."""
-        return self.checkpoint.identity, self.dtype
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of the whole model on a device."""
-        return self.facts.parameters * self.facts.bytes_per_parameter
-
-    @property
-    def notes(self) -> str:
-        """Nothing that the artist need know."""
-        return ""
-
-    def allocate(
-        self,
-        owned: tuple[int, int] | None,
-        device: torch.device,
-        arena: MakeArena | None = None,
-        dealer: Dealer | None = None,
-    ) -> NewWeights:
-        """The weights of the blocks that this rank has, nowhere yet.
+    @abstractmethod
+    def weights(
+        self, owned: tuple[int, int] | None, device: torch.device, arena: MakeArena | None, dealer: Dealer | None
+    ) -> LoadedWeights:
+        """What will have the weights; nothing is read yet, and there is no memory for them.
 
         Args:
-            arena: see `hold_weights`.
+            owned: (start, stop) of the blocks that this rank has; None for all.
+            arena: makes the region that they lie in.
             dealer: of the blocks; None where all that this rank has stay on its device.
 
         Raises:
-            CheckpointError: the file does not fill the modules.
+            CheckpointError: the file does not fill the network.
+            UnsupportedModelError: its weights do not come block by block.
         """
-        skeleton = self.build(owned)
-        if dealer is not None:
-            return self._streamed(skeleton, device, arena, dealer)
-        elements = sum(parameter.numel() for parameter in skeleton.module.parameters())
-        mapped = arena is None and device.type == "cpu" and self._is_stored_so()
 
-        def smaller() -> list[str]:
-            if self.dtype != torch.float32 or elements * 2 >= memory.free_bytes(device):
-                return []
-            return [f"Choose bf16 as weight_dtype: that needs {elements * 2 / 2**30:.1f} GiB."]
+    @abstractmethod
+    def network(self, weights: LoadedWeights, options: Options, owned: tuple[int, int] | None, pulse: Pulse) -> Network:
+        """What runs with the weights, which are here, over any mesh."""
 
-        def hold() -> HeldWeights:
-            return hold_weights(skeleton.module, self.checkpoint, skeleton.rules, self.dtype, device, arena)
-
-        return NewWeights(self._title, 0 if mapped else elements * self.dtype.itemsize, hold, smaller, skeleton)
-
-    @property
-    def _title(self) -> str:
-        return f"{self.checkpoint.spec.title} in {str(self.dtype).removeprefix('torch.')}"
-
-    def _streamed(
-        self, skeleton: Skeleton, device: torch.device, arena: MakeArena | None, dealer: Dealer
-    ) -> NewWeights:
-        module, spec = skeleton.module, self.checkpoint.spec
-        blocks = [
-            f"{path}.{index}"
-            for path in spec.block_lists
-            for index in range(len(module.get_submodule(path)))  # type: ignore[arg-type]
-        ]
-        beside, share = streamed_costs(module, self.dtype, blocks, dealer)
-
-        def hold() -> HeldWeights:
-            arena_or_plain = arena or (PlainArena if device.type == "cpu" else None)
-            return StreamedWeights(
-                module,
-                self.checkpoint,
-                skeleton.rules,
-                self.dtype,
-                device,
-                arena_or_plain,
-                blocks,
-                dealer,
-            )
-
-        costs = beside + share
-        return NewWeights(f"{self._title} ({dealer.streaming.mode})", costs, hold, list, skeleton)
-
-    def options(self, config: ParallelConfig, device: torch.device) -> tuple[str, bool]:
-        """Two configurations with equal options share a structure: (attention, compile)."""
+    def options(self, config: ParallelConfig, device: torch.device) -> Options:
+        """See Options."""
         return config.attention, config.compiles(device.type == "cuda")
 
-    def structure(
-        self,
-        weights: HeldWeights,
-        new: NewWeights | None,
-        options: tuple[str, bool],
-        owned: tuple[int, int] | None,
-        pulse: Pulse,
-    ) -> Structure:
-        """The modules with the weights, wrapped.
+    def costs(self, owned: tuple[int, int] | None, dealer: Dealer | None) -> int:
+        """Bytes that the weights take from the device, about."""
+        sizes = [size * self.facts.bytes_per_parameter for size in self.facts.block_sizes]
+        if dealer is not None:
+            sizes = BlockStream(dealer.resident).coming(sizes)
+            coming = min(sum(sizes), self.weight_bytes)
+            share = dealer.device_bytes(sizes) * coming // sum(sizes)
+            return self.weight_bytes - coming + SLOTS * max(sizes) + share
+        if owned is None:
+            return self.weight_bytes
+        blocks = self.facts.block_sizes
+        others = sum(blocks) - sum(blocks[slice(*owned)])
+        return int(self.weight_bytes * (1 - others / max(1, self.facts.parameters)))
 
-        Args:
-            options: from `options`.
-            new: what the weights were allocated by, where they are new.
-            owned: see `build`.
-        """
-        skeleton = (new.skeleton if new is not None else None) or self.build(owned)
-        module, spec = skeleton.module, self.checkpoint.spec
+    def smaller(self, costs: int, device: torch.device) -> list[str]:
+        """What would need less than these bytes, as sentences."""
+        return []
+
+
+class OpenedCheckpoint(Opened):
+    """For a class of diffusers."""
+
+    def __init__(self, request: Load):
+        self._checkpoint: Checkpoint = open_checkpoint(request.path)
+        spec, config = self._checkpoint.spec, self._checkpoint.config
+        self.dtype = getattr(torch, request.dtype)
+        self.facts = describe_model(spec, config, parameter_shapes(self._checkpoint), self.dtype.itemsize)
+        self.family = DiffusersFamily(spec, dict(config))
+        self.identity = self._checkpoint.identity, self.dtype
+        self.weight_bytes = self.facts.parameters * self.facts.bytes_per_parameter
+        self.title = f"{spec.title} in {str(self.dtype).removeprefix('torch.')}"
+
+    def weights(
+        self, owned: tuple[int, int] | None, device: torch.device, arena: MakeArena | None, dealer: Dealer | None
+    ) -> LoadedWeights:
+        """See Opened."""
+        reader = CheckpointReader(self._checkpoint, self.dtype, owned)
+        return LoadedWeights(reader, device, wraps_layers=False, arena=arena, dealer=dealer)
+
+    def network(self, weights: LoadedWeights, options: Options, owned: tuple[int, int] | None, pulse: Pulse) -> Network:
+        """See Opened."""
+        module, spec = weights.take_network(), self._checkpoint.spec
         mark_blocks(module, spec.block_lists, pulse)
-        give_weights(module, self.checkpoint, weights)
+        if spec.prepare is not None:
+            spec.prepare(module)
         attention, compile = options
-        transformer = parallelize(
+        return parallelize(
             module, spec, single_rank_mesh(), attention=attention, compile=compile, stream=weights.stream,
             # Shares of these layers would be read before their blocks are there.
             modulate=weights.stream is None, owned=owned,
         )  # fmt: skip
-        return Structure(transformer)
 
-    def _is_stored_so(self) -> bool:
-        header = self.checkpoint.header.values()
-        return all(info.dtype == _FILE_DTYPES.get(self.dtype) for info in header)
+    def smaller(self, costs: int, device: torch.device) -> list[str]:
+        """See Opened."""
+        if self.dtype != torch.float32 or costs // 2 >= memory.free_bytes(device):
+            return []
+        return [f"Choose bf16 as weight_dtype: that needs {costs / 2 / 2**30:.1f} GiB."]
 
-    def build(self, owned: tuple[int, int] | None) -> Skeleton:
-        """The modules, without memory.
 
-        Args:
-            owned: (start, stop) of the blocks that this rank has; None for all.
+class OpenedNetwork(Opened):
+    """For ComfyUI's own class.
 
-        Raises:
-            CheckpointError: the file does not fill them.
-        """
-        module = build_transformer(self.checkpoint)
-        rules = check_weights(module, self.checkpoint)
-        if owned is not None:
-            found = all_blocks(module, cut_of(self.checkpoint.spec.transformer_class))
-            let_go([*found[: owned[0]], *found[owned[1] :]])
-        return Skeleton(module, rules)
+    Raises:
+        ConfigurationError: there is no ComfyUI on this rank's host, or no pack for its GGUF file.
+        CheckpointError, UnsupportedModelError: see `open_host_file`.
+    """
+
+    def __init__(self, request: Load, code: ComfyuiCode, device: torch.device):
+        use_comfyui(code.folder, {**code.options, "cpu": device.type == "cpu"})
+        self._file: HostFile = open_host_file(request.path, code.gguf)
+        self._code = code
+        self._latent = self._file.config.latent_format
+        self._described: Described = describe_network(
+            self._file.build(), self._file.size, self._latent.latent_dimensions
+        )
+        self._stored = getattr(torch, code.weights) if code.weights else None
+        described = self._described
+        title = described.facts.title
+        self.dtype = getattr(torch, request.dtype)
+        self.facts = described.facts
+        self.family = HostFamily(f"ComfyUI {title}", title, described.patch, described.rows_together)
+        self.identity = self._file.identity, self._stored, code.fast_float8
+        self.weight_bytes = self._file.size
+        self.title = f"{title} of {self._file.path.name}"
+        self.notes = described.why_whole
+
+    def weights(
+        self, owned: tuple[int, int] | None, device: torch.device, arena: MakeArena | None, dealer: Dealer | None
+    ) -> LoadedWeights:
+        """See Opened."""
+        if dealer is not None and self._file.pack is not None:
+            raise UnsupportedModelError(
+                said(
+                    "{name} is a GGUF file, whose weights do not come one block after the other.",
+                    name=self._file.path.name,
+                ),
+                "Set weights to whole.",
+            )
+        reader = NetworkReader(self._file, self._described.data, self._stored, self._code.fast_float8, owned)
+        return NetworkWeights(reader, device, arena, dealer)
+
+    def network(self, weights: LoadedWeights, options: Options, owned: tuple[int, int] | None, pulse: Pulse) -> Network:
+        """See Opened."""
+        assert isinstance(weights, NetworkWeights)
+        weights.mark(pulse)
+        return ComfyNetwork(weights, self._described, self._latent, options[0], self.dtype, options[1])
+
+    def options(self, config: ParallelConfig, device: torch.device) -> Options:
+        """See Opened."""
+        return config.attention, self._described.data is not None and config.compiles(device.type == "cuda")
+
+
+def open_model(request: Load, device: torch.device) -> Opened:
+    """Examine a file.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: what it is not.
+        ConfigurationError: this rank has no ComfyUI for it.
+    """
+    return OpenedCheckpoint(request) if request.comfyui is None else OpenedNetwork(request, request.comfyui, device)

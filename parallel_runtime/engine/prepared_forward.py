@@ -171,7 +171,7 @@ class PreparedInvoke(Prepared):
     @property
     def takes_part(self) -> bool:
         """Whether this rank has the network."""
-        return isinstance(self.resident.transformer, ComfyNetwork)
+        return isinstance(self.resident.network, ComfyNetwork)
 
     @classmethod
     def prepare(
@@ -182,7 +182,7 @@ class PreparedInvoke(Prepared):
         Raises:
             RequestError: no network of ComfyUI's, or no method that may be called.
         """
-        owns = resident.transformer is None or isinstance(resident.transformer, ComfyNetwork)
+        owns = resident.network is None or isinstance(resident.network, ComfyNetwork)
         if request.method not in INVOKABLE or not owns:
             raise RequestError(said("The model in the workers has no {method}.", method=request.method), "Report this.")
         state.conditionings.peek(request.arguments, meta)
@@ -193,7 +193,7 @@ class PreparedInvoke(Prepared):
     ) -> tuple[Answer, Results]:
         """Call it; ranks with the network return `output`."""
         started = time.perf_counter()
-        state, request, network = self.state, self.request, self.resident.transformer
+        state, request, network = self.state, self.request, self.resident.network
         state.conditionings.drop(request.dropped)
         arguments = state.conditionings.take(request.arguments, tensors).arguments
         results: Results = {}

@@ -15,9 +15,9 @@ from ..mesh.agreement import agreed_same, offer_same
 from ..requests.control import Cancelled, Control
 from ..requests.requests import Answer, RunVae
 from ..said import said
-from ..vae.held_vae import HeldVae
 from ..vae.shared_vae import run_half, shared_ranks
-from .held import Held
+from ..vae.vae_weights import VaeWeights
+from .loaded_model import LoadedModel
 from .prepared import Prepared, Results
 from .rank_state import RankState
 
@@ -38,7 +38,7 @@ class PreparedVae(Prepared):
 
     state: RankState
     request: RunVae
-    held: tuple[Held, HeldVae] | None
+    held: tuple[LoadedModel, VaeWeights] | None
     ranks: int
     unit: int
 

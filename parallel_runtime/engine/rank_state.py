@@ -29,8 +29,7 @@ from ..requests.facts import CPU, MachineFacts, RequestFacts
 from ..requests.plan_details import PlanDetails
 from ..requests.requests import Finished, Load
 from ..said import Said
-from .opened import Opened
-from .opened_host import OpenedHost
+from .opened import Opened, open_model
 from .plan_meshes import Meshes, Place
 from .prepared import Prepared
 from .residency import Residency
@@ -114,7 +113,7 @@ class RankState:
         self.meshes = Meshes(rank, world_size, speeds, leave=self.residency.leave, share=PeerMemory)
         self._allocated = 0
         self._beside: dict[Hashable, int] = {}  # measured; for texts, as ranks may differ in it
-        self._opened: tuple[Load, Opened | OpenedHost] | None = None
+        self._opened: tuple[Load, Opened] | None = None
         self._told: dict[str, int] | None = None  # what the client knows of the weights that are here
 
     def forget_requests(self) -> None:
@@ -130,22 +129,22 @@ class RankState:
         for kind in [kind for kind, call in self.calls.items() if call.names(gone)]:
             del self.calls[kind]
 
-    def open(self, request: Load) -> Opened | OpenedHost:
+    def open(self, request: Load) -> Opened:
         """The file of a load that will come, which then need not be opened again.
 
         Raises:
-            As `Opened.open` and `OpenedHost.open`.
+            As `open_model`.
         """
-        opened = _open_model(request, self.device)
+        opened = open_model(request, self.device)
         self._opened = msgspec.structs.replace(request, machine=None), opened
         return opened
 
-    def take_opened(self, request: Load) -> Opened | OpenedHost:
+    def take_opened(self, request: Load) -> Opened:
         """The file of a load, opened; see `open`."""
         known, self._opened = self._opened, None
         if known is not None and known[0] == msgspec.structs.replace(request, machine=None):
             return known[1]
-        return _open_model(request, self.device)
+        return open_model(request, self.device)
 
     def place(self, resident: Resident, request: RequestFacts) -> Placed:
         """Plan a request. The plan is the same on all ranks. Makes no collective call.
@@ -157,8 +156,8 @@ class RankState:
         wish = resident.config, resident.ranks, facts, request, self.machine, resident.loaded
         plan = resolve_plan(*wish)
         place = self.meshes.place(plan)
-        if place is not None and resident.transformer is not None:
-            resident.transformer.check_ring(place.layout)
+        if place is not None and resident.network is not None:
+            resident.network.check_ring(place.layout)
         details, size = details_of(*wish), (resident.key, request, plan)
         if size in self._beside:
             details = msgspec.structs.replace(details, memory_bytes=resident.size + self._beside[size])
@@ -227,16 +226,3 @@ class RankState:
             held=news,
             details=self._measured(placed) if placed is not None and not repeated else None,
         )
-
-
-def _open_model(request: Load, device: torch.device) -> Opened | OpenedHost:
-    """Examine a file.
-
-    Args:
-        device: where this rank computes.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: what it is not.
-        ConfigurationError: this rank has no ComfyUI for it.
-    """
-    return Opened.open(request) if request.comfyui is None else OpenedHost.open(request, device)

@@ -11,7 +11,7 @@ import torch
 from ..acceleration.pulse import Pulse
 from ..config import STREAMED, ParallelConfig, ParallelPlan
 from ..errors import NotLoadedError
-from ..loading.held_weights import MakeArena
+from ..loading.loaded_weights import MakeArena
 from ..mesh.mesh import Mesh
 from ..networks.network import Network
 from ..planning.cut import most_parameters
@@ -19,9 +19,8 @@ from ..requests.control import Control
 from ..requests.requests import Load
 from ..streaming.dealer import Dealer
 from ..streaming.shared_blocks import Streaming
-from .held import Held
-from .opened import NewWeights, Opened
-from .opened_host import OpenedHost
+from .loaded_model import LoadedModel
+from .opened import Opened
 from .plan_meshes import Place
 from .resident import Resident, owned_blocks
 from .weight_store import WeightStore
@@ -35,7 +34,7 @@ class Residency:
     """The models of a rank. Which weights are on the device is the store's affair.
 
     Args:
-        arena: see `hold_weights`.
+        arena: makes the regions that weights lie in.
         folder: see `HostCopies`.
     """
 
@@ -63,7 +62,7 @@ class Residency:
         self,
         request: Load,
         config: ParallelConfig,
-        opened: Opened | OpenedHost,
+        opened: Opened,
         loaded: ParallelPlan,
         place: Place | None,
         memory_bytes: int,
@@ -97,28 +96,30 @@ class Residency:
         # Every rank alike, also one that the model does not use.
         self.store.make_way(key)
         known = self._residents.get(request.model)
-        if known is not None and known.held is not None and known.held.key != key:
+        if known is not None and known.loaded_model is not None and known.loaded_model.key != key:
             self.forget(request.model)  # the file was replaced
-        held = self.store.get(key) if used else None
-        reused = held is not None or not used
-        structure = None
+        model = self.store.get(key) if used else None
+        reused = model is not None or not used
+        network = None
         try:
             if used:
-                new = None
-                if held is None:
-                    new = opened.allocate(owned, self._device, self._arena, dealer)
-                    held = self._hold(new, key, control, ways_out)
-                held.activate(control.loading)
+                if model is None:
+                    costs = opened.costs(owned, dealer)
+                    title = f"{opened.title} ({mode})" if dealer is not None else opened.title
+                    weights = opened.weights(owned, self._device, self._arena, dealer)
+                    model = LoadedModel(self.store, key, title, weights, costs)
+                    self.store.add(model)
+                smaller = [*opened.smaller(model.costs, self._device), *ways_out]
+                model.activate(control.loading, smaller=smaller)
                 options = opened.options(config, self._device)
-                if options not in held.structures:
+                if options not in model.networks:
                     if self._device.type == "cuda":
                         control.measuring()  # which attention kernel is the fastest, where nobody knows yet
-                    made = opened.structure(held.weights, new, options, owned, self.pulse)
-                    held.structures[options] = made
-                structure = held.structures[options]
+                    model.networks[options] = opened.network(model.weights, options, owned, self.pulse)
+                network = model.networks[options]
         except BaseException:
-            if held is not None and not reused:
-                self.store.forget(held)
+            if model is not None and not reused:
+                self.store.forget(model)
             raise
         resident = Resident(
             request.model,
@@ -128,8 +129,8 @@ class Residency:
             opened.dtype,
             opened.facts,
             loaded,
-            structure,
-            held,
+            network,
+            model,
             self.store.make_way,
         )
         self._keep(resident)
@@ -141,28 +142,18 @@ class Residency:
         while len(self._residents) > MOST:
             self.forget(next(iter(self._residents)))
 
-    def _hold(self, new: NewWeights, key: Hashable, control: Control, ways_out: Sequence[str]) -> Held:
-        """The weights of a model that is not here; none is read yet."""
-
-        def smaller() -> list[str]:
-            return [*new.smaller(), *ways_out]
-
-        self.store.free_memory_for(new.title, new.costs, smaller, lambda done, total: control.check_cancel())
-        held = Held(self.store, key, new.title, self.store.allocate(new.hold, keep=None), new.costs, fresh=True)
-        self.store.add(held)
-        return held
-
     def forget(self, name: str) -> None:
         """Let a model go for good, but for what others have in common with it. Every rank calls it."""
         resident = self._residents.pop(name, None)
-        if resident is None or resident.held is None:
+        if resident is None or resident.loaded_model is None:
             return
-        others = [other for other in self._residents.values() if other.held is resident.held]
+        model = resident.loaded_model
+        others = [other for other in self._residents.values() if other.loaded_model is model]
         if not others:
-            self.store.forget(resident.held)
-        for options, structure in list(resident.held.structures.items()):
-            if not any(other.structure is structure for other in others):
-                del resident.held.structures[options]
+            self.store.forget(model)
+        for options, network in list(model.networks.items()):
+            if not any(other.network is network for other in others):
+                del model.networks[options]
 
     def give_back(self, name: str, park: bool = False) -> int:
         """Return a model's weights to the system, and what its runs have left behind. Every rank calls it.
@@ -174,34 +165,36 @@ class Residency:
             Bytes of weights; 0 for a model that is not here.
         """
         resident = self._residents.get(name)
-        freed = self.store.give_back(resident.held, park) if resident is not None and resident.held is not None else 0
+        model = resident.loaded_model if resident is not None else None
+        freed = self.store.give_back(model, park) if model is not None else 0
         self.store.clean()
         return freed
 
     def has_others(self, name: str) -> bool:
         """Whether weights of other models than this one are on the device."""
         own = self._residents.get(name)
-        held = [other.held for other in self._residents.values() if own is None or other.held is not own.held]
-        return any(each is not None and each.weights.here for each in held)
+        mine = own.loaded_model if own is not None else None
+        others = (other.loaded_model for other in self._residents.values())
+        return any(each is not None and each is not mine and each.weights.here for each in others)
 
     def leave(self, mesh: Mesh) -> None:
         """Let go of what was recorded over a mesh whose groups will be gone. Every rank of the mesh calls it."""
-        for transformer in self._transformers():
-            transformer.leave(mesh)
+        for network in self._networks():
+            network.leave(mesh)
 
     def forget_runs(self) -> None:
         """Let go of what runs of any model have left behind. Every rank of the pool calls it."""
-        for transformer in self._transformers():
-            transformer.forget_runs()
+        for network in self._networks():
+            network.forget_runs()
 
-    def _transformers(self) -> list[Network]:
-        structures = {id(each.structure): each.structure for each in self._residents.values()}.values()
-        return [structure.transformer for structure in structures if structure is not None]
+    def _networks(self) -> list[Network]:
+        networks = {id(each.network): each.network for each in self._residents.values()}.values()
+        return [network for network in networks if network is not None]
 
     def held(self) -> dict[str, int]:
         """Bytes on this rank's device by model; models with the same weights have them in common."""
         return {
             name: resident.size
             for name, resident in self._residents.items()
-            if resident.held is not None and resident.held.weights.here
+            if resident.loaded_model is not None and resident.loaded_model.weights.here
         }

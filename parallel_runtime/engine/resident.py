@@ -17,9 +17,8 @@ from ..patching.patch_data import WeightPatches
 from ..planning.cut import assign_blocks
 from ..requests.facts import ModelFacts
 from .family import Family
-from .held import Held
+from .loaded_model import LoadedModel
 from .plan_meshes import Place
-from .structure import Structure
 
 
 @dataclass
@@ -30,9 +29,8 @@ class Resident:
         key: the client's name for it.
         facts: what plans are made from.
         loaded: the plan whose stages share out the weights; of one stage where every rank holds all.
-        structure: its modules, shared with residents that are wrapped alike; None on a rank that the configuration
-            does not use.
-        held: its weights, shared with residents of the same weights; None as `structure`.
+        network: what runs it, shared with those of equal options; None on a rank that the configuration does not use.
+        loaded_model: its weights, shared with all that have the same; None as `network`.
         make_way: see `WeightStore`.
     """
 
@@ -43,29 +41,19 @@ class Resident:
     dtype: torch.dtype
     facts: ModelFacts
     loaded: ParallelPlan
-    structure: Structure | None
-    held: Held | None = None
+    network: Network | None
+    loaded_model: LoadedModel | None = None
     make_way: Callable[[Hashable], None] = lambda key: None
-
-    @property
-    def transformer(self) -> Network | None:
-        """As it is wrapped for the last request; None on a rank that the configuration does not use."""
-        return None if self.structure is None else self.structure.transformer
 
     @property
     def parameters(self) -> int:
         """Parameters that this rank has of it."""
-        return 0 if self.structure is None else self.structure.parameters
+        return 0 if self.network is None else sum(each.numel() for each in self.network.parameters())
 
     @property
     def size(self) -> int:
         """Bytes of weights that this rank has of it when they are on its device."""
-        return 0 if self.held is None else self.held.weights.size
-
-    @property
-    def dropped(self) -> bool:
-        """Whether bringing the weights back would mean to read files."""
-        return self.held is not None and not self.held.weights.here
+        return 0 if self.loaded_model is None else self.loaded_model.weights.size
 
     def activate(
         self,
@@ -78,33 +66,37 @@ class Resident:
             patches: that they are to have; None for any.
 
         Raises:
-            As `Held.activate`.
+            As `LoadedModel.activate`.
         """
-        self.make_way(self.held.key if self.held is not None else None)
-        if self.held is not None:
-            self.held.activate(on_bytes, patches)
+        self.make_way(self.loaded_model.key if self.loaded_model is not None else None)
+        if self.loaded_model is not None:
+            self.loaded_model.activate(on_bytes, patches)
 
     def meet(self) -> None:
         """Before a forward: have what this rank reads of the others' weights. In RUN alone, where all ranks have
         activated them."""
-        if self.held is not None and self.held.weights.stream is not None and self.held.weights.stream.meet():
+        model = self.loaded_model
+        if model is not None and model.weights.stream is not None and model.weights.stream.meet():
             # One rank alone let its share in the host's memory go and made it anew. Ranks that have recordings of their
             # own, over themselves alone or without that rank, had agreed to go on with these: all of them see it here.
-            self.held.forget_recordings()
+            model.forget_recordings()
 
     def wrap_whole(self) -> Network:
         """Have the transformer with all its blocks, to be run over any mesh without stages."""
-        assert self.structure is not None
-        return self.structure.wrap_whole()
+        assert self.network is not None
+        self.network.run_as(None)
+        return self.network
 
     def wrap_stage(self, place: Place, mesh: Mesh) -> Network:
         """Have this rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""
-        assert self.structure is not None
-        return self.structure.wrap_stage(self.owned(place), mesh)
+        assert self.network is not None
+        self.network.run_as(self.owned(place))
+        self.network.set_mesh(mesh)
+        return self.network
 
     def offers(self, place: Place) -> dict[str, int]:
         """What this rank has recorded for a request at such a place; the ranks must agree before they use it."""
-        current, stages = self.transformer, place.layout.plan.pipe > 1
+        current, stages = self.network, place.layout.plan.pipe > 1
         owned = self.owned(place) if stages else None
         if current is not None and current.owned == owned:
             return current.offers(place.layout)
@@ -113,14 +105,15 @@ class Resident:
     def owned(self, place: Place) -> tuple[int, int]:
         """(start, stop) of this rank's blocks at such a place."""
         if self.loaded.pipe > 1:
-            owned = self.transformer.owned if self.transformer is not None else None
+            owned = self.network.owned if self.network is not None else None
             assert owned is not None
             return owned
         return owned_blocks(self.facts, place)
 
     def kept_bytes(self) -> int:
         """Bytes of keys and values that are here from the last run; the next one uses them or lets them go."""
-        return 0 if self.structure is None else self.structure.kept_bytes()
+        stage = None if self.network is None else self.network.stage
+        return 0 if stage is None else sum(each.nbytes for each in stage.patch.kept)
 
 
 def owned_blocks(facts: ModelFacts, place: Place, most: float = math.inf) -> tuple[int, int]:

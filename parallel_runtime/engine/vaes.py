@@ -8,8 +8,8 @@ from ..loading.files import identity
 from ..requests.control import Control
 from ..requests.requests import RunVae
 from ..said import said
-from ..vae.held_vae import HeldVae
-from .held import Held
+from ..vae.vae_weights import VaeWeights
+from .loaded_model import LoadedModel
 from .weight_store import WeightStore
 
 _MOST = 4
@@ -25,9 +25,9 @@ class Vaes:
 
     def __init__(self, store: WeightStore):
         self._store = store
-        self._held: OrderedDict[str, tuple[Held, HeldVae]] = OrderedDict()
+        self._held: OrderedDict[str, tuple[LoadedModel, VaeWeights]] = OrderedDict()
 
-    def bring(self, request: RunVae, control: Control) -> tuple[Held, HeldVae]:
+    def bring(self, request: RunVae, control: Control) -> tuple[LoadedModel, VaeWeights]:
         """The VAE of a request, on this rank's device.
 
         Raises:
@@ -43,8 +43,11 @@ class Vaes:
             self._forget(request.vae)  # the file was replaced
             known = None
         if known is None:
-            weights = HeldVae(file, stamp, self._store.device)
-            known = Held(self._store, key, said("The VAE of {path}", path=file.path), weights, file.size), weights
+            weights = VaeWeights(file, stamp, self._store.device)
+            known = (
+                LoadedModel(self._store, key, said("The VAE of {path}", path=file.path), weights, file.size),
+                weights,
+            )
             self._store.add(known[0])
             self._held[request.vae] = known
         self._held.move_to_end(request.vae)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from ..acceleration.cuda_graphs import clear_workspaces
 from ..errors import OutOfMemoryError
 from ..loading.host_copies import HostCopies
 from ..loading.reading import OnBytes
-from .held import Held, ignore
+from .loaded_model import LoadedModel, ignore
 
 _T = TypeVar("_T")
 
@@ -39,7 +39,7 @@ class WeightStore:
         self.copies = HostCopies(folder)
         self.device = device
         self._rank = rank
-        self._held: dict[Hashable, Held] = {}
+        self._models: dict[Hashable, LoadedModel] = {}
         self._clock = itertools.count(1)
         self._now = 0
 
@@ -48,40 +48,38 @@ class WeightStore:
         self._now = next(self._clock)
         return self._now
 
-    def is_last(self, held: Held) -> bool:
+    def is_last(self, model: LoadedModel) -> bool:
         """Whether no other model was used since."""
-        return held.used == self._now
+        return model.used == self._now
 
-    def get(self, key: Hashable) -> Held | None:
+    def get(self, key: Hashable) -> LoadedModel | None:
         """The weights of that key, on the device or not."""
-        return self._held.get(key)
+        return self._models.get(key)
 
     def make_way(self, key: Hashable) -> None:
         """Let weights go that other ranks read out of this device's memory, but those of that key: they go on all ranks
         or on none. So every rank comes here for the same models, with every request of one."""
-        for held in self._held.values():
-            if held.key != key and held.shared_on_device and held.weights.here:
-                held.give_back()
-            if held.weights.shared is not None:
-                held.weights.shared.close_gone()
+        for model in self._models.values():
+            if model.key != key and model.shared_on_device and model.weights.here:
+                model.give_back()
+            if model.weights.shared is not None:
+                model.weights.shared.close_gone()
 
-    def add(self, held: Held) -> None:
+    def add(self, model: LoadedModel) -> None:
         """Keep them."""
-        held.used = self.tick()
-        self._held[held.key] = held
+        model.used = self.tick()
+        self._models[model.key] = model
 
-    def forget(self, held: Held) -> None:
+    def forget(self, model: LoadedModel) -> None:
         """Let them go for good, with their modules."""
-        self.give_back(held)
-        self._held.pop(held.key, None)
+        self.give_back(model)
+        self._models.pop(model.key, None)
 
-    def free_memory_for(
-        self, title: str, wanted: int, smaller: Callable[[], list[str]] = list, on_bytes: OnBytes = ignore
-    ) -> None:
+    def free_memory_for(self, title: str, wanted: int, smaller: Sequence[str] = (), on_bytes: OnBytes = ignore) -> None:
         """Park others, the least recently used first, until `wanted` bytes are free.
 
         Args:
-            smaller: what would need less, as parts of a sentence.
+            smaller: what would need less, as sentences.
 
         Raises:
             OutOfMemoryError: it would not do to let all of them go; none has gone then.
@@ -89,34 +87,34 @@ class WeightStore:
         if not wanted:
             return
         others = self._others(None)
-        given_back = sum(held.costs for held in others)
-        memory.require(wanted, self.device, self._rank, title, smaller(), given_back)
+        given_back = sum(model.costs for model in others)
+        memory.require(wanted, self.device, self._rank, title, smaller, given_back)
         self._park(others, wanted, on_bytes)
 
-    def free_beside(self, keep: Held, wanted: int, on_bytes: OnBytes) -> None:
+    def free_beside(self, keep: LoadedModel, wanted: int, on_bytes: OnBytes) -> None:
         """Park other models than `keep`, the least recently used first, while fewer than `wanted` bytes are free."""
         self._park(self._others(keep), wanted, on_bytes)
 
     def could_have(self) -> int:
         """Bytes of the device that a model can have when all others have left it."""
-        here = [held for held in self._held.values() if held.costs and held.weights.here]
-        return memory.free_bytes(self.device) + sum(held.costs for held in here)
+        here = [model for model in self._models.values() if model.costs and model.weights.here]
+        return memory.free_bytes(self.device) + sum(model.costs for model in here)
 
-    def _others(self, keep: Held | None) -> list[Held]:
+    def _others(self, keep: LoadedModel | None) -> list[LoadedModel]:
         others = [
-            held
-            for held in self._held.values()
-            if held is not keep and held.costs and held.weights.here and not held.shared_on_device
+            model
+            for model in self._models.values()
+            if model is not keep and model.costs and model.weights.here and not model.shared_on_device
         ]
-        return sorted(others, key=lambda held: held.used)
+        return sorted(others, key=lambda model: model.used)
 
-    def _park(self, others: list[Held], wanted: int, on_bytes: OnBytes) -> None:
-        for held in others:
+    def _park(self, others: list[LoadedModel], wanted: int, on_bytes: OnBytes) -> None:
+        for model in others:
             if memory.is_free(wanted, self.device):
                 return
-            held.park(on_bytes)
+            model.park(on_bytes)
 
-    def allocate(self, run: Callable[[], _T], keep: Held | None) -> _T:
+    def allocate(self, run: Callable[[], _T], keep: LoadedModel | None) -> _T:
         """Run what allocates weights; once more, when all that can go has gone, where the device runs out of memory.
 
         What counts as free may lie in recordings, or in pieces. Where the host runs out of it, other models that
@@ -128,31 +126,31 @@ class WeightStore:
         try:
             return run()
         except torch.OutOfMemoryError:
-            for held in self._others(keep):
-                held.park(ignore)
-            for held in self._held.values():
-                held.forget_recordings()
+            for model in self._others(keep):
+                model.park(ignore)
+            for model in self._models.values():
+                model.forget_recordings()
             self.clean()
         except OutOfMemoryError:
             if not self._make_room_on_host(keep):
                 raise
         return run()
 
-    def _make_room_on_host(self, keep: Held | None) -> bool:
+    def _make_room_on_host(self, keep: LoadedModel | None) -> bool:
         """Let other models' shares of the host's memory go, the least recently used first, until there is room for
         these. Each rank by itself: all of them miss the same memory, at about the same time."""
         wanted = keep.weights.shared if keep is not None else None
         if wanted is None:
             return False
         # Also what this rank has let go already: the memory is free when the others have, too.
-        others = sorted((held for held in self._held.values() if held is not keep), key=lambda held: held.used)
-        for held in others:
-            if held.weights.shared is not None and not held.shared_on_device:
-                held.give_back()
-                _wait(held.weights.shared.is_nowhere, wanted.has_room)
+        others = sorted((model for model in self._models.values() if model is not keep), key=lambda model: model.used)
+        for model in others:
+            if model.weights.shared is not None and not model.shared_on_device:
+                model.give_back()
+                _wait(model.weights.shared.is_nowhere, wanted.has_room)
         return wanted.has_room()
 
-    def give_back(self, held: Held, park: bool = False) -> int:
+    def give_back(self, model: LoadedModel, park: bool = False) -> int:
         """Unload one model: weights, and what runs have left behind; what is compiled stays. Every rank calls it.
 
         Args:
@@ -161,23 +159,23 @@ class WeightStore:
         Returns:
             Bytes of weights.
         """
-        freed = held.weights.size if held.weights.here else 0
+        freed = model.weights.size if model.weights.here else 0
         if park:
-            held.park(ignore)
+            model.park(ignore)
         else:
-            held.give_back()
-            self.copies.drop(held.key)
-        held.unloaded = True
-        for structure in held.structures.values():
-            structure.transformer.forget_runs()
+            model.give_back()
+            self.copies.drop(model.key)
+        model.unloaded = True
+        for network in model.networks.values():
+            network.forget_runs()
         return freed
 
     def free(self) -> None:
         """Return all weights and recordings to the system, on this rank alone, but for what others read."""
-        for held in self._held.values():
-            if not held.shared_on_device:
-                held.give_back()
-            held.forget_recordings()
+        for model in self._models.values():
+            if not model.shared_on_device:
+                model.give_back()
+            model.forget_recordings()
         self.clean()
 
     def clean(self) -> None:
@@ -185,7 +183,7 @@ class WeightStore:
         gc.collect()
         if self.device.type != "cuda":
             return
-        if all(held.unloaded for held in self._held.values()):
+        if all(model.unloaded for model in self._models.values()):
             # They may lie in the memory of recordings, and recordings of any model use them: not before all are gone.
             clear_workspaces()
         torch.cuda.empty_cache()

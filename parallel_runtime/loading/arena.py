@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from .virtual_memory import VirtualMemoryError, VirtualRegion
+from ..cuda_driver import DriverError
+from .virtual_memory import VirtualRegion
 
 log = logging.getLogger(__name__)
 
@@ -17,8 +19,11 @@ _ALIGNMENT = 512
 """Bytes, as PyTorch's allocator aligns: kernels for well aligned operands stay in use."""
 
 
+Name = TypeVar("Name", bound=Hashable)
+
+
 @dataclass(frozen=True)
-class Layout:
+class Layout(Generic[Name]):
     """Where tensors lie in a region.
 
     Args:
@@ -26,17 +31,17 @@ class Layout:
         size: bytes of the region.
     """
 
-    starts: Mapping[str, int]
+    starts: Mapping[Name, int]
     size: int
 
 
-def lay_out(sizes: Mapping[str, int]) -> Layout:
+def lay_out(sizes: Mapping[Name, int]) -> Layout[Name]:
     """Give tensors their places, in the order of their names.
 
     Args:
         sizes: name -> bytes.
     """
-    starts: dict[str, int] = {}
+    starts: dict[Name, int] = {}
     end = 0
     for name, size in sizes.items():
         starts[name] = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -115,19 +120,14 @@ def make_arena(size: int, device: torch.device) -> Arena:
     if device.type == "cuda" and torch.version.hip is None:
         try:
             return VirtualArena(size, device)
-        except VirtualMemoryError as error:
+        except DriverError as error:
             log.warning("Recordings will go when weights go, as memory cannot be had at fixed addresses: %s", error)
     return PlainArena(size, device)
 
 
-def place_tensor(arena: Arena, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor over the arena's bytes from `start` on."""
-    return arena.memory.view(dtype).as_strided(shape, _strides(shape), start // dtype.itemsize)
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    strides, step = [], 1
-    for length in reversed(shape):
-        strides.append(step)
-        step *= length
-    return strides[::-1]
+def place_tensor(
+    arena: Arena, start: int, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int]
+) -> torch.Tensor:
+    """A dense tensor over the arena's bytes from `start` on."""
+    own = arena.memory[start : start + math.prod(shape) * dtype.itemsize]
+    return own.view(dtype).as_strided(shape, strides)

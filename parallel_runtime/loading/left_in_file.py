@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from .header import read_header
 from .host_file import dtype_of
-from .reading import OnBytes, Piece, read, split
+from .reading import Piece, split
+from .weight_parts import parts
 
 _TICK_SECONDS = 0.1
 
@@ -64,61 +65,18 @@ class LeftInFile(TorchFunctionMode):
             if isinstance(value, torch.Tensor) and value.is_meta and value not in self._sources
         ]
 
-    def on_host(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight with its numbers: in the file where they are there as they are."""
-        return self._sources[weight].to(weight.dtype) if weight in self._sources else weight
+    def parts(self, weight: torch.Tensor) -> list[torch.Tensor]:
+        """What a weight consists of (weight_parts.py), with its numbers: in the file where that has them."""
+        return [self._sources[weight]] if weight in self._sources else parts(weight)
 
-    def pieces(self, weight: Any) -> list[Piece]:
-        """What fills a tensor like its numbers, here one on the meta device; nothing where the file has not these."""
-        own = numbers(weight)
-        source = self._sources.get(weight, own)
-        start = self.file.start(source)
-        target = torch.empty(own.shape, dtype=own.dtype, device="meta").view(-1)
-        return [] if start is None else list(split(self.file.path, start, source.dtype, target))
+    def pieces(self, source: torch.Tensor, target: torch.Tensor) -> list[Piece] | None:
+        """What fills a target from one of `parts`; None where the file has not its numbers as they are.
 
-    def fetch(self, network: nn.Module, device: torch.device, on_bytes: OnBytes) -> None:
-        """Have all of a network's tensors on the device.
-
-        Raises:
-            As `read`.
+        Args:
+            target: (numbers,).
         """
-        pieces: list[Piece] = []
-        placed: dict[torch.Tensor, torch.Tensor] = {}
-
-        def place(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-            start = self.file.start(source)
-            if start is None:
-                return source.to(device, dtype)
-            target = torch.empty(source.shape, dtype=dtype, device=device)
-            pieces.extend(split(self.file.path, start, source.dtype, target.view(-1)))
-            return target
-
-        def move(tensor: Any) -> torch.Tensor:
-            if tensor not in placed:
-                if hasattr(tensor, "_qdata"):
-                    placed[tensor] = with_numbers(tensor, place(tensor._qdata, tensor._qdata.dtype))
-                elif tensor.is_contiguous():
-                    placed[tensor] = place(self._sources.get(tensor, tensor.detach()), tensor.dtype)
-                else:  # channels last, where ComfyUI was told so
-                    placed[tensor] = torch.empty_like(tensor, device=device).copy_(self._sources.get(tensor, tensor))
-            return placed[tensor]
-
-        network._apply(move)
-        read(sorted(pieces, key=lambda piece: piece.start), device, on_bytes)
-
-
-def numbers(weight: Any) -> torch.Tensor:
-    """The numbers of a weight, quantised or not."""
-    found: torch.Tensor = weight._qdata if hasattr(weight, "_qdata") else weight.data
-    return found
-
-
-def with_numbers(weight: Any, view: torch.Tensor) -> torch.Tensor:
-    """Such a weight over other memory; a quantised one with its scales where that memory is."""
-    if not hasattr(weight, "_qdata"):
-        return view
-    quantised: torch.Tensor = weight._copy_with(qdata=view, params=weight._params.to_device(view.device))
-    return quantised
+        start = self.file.start(source)
+        return None if start is None else list(split(self.file.path, start, source.dtype, target))
 
 
 _NORESERVE = 0x4000

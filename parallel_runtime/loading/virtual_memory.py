@@ -7,23 +7,19 @@ comes and goes, so that recordings of a model outlive its weights (CUDA Driver A
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
 from typing import Any
 
 import torch
 
+from ..cuda_driver import DriverError, driver
+
 CHUNK = 512 << 20
 """Bytes of one allocation; small enough that a device in use has as much in one piece."""
 
-_SUCCESS, _OUT_OF_MEMORY = 0, 2
 _PINNED, _DEVICE, _READ_AND_WRITE = 1, 1, 3  # CU_MEM_ALLOCATION_TYPE, CU_MEM_LOCATION_TYPE, CU_MEM_ACCESS_FLAGS
 _GRANULARITY_RECOMMENDED = 1
 _VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102  # CU_DEVICE_ATTRIBUTE
-
-
-class VirtualMemoryError(RuntimeError):
-    """A call of the driver failed; the caller takes plain memory instead."""
 
 
 class _Location(ctypes.Structure):
@@ -61,64 +57,6 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
-_Address = ctypes.c_uint64  # CUdeviceptr
-_Handle = ctypes.c_uint64  # CUmemGenericAllocationHandle
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
-    "cuDeviceGet": (ctypes.POINTER(ctypes.c_int), ctypes.c_int),
-    "cuDeviceGetAttribute": (ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int),
-    "cuMemGetAllocationGranularity": (
-        ctypes.POINTER(ctypes.c_size_t),
-        ctypes.POINTER(_AllocationProperties),
-        ctypes.c_int,
-    ),
-    "cuMemAddressReserve": (ctypes.POINTER(_Address), ctypes.c_size_t, ctypes.c_size_t, _Address, ctypes.c_uint64),
-    "cuMemAddressFree": (_Address, ctypes.c_size_t),
-    "cuMemCreate": (ctypes.POINTER(_Handle), ctypes.c_size_t, ctypes.POINTER(_AllocationProperties), ctypes.c_uint64),
-    "cuMemRelease": (_Handle,),
-    "cuMemMap": (_Address, ctypes.c_size_t, ctypes.c_size_t, _Handle, ctypes.c_uint64),
-    "cuMemUnmap": (_Address, ctypes.c_size_t),
-    "cuMemSetAccess": (_Address, ctypes.c_size_t, ctypes.POINTER(_Access), ctypes.c_size_t),
-}
-
-
-class Driver:
-    """The driver's calls by name. Each raises where the driver reports an error.
-
-    Raises:
-        VirtualMemoryError: there is no driver, or it lacks one of the calls.
-    """
-
-    def __init__(self) -> None:
-        try:
-            self._library = ctypes.CDLL("libcuda.so.1")
-            for name, arguments in _SIGNATURES.items():
-                function = getattr(self._library, name)
-                function.argtypes, function.restype = arguments, ctypes.c_int
-        except (OSError, AttributeError) as error:
-            raise VirtualMemoryError(f"The CUDA driver cannot be called: {error}.") from error
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call the driver.
-
-        Raises:
-            torch.OutOfMemoryError: the device has no memory left.
-            VirtualMemoryError: any other error, in the driver's words.
-        """
-        code = getattr(self._library, name)(*arguments)
-        if code == _OUT_OF_MEMORY:
-            raise torch.OutOfMemoryError(f"{name}: the device is out of memory.")
-        if code != _SUCCESS:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorString(code, ctypes.byref(text))
-            raise VirtualMemoryError(f"{name} failed with error {code} ({(text.value or b'unknown').decode()}).")
-
-
-@functools.cache
-def _driver() -> Driver:
-    return Driver()
-
-
 class VirtualRegion:
     """A region of one GPU's addresses, with memory behind it or without. Made without.
 
@@ -130,7 +68,7 @@ class VirtualRegion:
         device: a CUDA device with its index, as torch counts them: the driver counts the same visible devices.
 
     Raises:
-        VirtualMemoryError: this device or driver cannot do it.
+        DriverError: this device or driver cannot do it.
     """
 
     def __init__(self, size: int, device: torch.device, chunk: int = CHUNK):
@@ -138,14 +76,14 @@ class VirtualRegion:
         self._mapped: list[tuple[int, int]] = []
         self._address = 0
         torch.cuda.synchronize(device)  # the context exists
-        self._driver = _driver()
+        self._driver = driver()
         ordinal, supported = ctypes.c_int(), ctypes.c_int()
         self._driver.call("cuDeviceGet", ctypes.byref(ordinal), device.index)
         self._driver.call(
             "cuDeviceGetAttribute", ctypes.byref(supported), _VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ordinal.value
         )
         if not supported.value:
-            raise VirtualMemoryError(f"{device} has no virtual memory management.")
+            raise DriverError(f"{device} has no virtual memory management.")
         self._location = _Location(_DEVICE, ordinal.value)
         self._properties = _AllocationProperties(type=_PINNED, location=self._location)
         step = ctypes.c_size_t()
@@ -157,7 +95,7 @@ class VirtualRegion:
         )
         self.size = -(-max(size, 1) // step.value) * step.value
         self._chunk = -(-chunk // step.value) * step.value
-        address = _Address()
+        address = ctypes.c_uint64()
         self._driver.call("cuMemAddressReserve", ctypes.byref(address), self.size, 0, 0, 0)
         self._address = address.value
 
@@ -175,7 +113,7 @@ class VirtualRegion:
 
         Raises:
             torch.OutOfMemoryError: there is not enough; nothing is kept then.
-            VirtualMemoryError: a call failed otherwise; nothing is kept then.
+            DriverError: a call failed otherwise; nothing is kept then.
         """
         if self.taken:
             return
@@ -187,12 +125,12 @@ class VirtualRegion:
         except torch.OutOfMemoryError:
             self.give_back()
             raise torch.OutOfMemoryError(f"Tried to allocate {self.size / 2**30:.2f} GiB for weights.") from None
-        except VirtualMemoryError:
+        except DriverError:
             self.give_back()
             raise
 
     def _map(self, address: int, size: int) -> None:
-        handle = _Handle()
+        handle = ctypes.c_uint64()
         self._driver.call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), 0)
         try:
             self._driver.call("cuMemMap", address, size, 0, handle.value, 0)

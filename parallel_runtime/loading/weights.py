@@ -1,58 +1,94 @@
-"""Builds the diffusers transformer of a checkpoint and gives it the file's weights, without a copy where it can.
-
-On the CPU, in the file's dtype, parameters are views of the memory-mapped file: N ranks share its pages. On a GPU they
-lie in one region (arena.py), into which the file is read piece by piece: the host never holds the model.
-"""
+"""Builds the diffusers transformer of a checkpoint, and knows what of the file makes each of its parameters."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 import torch
+from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from ..errors import CheckpointError, UnsupportedModelError
+from ..errors import CheckpointError, NotLoadedError, UnsupportedModelError
 from ..networks.diffusers.lean_imports import import_diffusers
 from ..networks.diffusers.spec import WeightRule
+from ..networks.stages import all_blocks, let_go
+from ..networks.tables.diffusers import cut_of
+from ..patching.patchable import Names
 from ..said import said
-from .arena import make_arena
 from .checkpoint import Checkpoint
-from .held_weights import ArenaWeights, HeldWeights, MakeArena, MappedWeights
+from .files import identity
+from .original_names import OriginalWeights, original_rules
+from .reading import OnBytes, Piece, cut
+from .weight_parts import put, weights_of
 
 _log = logging.getLogger(__name__)
 
 
-def hold_weights(
-    transformer: torch.nn.Module,
-    checkpoint: Checkpoint,
-    rules: list[WeightRule],
-    dtype: torch.dtype,
-    device: torch.device,
-    arena: MakeArena | None = None,
-) -> HeldWeights:
-    """What will hold the weights of the parameters that the transformer has; nothing is read yet.
+class OpenCheckpoint:
+    """See `OpenFile`.
 
     Args:
-        transformer: from `build_transformer`; blocks that were taken out of it are not held.
-        rules: from `check_weights`, called with the whole transformer.
-        arena: makes the region that they lie in; None: on the CPU there is none, as they are the mapped file.
-
-    Raises:
-        torch.OutOfMemoryError: no memory on the device.
+        rules: what makes its parameters; of blocks that other stages have, they make nothing.
     """
-    if arena is None and device.type == "cpu":
-        return MappedWeights(transformer, checkpoint, rules, dtype, device)
-    return ArenaWeights(transformer, checkpoint, rules, dtype, device, arena or make_arena)
+
+    def __init__(self, network: nn.Module, checkpoint: Checkpoint, rules: Sequence[WeightRule]):
+        self.network = network
+        self._checkpoint = checkpoint
+        self._rules = {rule.target: rule for rule in rules}
+        self._buffers = dict(network.named_buffers())
+        here = {name for name, _ in weights_of(network)}
+        self.names: Names = OriginalWeights(each for each in original_rules(checkpoint, rules) if each.target in here)
+
+    def pieces(self, name: str, part: int, target: torch.Tensor) -> list[Piece] | None:
+        """See `OpenFile`."""
+        rule = self._rules.get(name)
+        if rule is None:
+            return None
+        return cut([rule], self._checkpoint.places, self._checkpoint.header, {name: target})
+
+    def numbers(self, name: str, part: int) -> torch.Tensor:
+        """See `OpenFile`: a buffer that its constructor computes."""
+        return self._buffers[name]
 
 
-def give_weights(transformer: torch.nn.Module, checkpoint: Checkpoint, weights: HeldWeights) -> None:
-    """Make the weights those of a transformer out of `build_transformer`, which is ready then."""
-    weights.attach(transformer)
-    if checkpoint.spec.prepare is not None:
-        checkpoint.spec.prepare(transformer)
+class CheckpointReader:
+    """Builds the diffusers class of a checkpoint; see `Reader`.
+
+    Args:
+        dtype: that weights are to have.
+        owned: (start, stop) of the blocks that this rank has; None for all.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, owned: tuple[int, int] | None = None):
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._owned = owned
+
+    def open(self, on_bytes: OnBytes) -> OpenCheckpoint:
+        """See `Reader`."""
+        checkpoint = self._checkpoint
+        if identity(checkpoint.path) != checkpoint.identity:
+            raise NotLoadedError(
+                said("{path} was replaced since it was loaded.", path=checkpoint.path), "Queue the prompt again."
+            )
+        network = build_transformer(checkpoint)
+        rules = check_weights(network, checkpoint)
+        if self._owned is not None:
+            found = all_blocks(network, cut_of(checkpoint.spec.transformer_class))
+            let_go([*found[: self._owned[0]], *found[self._owned[1] :]])
+        for name, weight in network.state_dict(keep_vars=True).items():
+            shape = torch.empty(weight.shape, dtype=self._dtype, device="meta")
+            put(network, name, nn.Parameter(shape) if isinstance(weight, nn.Parameter) else shape)
+        network.requires_grad_(False).eval()
+        return OpenCheckpoint(network, checkpoint, rules)
+
+    def blocks(self, network: nn.Module) -> Sequence[str]:
+        """See `Reader`."""
+        paths = self._checkpoint.spec.block_lists
+        return [f"{path}.{name}" for path in paths for name, _ in network.get_submodule(path).named_children()]
 
 
 def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> list[WeightRule]:

@@ -128,14 +128,6 @@ class TokenSplit:
         self.tokens.forget()
         self._read = []
 
-    def leave(self) -> None:
-        """The network goes, and whatever of its modules is known here."""
-        self.forget()
-        self.modulation = Modulation()
-        self.attention = self.run_block = self.patch = None
-        self.gathered = ()
-        self.joined.clear()
-
     @contextmanager
     def running(
         self,

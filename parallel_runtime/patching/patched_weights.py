@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from ..errors import RequestError
 from ..said import said
 from .comfyui_patches import Computing
 from .patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
+from .patchable import PatchableWeights
 
 _BATCH = 2 << 30
 """Bytes of weights whose originals are had at once."""
@@ -26,64 +26,10 @@ Asked = tuple[Any, Any, Any]
 """A weight's patches of the MODEL, those of the hooks on top, and the bypass beside it; None for none."""
 
 
-class Patchable(Protocol):
-    """Weights by ComfyUI's names of them, without prefix."""
-
-    wraps_layers: bool
-    """Layers can be given a bypass of their own (`wrap`); else it becomes a part of their weights."""
-    moved: bool
-    """Something was changed elsewhere than in place: what was recorded over these weights is void. Who reads it sets it
-    back."""
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Of a weight as ComfyUI has it; None where this rank does not have it."""
-        ...
-
-    def owner(self, name: str) -> nn.Module | None:
-        """The layer with rules of its own for its weight; None where the weights are plain."""
-        ...
-
-    def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
-        """What the file has, of these weights.
-
-        Args:
-            patched: those of them that are something else now.
-        """
-        ...
-
-    def write(self, name: str, weight: torch.Tensor) -> None:
-        """Put a patched weight in place.
-
-        Raises:
-            RequestError: it has another shape, and there is no place for it.
-        """
-        ...
-
-    def put_back(self, name: str, original: torch.Tensor) -> None:
-        """Have what the file has again."""
-        ...
-
-    def wrap(self, layers: Mapping[str, tuple[Any, float]]) -> None:
-        """Give layers a bypass: name -> ComfyUI's adapter and strength. Those of before have none any more."""
-        ...
-
-    def forget_originals(self) -> None:
-        """The weights are as in the file, or not on the device any more."""
-        ...
-
-    def spare(self) -> None:
-        """Let originals leave the device that can be had again."""
-        ...
-
-    def can_keep(self, weight: torch.Tensor) -> bool:
-        """Whether the device has memory for a copy beside that of the runs."""
-        ...
-
-
 class PatchedWeights:
     """Weights with their patches."""
 
-    def __init__(self, weights: Patchable, device: torch.device):
+    def __init__(self, weights: PatchableWeights, device: torch.device):
         self._weights = weights
         self._device = device
         self._has: dict[str, Asked] = {}
@@ -124,7 +70,7 @@ class PatchedWeights:
                 done += sizes[name]
         self._wrap(wanted.patches)
         if not self._has:
-            self._weights.forget_originals()
+            self._weights.spare()
         self._now = wanted.names
 
     def restore(self) -> None:
@@ -137,7 +83,7 @@ class PatchedWeights:
         self._kept.clear()
         self._wrapped = {}
         self._now = UNPATCHED.names
-        self._weights.forget_originals()
+        self._weights.spare()
 
     def _write(
         self,

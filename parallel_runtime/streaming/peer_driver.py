@@ -7,60 +7,15 @@ addresses; its copies are launched on a stream, and recorded, like any.
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import os
 from typing import Any
 
 import torch
 
+from ..cuda_driver import DriverError, MemoryHandle, driver
+
 _LAZY_PEER_ACCESS = 1
-_OUT_OF_MEMORY = 2
-
-
-class PeerMemoryError(RuntimeError):
-    """The driver cannot share this memory, in its words."""
-
-
-class _Handle(ctypes.Structure):
-    """CUipcMemHandle."""
-
-    _fields_ = (("reserved", ctypes.c_char * 64),)
-
-
-_Address = ctypes.c_uint64
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
-    "cuMemAlloc_v2": (ctypes.POINTER(_Address), ctypes.c_size_t),
-    "cuMemFree_v2": (_Address,),
-    "cuIpcGetMemHandle": (ctypes.POINTER(_Handle), _Address),
-    "cuIpcOpenMemHandle_v2": (ctypes.POINTER(_Address), _Handle, ctypes.c_uint),
-    "cuIpcCloseMemHandle": (_Address,),
-    "cuMemcpyAsync": (_Address, _Address, ctypes.c_size_t, ctypes.c_void_p),
-}
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, ctypes.c_int
-    except (OSError, AttributeError) as error:
-        raise PeerMemoryError(f"the CUDA driver cannot be called: {error}") from error
-    return library
-
-
-def _call(name: str, *arguments: Any) -> None:
-    library = _library()
-    code = getattr(library, name)(*arguments)
-    if code == _OUT_OF_MEMORY:
-        raise torch.OutOfMemoryError(f"{name}: the device is out of memory.")
-    if code:
-        text = ctypes.c_char_p()
-        library.cuGetErrorString(code, ctypes.byref(text))
-        raise PeerMemoryError(f"{name} failed with error {code} ({(text.value or b'unknown').decode()})")
 
 
 def reach_one_another() -> bool:
@@ -82,19 +37,19 @@ class SharedAllocation:
 
     Raises:
         torch.OutOfMemoryError: there is not enough.
-        PeerMemoryError: it cannot be shared.
+        DriverError: it cannot be shared.
     """
 
     def __init__(self, size: int, device: torch.device):
         torch.cuda.synchronize(device)  # the context exists, and is this thread's
         torch.cuda.empty_cache()  # what the allocator keeps for itself, the driver cannot give
-        address, handle = _Address(), _Handle()
+        address, handle = ctypes.c_uint64(), MemoryHandle()
         self.size = max(size, 1)
-        _call("cuMemAlloc_v2", ctypes.byref(address), self.size)
+        driver().call("cuMemAlloc_v2", ctypes.byref(address), self.size)
         self._address = address.value
         try:
-            _call("cuIpcGetMemHandle", ctypes.byref(handle), self._address)
-        except PeerMemoryError:
+            driver().call("cuIpcGetMemHandle", ctypes.byref(handle), self._address)
+        except DriverError:
             self.free()
             raise
         self.handle = bytes(handle).hex()
@@ -106,7 +61,7 @@ class SharedAllocation:
     def free(self) -> None:
         """Return it; nobody may have it open any more, or use a tensor over it."""
         if self._address:
-            _call("cuMemFree_v2", self._address)
+            driver().call("cuMemFree_v2", self._address)
             self._address = 0
 
 
@@ -117,14 +72,14 @@ class OpenedAllocation:
         handle: of its `SharedAllocation`.
 
     Raises:
-        PeerMemoryError: this GPU cannot read it.
+        DriverError: this GPU cannot read it.
     """
 
     def __init__(self, handle: str, device: torch.device):
         torch.cuda.synchronize(device)
-        address = _Address()
-        given = _Handle.from_buffer_copy(bytes.fromhex(handle))
-        _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
+        address = ctypes.c_uint64()
+        given = MemoryHandle.from_buffer_copy(bytes.fromhex(handle))
+        driver().call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
         self._address = address.value
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
@@ -134,10 +89,10 @@ class OpenedAllocation:
             target: (bytes,) uint8 on this rank's GPU.
         """
         stream = torch.cuda.current_stream(target.device).cuda_stream
-        _call("cuMemcpyAsync", target.data_ptr(), self._address + start, target.numel(), stream)
+        driver().call("cuMemcpyAsync", target.data_ptr(), self._address + start, target.numel(), stream)
 
     def close(self) -> None:
         """Let it go; no copy may be under way."""
         if self._address:
-            _call("cuIpcCloseMemHandle", self._address)
+            driver().call("cuIpcCloseMemHandle", self._address)
             self._address = 0

@@ -144,7 +144,7 @@ def open_share(address: str, device: torch.device) -> OtherShare:
 
     Raises:
         OSError: it is gone.
-        PeerMemoryError: this GPU cannot read that one's memory.
+        DriverError: this GPU cannot read that one's memory.
     """
     kind, *where = address.split(":")
     if kind == "device":

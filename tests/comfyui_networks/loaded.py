@@ -30,14 +30,14 @@ def compare(
 def mapped_afterwards(rank: int, world_size: int, comfyui: str, folder: str) -> dict[str, list[str]]:
     """Where a file is mapped whose network is here, by "maps"."""
     use_comfyui(comfyui, {"cpu": True})
-    from parallel_runtime.loading.held_network import HeldNetwork
+    from parallel_runtime.loading.comfyui_network import NetworkReader, NetworkWeights
     from parallel_runtime.loading.host_file import open_host_file
     from tests.comfyui_networks.files import FILES
     from tests.comfyui_networks.write_files import tensors_of
 
     path = Path(folder) / "file.safetensors"
     save_file(tensors_of(FILES["flux"]), path)
-    held = HeldNetwork(open_host_file(path), None, torch.float32, torch.device("cpu"), fast_float8=False)
+    held = NetworkWeights(NetworkReader(open_host_file(path), None, torch.float32), torch.device("cpu"))
     held.fill(lambda done, total: None)
     return {"maps": [line for line in Path("/proc/self/maps").read_text().splitlines() if path.name in line]}
 
@@ -45,7 +45,7 @@ def mapped_afterwards(rank: int, world_size: int, comfyui: str, folder: str) -> 
 def _compare(folder: Path, name: str, form: str, wanted: str) -> list[str]:
     import comfy.sd
 
-    from parallel_runtime.loading.held_network import HeldNetwork
+    from parallel_runtime.loading.comfyui_network import NetworkReader, NetworkWeights
     from parallel_runtime.loading.host_file import open_host_file
     from tests.comfyui_networks.files import FILES
     from tests.comfyui_networks.formats import FORMATS, write
@@ -65,7 +65,7 @@ def _compare(folder: Path, name: str, form: str, wanted: str) -> list[str]:
     options: dict[str, Any] = {"offload_device": torch.device("cpu")} | ({"dtype": dtype} if dtype else {})
     expected = comfy.sd.load_diffusion_model(str(path), model_options=options).model.diffusion_model
     opened = open_host_file(path)
-    held = HeldNetwork(opened, None, dtype, torch.device("cpu"), fast_float8=False)
+    held = NetworkWeights(NetworkReader(opened, None, dtype), torch.device("cpu"))
     told: list[tuple[int, int]] = []
     held.fill(lambda done, total: told.append((done, total)))
     assert told[-1][0] == told[-1][1] > 0

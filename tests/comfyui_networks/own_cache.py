@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.loading.held_network import HeldNetwork
+from parallel_runtime.loading.comfyui_network import NetworkReader, NetworkWeights
 from parallel_runtime.loading.host_file import HostFile
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
@@ -16,17 +16,13 @@ from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 
 
-class _Held(HeldNetwork):
+class _Held(NetworkWeights):
     """As a rank holds it, without a file."""
 
     def __init__(self, module: torch.nn.Module, data: Any):
-        super().__init__(cast(HostFile, _NoFile), data, torch.float32, torch.device("cpu"), False)
+        super().__init__(NetworkReader(cast(HostFile, None), data, torch.float32), torch.device("cpu"))
         prepare_network(module, data, self.split)
         self._network, self.here = module, True
-
-
-class _NoFile:
-    size, pack, path, identity, prefix = 0, None, None, None, ""
 
 
 def apart(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def _compare(path: Path, file: str, format: str, attention: str, gpu: bool) -> l
     import comfy.model_management
     import comfy.sd
 
-    from parallel_runtime.loading.held_network import HeldNetwork
+    from parallel_runtime.loading.comfyui_network import NetworkReader, NetworkWeights
     from parallel_runtime.loading.host_file import open_host_file
     from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
     from parallel_runtime.networks.comfyui.description import describe_network
@@ -59,7 +59,7 @@ def _compare(path: Path, file: str, format: str, attention: str, gpu: bool) -> l
     latent = opened.config.latent_format
     described = describe_network(opened.build(), opened.size, latent.latent_dimensions)
     dtype = None if opened.stored is None else model.get_dtype()
-    held = HeldNetwork(opened, described.data, dtype, torch.device(device), fast_float8=False)
+    held = NetworkWeights(NetworkReader(opened, described.data, dtype), torch.device(device))
     held.fill(lambda done, total: None)
     network = ComfyNetwork(held, described, latent, attention, model.get_dtype_inference())
     entered: list[Any] = []

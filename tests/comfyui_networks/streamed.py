@@ -5,13 +5,16 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, Load, tensor_name
+from parallel_runtime.loading import host_copies
+from parallel_runtime.loading.comfyui_network import NetworkReader
+from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, Load, Release, tensor_name
 from tests.parallel_runtime.streamed_run import KINDS, PoolRank, staying
 
 
@@ -44,9 +47,29 @@ def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list
                     found[f"{model}{state}"] = torch.equal(outputs[weights + state], outputs["whole" + state])
                 shared = pool.weights(model).shared
                 found[f"{model} share"] = shared.size / sum(shared.sizes)
+        for state, given in (("parked", patches), ("parked again", ("", ""))):
+            found[f"{name} {state}"] = _back_from_the_host(pool, f"{name} whole", given)
+        assert torch.equal(_forward(pool, f"{name} whole", patches), outputs["whole patched"])
         assert not outputs["whole"].isnan().any()
         assert not torch.equal(outputs["whole"], outputs["whole patched"])
     return found
+
+
+def _back_from_the_host(pool: PoolRank, model: str, patches: tuple[str, str]) -> bool:
+    """Whether a network with patches is parked, and comes back without its file as that has it."""
+    before, network = _forward(pool, model), pool.weights(model).network
+    places = [parameter.storage_offset() for parameter in network.parameters() if not hasattr(parameter, "_qdata")]
+    _forward(pool, model, patches)
+    with patch.object(host_copies, "left_free", lambda total: 0):
+        pool.run(Release(model, park=True))
+    left = not pool.weights(model).here
+    with patch.object(NetworkReader, "open", None):
+        after = _forward(pool, model)
+    same = network is pool.weights(model).network
+    same &= places == [
+        parameter.storage_offset() for parameter in network.parameters() if not hasattr(parameter, "_qdata")
+    ]
+    return left and same and torch.equal(before, after)
 
 
 def _forward(pool: PoolRank, model: str, patches: tuple[str, str] = ("", "")) -> torch.Tensor:

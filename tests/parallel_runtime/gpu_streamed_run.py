@@ -43,7 +43,7 @@ def _forward(pool: PoolRank, name: str) -> torch.Tensor:
 
 def count_recordings(engine: Engine, name: str) -> int:
     """How many forwards of a model are recorded; 0 on a CPU."""
-    recorded: Any = engine.residency.get(name).transformer._recorded  # type: ignore[union-attr]
+    recorded: Any = engine.residency.get(name).network._recorded  # type: ignore[union-attr]
     if recorded is None:
         return 0
     over = [each.kinds for each in recorded._over.values()] if hasattr(recorded, "_over") else [recorded._kinds]

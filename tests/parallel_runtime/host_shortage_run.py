@@ -80,7 +80,7 @@ def _alone(pool: PoolRank, expected: torch.Tensor, one: int, processes: list[int
     before = bytes_of_shares(processes)
     dist.barrier()
     if pool.engine.rank == 0:
-        held = pool.engine.residency.get("a").held
+        held = pool.engine.residency.get("a").loaded_model
         assert held is not None
         held.give_back()
     dist.barrier()

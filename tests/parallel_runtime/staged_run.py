@@ -14,7 +14,6 @@ from parallel_runtime.denoising.predict import Call, Predictor
 from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.engine.plan_meshes import Meshes
 from parallel_runtime.engine.resident import Resident
-from parallel_runtime.engine.structure import Structure
 from parallel_runtime.mesh.links import build_links
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
@@ -140,7 +139,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     facts = describe_model(FLUX, dict(transformer.config), shapes, 4)
     resident = Resident(
         "m", DiffusersFamily(FLUX, dict(transformer.config)), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
-        ParallelPlan(), Structure(parallelize(transformer, FLUX, single_rank_mesh())),
+        ParallelPlan(), parallelize(transformer, FLUX, single_rank_mesh()),
     )  # fmt: skip
     meshes = Meshes(rank, world_size)
     outputs = {}
@@ -160,8 +159,8 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
             with torch.no_grad():
                 output = forward_once(runner, x, timestep)
             stages = ((0, 6), (6, 8)) if speeds else ((0, 4), (4, 8))
-            assert resident.transformer is not None
-            assert resident.transformer.owned == stages[rank]
+            assert resident.network is not None
+            assert resident.network.owned == stages[rank]
         if rank == 0:
             outputs[str(number)] = output
     return outputs

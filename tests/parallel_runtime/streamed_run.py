@@ -87,7 +87,7 @@ class PoolRank:
 
     def weights(self, name: str) -> Any:
         """What holds the weights of a model."""
-        held = self.engine.residency.get(name).held
+        held = self.engine.residency.get(name).loaded_model
         assert held is not None
         return held.weights
 

@@ -100,7 +100,7 @@ def test_gpu_recordings_outlive_weights_that_left_for_another_model(files, monke
         for path, prediction in zip(files, expected, strict=True):
             resident = rank.engine.residency.get(str(path))
             before = rank.free()
-            store.free_beside(resident.held, 1 << 60, lambda done, total: None)  # all others leave
+            store.free_beside(resident.loaded_model, 1 << 60, lambda done, total: None)  # all others leave
             assert set(rank.engine.residency.held()) <= {str(path)}
             assert rank.free() >= before
             assert torch.equal(rank.forward(path), prediction)

@@ -158,7 +158,7 @@ import comfy.supported_models
 import torch
 from nodes.model_files import choose_network
 from parallel_runtime.errors import ParallelError
-from parallel_runtime.loading.held_network import load_network
+from parallel_runtime.loading.comfyui_network import load_network
 from parallel_runtime.loading.host_file import open_host_file
 from parallel_runtime.networks.comfyui.description import describe_network
 

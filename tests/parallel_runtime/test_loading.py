@@ -122,23 +122,6 @@ def test_a_head_dim_that_only_config_json_tells_is_taken_from_there(tmp_path):
     assert loaded.config["axes_dims_rope"] == [8, 12, 12]
 
 
-def _mapped(path: Path) -> list[tuple[int, int]]:
-    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
-    return [(int(low, 16), int(high, 16)) for low, high in (line.split()[0].split("-") for line in lines)]
-
-
-def test_parameters_are_views_of_the_mapped_file(tmp_path):
-    path = write_original(tmp_path / "m.safetensors", CONFIG)
-    loaded = load_transformer(open_checkpoint(path), torch.float32, CPU)
-    spans = _mapped(path)
-    copied = {
-        name
-        for name, parameter in loaded.named_parameters()
-        if not any(low <= parameter.data_ptr() < high for low, high in spans)
-    }
-    assert copied == {"norm_out.linear.weight", "norm_out.linear.bias"}  # their halves change places
-
-
 def test_buffers_that_no_file_holds_keep_their_values():
     from parallel_runtime.loading.weights import _meta_parameters
 
@@ -153,68 +136,6 @@ def test_buffers_that_no_file_holds_keep_their_values():
     assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
     assert module.frequencies.tolist() == [0, 1, 2, 3]
     assert torch.nn.Linear(1, 1).weight.device.type == "cpu"
-
-
-SHARE = """
-import sys
-from pathlib import Path
-import torch
-from parallel_runtime.loading.checkpoint import open_checkpoint
-from benchmarks.load_transformer import load_transformer
-from parallel_runtime.networks.diffusers.flux import FLUX
-
-def proportional():
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-
-checkpoint = open_checkpoint(sys.argv[1])
-arguments = FLUX.adapter.to_transformer(
-    torch.ones(1, 16, 4, 4), torch.ones(1), torch.ones(1, 4, 64), checkpoint.config, guidance=torch.ones(1)
-)
-import diffusers; diffusers.FluxTransformer2DModel  # its own memory does not count
-print("ready", flush=True); sys.stdin.readline()
-before = proportional()
-print("measured", flush=True); sys.stdin.readline()
-transformer = load_transformer(checkpoint, torch.float32, torch.device("cpu"))
-with torch.no_grad():
-    assert transformer(**arguments).sample.isfinite().all()
-print("loaded", flush=True); sys.stdin.readline()
-print(proportional() - before, flush=True); sys.stdin.readline()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc/self/smaps_rollup")
-def test_three_processes_share_one_copy_of_the_file(tmp_path):
-    path = write_original(tmp_path / "m.safetensors", tiny_config(num_attention_heads=4))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARE, path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**environment, "OMP_NUM_THREADS": "1"},
-        )
-        for _ in range(3)
-    ]
-    try:
-        for expected in ("ready", "measured", "loaded", None):
-            answers = []
-            for process in processes:
-                assert process.stdout is not None
-                answers.append(process.stdout.readline().strip())
-            assert expected is None or answers == [expected] * 3
-            for process in processes if expected else ():
-                assert process.stdin is not None
-                print(file=process.stdin, flush=True)
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    size = path.stat().st_size
-    taken = 1024 * sum(map(int, answers))
-    assert 0.8 * size < taken < 1.8 * size, f"{taken / size:.2f} copies"
 
 
 def test_loading_stops_where_the_caller_cancels(tmp_path):

@@ -14,16 +14,17 @@ from safetensors.torch import load_file, save_file
 
 from parallel_runtime import memory
 from parallel_runtime.errors import CheckpointError, NotLoadedError, RequestError
-from parallel_runtime.loading import held_weights, patchable_network
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.held_weights import ArenaWeights
-from parallel_runtime.loading.patchable import OriginalWeights, PatchableParameters, original_rules
-from parallel_runtime.loading.patchable_network import PatchableNetwork
+from parallel_runtime.loading.loaded_weights import LoadedWeights
+from parallel_runtime.loading.original_names import OriginalWeights, original_rules
+from parallel_runtime.loading.weight_parts import parts
 from parallel_runtime.loading.weights import build_transformer, check_weights
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.diffusers.registry import find_by_name
+from parallel_runtime.patching import patchable
 from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
+from parallel_runtime.patching.patchable import OwnNames
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, KeepPatches, Release, tensor_name
 from tests import tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
@@ -104,25 +105,27 @@ class PatchingRank(Rank):
             return self.run(request, tensors)[1]["output"]
 
     def weights(self, name: Path) -> dict[str, torch.Tensor]:
-        transformer = self.engine.residency.get(str(name)).transformer
+        transformer = self.engine.residency.get(str(name)).network
         assert transformer is not None
         return {key: parameter.data for key, parameter in transformer.named_parameters()}
 
 
 def predicted(path: Path) -> torch.Tensor:
-    rank = PatchingRank(mapped=True)
-    rank.load(path)
-    return rank.forward(path)
+    rank = PatchingRank()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "free_bytes", lambda device: 1 << 40)
+        rank.load(path)
+        return rank.forward(path)
 
 
 def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
     assert (one - other).abs().max() < 1e-4 * other.abs().max()
 
 
-@pytest.mark.parametrize("place", ["mapped", "region", "region, originals kept"])
-def test_weights_are_patched_in_place_and_come_back_bit_for_bit(place, files, monkeypatch):
-    monkeypatch.setattr(held_weights, "has_room", lambda tensors, device: place.endswith("kept"))
-    path, rank = files[0], PatchingRank(mapped=place == "mapped")
+@pytest.mark.parametrize("kept", [True, False])
+def test_weights_are_patched_in_place_and_come_back_bit_for_bit(kept, files, monkeypatch):
+    monkeypatch.setattr(patchable, "has_room", lambda tensors, device: kept)
+    path, rank = files[0], PatchingRank()
     rank.load(path)
     plain, before = rank.forward(path), {name: data.clone() for name, data in rank.weights(path).items()}
     addresses = {name: data.data_ptr() for name, data in rank.weights(path).items()}
@@ -130,8 +133,7 @@ def test_weights_are_patched_in_place_and_come_back_bit_for_bit(place, files, mo
     rank.keep(*sets.values())
     for strength in (0.8, -0.5, 0.8):
         assert_same(rank.forward(path, sets[strength]), predicted(merged(path, strength)))
-        if place != "mapped":
-            assert addresses == {name: data.data_ptr() for name, data in rank.weights(path).items()}
+        assert addresses == {name: data.data_ptr() for name, data in rank.weights(path).items()}
     assert torch.equal(rank.forward(path), plain)
     assert all(torch.equal(before[name], data) for name, data in rank.weights(path).items())
     assert addresses == {name: data.data_ptr() for name, data in rank.weights(path).items()}
@@ -153,13 +155,12 @@ def test_hooks_come_on_top_and_sets_that_are_dropped_are_not_known(files):
 
 
 @pytest.mark.parametrize("room", [True, False])
-@pytest.mark.parametrize("mapped", [True, False])
-def test_hooks_that_take_turns_are_computed_once_where_there_is_room(mapped, room, files, monkeypatch):
-    monkeypatch.setattr(PatchableParameters, "can_keep", lambda self, weight: room)
+def test_hooks_that_take_turns_are_computed_once_where_there_is_room(room, files, monkeypatch):
+    monkeypatch.setattr(LoadedWeights, "can_keep", lambda self, weight: room)
     computed: list[str] = []
     weight = Computing.weight
     monkeypatch.setattr(Computing, "weight", lambda *args: computed.append(args[1]) or weight(*args))
-    path, rank = files[0], PatchingRank(mapped=mapped)
+    path, rank = files[0], PatchingRank()
     rank.load(path)
     sets = [lora(path, strength, seed) for seed, strength in enumerate((0.5, 0.8, -0.6))]
     rank.keep(sets[0])
@@ -197,7 +198,7 @@ def test_a_model_that_was_away_comes_back_with_what_is_asked_of_it(folder, files
 
 def test_a_patched_model_is_parked_as_it_is_in_its_file(files, tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40, total=1 << 40))
-    monkeypatch.setattr(held_weights, "has_room", lambda tensors, device: True)
+    monkeypatch.setattr(patchable, "has_room", lambda tensors, device: True)
     rank = PatchingRank(folder=tmp_path)
     leave_room_for(1, files[0], monkeypatch, rank)
     rank.load(files[0])
@@ -205,9 +206,10 @@ def test_a_patched_model_is_parked_as_it_is_in_its_file(files, tmp_path, monkeyp
     rank.keep(patches)
     rank.forward(files[0], patches)
     rank.load(files[1])
-    monkeypatch.setattr(held_weights, "read", None)  # it comes from where it was parked
+    wanted = predicted(merged(files[0], 0.7))
+    monkeypatch.setattr("parallel_runtime.loading.loaded_weights.read_anywhere", None)  # it comes from the host
     assert torch.equal(rank.forward(files[0]), plain)
-    assert_same(rank.forward(files[0], patches), predicted(merged(files[0], 0.7)))
+    assert_same(rank.forward(files[0], patches), wanted)
 
 
 @pytest.mark.parametrize("change", ["deleted", "replaced"])
@@ -250,7 +252,7 @@ def test_a_change_that_was_cancelled_goes_on_from_there(files, monkeypatch):
     plain, patches = rank.forward(path), lora(path, 0.8)
     rank.keep(patches)
     written: list[str] = []
-    put = ArenaWeights._put
+    put = LoadedWeights.put
 
     def cancelling(self, target: str, value: torch.Tensor) -> None:
         written.append(target)
@@ -258,18 +260,17 @@ def test_a_change_that_was_cancelled_goes_on_from_there(files, monkeypatch):
             raise Cancelled
         put(self, target, value)
 
-    monkeypatch.setattr(ArenaWeights, "_put", cancelling)
+    monkeypatch.setattr(LoadedWeights, "put", cancelling)
     with pytest.raises(Cancelled):
         rank.forward(path, patches)
-    monkeypatch.setattr(ArenaWeights, "_put", put)
+    monkeypatch.setattr(LoadedWeights, "put", put)
     assert_same(rank.forward(path, patches), predicted(merged(path, 0.8)))
     assert torch.equal(rank.forward(path), plain)
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_originals_that_had_to_leave_the_device_are_had_again(mapped, files, monkeypatch):
-    monkeypatch.setattr(held_weights, "has_room", lambda tensors, device: True)
-    path, rank = files[0], PatchingRank(mapped=mapped)
+def test_originals_that_had_to_leave_the_device_are_had_again(files, monkeypatch):
+    monkeypatch.setattr(patchable, "has_room", lambda tensors, device: True)
+    path, rank = files[0], PatchingRank()
     rank.load(path)
     plain, sets = rank.forward(path), [lora(path, strength) for strength in (0.8, -0.3)]
     rank.keep(sets[0])
@@ -277,7 +278,7 @@ def test_originals_that_had_to_leave_the_device_are_had_again(mapped, files, mon
     rank.forward(path, sets[0])
     with monkeypatch.context() as short:
         short.setattr(memory, "is_free", lambda wanted, device: False)
-        held = rank.engine.residency.get(str(path)).held
+        held = rank.engine.residency.get(str(path)).loaded_model
         assert held is not None
         held.prepare_run(1)
     assert_same(rank.forward(path, sets[1]), predicted(merged(path, -0.3)))
@@ -334,25 +335,37 @@ def test_every_weight_of_comfyuis_network_is_made_of_parameters_that_are_here(fa
         assert all(torch.equal(part, parts[target]) for target, part in weights.split(name, joined).items())
 
 
-class Network(PatchableNetwork):
-    """One layer, whose weight is written as on a GPU."""
+class OneLayer:
+    """A file of one layer; who opens it has a layer without numbers."""
 
-    def __init__(self, weight: torch.Tensor):
-        super().__init__(torch.device("cpu"))
-        self._in_place = True
-        self.layers = torch.nn.ModuleDict({"layer": torch.nn.Linear(1, 1)})
-        self.layers["layer"].weight = torch.nn.Parameter(weight, requires_grad=False)
+    names = OwnNames(["layer.weight"])
 
-    @property
-    def network(self) -> torch.nn.Module:
-        return self.layers
+    def __init__(self, weight: Any):
+        self._weight = weight
+        self.opened = 0
+
+    def open(self, on_bytes: Any) -> Any:
+        self.opened += 1
+        self.network = torch.nn.ModuleDict({"layer": torch.nn.Linear(1, 1, bias=False)})
+        self.network["layer"].weight = torch.nn.Parameter(self._weight, requires_grad=False)
+        return self
+
+    def pieces(self, name: str, part: int, target: torch.Tensor) -> None:
+        return None
+
+    def numbers(self, name: str, part: int) -> torch.Tensor:
+        return parts(self._weight)[part]
+
+    def blocks(self, network: Any) -> list[str]:
+        return []
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("kind", ["plain", "float8_e4m3fn", "mxfp8", "nvfp4", "int8_tensorwise"])
-def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind, monkeypatch):
+def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind, kept, monkeypatch):
     import comfy.quant_ops as quant
 
-    monkeypatch.setattr(patchable_network, "has_room", lambda tensors, device: True)
+    monkeypatch.setattr(patchable, "has_room", lambda tensors, device: kept)
     torch.manual_seed(0)
     values = [torch.randn(64, 128).bfloat16() * scale for scale in (1.0, 30.0)]
     weights: list[Any] = values
@@ -361,18 +374,27 @@ def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind, 
         options: dict[str, Any] = {} if kind == "mxfp8" else {"scale": "recalculate"}
         weights = [quant.QuantizedTensor.from_float(value, layout, **options) for value in values]
     read = lambda weight: weight.dequantize() if kind != "plain" else weight  # noqa: E731
-    network = Network(weights[0].clone())
-    weight = network.layers["layer"].weight
     plain, other = read(weights[0]).clone(), read(weights[1]).clone()
-    place = (weight if kind == "plain" else weight._qdata).data_ptr()
-    original = network.originals(["layer.weight"], [])["layer.weight"]
-    network.write("layer.weight", weights[1])
-    assert torch.equal(read(network.layers["layer"].weight), other)
-    network.put_back("layer.weight", original)
-    weight = network.layers["layer"].weight
-    assert torch.equal(read(weight), plain)
+    file = OneLayer(weights[0])
+    network = LoadedWeights(file, torch.device("cpu"), wraps_layers=True)
+    network.fill(lambda done, total: None)
+    layer = network.network["layer"]
+    region = layer.weight._qdata if kind != "plain" else layer.weight
+    assert {part.untyped_storage().data_ptr() for part in parts(layer.weight)} == {region.untyped_storage().data_ptr()}
+    for patched in ([], ["layer.weight"]):  # the second time it is something else
+        original = network.originals(["layer.weight"], patched)["layer.weight"]
+        assert torch.equal(read(original), plain)
+        network.write("layer.weight", weights[1])
+        assert torch.equal(read(layer.weight), other)
+    assert (file.opened == 1) == kept
+    network.put_back("layer.weight", network.originals(["layer.weight"], ["layer.weight"])["layer.weight"])
+    assert torch.equal(read(layer.weight), plain)
     assert not network.moved
-    assert (weight if kind == "plain" else weight._qdata).data_ptr() == place
     network.write("layer.weight", torch.zeros(64, 256))
     assert network.moved
-    assert network.shape("layer.weight") == (64, 256)
+    assert network.shape("layer.weight") == tuple(layer.weight.shape) == (64, 256)
+    saved = torch.empty(network.region, dtype=torch.uint8)
+    network.save(saved, lambda done, total: None)
+    network.give_back()
+    network.fill(lambda done, total: None, lambda size: SimpleNamespace(memory=saved, pin=lambda: None))  # type: ignore
+    assert torch.equal(read(layer.weight), plain)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine import plan_meshes as meshes
-from parallel_runtime.engine.opened import Opened
+from parallel_runtime.engine import rank_state
+from parallel_runtime.engine.opened import Opened, open_model
 from parallel_runtime.errors import CheckpointError
 from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, Sample, Step, tensor_name
 from tests import tiny_flux
@@ -262,14 +263,15 @@ def test_a_rank_outside_of_a_plan_has_nobody_to_wait_for(paths, configuration):
 def test_hosts_that_read_different_models_stop_before_they_plan_differently(paths):
     with pytest.MonkeyPatch.context() as patch:
         client = Client(ThreadedPool(WORLD, patch), paths)
-        opened, plain = [], Opened.open
+        opened: list[Opened] = []
 
-        def read(request: Load) -> Opened:
-            opened.append(plain(request))
+        def read(request: Load, device: Any) -> Opened:
+            opened.append(open_model(request, device))
             facts = opened[-1].facts
-            return replace(opened[-1], facts=replace(facts, heads=facts.heads + (len(opened) == 2)))
+            opened[-1].facts = replace(facts, heads=facts.heads + (len(opened) == 2))
+            return opened[-1]
 
-        patch.setattr(Opened, "open", read)
+        patch.setattr(rank_state, "open_model", read)
         with pytest.raises(CheckpointError, match="different models at .*safetensors"):
             client.do(Prompt(0))
 
@@ -278,7 +280,7 @@ def test_the_communicator_sees_ranks_that_part_ways(paths):
     with pytest.MonkeyPatch.context() as patch:
         client = Client(ThreadedPool(WORLD, patch), paths)
         client.do(Prompt(0, sampled=False))
-        recorded = client.pool.engines[1].residency.get(next(iter(client.named))).transformer._recorded
+        recorded = client.pool.engines[1].residency.get(next(iter(client.named))).network._recorded
         recorded._over[0, 1].kinds.clear()  # behind its back
         with pytest.raises(PartedWays):
             client.do(Prompt(0, sampled=False))

@@ -11,8 +11,8 @@ import torch
 from parallel_runtime.engine.resident import Resident
 from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.streamed_weights import StreamedWeights
-from parallel_runtime.loading.weights import build_transformer, check_weights
+from parallel_runtime.loading.loaded_weights import LoadedWeights
+from parallel_runtime.loading.weights import CheckpointReader
 from parallel_runtime.streaming import shared_blocks
 from parallel_runtime.streaming.dealer import Dealer
 from parallel_runtime.streaming.share_memory import HostShare
@@ -56,13 +56,10 @@ class StayingArena(PlainArena):
     keeps_addresses = True
 
 
-def streamed_weights(path: str, streaming: Streaming) -> StreamedWeights:
-    checkpoint, cpu = open_checkpoint(path), torch.device("cpu")
-    module = build_transformer(checkpoint)
-    blocks = ["transformer_blocks.0", "transformer_blocks.1"]
-    rules = check_weights(module, checkpoint)
-    dealer = Dealer(streaming, "key", cpu)
-    return StreamedWeights(module, checkpoint, rules, torch.float32, cpu, StayingArena, blocks, dealer)
+def streamed_weights(path: str, streaming: Streaming) -> LoadedWeights:
+    cpu = torch.device("cpu")
+    reader = CheckpointReader(open_checkpoint(path), torch.float32)
+    return LoadedWeights(reader, cpu, False, StayingArena, Dealer(streaming, "key", cpu))
 
 
 def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files):
@@ -72,14 +69,14 @@ def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files):
         made.append(weights.shared.own_piece(0)[2])
         weights.give_back()
     assert made[0].data_ptr() != made[1].data_ptr()
-    assert not weights.keeps_addresses  # so `Held` lets recordings go
+    assert not weights.keeps_addresses  # so `LoadedModel` lets recordings go
 
 
 def test_recordings_do_not_outlive_another_ranks_share_either(files, tmp_path):
     stays, moves = (streamed_weights(files[0], Streaming("host", rank, 2, tmp_path)) for rank in (0, 1))
     forgotten: list[int] = []
     held = SimpleNamespace(weights=stays, forget_recordings=lambda: forgotten.append(1))
-    resident = SimpleNamespace(held=held)
+    resident = SimpleNamespace(loaded_model=held)
     for weights in (stays, moves):
         weights.fill(lambda done, total: None)
     for times in (0, 0, 1, 1):
@@ -126,6 +123,6 @@ def test_a_lora_is_in_the_shares(files, tmp_path):
 def test_a_comfyui_network_gives_the_same_in_every_format(formats, tmp_path):
     arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path), "formats": formats}
     for found in run_ranks(2, "tests.comfyui_networks.streamed:compare", arguments):
-        assert len(found) == 4 * len(KINDS) * len(formats)
+        assert len(found) == (4 * len(KINDS) + 2) * len(formats)
         for name, value in found.items():
             assert abs(value - 0.5) < 0.02 if name.endswith("share") else value is True, name

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from benchmarks.load_transformer import load_transformer
+from parallel_runtime.cuda_driver import Driver, DriverError
 from parallel_runtime.loading import virtual_memory
 from parallel_runtime.loading.arena import VirtualArena, place_tensor
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.loading.virtual_memory import VirtualMemoryError, VirtualRegion
-from parallel_runtime.loading.weights import build_transformer, check_weights, hold_weights
+from parallel_runtime.loading.loaded_weights import LoadedWeights
+from parallel_runtime.loading.virtual_memory import VirtualRegion
+from parallel_runtime.loading.weights import CheckpointReader
 from tests.tiny_flux import tiny_config, write_original
 
 GRANULARITY = 2 << 20
@@ -103,7 +105,7 @@ class FakeDriver:
 @pytest.fixture
 def driver(monkeypatch) -> FakeDriver:
     fake = FakeDriver()
-    monkeypatch.setattr(virtual_memory, "_driver", lambda: fake)
+    monkeypatch.setattr(virtual_memory, "driver", lambda: fake)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     return fake
 
@@ -139,8 +141,8 @@ def test_without_a_driver_the_error_is_one_that_the_arena_falls_back_from(monkey
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", no_library)
-    with pytest.raises(VirtualMemoryError, match="cannot be called"):
-        virtual_memory.Driver()
+    with pytest.raises(DriverError, match="cannot be called"):
+        Driver()
 
 
 @pytest.mark.gpu
@@ -148,8 +150,8 @@ def test_gpu_memory_comes_back_at_its_address_and_a_recording_still_reads_it():
     device = torch.device("cuda", torch.cuda.current_device())
     size = 3 << 30
     arena = VirtualArena(size, device)
-    weight = place_tensor(arena, 512, (1024, 1024), torch.bfloat16)
-    last = place_tensor(arena, size - 512, (256,), torch.bfloat16)
+    weight = place_tensor(arena, 512, (1024, 1024), torch.bfloat16, (1024, 1))
+    last = place_tensor(arena, size - 512, (256,), torch.bfloat16, (1,))
     values = torch.randn(1024, 1024, device=device).bfloat16()
     weight.copy_(values)
     last.fill_(2)
@@ -182,12 +184,11 @@ def test_gpu_weights_are_those_of_the_file_also_when_they_come_back(stored, want
     path = write_original(tmp_path / "m.safetensors", tiny_config(), dtype=getattr(torch, stored))
     checkpoint, dtype = open_checkpoint(path), getattr(torch, wanted)
     expected = load_transformer(checkpoint, dtype, torch.device("cpu")).state_dict()
-    module = build_transformer(checkpoint)
-    weights = hold_weights(module, checkpoint, check_weights(module, checkpoint), dtype, device)
-    weights.attach(module)
-    assert weights.keeps_addresses
+    weights = LoadedWeights(CheckpointReader(checkpoint, dtype), device, wraps_layers=False)
     for _ in range(2):
         weights.fill(lambda done, total: None)
+        assert weights.keeps_addresses
+        module = weights.network
         torch.cuda.synchronize()
         assert all(torch.equal(tensor.cpu(), expected[name]) for name, tensor in module.state_dict().items())
         weights.give_back()

@@ -25,9 +25,9 @@ from parallel_runtime.loading import reading
 from parallel_runtime.loading.arena import PlainArena, lay_out
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
-from parallel_runtime.loading.held_weights import ArenaWeights
 from parallel_runtime.loading.host_copies import HostCopies
-from parallel_runtime.loading.weights import build_transformer, check_weights, hold_weights
+from parallel_runtime.loading.loaded_weights import LoadedWeights
+from parallel_runtime.loading.weights import CheckpointReader
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, tensor_name
 from tests.parallel_runtime.staged_run import Quiet
@@ -45,12 +45,11 @@ def files(tmp_path_factory) -> list[Path]:
 
 
 class Rank:
-    """An engine of one rank, whose weights lie in a region of memory as on a GPU, unless they shall be mapped."""
+    """An engine of one rank, whose weights lie in a region of memory as on a GPU."""
 
-    def __init__(self, mapped: bool = False, folder: Path | None = None):
+    def __init__(self, folder: Path | None = None):
         self.engine = Engine(CPU, 0, 1)
-        if not mapped:
-            self.engine.residency = Residency(CPU, 0, arena=PlainArena, folder=folder)
+        self.engine.residency = Residency(CPU, 0, folder=folder)
 
     def run(self, request: Any, tensors: dict[str, torch.Tensor] | None = None) -> Any:
         meta = {name: tensor.to("meta") for name, tensor in (tensors or {}).items()}
@@ -79,7 +78,7 @@ def expected(files) -> list[torch.Tensor]:
     """Each model's prediction, in a rank of its own."""
     predictions = []
     for path in files:
-        rank = Rank(mapped=True)
+        rank = Rank()
         rank.load(path)
         predictions.append(rank.forward(path))
         rank.run(Release(str(path)))
@@ -114,12 +113,10 @@ def test_a_region_holds_what_the_mapped_file_gives(stored, wanted, tmp_path, mon
     )
     dtype = getattr(torch, wanted)
     expected = load_transformer(checkpoint, dtype, CPU).state_dict()
-    module = build_transformer(checkpoint)
-    weights = hold_weights(module, checkpoint, check_weights(module, checkpoint), dtype, CPU, PlainArena)
+    weights = LoadedWeights(CheckpointReader(checkpoint, dtype), CPU, wraps_layers=False)
     told: list[tuple[int, int]] = []
     weights.fill(lambda done, total: told.append((done, total)))
-    weights.attach(module)
-    loaded = module.state_dict()
+    loaded = weights.network.state_dict()
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
     assert told[-1][0] == told[-1][1] > 0
@@ -134,40 +131,35 @@ def test_places_do_not_overlap():
     assert layout.size == max(end for _, end in spans)
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_nothing_of_a_released_model_is_alive_when_the_memory_is_cleaned(mapped, files, expected, monkeypatch):
-    rank = Rank(mapped)
+def test_nothing_of_a_released_model_is_alive_when_the_memory_is_cleaned(files, expected, monkeypatch):
+    rank = Rank()
     rank.load(files[0])
     assert torch.equal(rank.forward(files[0]), expected[0])
     resident = rank.engine.residency.get(str(files[0]))
-    pointers = {p.untyped_storage().data_ptr() for p in resident.transformer.parameters()}
-    assert mapped == (str(files[0]) in mapped_files())
+    pointers = {p.untyped_storage().data_ptr() for p in resident.network.parameters()}
+    assert str(files[0]) not in mapped_files()
     seen: list[Any] = []
 
     def clean(store: WeightStore) -> None:
-        alive = {
-            p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in resident.transformer.parameters()
-        }
+        alive = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in resident.network.parameters()}
         seen.append(sum(size for pointer, size in alive.items() if pointer in pointers))
-        seen.append(str(files[0]) in mapped_files())
 
     monkeypatch.setattr(WeightStore, "clean", clean)
     assert rank.run(Release(str(files[0])))[0].bytes_freed == resident.size > 0
-    assert seen == [0, False]
+    assert seen == [0]
     assert rank.here() == []
     assert rank.run(Release(str(files[0])))[0].bytes_freed == 0
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_after_a_release_the_same_modules_are_filled_again(mapped, files, expected):
-    rank = Rank(mapped)
+def test_after_a_release_the_same_modules_are_filled_again(files, expected):
+    rank = Rank()
     rank.load(files[0])
-    before = rank.engine.residency.get(str(files[0])).transformer
+    before = rank.engine.residency.get(str(files[0])).network
     rank.run(Release(str(files[0])))
     assert torch.equal(rank.forward(files[0]), expected[0])  # also without a load
     rank.run(Release(str(files[0])))
     assert rank.load(files[0]).reused
-    assert rank.engine.residency.get(str(files[0])).transformer is before
+    assert rank.engine.residency.get(str(files[0])).network is before
     assert torch.equal(rank.forward(files[0]), expected[0])
 
 
@@ -177,13 +169,13 @@ def test_models_in_turn_give_what_each_gives_alone(room, files, expected, monkey
     leave_room_for(room, files[0], monkeypatch, rank)
     for path in files:
         rank.load(path)
-    modules = [rank.engine.residency.get(str(path)).transformer for path in files]
+    modules = [rank.engine.residency.get(str(path)).network for path in files]
     for _ in range(2):
         for path, prediction in zip(files, expected, strict=True):
             assert torch.equal(rank.forward(path), prediction)
             assert len(rank.here()) == room
             assert path.stem in rank.here()
-    assert modules == [rank.engine.residency.get(str(path)).transformer for path in files]
+    assert modules == [rank.engine.residency.get(str(path)).network for path in files]
 
 
 @pytest.mark.parametrize("weights", ["whole", "host"])
@@ -211,12 +203,12 @@ def test_a_load_that_fails_before_its_weights_are_read_leaves_no_memory_taken(fi
         made.append(PlainArena(size, device))
         return made[-1]
 
-    def fail(self: Any, on_bytes: Any) -> None:
+    def fail(self: Any, opened: Any, on_bytes: Any) -> None:
         raise CheckpointError("It cannot be read.", "Choose another.")
 
     rank = Rank()
     rank.engine.residency = Residency(CPU, 0, arena=make)
-    monkeypatch.setattr(ArenaWeights, "fill", fail)
+    monkeypatch.setattr(LoadedWeights, "_read", fail)
     with pytest.raises(CheckpointError):
         rank.load(files[0])
     assert made[0].memory.untyped_storage().nbytes() == 0
@@ -227,7 +219,7 @@ def test_models_that_are_all_here_are_not_read_again(files, monkeypatch):
     for path in files:
         rank.load(path)
     monkeypatch.setattr(reading, "read", None)
-    monkeypatch.setattr("parallel_runtime.loading.held_weights.read", None)
+    monkeypatch.setattr("parallel_runtime.loading.loaded_weights.read_anywhere", None)
     for path in (*files, *files):
         rank.forward(path)
     assert [rank.load(path).reused for path in files] == [True, True]
@@ -261,10 +253,8 @@ def test_two_configurations_of_one_file_share_its_weights(files, expected):
     for name, options in {"plain": {}, "other": {"attention": "math"}, "degrees": {"ulysses": 1}}.items():
         rank.load(files[0], name, **options)
     plain, other, degrees = (rank.engine.residency.get(name) for name in ("plain", "other", "degrees"))
-    assert plain.transformer is degrees.transformer is not other.transformer
-    assert [p.data_ptr() for p in plain.transformer.parameters()] == [
-        p.data_ptr() for p in other.transformer.parameters()
-    ]
+    assert plain.network is degrees.network is not other.network
+    assert [p.data_ptr() for p in plain.network.parameters()] == [p.data_ptr() for p in other.network.parameters()]
     assert torch.equal(rank.forward("plain"), expected[0])
     assert torch.allclose(rank.forward("other"), expected[0], atol=1e-5)
     rank.run(Release("plain"))
@@ -283,7 +273,7 @@ def test_a_file_that_was_replaced_is_read_anew_and_its_old_weights_go(tmp_path):
         rank.forward(path)
     assert not rank.load(path).reused
     assert not torch.equal(rank.forward(path), before)
-    assert len(rank.engine.residency.store._held) == 1
+    assert len(rank.engine.residency.store._models) == 1
 
 
 def test_a_cancel_or_a_failure_in_the_middle_of_a_load_leaves_no_memory_taken(files, monkeypatch):
@@ -333,19 +323,17 @@ def test_names_are_forgotten_in_the_order_of_their_use(files, monkeypatch):
     with pytest.raises(NotLoadedError):
         rank.forward("b")
     store = rank.engine.residency.store
-    assert [len(held.structures) for held in store._held.values()] == [1, 1]
+    assert [len(held.networks) for held in store._models.values()] == [1, 1]
     rank.load(files[1], "d")
-    assert len(store._held) == 1
+    assert len(store._models) == 1
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error_of_the_file(tmp_path):
     path = write_original(tmp_path / "m.safetensors", CONFIG)
     checkpoint = open_checkpoint(path)
-    module = build_transformer(checkpoint)
-    weights = hold_weights(module, checkpoint, check_weights(module, checkpoint), torch.float32, CPU, PlainArena)
     os.truncate(path, path.stat().st_size // 2)
     shrunk = dataclasses.replace(checkpoint, identity=identity(path))
-    weights._checkpoint = shrunk
+    weights = LoadedWeights(CheckpointReader(shrunk, torch.float32), CPU, wraps_layers=False)
     with pytest.raises(CheckpointError, match="shorter"):
         weights.fill(lambda done, total: None)
 
@@ -353,7 +341,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error_of_the_file(tmp_path):
 def test_the_state_dict_of_the_file_is_what_is_read(files):
     rank = Rank()
     rank.load(files[0])
-    loaded = rank.engine.residency.get(str(files[0])).transformer.transformer.state_dict()
+    loaded = rank.engine.residency.get(str(files[0])).network.transformer.state_dict()
     expected = make_state_dict(CONFIG, seed=1)
     assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
 
@@ -371,7 +359,7 @@ def test_a_model_that_leaves_is_parked_once_for_all_ranks_and_comes_back_without
             leave_room_for(1, files[0], monkeypatch, rank)
             rank.load(path)
     assert [copy is None for copy in made] == [False, True]
-    monkeypatch.setattr("parallel_runtime.loading.held_weights.read", None)
+    monkeypatch.setattr("parallel_runtime.loading.loaded_weights.read_anywhere", None)
     for path, prediction in zip(files, expected, strict=True):
         for rank in ranks:
             leave_room_for(1, files[0], monkeypatch, rank)

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.load_transformer import load_transformer
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import CheckpointError, ConfigurationError, PoolError, RequestError
+from parallel_runtime.errors import CheckpointError, ConfigurationError, RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.samplers import SUPPORTED
@@ -119,20 +119,15 @@ def test_a_replaced_file_is_loaded_again(client, tmp_path):
     assert not torch.allclose(first, client.forward(model, latent(), torch.tensor([0.5]), conditioning()))
 
 
-@pytest.mark.slow
-def test_a_file_that_is_cut_off_under_the_ranks_costs_the_pool_and_a_whole_one_works_again(client, tmp_path):
+def test_a_file_that_is_cut_off_under_the_ranks_costs_nothing(client, tmp_path):
     model = ModelRequest(str(write_original(tmp_path / "m.safetensors", seed=1)), "float32", TWO)
     client.load(model)
     first = client.forward(model, latent(), torch.tensor([0.5]), conditioning())
     with open(tmp_path / "m.safetensors", "r+b") as file:
-        file.truncate(1 << 20)  # the ranks compute on the mapped file: its pages are gone
-    with pytest.raises(PoolError, match=r"Worker \d \(process \d+\) ended in the middle of a job"):
-        client.forward(model, latent(), torch.tensor([0.5]), conditioning())
-    with pytest.raises(CheckpointError, match="truncated"):
-        client.forward(model, latent(), torch.tensor([0.5]), conditioning())
-    (tmp_path / "m.safetensors").unlink()
-    write_original(tmp_path / "m.safetensors", seed=1)
+        file.truncate(1 << 20)
     assert torch.equal(client.forward(model, latent(), torch.tensor([0.5]), conditioning()), first)
+    with pytest.raises(CheckpointError, match="truncated"):
+        client.load(model)
 
 
 def test_released_memory_comes_back_and_the_next_call_loads_by_itself(client, model, path):

@@ -34,7 +34,7 @@ _OTHER_VALUES = (0.9, 0.5)
 
 
 class HeldSplit(Protocol):
-    """A network as a rank holds it (loading/held_network.py)."""
+    """A network as a rank holds it (loading/comfyui_network.py)."""
 
     here: bool
     owned: tuple[int, int] | None

@@ -1,9 +1,9 @@
-"""One model's weights on a rank, and the modules that have them."""
+"""A model that a rank has loaded: its weights with their patches, and the networks that run with them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -11,12 +11,12 @@ import torch
 
 from .. import memory
 from ..errors import CheckpointError, NotLoadedError
-from ..loading.held_weights import ArenaWeights, HeldWeights
 from ..loading.host_copies import HostCopies
+from ..loading.loaded_weights import LoadedWeights
 from ..loading.reading import OnBytes
+from ..networks.network import Network
 from ..patching.patch_data import WeightPatches
 from ..patching.patched_weights import PatchedWeights
-from .structure import Structure
 
 _T = TypeVar("_T")
 
@@ -35,62 +35,61 @@ class Store(Protocol):
         """See there."""
         ...
 
-    def is_last(self, held: Held) -> bool:
+    def is_last(self, model: LoadedModel) -> bool:
         """See there."""
         ...
 
-    def free_memory_for(self, title: str, wanted: int, *, on_bytes: OnBytes) -> None:
+    def free_memory_for(self, title: str, wanted: int, smaller: Sequence[str], on_bytes: OnBytes) -> None:
         """See there."""
         ...
 
-    def free_beside(self, keep: Held, wanted: int, on_bytes: OnBytes) -> None:
+    def free_beside(self, keep: LoadedModel, wanted: int, on_bytes: OnBytes) -> None:
         """See there."""
         ...
 
-    def allocate(self, run: Callable[[], _T], keep: Held | None) -> _T:
+    def allocate(self, run: Callable[[], _T], keep: LoadedModel | None) -> _T:
         """See there."""
         ...
 
 
 @dataclass(eq=False)
-class Held:
-    """One model's weights on this rank, and the modules that have them.
+class LoadedModel:
+    """One life: made without memory, its weights on the device with any patches, parked on the host, gone.
 
     Args:
-        key: what they were read from (files with size and time, dtype, blocks).
+        key: what the weights are read from (files with size and time, dtype, blocks).
         title: for messages, such as "FLUX.1 in float32".
-        costs: bytes that they take from the device; 0 for a memory-mapped file.
-        structures: by the options that they are wrapped by.
+        costs: bytes that they take from the device, about.
+        networks: what runs with them, by options.
         used: when, on the store's clock.
         runs_need: bytes that its last run was estimated to need beside the weights.
         unloaded: a request has unloaded it, and nothing of its runs is left. The same on all ranks.
-        fresh: just made, with part of its memory, and what it costs was made free before: not to be asked for again.
     """
 
     store: Store
     key: Hashable
     title: str
-    weights: HeldWeights
+    weights: LoadedWeights
     costs: int
-    structures: dict[tuple[Hashable, ...], Structure] = field(default_factory=dict)
+    networks: dict[tuple[Hashable, ...], Network] = field(default_factory=dict)
     used: int = 0
     runs_need: int = 0
     unloaded: bool = True
-    fresh: bool = False
 
     def __post_init__(self) -> None:
         self._patched = PatchedWeights(self.weights, self.store.device)
 
-    @property
-    def patched(self) -> PatchedWeights:
-        """The patches that they have."""
-        return self._patched
-
-    def activate(self, on_bytes: OnBytes, patches: WeightPatches | None = None) -> None:
+    def activate(
+        self,
+        on_bytes: OnBytes,
+        patches: WeightPatches | None = None,
+        smaller: Sequence[str] = (),
+    ) -> None:
         """Have the weights on the device, and memory for its runs; costs nothing for the model that was used last.
 
         Args:
             patches: that they are to have; None for any.
+            smaller: what would need less, as sentences.
 
         Raises:
             OutOfMemoryError: less is free than they need, though all others were let go.
@@ -98,7 +97,7 @@ class Held:
             RequestError: a patch that does not fit the network.
             Whatever `on_bytes` raises.
         """
-        self._bring_here(on_bytes)
+        self._bring_here(on_bytes, smaller)
         if patches is not None:
             try:
                 self._patched.change(patches, on_bytes)
@@ -108,25 +107,17 @@ class Held:
                     self.forget_recordings()
                     self.weights.moved = False
 
-    def _bring_here(self, on_bytes: OnBytes) -> None:
+    def _bring_here(self, on_bytes: OnBytes, smaller: Sequence[str]) -> None:
         self.unloaded = False
         if self.weights.here and self.store.is_last(self):
             return
         self.used = self.store.tick()
         if not self.weights.here:
-            if not self.fresh:
-                self.store.free_memory_for(self.title, self.costs, on_bytes=on_bytes)
-            self.store.allocate(lambda: self._bring(on_bytes), keep=self)
-            self.fresh = False
+            self.store.free_memory_for(self.title, self.costs, smaller, on_bytes)
+            self.store.allocate(
+                lambda: self.weights.fill(on_bytes, lambda size: self.store.copies.find(self.key, size)), keep=self
+            )
         self.store.free_beside(self, self.runs_need, on_bytes)
-
-    def _bring(self, on_bytes: OnBytes) -> None:
-        copy = self.store.copies.find(self.key, self.weights.size)
-        if copy is None or not isinstance(self.weights, ArenaWeights):
-            self.weights.fill(on_bytes)
-        else:
-            copy.pin()
-            self.weights.restore(copy.memory, on_bytes)
 
     def prepare_run(self, needs: int, on_bytes: OnBytes = ignore) -> None:
         """Let others go where a run of this model may need more than is free beside them.
@@ -141,11 +132,11 @@ class Held:
 
     def park(self, on_bytes: OnBytes) -> None:
         """Let the device's memory go for another model: they stay on the host where that has memory, for all ranks."""
-        if isinstance(self.weights, ArenaWeights) and self.weights.here:
+        if self.weights.region:
             # Patches cannot be undone for want of memory or of the file: that is read, or missed, when they are back.
             with (
                 contextlib.suppress(torch.OutOfMemoryError, NotLoadedError, CheckpointError),
-                self.store.copies.make(self.key, self.weights.size) as copy,
+                self.store.copies.make(self.key, self.weights.region) as copy,
             ):
                 if copy is not None:
                     self._patched.restore()  # what comes back is as in the file, and is patched again
@@ -153,16 +144,14 @@ class Held:
         self.give_back()
 
     def give_back(self) -> int:
-        """Return the weights' memory to the system; the modules stay. Returns the bytes that it was."""
+        """Return the weights' memory to the system; the networks stay. Returns the bytes that it was."""
         if not self.weights.here:
-            if self.fresh:  # the load that made them failed before it filled them
-                self.fresh = False
-                self.weights.give_back()
             return 0
         self.weights.give_back()
         self._patched.forget()
-        if not self.weights.keeps_addresses:
+        if not self.weights.keeps_addresses or self.weights.moved:
             self.forget_recordings()
+            self.weights.moved = False
         return self.weights.size
 
     @property
@@ -171,6 +160,6 @@ class Held:
         return self.weights.shared is not None and self.weights.shared.on_device
 
     def forget_recordings(self) -> None:
-        """Let go of the recordings of all its modules."""
-        for structure in self.structures.values():
-            structure.transformer.forget_recordings()
+        """Let go of the recordings of all its networks."""
+        for network in self.networks.values():
+            network.forget_recordings()

@@ -1,9 +1,8 @@
-"""A VAE with its weights as a rank holds it: loaded by ComfyUI's own code, let go, loaded again."""
+"""A VAE as a rank has it: made by ComfyUI's own code, its weights held as those of any network."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,72 +10,59 @@ import torch
 from torch import nn
 
 from ..errors import NotLoadedError, UnsupportedModelError
+from ..loading.comfyui_network import OpenNetwork
 from ..loading.files import Identity, identity
 from ..loading.host_file import comfyuis_reason
-from ..loading.patchable_network import PatchableNetwork
+from ..loading.loaded_weights import LoadedWeights
 from ..loading.reading import OnBytes
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..requests.requests import VaeFile
 from ..said import said
-from ..streaming.block_stream import BlockStream
-from ..streaming.shared_blocks import SharedBlocks
 
 
-class HeldVae(PatchableNetwork):
-    """A VAE's weights; see `HeldWeights` for the methods.
+class VaeReader:
+    """Has ComfyUI load a VAE; see `Reader`.
 
     Args:
-        stamp: of the file that they are to be read from.
+        stamp: of the file that it is to be read from.
+        unit: rows of a picture that a row of the latent is made of, once it was opened.
     """
 
-    keeps_addresses = False
-    stream: BlockStream | None = None
-    shared: SharedBlocks | None = None
-
     def __init__(self, file: VaeFile, stamp: Identity, device: torch.device):
-        super().__init__(device)
-        self.size = file.size
-        self.here = False
+        self.unit = 1
         self._file = file
         self._stamp = stamp
-        self._vae: Any = None
+        self._device = device
 
-    @property
-    def network(self) -> nn.Module:
-        """The VAE, on the device."""
-        network: nn.Module = self._vae.first_stage_model
-        return network
-
-    @property
-    def unit(self) -> int:
-        """Rows of a picture that a row of the latent is made of."""
-        ratio = self._vae.downscale_ratio
-        unit = ratio[-1] if isinstance(ratio, tuple) else ratio
-        return unit if isinstance(unit, int) else 1
-
-    def attach(self, module: nn.Module) -> None:
-        """Nothing: the VAE comes with its weights."""
-
-    def settle(self, patches: object) -> None:
-        """Nothing: a VAE has no patches."""
-
-    def fill(self, on_bytes: OnBytes) -> None:
-        """Have ComfyUI load the VAE; see `HeldWeights.fill`."""
-        if self.here:
-            return
+    def open(self, on_bytes: OnBytes) -> OpenNetwork:
+        """See `Reader`."""
         path = self._file.path
         if identity(path) != self._stamp:
             raise NotLoadedError(said("{path} was replaced since it was loaded.", path=path), "Queue the prompt again.")
-        on_bytes(0, self.size)
-        vae = load_vae(self._file, self.device)
-        on_bytes(self.size, self.size)
-        vae.first_stage_model.to(self.device).requires_grad_(False)
-        self._vae, self.here = vae, True
+        on_bytes(0, self._file.size)
+        vae = load_vae(self._file, self._device)
+        ratio = vae.downscale_ratio
+        unit = ratio[-1] if isinstance(ratio, tuple) else ratio
+        self.unit = unit if isinstance(unit, int) else 1
+        network: nn.Module = vae.first_stage_model.requires_grad_(False)
+        return OpenNetwork(network, None)
 
-    def give_back(self) -> None:
-        """See `HeldWeights.give_back`."""
-        self._vae, self.here = None, False
-        gc.collect()
+    def blocks(self, network: nn.Module) -> tuple[str, ...]:
+        """See `Reader`: all of it stays on the device."""
+        return ()
+
+
+class VaeWeights(LoadedWeights):
+    """A VAE's weights; for the arguments `VaeReader`."""
+
+    def __init__(self, file: VaeFile, stamp: Identity, device: torch.device):
+        self._vae = VaeReader(file, stamp, device)
+        super().__init__(self._vae, device, wraps_layers=True)
+
+    @property
+    def unit(self) -> int:
+        """See `VaeReader`."""
+        return self._vae.unit
 
 
 def load_vae(file: VaeFile, device: torch.device) -> Any:

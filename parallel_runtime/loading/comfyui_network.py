@@ -1,12 +1,11 @@
-"""A ComfyUI network with its weights as a rank holds it: loaded by ComfyUI, let go, loaded again."""
+"""ComfyUI's own networks: their files as its loader reads them, and their weights on a rank."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,134 +21,142 @@ from ..networks.marked_blocks import mark_blocks
 from ..networks.stages import StageBlocks, all_blocks, let_go, run_as
 from ..networks.tables.blocks import Network
 from ..networks.token_split import TokenSplit
+from ..patching.patchable import Names, OwnNames
 from ..said import said
-from ..streaming.block_stream import BlockStream
-from ..streaming.shared_blocks import SharedBlocks
+from ..streaming.dealer import Dealer
+from ..streaming.streamed_calls import stream_forwards
 from .files import identity
 from .host_file import HostFile
 from .left_in_file import LeftInFile, MappedFile
-from .patchable_network import FileNumbers, PatchableNetwork
-from .reading import OnBytes
+from .loaded_weights import LoadedWeights, MakeArena
+from .reading import OnBytes, Piece
 from .transfer import read_through
+from .weight_parts import parts, weights_of
 
 
-class HeldNetwork(PatchableNetwork):
-    """A network's weights; see `HeldWeights` for the methods.
+class OpenNetwork:
+    """See `OpenFile`.
 
     Args:
-        data: None where the ranks do not share out its tokens.
+        left: what was left in the file; None of a GGUF file, whose pack makes all tensors.
+    """
+
+    def __init__(self, network: nn.Module, left: LeftInFile | None):
+        self.network = network
+        self._left = left
+        self._weights = dict(weights_of(network))  # the network itself gets others
+        self.names: Names = OwnNames(self._weights)
+
+    def pieces(self, name: str, part: int, target: torch.Tensor) -> list[Piece] | None:
+        """See `OpenFile`."""
+        return None if self._left is None else self._left.pieces(self._left.parts(self._weights[name])[part], target)
+
+    def numbers(self, name: str, part: int) -> torch.Tensor:
+        """See `OpenFile`."""
+        of = parts if self._left is None else self._left.parts
+        return of(self._weights[name])[part]
+
+
+class NetworkReader:
+    """Has ComfyUI load a file; see `Reader`.
+
+    Args:
+        data: None where the ranks do not share out the network's tokens.
         dtype: of plain weights; None where the file is quantised and says it itself.
         fast_float8: see ComfyuiCode.
         owned: (start, stop) of the blocks that this rank has, of a network in stages; None for all.
-        size: bytes of its weights here.
     """
-
-    keeps_addresses = False
-    stream: BlockStream | None = None
-    shared: SharedBlocks | None = None
 
     def __init__(
         self,
         file: HostFile,
         data: Network | None,
         dtype: torch.dtype | None,
-        device: torch.device,
-        fast_float8: bool,
+        fast_float8: bool = False,
         owned: tuple[int, int] | None = None,
-        size: int | None = None,
     ):
-        # Of a GGUF file its pack makes tensors of its own class, which stay where they are.
-        super().__init__(device, FileNumbers(file.path, file.identity, file.prefix) if file.pack is None else None)
-        self.size = file.size if size is None else size
+        self.data = data
         self.owned = owned
-        self.stage: StageBlocks | None = None
-        """As which the network runs; None: with all its blocks."""
-        self.here = False
-        self.split = TokenSplit(single_rank_mesh())
-        self.own_cache = OwnCache(data)
-        self._settled: object = None
         self._file = file
-        self._data = data
-        self._dtype = dtype
-        self._fast_float8 = fast_float8
-        self.pulse: Pulse | None = None
-        self._network: nn.Module | None = None
-        # Tensors of its pack's class copy nothing, and quantised ones take their patches along.
-        self._in_place = self._in_place and file.pack is None
+        self._how = file, dtype, fast_float8
 
-    @property
-    def network(self) -> nn.Module:
-        """The network, on the device."""
-        assert self._network is not None
-        return self._network
-
-    def mark(self, pulse: Pulse) -> None:
-        """Have forwards mark their way through the blocks, from the next fill on or from now."""
-        if self.pulse is None and self.here and self._data is not None:
-            mark_blocks(self.network, [blocks.path for blocks in self._data.blocks], pulse)
-        self.pulse = pulse
-
-    def attach(self, module: nn.Module) -> None:
-        """Nothing: the network comes with its weights."""
-
-    def fill(self, on_bytes: OnBytes) -> None:
-        """Have ComfyUI load the network; see `HeldWeights.fill`."""
-        if self.here:
-            return
+    def open(self, on_bytes: OnBytes) -> OpenNetwork:
+        """See `Reader`."""
         path = self._file.path
         if identity(path) != self._file.identity:
             raise NotLoadedError(said("{path} was replaced since it was loaded.", path=path), "Queue the prompt again.")
-        network = self._load(on_bytes)
+        left = None
+        if self._file.pack is not None:
+            read_through(path, on_bytes)
+            network = load_with_pack(*self._how)
+        else:
+            network, left = load_network(*self._how, on_bytes)
+        if self.owned is not None and self.data is not None:
+            found = all_blocks(network, self.data.blocks)
+            let_go([*found[: self.owned[0]], *found[self.owned[1] :]])
+        return OpenNetwork(network, left)
+
+    def blocks(self, network: nn.Module) -> Sequence[str]:
+        """See `Reader`."""
+        lists = self.data.blocks if self.data is not None else ()
+        paths = [blocks.path for blocks in lists]
+        return [f"{path}.{name}" for path in paths for name, _ in network.get_submodule(path).named_children()]
+
+
+class NetworkWeights(LoadedWeights):
+    """A network of ComfyUI's, which runs over any mesh, or as a stage; all that use the same weights run this one."""
+
+    def __init__(
+        self,
+        reader: NetworkReader,
+        device: torch.device,
+        arena: MakeArena | None = None,
+        dealer: Dealer | None = None,
+    ):
+        super().__init__(reader, device, wraps_layers=True, arena=arena, dealer=dealer)
+        self.owned = reader.owned
+        self.stage: StageBlocks | None = None
+        """As which the network runs; None: with all its blocks."""
+        self.split = TokenSplit(single_rank_mesh())
+        self.own_cache = OwnCache(reader.data)
+        self.pulse: Pulse | None = None
+        self._data = reader.data
+        self._blocks = reader.blocks
+        self._settled: object = None
+
+    def mark(self, pulse: Pulse) -> None:
+        """Have forwards mark their way through the blocks."""
+        if self.pulse is None and self._data is not None:
+            mark_blocks(self.network, [blocks.path for blocks in self._data.blocks], pulse)
+        self.pulse = pulse
+
+    def prepare(self, network: nn.Module) -> None:
+        """Have the ranks share out its tokens."""
         if self._data is not None:
             prepare_network(network, self._data, self.split)
-            if self.pulse is not None:
-                mark_blocks(network, [blocks.path for blocks in self._data.blocks], self.pulse)
-        self._network = network
-        self.here = True
-        self._loaded()
-
-    def _load(self, on_bytes: OnBytes) -> nn.Module:
-        """The network with its weights where it computes."""
-        how = self._file, self._dtype, self._fast_float8
-        if self._file.pack is not None:
-            read_through(self._file.path, on_bytes)
-            network = load_with_pack(*how)
-            self._let_others_go(network)
-            return network.to(self.device)
-        network, left = load_network(*how, on_bytes)
-        self._let_others_go(network)
-        left.fetch(network, self.device, on_bytes)
-        return network
-
-    def _let_others_go(self, network: nn.Module) -> None:
-        """Of a network in stages, blocks of others."""
-        if self.owned is not None and self._data is not None:
-            found = all_blocks(network, self._data.blocks)
-            let_go([*found[: self.owned[0]], *found[self.owned[1] :]])
+        if self.stream is not None:
+            paths = self.stream.coming(self._blocks(network))
+            stream_forwards([network.get_submodule(path) for path in paths], self.stream)
 
     def run_as(self, owned: tuple[int, int] | None) -> None:
         """Have the network run as the stage with these blocks; None: with all."""
-        if self._network is not None:
-            self.stage = run_as(self.stage, owned, self._network, self._data, self.split)
-
-    def _loaded(self) -> None:
-        """It is here, and its blocks are cut."""
+        self.stage = run_as(self.stage, owned, self.network, self._data, self.split)
 
     def settle(self, patches: object) -> None:
-        """Take note of the patches in place: what the network keeps was made with those of before."""
+        """See `LoadedWeights`; what the network keeps was made with the patches of before."""
+        super().settle(patches)
         if patches != self._settled:
             self.own_cache.clear(self.network)
             self._settled = patches
 
     def give_back(self) -> None:
-        """See `HeldWeights.give_back`."""
-        self.here = False
-        self._network = None
-        self._bypasses = []
-        self._settled = None
-        self.stage = None
-        self.split.leave()
-        gc.collect()  # a cut block holds the forward that it stands for, in a circle
+        """See `LoadedWeights`."""
+        if self._network is not None:
+            self.run_as(None)
+            self.own_cache.clear(self.network)
+        self.split.end()
+        self.split.forget()
+        super().give_back()
 
 
 def load_network(
@@ -158,7 +165,7 @@ def load_network(
     """ComfyUI's own loader on a safetensors file, which the weights are left in; see `LeftInFile`.
 
     Args:
-        on_bytes: see `HeldWeights.fill`; nothing is read yet, but it may raise.
+        on_bytes: see `LoadedWeights.fill`; nothing is read yet, but it may raise.
 
     Raises:
         UnsupportedModelError: ComfyUI cannot read it, with its reason.

@@ -1,0 +1,387 @@
+"""The weights of one model as a rank has them: read from their file, given back, had again at the same places.
+
+All of a network's parameters and buffers lie in one region of the device (arena.py), so that it can go to the host and
+come back, and compiled code and recordings see the same addresses. Of weights that come block by block a rank keeps a
+share; the blocks' matrices are views of slots there, which a stream fills while the network runs (streaming/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from ..patching.comfyui_patches import is_of_gguf
+from ..patching.patch_data import UNPATCHED
+from ..patching.patchable import Names, PatchableWeights
+from ..streaming.block_stream import SLOTS, BlockStream
+from ..streaming.deal import ALIGNMENT
+from ..streaming.dealer import Dealer
+from ..streaming.shared_blocks import SharedBlocks
+from .arena import Arena, lay_out, make_arena, place_tensor
+from .host_copies import HostCopy
+from .reading import OnBytes, Piece, read_anywhere
+from .transfer import to_device, to_host
+from .weight_parts import alike, as_bytes, as_parameter, made_of, parts, put, weights_of
+
+MakeArena = Callable[[int, torch.device], Arena]
+FindCopy = Callable[[int], HostCopy | None]
+"""What the host has of a region of so many bytes."""
+
+
+class OpenFile(Protocol):
+    """A file that is about to be read; holds whatever that needs.
+
+    Args:
+        network: its weights have their shapes and types, and no numbers.
+        names: how patches name these.
+    """
+
+    network: nn.Module
+    names: Names
+
+    def pieces(self, name: str, part: int, target: torch.Tensor) -> list[Piece] | None:
+        """What of the file fills a part of a weight (weight_parts.py); None where the file has it not as it is.
+
+        Args:
+            target: (numbers,), contiguous.
+        """
+        ...
+
+    def numbers(self, name: str, part: int) -> torch.Tensor:
+        """A part that no pieces fill, on the host."""
+        ...
+
+
+class Reader(Protocol):
+    """Who reads a model's file."""
+
+    def open(self, on_bytes: OnBytes) -> OpenFile:
+        """Begin; what is asked for is read later.
+
+        Raises:
+            NotLoadedError: the file was replaced since.
+            CheckpointError, UnsupportedModelError: it cannot be read.
+        """
+        ...
+
+    def blocks(self, network: nn.Module) -> Sequence[str]:
+        """Paths of all blocks, in forward order."""
+        ...
+
+
+class LoadedWeights(PatchableWeights):
+    """See the module. Made without memory.
+
+    Args:
+        arena: makes the region.
+        dealer: of the blocks; None where all weights stay on the device.
+        size: bytes that they take there; 0 before they were there once.
+        here: they are there, and the network can run.
+        keeps_addresses: they come back at the same addresses, so that recordings stay valid.
+        stream: brings blocks when they run; None where all are on the device.
+        shared: what other ranks read of them; None where they read nothing.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        device: torch.device,
+        wraps_layers: bool,
+        arena: MakeArena | None = None,
+        dealer: Dealer | None = None,
+    ):
+        super().__init__(device, wraps_layers)
+        self.size = 0
+        self.here = False
+        self.keeps_addresses = False
+        self.stream = BlockStream(dealer.resident) if dealer is not None else None
+        self.shared: SharedBlocks | None = None
+        self._reader = reader
+        self._make_arena = arena or make_arena
+        self._dealer = dealer
+        self._arena: Arena | None = None
+        self._region = 0
+        self._network: nn.Module | None = None
+        self._tensors: dict[str, torch.Tensor] = {}  # as they were placed
+        self._elsewhere: dict[str, torch.Tensor] = {}  # what stands in the place of one, in other memory
+        self._places: dict[str, tuple[int, int]] = {}  # of matrices that come: block, and byte there
+        self._reopened: OpenFile | None = None
+        self._prepared = self._taken = False
+
+    @property
+    def network(self) -> nn.Module:
+        """The network, with its weights while they are here."""
+        assert self._network is not None
+        return self._network
+
+    def fill(self, on_bytes: OnBytes, find: FindCopy = lambda size: None) -> None:
+        """Bring them to the device. Nothing is done where they are there.
+
+        Args:
+            on_bytes: hears how far it is; may raise to give up, and nothing is on the device then.
+            find: a copy on the host, from where they come if there is one.
+
+        Raises:
+            NotLoadedError, CheckpointError, UnsupportedModelError: see `Reader.open`.
+            torch.OutOfMemoryError, OutOfMemoryError: no memory.
+        """
+        if self.here:
+            return
+        try:
+            opened = self._make(on_bytes) if self._network is None else None
+            assert self._arena is not None
+            self._arena.take()
+            if self.shared is not None:
+                self.shared.take()
+            copy = find(self._region) if self.shared is None else None
+            if copy is not None:
+                copy.pin()
+                to_device(self._arena.memory[: self._region], copy.memory, on_bytes)
+            else:
+                self._read(opened or self._reader.open(on_bytes), on_bytes)
+            if not self._prepared:
+                self.prepare(self.network)
+                self._prepared = True
+        except BaseException:
+            self.give_back()
+            raise
+        self.here = True
+        self.settle(UNPATCHED.names)
+
+    def prepare(self, network: nn.Module) -> None:
+        """Called once, when the network has its weights for the first time."""
+
+    def save(self, host: torch.Tensor, on_bytes: OnBytes) -> None:
+        """Copy them to the host, (region,) uint8, as they lie in the region."""
+        assert self._arena is not None
+        to_host(host, self._arena.memory[: self._region], on_bytes)
+
+    @property
+    def region(self) -> int:
+        """Bytes that `save` copies; 0 where there is nothing to be parked."""
+        return self._region if self.here and self.shared is None else 0
+
+    def give_back(self) -> None:
+        """Return their memory to the system; the network stays, and is not to be run or read."""
+        self.here = False
+        self.moved |= bool(self._elsewhere or self._bypasses)
+        self.unwrap()
+        for name in self._elsewhere:
+            put(self.network, name, self._tensors[name])
+        self._elsewhere.clear()
+        self._reopened = None
+        if self.shared is not None:
+            self.shared.give_back()
+        if self._arena is not None:
+            self._arena.give_back()
+
+    def settle(self, patches: object) -> None:
+        """They have these patches now, as all ranks name them: others may read what they read of them."""
+        self._reopened = None
+        if self.shared is not None:
+            self.shared.filled(repr(patches))
+
+    def take_network(self) -> nn.Module:
+        """A network with these weights for one who changes it, another one at each call."""
+        if not self._taken:
+            self._taken = True
+            return self.network
+        network = self._reader.open(lambda done, total: None).network
+        for name, weight in self._tensors.items():
+            put(network, name, weight)
+        return network
+
+    # Patches
+
+    def now(self, target: str) -> torch.Tensor:
+        """See `PatchableWeights`."""
+        return self._elsewhere.get(target, self._tensors[target])
+
+    def comes(self, target: str) -> bool:
+        """See `PatchableWeights`."""
+        return target in self._places
+
+    def keeps(self, target: str) -> bool:
+        """See `PatchableWeights`; scales of a quantised one are on all ranks."""
+        if self.shared is None or target not in self._places:
+            return True
+        block, start = self._places[target]
+        of = parts(self._tensors[target])
+        return len(of) > 1 or self.shared.keeps(block, start, start + of[0].nbytes)
+
+    def put(self, target: str, value: torch.Tensor) -> None:
+        """See `PatchableWeights`: in place, as compiled blocks and recordings read these addresses."""
+        if self.shared is not None:
+            self.shared.begin_change()
+        now = self.now(target)
+        if alike(now, value):
+            self._copy(target, now, value)
+            return
+        given = [part.to(self.device) for part in parts(value)]
+        if target in self._places:
+            assert self.shared is not None
+            self.shared.write(*self._places[target], as_bytes(given[0]))
+            given[0] = parts(now)[0]  # its slot
+        made = value.to(self.device) if is_of_gguf(value) else made_of(value, given)
+        self._elsewhere[target] = as_parameter(made)
+        put(self.network, target, self._elsewhere[target])
+        self.moved = True
+
+    def put_file(self, target: str, original: torch.Tensor) -> None:
+        """See `PatchableWeights`."""
+        if self.shared is not None:
+            self.shared.begin_change()
+        if self._elsewhere.pop(target, None) is not None:
+            put(self.network, target, self._tensors[target])
+            self.moved = True
+        if not is_of_gguf(original):  # those were never written to
+            self._copy(target, self._tensors[target], original)
+
+    def _copy(self, target: str, weight: torch.Tensor, value: torch.Tensor) -> None:
+        for index, (own, given) in enumerate(zip(parts(weight), parts(value), strict=True)):
+            if index == 0 and target in self._places:
+                assert self.shared is not None
+                self.shared.write(*self._places[target], as_bytes(given))
+            else:
+                own.copy_(given)
+
+    def read_again(self, targets: Sequence[str]) -> dict[str, torch.Tensor]:
+        """See `PatchableWeights`."""
+        found = {target: self._tensors[target] for target in targets if is_of_gguf(self._tensors[target])}
+        rest = [target for target in targets if target not in found]
+        if not rest:
+            return found
+        if self._reopened is None:
+            self._reopened = self._reader.open(lambda done, total: None)
+        pieces: list[Piece] = []
+        for target in rest:
+            weight = self._tensors[target]
+            copies = [torch.empty_like(part) for part in parts(weight)]
+            for index, part in enumerate(copies):
+                pieces += _fill(self._reopened, target, index, part)
+            found[target] = made_of(weight, copies)
+        read_anywhere(pieces, lambda done, total: None)
+        return found
+
+    # Making and reading
+
+    def _make(self, on_bytes: OnBytes) -> OpenFile:
+        """Give the network's tensors their places."""
+        opened = self._reader.open(on_bytes)
+        network = opened.network
+        weights = dict(weights_of(network))
+        coming = self._coming(network, weights)
+        layouts = [lay_out({name: parts(weights[name])[0].nbytes for name in names}) for names in coming]
+        self._places = {
+            name: (block, start) for block, each in enumerate(layouts) for name, start in each.starts.items()
+        }
+        own = {
+            (name, index): part.nbytes
+            for name, weight in weights.items()
+            for index, part in enumerate(parts(weight))
+            if index or name not in self._places
+        }
+        rest = lay_out(own)
+        slot = max((each.size for each in layouts), default=0)
+        slots = [_aligned(rest.size) + number * _aligned(slot) for number in range(SLOTS)] if slot else []
+        size = slots[-1] + slot if slots else rest.size
+        arena = self._make_arena(size, self.device)
+        if self._dealer is not None and self.stream is not None:
+            self.shared = self._dealer.deal([each.size for each in layouts])
+            self.stream.set_up(self.shared, [arena.memory[start : start + slot] for start in slots])
+        placed: dict[torch.Tensor, torch.Tensor] = {}  # by identity: that is how tensors hash
+        for name, weight in weights.items():
+            if weight not in placed:
+                of = []
+                for index, part in enumerate(parts(weight)):
+                    start = rest.starts.get((name, index), 0)
+                    if not index and name in self._places:
+                        block, start = self._places[name]
+                        start += slots[block % SLOTS]
+                    strides = torch.empty_like(part, device="meta").stride()
+                    of.append(place_tensor(arena, start, part.shape, part.dtype, strides))
+                made = made_of(weight, of)
+                placed[weight] = as_parameter(made) if isinstance(weight, nn.Parameter) else made
+            self._tensors[name] = placed[weight]
+            put(network, name, placed[weight])
+        self._arena, self._region = arena, size
+        self._network = network
+        self._names = opened.names
+        # A share is made anew when the weights come back, and recordings copy from shares.
+        self.keeps_addresses = arena.keeps_addresses and self.shared is None
+        self.size = size + (self.shared.device_bytes if self.shared is not None else 0)
+        return opened
+
+    def _coming(self, network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[list[str]]:
+        """Of each block that comes, the matrices. Biases, norms and scales are next to nothing, and stay."""
+        if self.stream is None:
+            return []
+        return [
+            [
+                name
+                for name, weight in weights.items()
+                if name.startswith(f"{path}.") and isinstance(weight, nn.Parameter) and rotating(parts(weight)[0].shape)
+            ]
+            for path in self.stream.coming(self._reader.blocks(network))
+        ]
+
+    def _read(self, opened: OpenFile, on_bytes: OnBytes) -> None:
+        pieces: list[Piece] = []
+        for name, weight in self._tensors.items():
+            for index, part in enumerate(parts(weight)):
+                if index or name not in self._places:
+                    pieces += _fill(opened, name, index, part)
+                else:
+                    pieces += self._own_pieces(opened, name, part)
+        read_anywhere(sorted(pieces, key=lambda piece: (piece.file, piece.start)), on_bytes)
+
+    def _own_pieces(self, opened: OpenFile, name: str, matrix: torch.Tensor) -> list[Piece]:
+        """What of a matrix that comes this rank keeps."""
+        assert self.shared is not None
+        block, start = self._places[name]
+        if not self.shared.keeps(block, start, start + matrix.nbytes):
+            return []
+        whole = opened.pieces(name, 0, torch.empty(matrix.numel(), dtype=matrix.dtype, device="meta"))
+        if whole is None:
+            self.shared.write(block, start, as_bytes(opened.numbers(name, 0).to(matrix.dtype)))
+            return []
+        first, last, memory = self.shared.own_piece(block)
+        return [part for piece in whole for part in own_part(piece, start, first, last, memory)]
+
+
+def rotating(shape: Sequence[int]) -> bool:
+    """Whether a parameter of a block comes and goes."""
+    return len(shape) > 1
+
+
+def _fill(opened: OpenFile, name: str, index: int, part: torch.Tensor) -> list[Piece]:
+    """What fills a part; nothing where it has its numbers now."""
+    pieces = opened.pieces(name, index, part.view(-1)) if part.is_contiguous() else None
+    if pieces is None:
+        part.copy_(opened.numbers(name, index))
+    return pieces or []
+
+
+def own_part(piece: Piece, start: int, first: int, last: int, memory: torch.Tensor) -> list[Piece]:
+    """What of a piece lies between two bytes of its block, going to the memory of these.
+
+    Args:
+        piece: of a tensor without memory.
+        start: byte of the block at which the tensor begins.
+    """
+    width = piece.target.dtype.itemsize
+    begin = start + piece.target.storage_offset() * width
+    low, high = max(begin, first), min(begin + piece.target.numel() * width, last)
+    if low >= high:
+        return []
+    skipped = (low - begin) // width * piece.stored.itemsize
+    target = memory[low - first : high - first].view(piece.target.dtype)
+    return [replace(piece, start=piece.start + skipped, target=target)]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
