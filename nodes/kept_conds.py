@@ -15,17 +15,18 @@ import torch
 
 from .transportable import AROUND_LOOP
 
-_CAST = (comfy.conds.CONDRegular, comfy.conds.CONDCrossAttn)
-"""What ComfyUI casts to the model's type, whatever it is."""
+_BROUGHT = (comfy.conds.CONDRegular, comfy.conds.CONDCrossAttn)
+"""What ComfyUI brings to the model's device at each call, whatever it is."""
 
 
-def keeping(model: Any, dtype: torch.dtype, shared: set[str]) -> Callable[..., dict[str, Any]]:
-    """`extra_conds` of a BaseModel, with conditionings on the device and of the type that it computes in.
+def keeping(model: Any, shared: set[str]) -> Callable[..., dict[str, Any]]:
+    """`extra_conds` of a BaseModel, with conditionings on the device. They keep their type, which ComfyUI changes at
+    each call: ControlNets of another type read them, too.
 
     Args:
         shared: gets the names of those that are one for all rows of a batch.
 
-    They stay as they are where a wrapper, which would see them before ComfyUI's own cast, is added to the model.
+    They stay where they are where a wrapper, which would see them before ComfyUI brings them, is added to the model.
     """
     original = type(model).extra_conds
     called = weakref.ref(model)  # which has this function: it is to go with the last reference to it
@@ -36,11 +37,8 @@ def keeping(model: Any, dtype: torch.dtype, shared: set[str]) -> Callable[..., d
         for name, cond in conds.items():
             if isinstance(cond, comfy.conds.CONDConstant):
                 shared.add(name)
-            if not wrapped and type(cond) in _CAST and isinstance(cond.cond, torch.Tensor):
-                tensor = cond.cond
-                conds[name] = type(cond)(
-                    tensor.to(arguments.get("device"), dtype if tensor.is_floating_point() else None)
-                )
+            if not wrapped and type(cond) in _BROUGHT and isinstance(cond.cond, torch.Tensor):
+                conds[name] = type(cond)(cond.cond.to(arguments.get("device")))
         return conds
 
     return extra_conds

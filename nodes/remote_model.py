@@ -170,7 +170,7 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     # The batch of CFG branches is the pool's to split: ComfyUI shall hand it over whole.
     model.memory_required = lambda *args, **kwargs: 0
     shared: set[str] = set()
-    model.extra_conds = keeping(model, types.compute, shared)
+    model.extra_conds = keeping(model, shared)
     quantised = getattr(config, "quant_config", None)
     source = Source(lambda: remote.model.path, None if quantised else types.weights, lambda: remote.patches)
     model.parallel_source = source

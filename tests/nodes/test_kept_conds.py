@@ -1,4 +1,4 @@
-"""Conditionings are brought to the device in the type of the model once a run, where nothing would see it."""
+"""Conditionings are brought to the device once a run, where nothing would see it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def conds():
 
 
 class Model:
-    """A model whose conditionings are of every kind that is cast, and others."""
+    """A model whose conditionings are of every kind that is brought, and others."""
 
     def __init__(self, conds):
         self.theirs = conds.theirs
@@ -39,23 +39,23 @@ class Model:
         }
 
 
-def test_a_prompt_is_brought_to_the_device_and_cast_once_and_is_as_comfyui_s_own(conds):
+def test_a_prompt_is_brought_to_the_device_once_and_is_else_comfyui_s_own(conds):
     model = Model(conds)
     texts, image = torch.randn(1, 5, 6), torch.randn(1, 2, 8, 8)
     theirs = model.extra_conds(texts=texts, image=image)
     shared: set[str] = set()
-    ours = conds.ours.keeping(model, torch.bfloat16, shared)(texts=texts, image=image, device=torch.device("cpu"))
+    ours = conds.ours.keeping(model, shared)(texts=texts, image=image, device=torch.device("cpu"))
     assert shared == {"guidance"}
     assert {name: type(cond) for name, cond in ours.items()} == {name: type(cond) for name, cond in theirs.items()}
     for name in ("c_crossattn", "y"):
-        assert torch.equal(ours[name].cond, theirs[name].cond.bfloat16())
+        assert torch.equal(ours[name].cond, theirs[name].cond)
     assert ours["c_concat"].cond is image
-    moved = conds.ours.keeping(model, torch.bfloat16, set())(texts=texts, image=image, device=torch.device("meta"))
+    moved = conds.ours.keeping(model, set())(texts=texts, image=image, device=torch.device("meta"))
     assert [moved[name].cond.device.type for name in ("c_crossattn", "y", "c_concat")] == ["meta", "meta", "cpu"]
 
 
 @pytest.mark.parametrize(
-    ("wrappers", "options", "cast"),
+    ("wrappers", "options", "brought"),
     [
         ({"sampler_sample": {"parallel_dit": [print]}}, {}, True),  # which every MODEL of ours has
         ({"apply_model": {"a node": []}}, {}, True),
@@ -65,8 +65,9 @@ def test_a_prompt_is_brought_to_the_device_and_cast_once_and_is_as_comfyui_s_own
     ],
     ids=["around the loop", "none", "around the call", "around the network", "a function"],
 )
-def test_text_is_not_cast_before_a_wrapper_that_would_see_it(conds, wrappers, options, cast):
+def test_text_stays_where_it_is_before_a_wrapper_that_would_see_it(conds, wrappers, options, brought):
     model = Model(conds)
     model.current_patcher = SimpleNamespace(model_options=options, wrappers=wrappers)
-    made = conds.ours.keeping(model, torch.bfloat16, set())(texts=torch.randn(1, 5, 6), image=torch.randn(1, 2, 8, 8))
-    assert (made["c_crossattn"].cond.dtype == torch.bfloat16) is cast
+    texts, image = torch.randn(1, 5, 6), torch.randn(1, 2, 8, 8)
+    made = conds.ours.keeping(model, set())(texts=texts, image=image, device=torch.device("meta"))
+    assert made["c_crossattn"].cond.is_meta is brought
