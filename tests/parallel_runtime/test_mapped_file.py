@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from parallel_runtime.loading.left_in_file import LeftInFile, MappedFile
+from parallel_runtime.loading.reading import read_anywhere
 from parallel_runtime.requests.control import Cancelled
 
 WEIGHT = torch.arange(12, dtype=torch.float32).view(3, 4)
@@ -50,31 +51,22 @@ def test_it_has_the_files_numbers_and_knows_where_they_lie(path):
     assert mapped.start(mapped.tensors["bias"]) is not None
 
 
-def test_a_network_has_them_in_its_own_type_and_in_memory_of_its_own(path):
+def test_a_weight_is_read_in_its_networks_type_and_what_the_loader_made_itself_is_not_read(path):
     left = LeftInFile(MappedFile(path))
     network = nn.Linear(4, 3, device="meta", dtype=torch.bfloat16).requires_grad_(False)
     given = {"weight": left.file.tensors["weight"], "bias": left.file.tensors["bias"] * 2}
     with left, pytest.warns(UserWarning, match="non-meta parameter"):
         network.load_state_dict(given)
     assert left.lacking(network) == []
-    assert torch.equal(left.on_host(network.weight), WEIGHT.bfloat16())
-    told: list[tuple[int, int]] = []
-    left.fetch(network, torch.device("cpu"), lambda done, total: told.append((done, total)))
-    path.write_bytes(b"\0" * path.stat().st_size)
-    assert torch.equal(network.weight, WEIGHT.bfloat16())
-    assert torch.equal(network.bias, torch.full((3,), 2.0, dtype=torch.bfloat16))
+    target, told = torch.empty(12, dtype=torch.bfloat16), []
+    pieces = left.pieces(left.parts(network.weight)[0], target)
+    assert pieces is not None
+    read_anywhere(pieces, lambda done, total: told.append((done, total)))
+    assert torch.equal(target.view(3, 4), WEIGHT.bfloat16())
     assert told[-1] == (48, 48)
-
-
-def test_a_weight_keeps_the_order_in_memory_that_its_layer_gave_it(path):
-    left = LeftInFile(MappedFile(path))
-    network = nn.Linear(4, 3, bias=False, device="meta")
-    network.weight = nn.Parameter(torch.empty(4, 3, device="meta").T, requires_grad=False)
-    with left, pytest.warns(UserWarning, match="non-meta parameter"):
-        network.load_state_dict({"weight": left.file.tensors["weight"]})
-    left.fetch(network, torch.device("cpu"), lambda done, total: None)
-    assert network.weight.stride() == (1, 3)
-    assert torch.equal(network.weight, WEIGHT)
+    bias = left.parts(network.bias)[0]
+    assert left.pieces(bias, torch.empty(3, dtype=torch.bfloat16)) is None
+    assert torch.equal(bias, torch.full((3,), 2.0, dtype=torch.bfloat16))
 
 
 def test_weights_that_the_file_has_not_are_named(path):

@@ -54,7 +54,7 @@ def test_unlike_ranks_share_the_blocks_by_speed_with_the_same_result_and_one_wit
     assert relative_error(first["unlike"], first["alike"]) < 1e-5
     # Rank 1 has no room: it says so before anything runs, and the next request runs.
     assert "refused" not in first
-    for words in ("A picture of 25 tokens", "keys and values", "activations", "(rank 1)", "smaller picture"):
+    for words in ("A picture of 25 tokens", "keys and values", "activations", "(worker 1)", "smaller picture"):
         assert words in second["refused"]
     assert torch.equal(first["afterwards"], first["unlike"])
 
