@@ -164,7 +164,7 @@ FAMILIES: dict[str, ComfyFamily] = {
     "sd3": ComfyFamily([[2, 16, 9, 7]], _TEXT),
     "cogvideox": ComfyFamily([_VIDEO], _TEXT),
     "hunyuan-3d-2": ComfyFamily([[1, 64, 37]], _TEXT),
-    "hunyuan-3d-21": ComfyFamily([[1, 64, 37]], (9, 1024), per_step="rows of a batch"),
+    "hunyuan-3d-21": ComfyFamily([[1, 64, 37]], (9, 1024)),
     "stable-audio-3": ComfyFamily([[1, 256, 45]], (9, 768), values={"seconds_total": 30}),
     "sd15": ComfyFamily([[1, 4, 9, 7]], (77, 768)),
 }
@@ -177,7 +177,6 @@ LARGE_FAMILIES: dict[str, ComfyFamily] = {
         [[1, 64, 45]],
         (9, 1024),
         values={"conditioning_lyrics": [1, 7, 1024], "reference_audio_timbre_latents": {"list": [[1, 64, 60]]}},
-        per_step="rows of a batch",
     ),
     "lumina-2": ComfyFamily([[2, 16, 9, 7]], _TEXT, values=_ALL, negative=_KEPT),
     "z-image": ComfyFamily([[2, 16, 9, 7]], _TEXT),
