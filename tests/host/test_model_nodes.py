@@ -35,10 +35,8 @@ _OF_FLUX_ALONE = {"NAGuidance", "USOStyleReference"}
 """The others do as well for the SD3 that stands for it where ComfyUI opens no small FLUX."""
 _OF_ONE_ROW = {"FluxKVCache", "USOStyleReference"}
 """ComfyUI's own fail with CFG in one batch."""
-_STEP_BY_STEP = {
-    "NAGuidance", "FluxKVCache", "EasyCache", "LazyCache", "WanContextWindowsManual", "USOStyleReference",
-}  # fmt: skip
-"""Nodes that act between steps, or inside of blocks at each."""
+_STEP_BY_STEP = {"EasyCache", "LazyCache", "WanContextWindowsManual"}
+"""Nodes that act between steps."""
 
 Case = tuple[str, str, dict[str, Any]]
 WORKS: dict[str, Case] = {

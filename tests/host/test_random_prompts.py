@@ -58,7 +58,8 @@ class Artist:
         parallel = self._workflow.on(
             self._draw({"cpu:1": 1, "cpu:2": 4, "cpu:3": 1}), self._draw({"KSampler": 3, "ParallelSampler": 2})
         )
-        parallel = replace(parallel, model=self._draw({parallel.model: 4, FOLDER: 1}))
+        if parallel.model == MODEL and not self._draw({True: 4, False: 1}):
+            parallel = replace(parallel, model=FOLDER)  # the same weights
         self.done.append(f"{parallel} {self._loras} {meanwhile.__name__ if meanwhile else ''}")
         self._acted = False
         run = self._host.run(with_loras(parallel.prompt(), *self._loras), meanwhile)

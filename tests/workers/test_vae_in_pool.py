@@ -56,7 +56,7 @@ def test_weights_come_and_go(client, path, vae):
         ours = client.run_vae(request, "decoder", latent, answer_bytes=wanted.nbytes)
         assert (ours - wanted).abs().max() < 1e-5 * wanted.abs().max()
         assert client.ran.plan == "Decoded; devices at work: 2."
-        assert client.vae_bytes(request) == SIZE
+        assert path.stat().st_size * 0.99 < client.vae_bytes(request) < path.stat().st_size * 1.01
         client.release_vaes()
         assert client.vae_bytes(request) == 0
 
