@@ -46,22 +46,25 @@ def _register_package(name: str) -> None:
     spec.loader.exec_module(module)
 
 
-def _older() -> str:
-    """The version of a ComfyUI that is older than the floor; "" of another, and where there is none."""
+def _why_left_out() -> str:
+    """What this machine or ComfyUI lacks, and what to do, in sentences; "" where the pack runs."""
+    if sys.platform != "linux":
+        return (
+            f"Parallel DiT runs on Linux, and this is {sys.platform}: its nodes are left out. "
+            "On Windows, ComfyUI under WSL2 is a Linux (docs/slow-links.md)."
+        )
     try:
         found: str = importlib.import_module("comfyui_version").__version__
     except ImportError:
         return ""
     numbers, floor = ([int(number) for number in re.findall(r"\d+", version)[:3]] for version in (found, _FLOOR))
-    return found if numbers < floor else ""
+    if numbers >= floor:
+        return ""
+    return f"Parallel DiT needs ComfyUI {_FLOOR} or newer, and this is {found}: its nodes are left out. Update ComfyUI."
 
 
-if _version := _older():
-    logging.getLogger(__name__).error(
-        "Parallel DiT needs ComfyUI %s or newer, and this is %s: its nodes are left out. Update ComfyUI.",
-        _FLOOR,
-        _version,
-    )
+if _why := _why_left_out():
+    logging.getLogger(__name__).error(_why)
     NODE_CLASS_MAPPINGS: dict[str, type] = {}  # which ComfyUI asks for before the entry point
 else:
     for _name in _PACKAGES:

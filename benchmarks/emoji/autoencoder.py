@@ -15,6 +15,8 @@ CHANNELS = 16
 SCALE, SHIFT = 0.3611, 0.1159
 """Of ComfyUI's latents for FLUX: its models compute with (latent - SHIFT) * SCALE."""
 _WIDTH = 64
+_CROP = 64
+"""Pixels of the squares that are learned: more of them in the same time."""
 
 
 class _Clamp(nn.Module):
@@ -81,7 +83,7 @@ class Autoencoder(nn.Module):
 
 
 def train(pictures: torch.Tensor, seconds: Iterator[float], batch: int) -> Autoencoder:
-    """Learn to give pictures back, moved about a little, from latents with some noise.
+    """Learn to give squares of pictures back from latents with some noise.
 
     Args:
         pictures: (N, 3, H, W) in 0 to 1, on the device that trains.
@@ -107,10 +109,11 @@ def train(pictures: torch.Tensor, seconds: Iterator[float], batch: int) -> Autoe
 
 
 def _moved(pictures: torch.Tensor) -> torch.Tensor:
-    """All by the same few pixels, some mirrored."""
-    down, right, mirrored = (int(torch.randint(low, 9, ())) for low in (-8, -8, 0))
-    moved = pictures.roll((down, right), (2, 3))
-    return (moved.flip(3) if mirrored % 2 else moved).contiguous(memory_format=torch.channels_last)
+    """A square of each at the same place, as often mirrored as not."""
+    top, left = (int(torch.randint(side - _CROP + 1, ())) for side in pictures.shape[2:])
+    square = pictures[:, :, top : top + _CROP, left : left + _CROP]
+    mirrored = bool(torch.randint(2, ()))
+    return (square.flip(3) if mirrored else square).contiguous(memory_format=torch.channels_last)
 
 
 def _edges(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

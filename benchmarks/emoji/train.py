@@ -2,7 +2,7 @@
 
     python -m benchmarks.emoji.train --out benchmarks/emoji/model        # after: apt install fonts-noto-color-emoji
 
-Writes emoji-flux.safetensors (FLUX.1 schnell's layout, 128 wide, one double and four single blocks),
+Writes emoji-flux (FLUX.1 schnell, 128 wide, one double and four single blocks, as diffusers has it),
 emoji-vae.safetensors (TAESD's decoder), emoji-words.safetensors (the words as conditioning), and emoji.png (what the
 model draws of every second name, beside the font's picture).
 """
@@ -21,8 +21,6 @@ from typing import Any
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-
-from tests.tiny_flux import to_original
 
 from . import autoencoder, glyphs
 from .words import WIDTH, Words, embed
@@ -183,11 +181,8 @@ def main() -> None:
     training = progress(options.seconds * 2 / 3, options.steps)
     model, table = train(latents, rows, len(vocabulary), training, options.batch)
     Words(vocabulary, table).save(options.out / "emoji-words.safetensors")
-    state = {name: tensor.detach().bfloat16().cpu() for name, tensor in model.flux.state_dict().items()}
-    original = {name: tensor.contiguous() for name, tensor in to_original(state, CONFIG).items()}
-    save_file(original, options.out / "emoji-flux.safetensors")
-
-    model.flux.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    model.flux.bfloat16().save_pretrained(options.out / "emoji-flux")
+    model.flux.float()
     context, pooled = embed(rows, table.bfloat16().float())
     with torch.no_grad():
         drawn = coder.decode(sample(model, context, pooled, latents.shape[-1]))

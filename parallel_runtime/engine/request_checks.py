@@ -98,7 +98,7 @@ def require_memory(
     tokens = request.tokens + request.text_tokens
     share = layout.speeds[layout.sequence_index] / sum(layout.speeds) if layout.speeds else 1 / layout.plan.sequence
     rows = min(items, request.batch // layout.plan.batch)
-    width = resident.facts.width * resident.facts.bytes_per_parameter
+    width = resident.facts.width * resident.facts.bytes_per_number
     activations = int(_CERTAIN_ACTIVATIONS * rows * tokens * share * width)
     if resident.loaded_model is not None:
         resident.loaded_model.prepare_run(kept + _LIKELY * activations)

@@ -114,7 +114,7 @@ class _Step:
 
     def activation(self, tokens: float) -> float:
         """Bytes of one activation of so many tokens of each row."""
-        return self.batch * tokens * self.model.width * self.model.bytes_per_parameter
+        return self.batch * tokens * self.model.width * self.model.bytes_per_number
 
     @cached_property
     def other_parameters(self) -> float:
@@ -260,7 +260,7 @@ def kept_bytes(model: ModelFacts, owned: tuple[int, int], tokens: float) -> int:
         owned: (start, stop) of the stage's blocks.
         tokens: of all rows that the rank computes.
     """
-    return int(2 * tokens * sum(model.attentions[slice(*owned)]) * model.width * model.bytes_per_parameter)
+    return int(2 * tokens * sum(model.attentions[slice(*owned)]) * model.width * model.bytes_per_number)
 
 
 def predict(

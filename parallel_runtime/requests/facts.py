@@ -49,6 +49,11 @@ class ModelFacts:
     parallel_blocks: int = 0
 
     @property
+    def bytes_per_number(self) -> int:
+        """Of what is computed: a quantised file's layers take and give 16 bit."""
+        return max(2, self.bytes_per_parameter)
+
+    @property
     def blocks(self) -> int:
         """Of all block lists together."""
         return len(self.block_sizes)
@@ -209,6 +214,7 @@ _GPUS = (
     ("5090", 190.0, 150.0, 1500.0),
     ("4090", 150.0, 120.0, 850.0),
     ("3090", 60.0, 50.0, 800.0),
+    ("5060 Ti", 43.0, 34.0, 400.0),
 )
 _OTHER_GPU = ("", 100.0, 75.0, 700.0)
 

@@ -109,6 +109,8 @@ def test_one_rank_gives_the_bits_of_load_diffusion_model_with_comfyuis_attention
         Workflow(model="int8_tensorwise.safetensors", cfg=4.0, steps=3),
         Workflow(model="int8_tensorwise.safetensors", cfg=4.0, lengths=(9, 5), steps=3),
     ):
+        if workflow.model != MODEL and workflow.model.removesuffix(".safetensors") not in formats:
+            continue  # an older ComfyUI
         parallel = replace(workflow.on("cpu:1", sampler_node), attention="ComfyUI")
         latent, wanted = (host.latent(host.run(each.prompt()), SAVE) for each in (parallel, workflow))
         assert wanted.std() > 0.1

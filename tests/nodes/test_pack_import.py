@@ -63,6 +63,13 @@ def test_an_older_comfyui_is_told_in_one_sentence_and_has_no_nodes(tmp_path, ver
     assert done.stderr.strip() == (said if old else "")
 
 
+def test_windows_is_told_in_one_sentence_and_has_no_nodes(tmp_path):
+    other = "import sys; sys.platform = 'win32'\n"
+    done = run(other + IMPORT_AS_COMFYUI_DOES + "assert module.NODE_CLASS_MAPPINGS == {}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("Parallel DiT runs on Linux, and this is win32: its nodes are left out.")
+
+
 def test_node_logic_needs_neither_comfyui_nor_diffusers(tmp_path):
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

@@ -49,6 +49,23 @@ def test_ranks_compute_what_one_does_with_the_classes_that_are_used_most():
     assert len(compare(2, USED_MOST)) >= 6
 
 
+def test_plans_reckon_with_the_products_that_a_forward_has():
+    names = [
+        "flux",
+        "flux2",
+        "qwen-image",
+        "chroma",
+        "sd3.5 large",
+        "z-image",
+        "wan t2v",
+        "ltx-video",
+        "hunyuan video 1.5",
+    ]
+    (ratios,) = run_ranks(1, "tests.comfyui_networks.described:compare", {"comfyui": str(COMFYUI), "names": names})
+    assert {name: ratio for name, ratio in ratios.items() if not 0.9 < ratio < 1.1} == {}
+    assert set(ratios) == set(names)
+
+
 def test_every_model_of_comfyui_is_known():
     (found,) = run_ranks(1, "tests.comfyui_networks.inventory:inventory", {"comfyui": str(COMFYUI)})
     networks, known = found["networks"], {*NETWORKS, *NO_DIFFUSION}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import nn
@@ -129,7 +130,7 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> D
     total = sum(parameter.numel() for parameter in network.parameters())
     heads = int(attrgetter(data.heads)(network)) if data is not None else 1
     width = _width(network, data)
-    matrices = sum(blocks)
+    image, text, shared = _met(network, data) if data is not None else (sum(blocks), sum(blocks), 0)
     facts = ModelFacts(
         title=title,
         heads=heads,
@@ -137,8 +138,9 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> D
         parameters=total,
         block_sizes=blocks,
         attentions=(1,) * len(blocks),
-        image_parameters=matrices,
-        text_parameters=matrices,
+        image_parameters=image,
+        text_parameters=text,
+        shared_parameters=shared,
         bytes_per_parameter=max(1, round(size / max(1, total))),
         splits_sequence=data is not None,
         has_stages=data is not None and has_stages(network, data, patch),
@@ -153,6 +155,33 @@ def _block_sizes(network: nn.Module, data: Network | None) -> tuple[int, ...]:
     found = [block for blocks in lists for block in blocks.children()]
     sizes = tuple(sum(parameter.numel() for parameter in block.parameters()) for block in found)
     return sizes or (sum(parameter.numel() for parameter in network.parameters()),)
+
+
+def _met(network: nn.Module, data: Network) -> tuple[int, int, int]:
+    """Parameters of all blocks that a token of the picture meets, that one of the text does, and that one row does.
+
+    Streams beside one another have weights of their own, in equal parts. What modulates meets one row per picture. Of
+    a cross attention the keys and values, half of it, meet a text that is no stream.
+    """
+    image = text = shared = 0
+    for blocks in data.blocks:
+        modulations = {name for names in blocks.modulations.values() for name in names}
+        for block in network.get_submodule(blocks.path).children():
+            modulates = sum(_size(block, name) for name in modulations)
+            aside = sum(_size(block, name) for name in blocks.cross) // 2
+            own = (_size(block) - modulates - aside) // len(blocks.tokens)
+            image += own
+            text += aside or own
+            shared += modulates
+    return image, text, shared
+
+
+def _size(block: nn.Module, path: str = "") -> int:
+    """Parameters of a submodule; 0 where this block has it not."""
+    found: Any = block
+    for name in path.split(".") if path else ():
+        found = getattr(found, name, None)
+    return sum(parameter.numel() for parameter in found.parameters()) if isinstance(found, nn.Module) else 0
 
 
 def _width(network: nn.Module, data: Network | None) -> int:

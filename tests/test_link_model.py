@@ -1,0 +1,25 @@
+"""What is reckoned for cards without NVLink: near what two H100s did, and the same in the document."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.link_model import JOBS, checked, speed_up, table, through_host
+from parallel_runtime.requests.facts import NVLINK
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if job.measured], ids=lambda job: job.model.title)
+def test_two_cards_with_nvlink_are_predicted_as_they_were_measured(job):
+    assert speed_up(job, "H100", 2, NVLINK) == pytest.approx(job.measured, rel=0.15)
+
+
+def test_more_cards_are_never_slower_and_a_faster_slot_neither():
+    for job in JOBS:
+        slow, fast = (speed_up(job, "RTX 4090", 2, through_host(rate)) for rate in (0.5, 13.0))
+        assert 1 <= slow <= fast <= speed_up(job, "RTX 4090", 4, through_host(13.0))
+
+
+def test_the_document_has_the_tables():
+    text = (Path(__file__).resolve().parents[1] / "docs" / "slow-links.md").read_text(encoding="utf-8")
+    assert table() in text
+    assert checked() in text
