@@ -20,11 +20,14 @@ from .run_history import HISTORY, RunHistory, describe_details
 if TYPE_CHECKING:
     from workers.client.client import PoolClient
     from workers.client.loading import KnownModel
+    from workers.client.requests import VaeRequest
     from workers.wire.protocol import Status
 
 VERSION = 1
 """Of the answer's form; a field may be added without another number."""
 ANSWER_SECONDS = 1.0
+VAE = "VAE"
+"""What a VAE has in the place of a network and a family."""
 
 
 def read_status(history: RunHistory = HISTORY) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def _processes(pool: PoolClient) -> list[psutil.Process]:
 
 
 def _held(pool: PoolClient) -> int:
-    return sum(model.bytes for model in pool.models)
+    return sum(model.bytes for model in pool.models) + sum(size for _, size in pool.vaes)
 
 
 def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Process]) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Pr
         "error_said": _cleaned(death.said.to_data()) if death is not None else None,
         "ranks": _ranks(status),
         "host_bytes": _resident_bytes(processes),
-        "models": _models(pool.models),
+        "models": [*_models(pool.models), *(_vae(*each) for each in pool.vaes)],
         "plan": pool.ran.plan if pool.ran is not None else "",
         "plan_said": pool.ran.plan.to_data() if pool.ran is not None else None,
         "details": describe_details(pool.details),
@@ -129,6 +132,20 @@ def _model(model: KnownModel) -> dict[str, Any]:
         "bytes_per_rank": model.bytes or model.loaded.bytes_per_rank,
         "foreseen": model.loaded.explanation,
         "details": describe_details(model.loaded.details),
+    }
+
+
+def _vae(request: VaeRequest, size: int) -> dict[str, Any]:
+    """A VAE among the models: its next use reads its file."""
+    return {
+        "name": Path(request.file.path).name,
+        "network": VAE,
+        "family": VAE,
+        "dtype": request.file.dtype,
+        "state": "resident",
+        "bytes_per_rank": size,
+        "foreseen": "",
+        "details": None,
     }
 
 

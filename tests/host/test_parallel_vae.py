@@ -91,3 +91,15 @@ def test_a_vae_without_a_file_is_refused(vaes):
     graph["vae"] = node("TestVae", channels=16, video=False)
     error = vaes.run(graph).error
     assert "not loaded from a file by Load VAE" in error["exception_message"]
+
+
+def test_the_status_lists_it_and_unload_takes_it(vaes):
+    graph = coded(WAN, "cpu:2")
+    graph["latent"]["inputs"]["seed"] = 6
+    assert vaes.run(graph).error is None
+    (pool,) = (pool for pool in vaes.get("/parallel_dit/status")["pools"] if pool["models"])
+    (listed,) = (model for model in pool["models"] if model["name"] == WAN)
+    assert (listed["network"], listed["state"]) == ("VAE", "resident")
+    assert listed["bytes_per_rank"] == pytest.approx((vaes.base / "models" / "vae" / WAN).stat().st_size, rel=0.01)
+    after = vaes.post("/parallel_dit/unload", {"pool": pool["name"], "model": WAN})
+    assert WAN not in {model["name"] for each in after["pools"] for model in each["models"]}

@@ -57,8 +57,10 @@ def test_weights_come_and_go(client, path, vae):
         assert (ours - wanted).abs().max() < 1e-5 * wanted.abs().max()
         assert client.ran.plan == "Decoded; devices at work: 2."
         assert path.stat().st_size * 0.99 < client.vae_bytes(request) < path.stat().st_size * 1.01
+        assert client.vaes == [(request, client.vae_bytes(request))]
         client.release_vaes()
         assert client.vae_bytes(request) == 0
+        assert client.vaes == []
 
 
 def test_a_latent_of_few_rows_is_run_by_one(client, path, vae):

@@ -73,6 +73,7 @@ class PoolClient:
         """Of that plan, in numbers."""
         self._turns = Turns()
         self._models = LoadedModels()
+        self._vaes: dict[str, VaeRequest] = {}  # that were asked for, by name
         self._calls = Calls(self._submit)
         self._patches = PatchCache(self._submit)
         self._keeper = Keeper(spec, rank_module, on_change=self._forget)
@@ -199,6 +200,7 @@ class PoolClient:
             answer_bytes: see Submission.
         """
         check_filled(x)
+        self._vaes[vae.key] = vae
         request = RunVae(vae.key, vae.file, half, vae.ranks, memory, seed, dict(options))
         callbacks = Callbacks(should_cancel=should_cancel)
 
@@ -263,6 +265,12 @@ class PoolClient:
     def models(self) -> list[KnownModel]:
         """What the ranks can be asked for by name. Does not wait for a job."""
         return self._models.all() if self._keeper.running is not None else []
+
+    @property
+    def vaes(self) -> list[tuple[VaeRequest, int]]:
+        """Those on the ranks' devices, with the bytes of each on one of them. Does not wait for a job."""
+        there = self._models.vaes() if self._keeper.running is not None else []
+        return [(self._vaes[name], self._models.bytes_of(name)) for name in there if name in self._vaes]
 
     @property
     def idle_seconds(self) -> float:
