@@ -136,3 +136,10 @@ def test_a_vae_loaders_menu_puts_parallel_vae_behind_it_and_takes_it_away(canvas
     assert giver_of_the_decode(canvas) == "ParallelVAE"
     assert canvas.run(_VAE_MENU, "Encode and decode on one GPU") == ["VAEDecode", "VAELoader"]
     assert giver_of_the_decode(canvas) == "VAELoader"
+    for _ in range(2):  # the second time finds nothing to do
+        canvas.command("ParallelDiT.VaeOnAllGpus")
+        assert giver_of_the_decode(canvas) == "ParallelVAE"
+    assert canvas.run("() => app.rootGraph.nodes.length") == 3
+    canvas.command("ParallelDiT.VaeOnOneGpu")
+    assert giver_of_the_decode(canvas) == "VAELoader"
+    assert canvas.run("() => app.rootGraph.nodes.length") == 2
