@@ -4,6 +4,7 @@ import { app } from "../../../../scripts/app.js";
 import { nodesOfPath } from "../fault_marks.js";
 import { writeBadge } from "../text_badge.js";
 import { h } from "./elements.js";
+import { REPORT } from "./report.js";
 
 const OURS = new Set(["ParallelConfig", "ParallelLoader", "ParallelCheckpointLoader", "ParallelSampler", "ParallelDoctor"]);
 const WIDGET = "$$node-text-preview"; // the canvas' own for it
@@ -15,7 +16,7 @@ const outputs = new Map(); // execution id -> the text of its output
 
 const kindOf = (node) => node?.comfyClass ?? node?.type;
 const usesOurs = (graph) => (graph?.nodes ?? []).some((node) => OURS.has(kindOf(node)) || usesOurs(node.subgraph));
-const widgetOf = (node) => node.widgets?.find(({ name }) => name === WIDGET);
+const widgetOf = (node) => node.widgets?.find(({ name }) => name === REPORT || name === WIDGET);
 
 function hasRoom(node) {
   return OURS.has(kindOf(node)) && (widgetOf(node) || node.size[1] - node.computeSize()[1] >= LEAST);
@@ -32,7 +33,8 @@ function show(id, text) {
   // What ran matters more than what a config asks for, and its loader says it.
   if (kindOf(node) !== "ParallelConfig") for (const around of nodes) writeBadge(around, text);
   if (LiteGraph.vueNodesMode) makeReadable(id);
-  if (hasRoom(node)) dispatch.call(api, "progress_text", { nodeId: String(id), text });
+  if (widgetOf(node)?.name === REPORT) widgetOf(node).value = text;
+  else if (hasRoom(node)) dispatch.call(api, "progress_text", { nodeId: String(id), text });
   else writeBadge(node, text);
 }
 
@@ -62,6 +64,14 @@ api.addEventListener("execution_cached", async ({ detail }) => {
   for (const [id, text] of Object.entries(await answer.json()))
     if (cached.has(id) && texts.get(id) === cached.get(id) && text !== cached.get(id)) show(id, text);
 });
+
+// The canvas of frontend 1.58 takes its texts away when a prompt ends, or the next one begins.
+const shows = (node) => Boolean(node?.parallelDitText || (node && widgetOf(node)?.value));
+function showAgain() {
+  for (const [id, text] of texts) if (!shows(nodesOfPath(id).at(-1))) show(id, text);
+}
+for (const event of ["execution_start", "execution_success", "execution_error", "execution_interrupted"])
+  api.addEventListener(event, () => setTimeout(showAgain)); // when the canvas has heard of it
 
 app.registerExtension({
   name: "ParallelDiT.NodeText",

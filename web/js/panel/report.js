@@ -1,8 +1,9 @@
-// The doctor's report in full on its node: the canvas' own block for texts shows a few lines of it.
+// The doctor's report in full on its node: the canvas' own block for texts shows a few lines of it, and goes with its
+// prompt.
 import { app } from "../../../../scripts/app.js";
 import { h } from "./elements.js";
 
-const NAME = "$$node-text-preview"; // the canvas writes into the widget of this name
+export const REPORT = "$$report"; // name of the widget that texts are written into
 const WIDTH = 640;
 const LARGEST = 820;
 const LINE = 15;
@@ -19,7 +20,7 @@ app.registerExtension({
       const height = Math.min(lines * LINE + AROUND, LARGEST);
       if (text && node.size[1] < height) node.setSize([Math.max(node.size[0], WIDTH), height]);
     };
-    const widget = node.addDOMWidget(NAME, "report", box, {
+    const widget = node.addDOMWidget(REPORT, "report", box, {
       serialize: false,
       hideOnZoom: false,
       getMinHeight: () => 60,
