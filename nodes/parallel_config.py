@@ -109,7 +109,7 @@ class ParallelConfigNode(io.ComfyNode):
                     max=64,
                     optional=True,
                     extra_dict={"advanced": True},
-                    tooltip="How many machines take part. Above 1, start the join command on each other machine first; "
+                    tooltip="How many machines take part. Above 1, start torchrun on each other machine first; "
                     "the help page shows it.",
                 ),
                 _menu(
