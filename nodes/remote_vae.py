@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from parallel_runtime.config import ParallelConfig
-from parallel_runtime.errors import ParallelError, RequestError
+from parallel_runtime.errors import OutOfMemoryError, ParallelError, RequestError
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Scalar, VaeFile
 from parallel_runtime.said import Said, said
@@ -113,6 +113,7 @@ class RemoteVae:
 
         Raises:
             RequestError: the tensor holds NaN, or an option does not travel.
+            torch.OutOfMemoryError: for it there is too little memory; ComfyUI tries it in tiles then.
             ParallelError: see PoolClient.run_vae.
             InterruptProcessingException: the artist stopped the prompt.
         """
@@ -124,16 +125,19 @@ class RemoteVae:
         scalars: dict[str, Scalar] = options
         with stopping_with_prompt() as interrupted:
             pool = self._pool = self._connect(self.config)
-            output = pool.run_vae(
-                self.request,
-                half,
-                x.cpu(),
-                memory=int(memory),
-                answer_bytes=answer,
-                seed=torch.initial_seed() & (2**63 - 1),
-                options=scalars,
-                should_cancel=self._notices.waits.watching(pool, interrupted, "load"),
-            )
+            try:
+                output = pool.run_vae(
+                    self.request,
+                    half,
+                    x.cpu(),
+                    memory=int(memory),
+                    answer_bytes=answer,
+                    seed=torch.initial_seed() & (2**63 - 1),
+                    options=scalars,
+                    should_cancel=self._notices.waits.watching(pool, interrupted, "load"),
+                )
+            except OutOfMemoryError as error:
+                raise torch.OutOfMemoryError(str(error)) from error  # by its type ComfyUI knows that tiles may help
             self._notices.waits.end()
             if pool.ran is not None and pool.ran.plan:
                 self._notices.waits.tell(pool.ran.plan)
