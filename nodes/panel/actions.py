@@ -83,5 +83,6 @@ def _release(wishes: dict[str, Any], keep: bool) -> None:
         for model in pool.models:
             if (name is None or model.request.path.endswith(f"/{name}")) and (model.bytes or not keep):
                 pool.release(model.request, park=keep)
-        if name is None:
-            pool.release_vaes()
+        for vae in pool.vaes:
+            if name is None or vae.file.path.endswith(f"/{name}"):
+                pool.release_vaes(vae)

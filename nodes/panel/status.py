@@ -20,6 +20,7 @@ from .run_history import HISTORY, RunHistory, describe_details
 if TYPE_CHECKING:
     from workers.client.client import PoolClient
     from workers.client.loading import KnownModel
+    from workers.client.requests import VaeRequest
     from workers.wire.protocol import Status
 
 VERSION = 1
@@ -64,7 +65,7 @@ def _processes(pool: PoolClient) -> list[psutil.Process]:
 
 
 def _held(pool: PoolClient) -> int:
-    return sum(model.bytes for model in pool.models)
+    return sum(model.bytes for model in pool.models) + sum(map(pool.vae_bytes, pool.vaes))
 
 
 def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Process]) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Pr
         "error_said": _cleaned(death.said.to_data()) if death is not None else None,
         "ranks": _ranks(status),
         "host_bytes": _resident_bytes(processes),
-        "models": _models(pool.models),
+        "models": [*_models(pool.models), *(_vae(vae, pool.vae_bytes(vae)) for vae in pool.vaes)],
         "plan": pool.ran.plan if pool.ran is not None else "",
         "plan_said": pool.ran.plan.to_data() if pool.ran is not None else None,
         "details": describe_details(pool.details),
@@ -129,6 +130,19 @@ def _model(model: KnownModel) -> dict[str, Any]:
         "bytes_per_rank": model.bytes or model.loaded.bytes_per_rank,
         "foreseen": model.loaded.explanation,
         "details": describe_details(model.loaded.details),
+    }
+
+
+def _vae(vae: VaeRequest, size: int) -> dict[str, Any]:
+    return {
+        "name": Path(vae.file.path).name,
+        "network": "VAE",
+        "family": "",
+        "dtype": vae.file.dtype,
+        "state": "resident",
+        "bytes_per_rank": size,
+        "foreseen": "",
+        "details": None,
     }
 
 

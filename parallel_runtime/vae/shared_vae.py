@@ -82,8 +82,7 @@ def run_half(
         rows = Rows(rank, tuple(unit * share for share in share_rows(x.shape[-2] // unit, ranks)), vote, group)
         with _shared(getattr(vae, name), half, rows), RowFunctions(rows, vote_now_and_then, half.noise):
             own = _call(vae, name, rows.cut(x), half, options)
-        whole = rows.gather(own, to=0)
-    return whole
+        return rows.gather(own, to=0)
 
 
 def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapping[str, Any]) -> torch.Tensor:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from nodes.panel.actions import park, unload
+from nodes.panel.status import read_status
 from nodes.run_notices import RunNotices
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, OutOfMemoryError, RequestError, UnsupportedModelError
@@ -64,6 +66,21 @@ def test_weights_come_and_go(client, path, vae):
         assert path.stat().st_size * 0.99 < client.vae_bytes(request) < path.stat().st_size * 1.01
         client.release_vaes()
         assert client.vae_bytes(request) == 0
+
+
+def test_the_status_lists_it_and_its_actions_free_it(client, path, monkeypatch):
+    monkeypatch.setattr("workers.client.pool_registry.known_pools", lambda: [client])
+    monkeypatch.setattr("nodes.panel.status.host_notes", list)
+    latent = torch.zeros(1, 16, 1, 7, 6)
+    for action, wishes in ((park, {"model": path.name}), (unload, {})):
+        client.run_vae(request_for(path), "decoder", latent)
+        (listed,) = read_status()["pools"][0]["models"]
+        assert (listed["name"], listed["network"], listed["state"]) == (path.name, "VAE", "resident")
+        assert listed["bytes_per_rank"] == client.vae_bytes(request_for(path)) > 0
+        park({"model": "other.safetensors"}, ParallelConfig())
+        assert read_status()["pools"][0]["models"] == [listed]
+        action(wishes, ParallelConfig())
+        assert read_status()["pools"][0]["models"] == []
 
 
 def test_a_latent_of_few_rows_is_run_by_one(client, path, vae):
