@@ -53,6 +53,7 @@ def run_half(
     rank: int,
     group: dist.ProcessGroup | None,
     options: Mapping[str, Any] = MappingProxyType({}),
+    tried: bool = False,
     now_and_then: Callable[[], None] = _nothing,
 ) -> torch.Tensor | None:
     """Encode or decode. Each of the ranks calls it with the same tensor.
@@ -61,6 +62,7 @@ def run_half(
         unit: see `shared_ranks`, which says how many ranks there are.
         group: that they talk over.
         options: further arguments of the VAE's method.
+        tried: memory for it is there; else the ranks vote before each exchange on whether all are well.
         now_and_then: called by all ranks at the same places; what it raises ends the run there.
 
     Returns:
@@ -73,7 +75,7 @@ def run_half(
     if ranks == 1 or half is None:
         with RowFunctions(None, now_and_then):
             return _call(vae, name, x, half, options)
-    with failing_at_the_next_vote(group) as vote:
+    with failing_at_the_next_vote(None if tried else group) as vote:
 
         def vote_now_and_then() -> None:
             vote()
