@@ -2,7 +2,7 @@
 
 ComfyUI's own object decides what goes in and comes out (sizes, channels, batches, numbers from 0 to 1); its network
 alone is replaced, by the call to the pool. Tiles are there to save memory, which shared rows do, too: the nodes with
-tiles run whole, unless that does not fit.
+tiles run whole.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class RemoteVae:
 
         Raises:
             RequestError: the tensor holds NaN, or an option does not travel.
-            torch.OutOfMemoryError: it does not fit the GPUs, and tiles may.
+            torch.OutOfMemoryError: for it there is too little memory; ComfyUI tries it in tiles then.
             ParallelError: see PoolClient.run_vae.
             InterruptProcessingException: the artist stopped the prompt.
         """
@@ -137,8 +137,7 @@ class RemoteVae:
                     should_cancel=self._notices.waits.watching(pool, interrupted, "load"),
                 )
             except OutOfMemoryError as error:
-                # ComfyUI knows its own type alone, and then goes on with tiles.
-                raise comfy.model_management.OOM_EXCEPTION(str(error)) from error
+                raise torch.OutOfMemoryError(str(error)) from error  # by its type ComfyUI knows that tiles may help
             self._notices.waits.end()
             if pool.ran is not None and pool.ran.plan:
                 self._notices.waits.tell(pool.ran.plan)

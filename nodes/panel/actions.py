@@ -83,6 +83,6 @@ def _release(wishes: dict[str, Any], keep: bool) -> None:
         for model in pool.models:
             if (name is None or model.request.path.endswith(f"/{name}")) and (model.bytes or not keep):
                 pool.release(model.request, park=keep)
-        for vae, _ in pool.vaes:
-            if name is None or (not keep and vae.file.path.endswith(f"/{name}")):
+        for vae in pool.vaes:
+            if name is None or vae.file.path.endswith(f"/{name}"):
                 pool.release_vaes(vae)

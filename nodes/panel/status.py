@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the answer's form; a field may be added without another number."""
 ANSWER_SECONDS = 1.0
-VAE = "VAE"
-"""What a VAE has in the place of a network and a family."""
 
 
 def read_status(history: RunHistory = HISTORY) -> dict[str, Any]:
@@ -67,7 +65,7 @@ def _processes(pool: PoolClient) -> list[psutil.Process]:
 
 
 def _held(pool: PoolClient) -> int:
-    return sum(model.bytes for model in pool.models) + sum(size for _, size in pool.vaes)
+    return sum(model.bytes for model in pool.models) + sum(map(pool.vae_bytes, pool.vaes))
 
 
 def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Process]) -> dict[str, Any]:
@@ -89,7 +87,7 @@ def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Pr
         "error_said": _cleaned(death.said.to_data()) if death is not None else None,
         "ranks": _ranks(status),
         "host_bytes": _resident_bytes(processes),
-        "models": [*_models(pool.models), *(_vae(*each) for each in pool.vaes)],
+        "models": [*_models(pool.models), *(_vae(vae, pool.vae_bytes(vae)) for vae in pool.vaes)],
         "plan": pool.ran.plan if pool.ran is not None else "",
         "plan_said": pool.ran.plan.to_data() if pool.ran is not None else None,
         "details": describe_details(pool.details),
@@ -135,13 +133,12 @@ def _model(model: KnownModel) -> dict[str, Any]:
     }
 
 
-def _vae(request: VaeRequest, size: int) -> dict[str, Any]:
-    """A VAE among the models: its next use reads its file."""
+def _vae(vae: VaeRequest, size: int) -> dict[str, Any]:
     return {
-        "name": Path(request.file.path).name,
-        "network": VAE,
-        "family": VAE,
-        "dtype": request.file.dtype,
+        "name": Path(vae.file.path).name,
+        "network": "VAE",
+        "family": "",
+        "dtype": vae.file.dtype,
         "state": "resident",
         "bytes_per_rank": size,
         "foreseen": "",

@@ -24,6 +24,7 @@ from .rank_state import RankState
 _DIMS = (3, 4, 5)
 """Of sound, pictures, videos."""
 _SAME = "vae"
+_TRIED = "vae tried"
 
 
 @dataclass(kw_only=True)
@@ -73,6 +74,7 @@ class PreparedVae(Prepared):
         if state.rank < ranks:
             held.prepare_run(request.memory // ranks, control.loading)
         offers = offer_same(_SAME, (type(weights.network).__name__, weights.unit, ranks))
+        offers[_TRIED] = int((request.half, tuple(x.shape)) in weights.tried)
         return cls(state=state, request=request, held=(held, weights), ranks=ranks, unit=unit, offers=offers)
 
     def work(
@@ -109,8 +111,10 @@ class PreparedVae(Prepared):
                     rank=state.rank,
                     group=group,
                     options=request.options,
+                    tried=bool(agreed[_TRIED]),
                     now_and_then=stop_where_all_do,
                 )
+            weights.tried.add((request.half, tuple(tensors["x"].shape)))
             if output is not None:
                 results["output"] = output
         answer = state.finished(None, started)

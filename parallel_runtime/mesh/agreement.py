@@ -10,13 +10,14 @@ begins anew in RUN, under a number that none of them had.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
 from ..errors import PeerFailedError
+from ..requests.control import Cancelled
 from ..said import said
 from .mesh import Mesh
 
@@ -92,6 +93,36 @@ def failing_together(group: dist.ProcessGroup | None, device: torch.device) -> I
     except Exception:
         all_agree(False, group, device)
         raise
+    _vote(group, device)
+
+
+@contextmanager
+def failing_at_the_next_vote(group: dist.ProcessGroup | None) -> Iterator[Callable[[], None]]:
+    """Around work with exchanges, before each of which all ranks call what is given, with all memory taken that the
+    exchange needs: what fails on one rank between two calls fails on all of them at the second.
+
+    The hosts vote, so that no GPU is waited for.
+
+    Raises:
+        PeerFailedError: it failed on another rank.
+    """
+    host = torch.device("cpu")
+
+    def vote() -> None:
+        _vote(group, host)
+
+    try:
+        yield vote
+    except (Cancelled, PeerFailedError, dist.DistError):
+        raise  # on all ranks, or a peer is gone
+    except Exception:
+        all_agree(False, group, host)
+        raise
+    vote()
+
+
+def _vote(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """This rank is well; raises PeerFailedError where another is not."""
     if not all_agree(True, group, device):
         raise PeerFailedError(said("Another worker failed in its part of a step."), said("See what that one says."))
 

@@ -6,7 +6,7 @@ the one that was cut, so nobody has to ask how many rows the others have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -43,11 +43,13 @@ class Rows:
 
     Args:
         shares: rows of the tensor that was cut, by rank; of the pool's first ranks.
+        vote: before each exchange; raises where another rank failed, and would not come to it.
         group: that these ranks talk over.
     """
 
     rank: int
     shares: tuple[int, ...]
+    vote: Callable[[], None]
     group: dist.ProcessGroup | None = None
 
     @property
@@ -94,6 +96,7 @@ class Rows:
                 rows = x.narrow(-2, 0 if place == 0 else own - given, given).contiguous()
                 sent.append(rows)
                 operations.append(dist.P2POp(dist.isend, rows, neighbour, self.group))
+        self.vote()
         works = dist.batch_isend_irecv(operations) if operations else []
         return Border(found[0], found[1], sent, works)
 
@@ -111,12 +114,14 @@ class Rows:
             if to in (None, self.rank):
                 part = parts[rank] = x.new_empty([*x.shape[:-2], shares[rank], x.shape[-1]])
                 operations.append(dist.P2POp(dist.irecv, part, rank, self.group))
+        self.vote()
         for work in dist.batch_isend_irecv(operations) if operations else []:
             work.wait()
         return torch.cat([part for part in parts if part is not None], -2) if to in (None, self.rank) else None
 
     def add(self, numbers: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks."""
+        self.vote()
         dist.all_reduce(numbers, group=self.group)
         return numbers
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from ..mesh.agreement import failing_at_the_next_vote
 from .families import Half, find_half
 from .row_functions import RowFunctions
 from .rows import Rows, share_rows
@@ -52,6 +53,7 @@ def run_half(
     rank: int,
     group: dist.ProcessGroup | None,
     options: Mapping[str, Any] = MappingProxyType({}),
+    tried: bool = False,
     now_and_then: Callable[[], None] = _nothing,
 ) -> torch.Tensor | None:
     """Encode or decode. Each of the ranks calls it with the same tensor.
@@ -60,19 +62,29 @@ def run_half(
         unit: see `shared_ranks`, which says how many ranks there are.
         group: that they talk over.
         options: further arguments of the VAE's method.
+        tried: memory for it is there; else the ranks vote before each exchange on whether all are well.
         now_and_then: called by all ranks at the same places; what it raises ends the run there.
 
     Returns:
         What the VAE alone would return, on the first rank; None on the others.
+
+    Raises:
+        PeerFailedError: another rank could not run its part.
     """
     half = find_half(vae, name)
     if ranks == 1 or half is None:
         with RowFunctions(None, now_and_then):
             return _call(vae, name, x, half, options)
-    rows = Rows(rank, tuple(unit * share for share in share_rows(x.shape[-2] // unit, ranks)), group)
-    with _shared(getattr(vae, name), half, rows), RowFunctions(rows, now_and_then, half.noise):
-        own = _call(vae, name, rows.cut(x), half, options)
-    return rows.gather(own, to=0)
+    with failing_at_the_next_vote(None if tried else group) as vote:
+
+        def vote_now_and_then() -> None:
+            vote()
+            now_and_then()
+
+        rows = Rows(rank, tuple(unit * share for share in share_rows(x.shape[-2] // unit, ranks)), vote, group)
+        with _shared(getattr(vae, name), half, rows), RowFunctions(rows, vote_now_and_then, half.noise):
+            own = _call(vae, name, rows.cut(x), half, options)
+        return rows.gather(own, to=0)
 
 
 def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapping[str, Any]) -> torch.Tensor:

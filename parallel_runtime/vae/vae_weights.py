@@ -57,12 +57,19 @@ class VaeWeights(LoadedWeights):
 
     def __init__(self, file: VaeFile, stamp: Identity, device: torch.device):
         self._vae = VaeReader(file, stamp, device)
+        self.tried: set[tuple[str, tuple[int, ...]]] = set()
+        """Halves and shapes that ran since the weights are here: their memory was there."""
         super().__init__(self._vae, device, wraps_layers=True)
 
     @property
     def unit(self) -> int:
         """See `VaeReader`."""
         return self._vae.unit
+
+    def give_back(self) -> None:
+        """See `LoadedWeights`."""
+        self.tried.clear()
+        super().give_back()
 
 
 def load_vae(file: VaeFile, device: torch.device) -> Any:

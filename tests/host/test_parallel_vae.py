@@ -8,7 +8,6 @@ from safetensors.torch import save_file
 from tests.comfyui_checkout import import_with_comfyui
 from tests.comfyui_vaes.tiny import fill
 
-from .older_host import skip_as_older
 from .workflow import SAVE, Prompt, link, node
 
 pytestmark = pytest.mark.host
@@ -23,8 +22,6 @@ TILES = {"tile_size": 64, "overlap": 32, "temporal_size": 64, "temporal_overlap"
 @pytest.fixture(scope="module")
 def vaes(host):
     """The session's ComfyUI, with VAEs as narrow as its loader takes them."""
-    if "cached_patcher_init" not in (host.host.path / "nodes.py").read_text(encoding="utf-8"):
-        skip_as_older(host.host.path, "does not note which file a VAE is of")
     autoencoder, wan = import_with_comfyui("comfy.ldm.models.autoencoder", "comfy.ldm.wan.vae")
     sizes = {"double_z": True, "z_channels": 16, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128}
     sizes |= {"ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0}
@@ -91,15 +88,3 @@ def test_a_vae_without_a_file_is_refused(vaes):
     graph["vae"] = node("TestVae", channels=16, video=False)
     error = vaes.run(graph).error
     assert "not loaded from a file by Load VAE" in error["exception_message"]
-
-
-def test_the_status_lists_it_and_unload_takes_it(vaes):
-    graph = coded(WAN, "cpu:2")
-    graph["latent"]["inputs"]["seed"] = 6
-    assert vaes.run(graph).error is None
-    (pool,) = (pool for pool in vaes.get("/parallel_dit/status")["pools"] if pool["models"])
-    (listed,) = (model for model in pool["models"] if model["name"] == WAN)
-    assert (listed["network"], listed["state"]) == ("VAE", "resident")
-    assert listed["bytes_per_rank"] == pytest.approx((vaes.base / "models" / "vae" / WAN).stat().st_size, rel=0.01)
-    after = vaes.post("/parallel_dit/unload", {"pool": pool["name"], "model": WAN})
-    assert WAN not in {model["name"] for each in after["pools"] for model in each["models"]}

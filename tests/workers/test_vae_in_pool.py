@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from parallel_runtime.errors import CheckpointError, RequestError, UnsupportedModelError
+from nodes.panel.actions import park, unload
+from nodes.panel.status import read_status
+from nodes.run_notices import RunNotices
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import CheckpointError, OutOfMemoryError, RequestError, UnsupportedModelError
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import ComfyuiCode, VaeFile
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
@@ -19,6 +24,8 @@ from workers.launch import PoolSpec
 COMFYUI = find_comfyui()
 pytestmark = [pytest.mark.skipif(COMFYUI is None, reason=HOW), pytest.mark.slow]
 SIZE = 1 << 20
+LAST_CALL = -1
+"""The gather at the end, once it is through."""
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +64,23 @@ def test_weights_come_and_go(client, path, vae):
         assert (ours - wanted).abs().max() < 1e-5 * wanted.abs().max()
         assert client.ran.plan == "Decoded; devices at work: 2."
         assert path.stat().st_size * 0.99 < client.vae_bytes(request) < path.stat().st_size * 1.01
-        assert client.vaes == [(request, client.vae_bytes(request))]
         client.release_vaes()
         assert client.vae_bytes(request) == 0
-        assert client.vaes == []
+
+
+def test_the_status_lists_it_and_its_actions_free_it(client, path, monkeypatch):
+    monkeypatch.setattr("workers.client.pool_registry.known_pools", lambda: [client])
+    monkeypatch.setattr("nodes.panel.status.host_notes", list)
+    latent = torch.zeros(1, 16, 1, 7, 6)
+    for action, wishes in ((park, {"model": path.name}), (unload, {})):
+        client.run_vae(request_for(path), "decoder", latent)
+        (listed,) = read_status()["pools"][0]["models"]
+        assert (listed["name"], listed["network"], listed["state"]) == (path.name, "VAE", "resident")
+        assert listed["bytes_per_rank"] == client.vae_bytes(request_for(path)) > 0
+        park({"model": "other.safetensors"}, ParallelConfig())
+        assert read_status()["pools"][0]["models"] == [listed]
+        action(wishes, ParallelConfig())
+        assert read_status()["pools"][0]["models"] == []
 
 
 def test_a_latent_of_few_rows_is_run_by_one(client, path, vae):
@@ -102,3 +122,52 @@ def test_what_cannot_be_run_is_refused_and_the_pool_goes_on(client, path, tmp_pa
         client.run_vae(request_for(other), "decoder", latent)
     client.run_vae(request_for(path), "decoder", latent)
     assert client.start() is pool
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """The file that names what goes wrong."""
+    monkeypatch.setenv("TEST_VAE_FAULT", str(tmp_path / "fault"))
+    return tmp_path / "fault"
+
+
+@pytest.fixture
+def faulty(planted):
+    """A pool of ranks that read it."""
+    client = PoolClient(PoolSpec("cpu", (0, 1)), "tests.workers.faulty_vae_rank")
+    yield client
+    client.close()
+
+
+def test_where_one_rank_fails_all_do_and_the_pool_goes_on(path, planted, faulty):
+    latent = torch.randn(1, 16, 3, 7, 6, generator=torch.Generator().manual_seed(1))
+    wanted = faulty.run_vae(request_for(path), "decoder", latent)
+    pool = faulty.start()
+    for fault, error, says in (
+        ("memory", OutOfMemoryError, "worker {rank}.*ran out of memory"),
+        ("other", RequestError, "failed with ValueError: planted fault"),
+    ):
+        for rank, call in ((0, 0), (1, 7), (0, LAST_CALL), (1, LAST_CALL)):
+            faulty.release_vaes()  # else it has run, and nobody votes
+            planted.write_text(f"{fault} {rank} {call}")
+            begun = time.monotonic()
+            with pytest.raises(error, match=says.format(rank=rank)):
+                faulty.run_vae(request_for(path), "decoder", latent)
+            assert time.monotonic() - begun < 5
+    ours = faulty.run_vae(request_for(path), "decoder", latent)
+    assert torch.equal(ours, wanted)
+    assert faulty.start() is pool
+
+
+def test_comfyui_decodes_in_tiles_where_a_rank_has_too_little_memory(path, planted, faulty):
+    sd, remote_vae, utils = import_with_comfyui("comfy.sd", "nodes.remote_vae", "comfy.utils")
+    latent = torch.randn(1, 16, 3, 7, 6, generator=torch.Generator().manual_seed(1))
+    vae = sd.VAE(sd=utils.load_torch_file(str(path)), device=torch.device("cpu"))
+    vae.patcher.cached_patcher_init = sd.load_vae_patcher, (str(path), None, None)
+    config = ParallelConfig(devices="cpu:2")
+    ours = remote_vae.ParallelVae(remote_vae.RemoteVae(vae, config, lambda _: faulty, 2, RunNotices(lambda _: None)))
+    with torch.inference_mode():
+        wanted = vae.decode(latent)
+        planted.write_text("memory 1 7")
+        assert (ours.decode(latent) - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    assert not planted.exists()

@@ -1,4 +1,4 @@
-// "Use all GPUs" and "Use one GPU": in a loader's menu, the canvas' and the workflow's menu, and as commands.
+// "Use all GPUs", the same for VAEs too, and "Use one GPU": in a loader's menu, the canvas' and the workflow's menu, and as commands.
 import { app } from "../../../scripts/app.js";
 import { LOADERS, OURS } from "./loader_table.js";
 import { choicesOf, defaultTitle, titleOf } from "./node_names.js";
@@ -8,6 +8,7 @@ import { refusedNodes } from "./refused_nodes.js";
 import { counterpart, fileOf, replaceLoaders } from "./replace_loaders.js";
 import { say } from "./words.js";
 import { Connections } from "./workflow_graphs.js";
+import { putBehindLoaders, takeAllAway } from "./workflow_vaes.js";
 
 // Which loaders of a saved workflow change, and what is said of those that do not.
 // only: whether (graph, node) is meant; null for all whose MODEL is used.
@@ -38,23 +39,29 @@ function whyNot(connections, graph, node, refused) {
 
 const SECONDS_SHOWN = 5;
 
-export async function convert(toOurs, only = null) {
+// vaes: whether VAEs of loaders go to all GPUs as well; all come back where all loaders do.
+export async function convert(toOurs, only = null, vaes = false) {
   const workflow = app.rootGraph.serialize();
+  const moveVaes = vaes ? putBehindLoaders : toOurs || only ? () => 0 : takeAllAway;
   const { chosen, stays } = await judgeLoaders(workflow, toOurs, only);
-  const title = say(toOurs ? "useAll" : "useOne");
+  const title = say(vaes ? "useAllVae" : toOurs ? "useAll" : "useOne");
   const toast = (severity, detail) =>
     app.extensionManager.toast.add({ severity, summary: title, detail, life: 5000 });
-  if (!chosen.length && !stays.length) return toast("info", say(toOurs ? "nothingToDo" : "nothingBack"));
+  const others = moveVaes(structuredClone(workflow));
+  if (!chosen.length && !stays.length && !others) return toast("info", say(toOurs ? "nothingToDo" : "nothingBack"));
   if (stays.length) {
-    const message = say((toOurs ? "stays" : "keeps") + (chosen.length ? "Some" : "All"));
-    const type = chosen.length ? "default" : "info";
+    const some = chosen.length + others > 0;
+    const message = say((toOurs ? "stays" : "keeps") + (some ? "Some" : "All"));
+    const type = some ? "default" : "info";
     const goOn = await app.extensionManager.dialog.confirm({ title, message, itemList: stays, type });
-    if (!goOn || !chosen.length) return;
+    if (!goOn || !some) return;
   }
   replaceLoaders(workflow, chosen, toOurs, defaultTitle);
+  moveVaes(workflow);
   await showInstead(workflow);
   // Not as a toast, which would cover what ComfyUI says of files that are missing.
-  showNotice("success", title, say(toOurs ? "moved" : "movedBack", { count: chosen.length }), [], SECONDS_SHOWN);
+  const text = say(vaes ? "movedVae" : toOurs ? "moved" : "movedBack", { count: chosen.length, vaes: others });
+  showNotice("success", title, text, [], SECONDS_SHOWN);
 }
 
 // As a redo of the frontend does it, so that it is one step to undo; the view and the pictures stay.
@@ -73,6 +80,10 @@ async function showInstead(workflow) {
 
 const commands = [
   { id: "ParallelDiT.UseAllGpus", icon: "pi pi-microchip", label: "Use all GPUs", function: () => convert(true) },
+  {
+    id: "ParallelDiT.UseAllGpusVae", icon: "pi pi-microchip", label: "Use all GPUs, VAE too",
+    function: () => convert(true, null, true),
+  },
   { id: "ParallelDiT.UseOneGpu", icon: "pi pi-stop", label: "Use one GPU", function: () => convert(false) },
 ];
 
@@ -104,6 +115,7 @@ app.registerExtension({
     return [...(holds(LOADERS) ? [menuEntry(true, within)] : []), ...(holds(OURS) ? [menuEntry(false, within)] : [])];
   },
   getCanvasMenuItems() {
-    return [null, menuEntry(true), menuEntry(false)];
+    const withVaes = { content: say("useAllVae"), callback: () => convert(true, null, true) };
+    return [null, menuEntry(true), withVaes, menuEntry(false)];
   },
 });

@@ -3,19 +3,22 @@
 const GRAPH_INPUT = -10;
 const GRAPH_OUTPUT = -20;
 
+const PLACES = ["id", "origin_id", "origin_slot", "target_id", "target_slot", "type"];
+
 // A link; a workflow has lists, a subgraph objects.
 export function readLink(link) {
   if (!Array.isArray(link)) return link;
-  const [id, origin_id, origin_slot, target_id, target_slot, type] = link;
-  return { id, origin_id, origin_slot, target_id, target_slot, type };
+  return Object.fromEntries(PLACES.map((name, index) => [name, link[index]]));
 }
 
 export function changeLink(link, changes) {
   if (!Array.isArray(link)) return Object.assign(link, changes);
-  if (changes.origin_slot !== undefined) link[2] = changes.origin_slot;
-  if (changes.target_slot !== undefined) link[4] = changes.target_slot;
+  for (const [name, value] of Object.entries(changes)) link[PLACES.indexOf(name)] = value;
   return link;
 }
+
+// A link as the graph has them.
+export const newLink = (workflow, graph, values) => changeLink(graph === workflow ? [] : {}, values);
 
 // The workflow first, then the subgraphs that it defines.
 export const graphsOf = (workflow) => [workflow, ...(workflow.definitions?.subgraphs ?? [])];

@@ -73,7 +73,7 @@ class PoolClient:
         """Of that plan, in numbers."""
         self._turns = Turns()
         self._models = LoadedModels()
-        self._vaes: dict[str, VaeRequest] = {}  # that were asked for, by name
+        self._vaes: dict[str, VaeRequest] = {}  # that ran, by their names
         self._calls = Calls(self._submit)
         self._patches = PatchCache(self._submit)
         self._keeper = Keeper(spec, rank_module, on_change=self._forget)
@@ -200,9 +200,10 @@ class PoolClient:
             answer_bytes: see Submission.
         """
         check_filled(x)
-        self._vaes[vae.key] = vae
         request = RunVae(vae.key, vae.file, half, vae.ranks, memory, seed, dict(options))
         callbacks = Callbacks(should_cancel=should_cancel)
+
+        self._vaes[vae.key] = vae
 
         def run() -> torch.Tensor:
             self._keeper.start(should_cancel)
@@ -226,6 +227,11 @@ class PoolClient:
     def vae_bytes(self, vae: VaeRequest) -> int:
         """Bytes of the VAE's weights on one rank's device now. Does not wait for a job."""
         return self._models.bytes_of(vae.key) if self._keeper.running is not None else 0
+
+    @property
+    def vaes(self) -> list[VaeRequest]:
+        """Those on the ranks' devices. Does not wait for a job."""
+        return [self._vaes[name] for name in self._models.vaes()] if self._keeper.running is not None else []
 
     def expect_comfyui(self, comfyui: ComfyuiCode) -> None:
         """Have the ranks of a running pool import ComfyUI's code, for its networks and for weight patches, while they
@@ -265,12 +271,6 @@ class PoolClient:
     def models(self) -> list[KnownModel]:
         """What the ranks can be asked for by name. Does not wait for a job."""
         return self._models.all() if self._keeper.running is not None else []
-
-    @property
-    def vaes(self) -> list[tuple[VaeRequest, int]]:
-        """Those on the ranks' devices, with the bytes of each on one of them. Does not wait for a job."""
-        there = self._models.vaes() if self._keeper.running is not None else []
-        return [(self._vaes[name], self._models.bytes_of(name)) for name in there if name in self._vaes]
 
     @property
     def idle_seconds(self) -> float:

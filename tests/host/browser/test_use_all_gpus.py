@@ -136,10 +136,60 @@ def test_a_vae_loaders_menu_puts_parallel_vae_behind_it_and_takes_it_away(canvas
     assert giver_of_the_decode(canvas) == "ParallelVAE"
     assert canvas.run(_VAE_MENU, "Encode and decode on one GPU") == ["VAEDecode", "VAELoader"]
     assert giver_of_the_decode(canvas) == "VAELoader"
-    for _ in range(2):  # the second time finds nothing to do
-        canvas.command("ParallelDiT.VaeOnAllGpus")
-        assert giver_of_the_decode(canvas) == "ParallelVAE"
-    assert canvas.run("() => app.rootGraph.nodes.length") == 3
-    canvas.command("ParallelDiT.VaeOnOneGpu")
-    assert giver_of_the_decode(canvas) == "VAELoader"
-    assert canvas.run("() => app.rootGraph.nodes.length") == 2
+
+
+def with_vaes(subgraph: bool) -> str:
+    """Makes a checkpoint whose VAE is decoded with twice, and a Load VAE without a file; in a subgraph, if wished."""
+    return f"""() => {{
+      app.graph.clear();
+      const types = ["CheckpointLoaderSimple", "VAEDecode", "VAEDecode", "VAELoader", "VAEDecode"];
+      const nodes = types.map((type) => LiteGraph.createNode(type));
+      for (const node of nodes) app.graph.add(node);
+      const [loader, first, second, without, third] = nodes;
+      for (const decode of [first, second]) loader.connect(2, decode, decode.findInputSlot("vae"));
+      without.widgets[0].value = "pixel_space";
+      without.connect(0, third, third.findInputSlot("vae"));
+      const inside = new Set([loader, first]);
+      if ({str(subgraph).lower()}) app.graph.convertToSubgraph(inside);
+    }}"""
+
+
+_CONVERT = """async (wish) => {
+  const { convert } = await import("/extensions/parallel-dit/js/use_all_gpus.js");
+  const confirm = app.extensionManager.dialog.confirm;
+  app.extensionManager.dialog.confirm = async () => true;
+  try { await convert(wish, null, wish); } finally { app.extensionManager.dialog.confirm = confirm; }
+}"""
+
+_VAES = """() => {
+  const graphs = [app.rootGraph, ...app.rootGraph.subgraphs.values()];
+  const origin = (graph, node) => {
+    const link = graph.getLink(node.inputs[node.findInputSlot("vae")].link);
+    const giver = graph.getNodeById(link.origin_id);
+    return giver.isSubgraphNode?.() ? "subgraph" : giver.type;
+  };
+  const named = (graph) => graph.nodes.filter((node) => ["VAEDecode", "ParallelVAE"].includes(node.type))
+    .map((node) => `${node.type} of ${origin(graph, node)}`);
+  return graphs.flatMap(named).sort();
+}"""
+
+
+@pytest.mark.parametrize("subgraph", [False, True])
+def test_vaes_go_to_all_gpus_as_well_once_and_come_back(canvas, subgraph):
+    canvas.run(with_vaes(subgraph))
+    canvas.load(canvas.saved())
+    before = canvas.run(_VAES)
+    canvas.run(_CONVERT, True)
+    after = canvas.run(_VAES)
+    second = "subgraph" if subgraph else "ParallelVAE"
+    decodes = [f"VAEDecode of {giver}" for giver in ("ParallelVAE", second, "VAELoader")]
+    assert after == sorted(["ParallelVAE of CheckpointLoaderSimple", *decodes])
+    canvas.run(_CONVERT, True)
+    assert canvas.run(_VAES) == after
+    canvas.run(_CONVERT, False)
+    assert canvas.run(_VAES) == before
+    steps = canvas.steps()
+    canvas.run(_CONVERT, True)
+    for _ in range(canvas.steps() - steps):  # more than one where nodes of a new graph still settle
+        canvas.undo()
+    assert canvas.run(_VAES) == before

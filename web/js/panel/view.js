@@ -53,7 +53,7 @@ function model(each, pool, act) {
       "button",
       {
         type: "button", title: word(`${action}Tip`), "aria-label": `${word(action)}: ${each.name}`,
-        "data-key": `${action} ${pool.name} ${each.name}`, disabled: action === "park" && (each.state === "parked" || each.network === "VAE"),
+        "data-key": `${action} ${pool.name} ${each.name}`, disabled: action === "park" && each.state === "parked",
         onclick: () => act(action, { pool: pool.name, model: each.name }),
       },
       word(action),
