@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from parallel_runtime.config import ParallelConfig
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 from workers.client.client import Branch, LoopRequest, ModelRequest
 from workers.client.pool_registry import close_pools, get_pool
 
@@ -52,7 +52,7 @@ def main() -> None:
     request = make_request(arguments.size)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        path = write_original(Path(folder) / "tiny-flux.safetensors", tiny_config(num_layers=3, num_single_layers=6))
+        path = write_diffusers_folder(Path(folder) / "tiny-flux", tiny_config(num_layers=3, num_single_layers=6))
         print("Starting a pool of two CPU ranks ...", flush=True)
         get_pool(ParallelConfig(devices="cpu:2")).start()
         for ranks in (1, 2):
