@@ -20,8 +20,7 @@ import comfy.utils
 import torch
 
 from parallel_runtime.errors import RequestError, UnsupportedModelError
-from parallel_runtime.loading.config_limits import check_host_header
-from parallel_runtime.loading.host_file import HostFile, comfyuis_reason, read_outside
+from parallel_runtime.loading.host_file import HostFile, comfyuis_reason
 from parallel_runtime.loading.host_model import build_model as build_host_model
 from parallel_runtime.networks.comfyui.seam import RUN_SIGMAS, reads_sigmas, seam_of, tabulate
 from parallel_runtime.networks.diffusers.headers import original_header
@@ -101,19 +100,16 @@ def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
     if isinstance(opened, HostFile):
         return Blueprint(opened.config, opened.build_model, opened.parameters, opened.stored, opened.size)
     checkpoint = opened
-    header, metadata = checkpoint.header, dict(checkpoint.metadata)
-    if checkpoint.layout == "diffusers":
-        # By our own rules: ComfyUI's converter does not know every family.
-        header, metadata = original_header(checkpoint.spec.keys, header), {}
+    # By our own rules: ComfyUI's converter does not know every family.
+    header = original_header(checkpoint.spec.keys, checkpoint.header)
     state_dict = {
         key: torch.empty(info.shape, dtype=_STORED.get(info.dtype), device="meta") for key, info in header.items()
     }
     counts = Counter(dict.fromkeys(_STORED.values(), 0))
     for tensor in state_dict.values():
         counts[tensor.dtype] += tensor.numel()
-    check_host_header(checkpoint.path, (), metadata)
     with comfyuis_reason(said("ComfyUI cannot tell what {path} is", path=checkpoint.path.name)):
-        config = comfy.model_detection.model_config_from_unet(state_dict, "", metadata=metadata) if state_dict else None
+        config = comfy.model_detection.model_config_from_unet(state_dict, "", metadata={}) if state_dict else None
     if config is None:
         raise UnsupportedModelError(
             said(
@@ -123,11 +119,9 @@ def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
             ),
             "Update ComfyUI, or choose another file.",
         )
-    # What else is in the file may say how the model is sampled (SDXL's v_pred).
-    outside = read_outside(checkpoint.files[0], checkpoint.prefix)
 
     def build() -> Any:
-        return build_host_model(config, checkpoint.path, {**outside, **state_dict}, checkpoint.prefix, set())
+        return build_host_model(config, checkpoint.path, state_dict, "", set())
 
     return Blueprint(config, build, counts.total(), counts.most_common(1)[0][0])
 

@@ -1,4 +1,4 @@
-"""Every family's files as data: configs that a header tells, and relatives that are not taken for one of them."""
+"""Every family's files as data: configs that shapes tell, and what relatives are called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import tiny_flux, tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3
 from tests.tiny_model import to_original
 
 Relative = tuple[str | None, str | None, str]
-"""Keys that it lacks by their beginning, a key that it has besides, and what a refusal names ("": not asked)."""
+"""Keys that it lacks by their beginning, a key that it has besides, and what a refusal names."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,6 @@ FILES = {
             "three heads": _FLUX(num_attention_heads=3, num_layers=3, num_single_layers=1),
             "other texts": _FLUX(joint_attention_dim=96, pooled_projection_dim=48),
         },
-        (
-            ("vector_in.", "distilled_guidance_layer.norms.0.scale", ""),
-            ("vector_in.", "double_stream_modulation_img.lin.weight", ""),
-            ("vector_in.", None, ""),
-            (None, "distilled_guidance_layer.in_proj.weight", ""),
-            (None, "double_stream_modulation_img.lin.weight", ""),
-            ("txt_in.", "txt_in.individual_token_refiner.blocks.0.norm1.weight", ""),
-            (None, "txt_norm.scale", ""),
-            (None, "double_blocks.0.img_mlp.gate_proj.weight", ""),
-            (None, "controlnet_blocks.0.weight", ""),
-            ("final_layer.", None, ""),
-            ("img_in.", None, ""),
-        ),
     ),
     "FLUX.2": FamilyFiles(
         "flux2",
@@ -88,15 +75,6 @@ FILES = {
             "dev": tiny_flux2.tiny_config(),
             "klein": tiny_flux2.tiny_config(guidance_embeds=False, num_layers=2, num_single_layers=1),
         },
-        (
-            (None, "distilled_guidance_layer.in_proj.weight", ""),
-            (None, "vector_in.in_layer.weight", ""),
-            (None, "controlnet_x_embedder.weight", ""),
-            (None, "txt_norm.scale", ""),
-            ("double_stream_modulation_img.", None, ""),
-            ("final_layer.", None, ""),
-            ("img_in.", None, ""),
-        ),
     ),
     "SD3": FamilyFiles(
         "sd3",
@@ -105,16 +83,6 @@ FILES = {
             "sd3.5 large": tiny_sd3.tiny_config(dual_attention_layers=()),
             "sd3.5 medium": tiny_sd3.tiny_config(layers=3),
         },
-        (
-            (None, "controlnet_blocks.0.weight", ""),
-            (None, "pos_embed_input.proj.weight", ""),
-            (None, "context_processor.layers.0.attn.qkv.weight", ""),
-            (None, "register", ""),
-            ("final_layer.", None, ""),
-            ("pos_embed", None, ""),
-            ("y_embedder.", None, ""),
-            ("joint_blocks.0.context_block.", None, ""),
-        ),
     ),
     "SDXL": FamilyFiles("sdxl", {**tiny_sdxl.KINDS, "as ComfyUI recognises it": tiny_sdxl.recognised_config()}),
     "PixArt": FamilyFiles(
@@ -175,9 +143,6 @@ FILES = {
             (None, "ref_conv.weight", "reference"),
             (None, "blocks.0.audio_cross_attn.q_linear.weight", "additions"),
             (None, "blocks.1.cross_attn.processor.k_proj.weight", "additions"),
-            ("head.head.weight", None, ""),
-            ("patch_embedding.weight", None, ""),
-            ("blocks.0.modulation", None, ""),
         ),
     ),
 }

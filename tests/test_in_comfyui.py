@@ -40,7 +40,6 @@ from benchmarks.in_comfyui.random_q4_k import BLOCK, BLOCK_BYTES, q4_k
 from benchmarks.in_comfyui.report import tables
 from benchmarks.in_comfyui.runs import Run
 from benchmarks.in_comfyui.sets import SETS, plan
-from parallel_runtime.loading.checkpoint import open_checkpoint
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.host.find_host import PACK_ROOT, find_host
 from tests.ranks import run_ranks
@@ -50,12 +49,10 @@ CONFIG_INFO = {"input": {"required": {"devices": ["STRING", {"default": "auto"}]
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_written_file_is_recognised_as_its_family_and_holds_no_zeros(tmp_path, name):
+def test_a_written_file_holds_no_zeros(tmp_path, name):
     family = tiny()[name]
     path = tmp_path / "model.safetensors"
     write_file(path, family, 3, "cpu")
-    checkpoint = open_checkpoint(path)
-    assert checkpoint.spec is family.spec
     with safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
     for key, tensor in tensors.items():

@@ -68,13 +68,6 @@ def write_original(
     return path
 
 
-def write_diffusers_file(
-    path: Path, config: Mapping[str, Any] | None = None, dtype: torch.dtype = torch.float32, seed: int = 0
-) -> Path:
-    """Write a single file with diffusers' names, without a config.json."""
-    return tiny_model.write_diffusers_file(FLUX, path, config or tiny_config(), dtype, seed)
-
-
 def write_diffusers_folder(
     path: Path,
     config: Mapping[str, Any] | None = None,
@@ -86,3 +79,8 @@ def write_diffusers_folder(
     """Write a diffusers transformer folder; `pipeline` puts it into a FluxPipeline folder. Returns `path`."""
     named = "FluxPipeline" if pipeline else ""
     return tiny_model.write_diffusers_folder(FLUX, path, config or tiny_config(), shards, dtype, seed, named)
+
+
+def weights_file(folder: Path) -> Path:
+    """The one safetensors file of a folder that `write_diffusers_folder` made."""
+    return folder / "diffusion_pytorch_model.safetensors"

@@ -94,7 +94,7 @@ def write_diffusers_folder(
         `path`.
     """
     folder = path / "transformer" if pipeline else path
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     if pipeline:
         index = {"_class_name": pipeline, "transformer": ["diffusers", spec.transformer_class]}
         (path / "model_index.json").write_text(json.dumps(index))

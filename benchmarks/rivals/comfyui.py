@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.diffusers.spec import TensorInfo
 
 from .measure import Engine, RivalError, main
 from .task import Task, Velocity, euler
@@ -66,11 +65,13 @@ def _network(task: Task) -> Any:
 
 
 def _fill(network: Any, task: Task) -> None:
-    """Write every weight to where our rules for files of these names say that it is."""
+    """Write every weight to where our rules for these names say that it is."""
+    from diffusers import FluxTransformer2DModel
+
     own, missing = network.state_dict(), set(network.state_dict())
-    names = {name: name.replace("_norm.weight", "_norm.scale") for name in own}
-    header = {names[name]: TensorInfo(tuple(tensor.shape), "F32") for name, tensor in own.items()}
-    shapes = {name: info.shape for name, info in FLUX.keys.to_diffusers(header).items()}
+    with torch.device("meta"):
+        theirs: Any = FluxTransformer2DModel(**task.config)
+    shapes = {name: tensor.shape for name, tensor in theirs.state_dict().items()}
     for rule in FLUX.keys.weight_rules(shapes):
         name = rule.source if rule.source in own else rule.source.replace("_norm.scale", "_norm.weight")
         part = own[name] if rule.rows is None else own[name].narrow(0, *rule.rows)

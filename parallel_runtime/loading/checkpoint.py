@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..networks.diffusers.registry import MODELS, supported
@@ -19,9 +19,6 @@ from .config_limits import check_config
 from .files import Identity, expand, find_files, identity, read_json
 from .header import read_header
 
-PREFIXES = ("model.diffusion_model.", "diffusion_model.")
-"""What the original-layout keys of a full checkpoint, or of a model that ComfyUI saved, start with."""
-Layout = Literal["original", "diffusers"]
 _PLAIN_DTYPES = {"F32", "F16", "BF16", "F64"}
 _QUANTISED_ENDINGS = (".comfy_quant", ".weight_scale", ".scale_weight", ".weight_scale_2", ".absmax", ".quant_map")
 _DTYPE_NAMES = {"F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8", "U8": "packed 4 or 8 bit"}
@@ -36,111 +33,79 @@ class TensorPlace:
     start: int
 
 
-_Tensors = dict[str, tuple[TensorPlace, TensorInfo]]
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A model that can be loaded.
 
     Args:
         path: as asked for.
-        layout: "original" (the authors' names) or "diffusers".
         spec: its family.
         config: complete arguments of the diffusers class.
-        header: tensor name -> shape and dtype; the prefix is off, and endings are as `spec` spells them.
-        places: tensor name -> file and key, for the names of `header`.
-        prefix: what the keys in the file start with.
+        header: tensor name -> shape and dtype.
+        places: tensor name -> where it lies, for the names of `header`.
         files: the safetensors files.
         metadata: free-form text of the first file's header.
         identity: see `files.identity`, taken before the headers were read.
     """
 
     path: Path
-    layout: Layout
     spec: ModelSpec
     config: Mapping[str, Any]
     header: Mapping[str, TensorInfo]
     places: Mapping[str, TensorPlace]
-    prefix: str
     files: tuple[Path, ...]
     metadata: Mapping[str, str]
     identity: Identity
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Find out what `path` is: a .safetensors file, a diffusers pipeline folder or its transformer folder.
+    """Find out what `path` is: a diffusers pipeline folder or its transformer folder.
 
     Raises:
         CheckpointError: missing or damaged files.
-        UnsupportedModelError: another format, another model (named), or quantised weights.
+        UnsupportedModelError: a single file, another format, another model (named), or quantised weights.
     """
     path = expand(path)
     found = find_files(path)
+    if found.config is None:
+        raise UnsupportedModelError(
+            said("{path} is a single file, which ComfyUI's own class runs, and there is no ComfyUI here.", path=path),
+            "Give ComfyUI's folder, or the folder that diffusers saved.",
+        )
     stamp = identity(path)  # before reading: a file replaced from here on will not look like this one
     contents = [(file, read_header(file)) for file in found.weights]
-    raw = {
+    tensors = {
         key: (TensorPlace(file, key, content.starts[key]), info)
         for file, content in contents
         for key, info in content.tensors.items()
     }
-    prefix = "" if found.config else _find_prefix(raw)
-    tensors = {key[len(prefix) :]: entry for key, entry in raw.items() if key.startswith(prefix)}
     metadata = contents[0][1].metadata
-    if found.config:
-        layout, spec, config, tensors = _match_folder(path, found.config, tensors)
-    else:
-        layout, spec, config, tensors = _match_file(path, tensors)
     header = {key: info for key, (_, info) in tensors.items()}
+    spec, config = _match_folder(path, found.config, header)
     _refuse_quantised(path, header, metadata)
     places = {key: place for key, (place, _) in tensors.items()}
-    return Checkpoint(path, layout, spec, config, header, places, prefix, found.weights, metadata, stamp)
+    return Checkpoint(path, spec, config, header, places, found.weights, metadata, stamp)
 
 
-def _find_prefix(keys: Iterable[str]) -> str:
-    keys = list(keys)
-    return next((prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in keys)), "")
-
-
-def _match_file(path: Path, tensors: _Tensors) -> tuple[Layout, ModelSpec, dict[str, Any], _Tensors]:
-    """Find the family of a single file by the shapes of its tensors."""
-    for spec in MODELS:
-        renamed = {_rename(key, spec.key_suffixes): entry for key, entry in tensors.items()}
-        config = spec.detect({key: info for key, (_, info) in renamed.items()})
-        if config is not None:
-            return "original", spec, config, renamed
-        config = spec.recognise({key: info for key, (_, info) in tensors.items()}, {})
-        if config is not None:
-            return "diffusers", spec, config, tensors
-    raise unsupported(path, name_contents(tensors))
-
-
-def _rename(key: str, suffixes: Mapping[str, str]) -> str:
-    return next((key.removesuffix(old) + new for old, new in suffixes.items() if key.endswith(old)), key)
-
-
-def _match_folder(
-    path: Path, config_file: Path, tensors: _Tensors
-) -> tuple[Layout, ModelSpec, dict[str, Any], _Tensors]:
+def _match_folder(path: Path, config_file: Path, header: Mapping[str, TensorInfo]) -> tuple[ModelSpec, dict[str, Any]]:
     """Take the family from config.json; what it leaves out (older ones do) comes from the tensors' shapes."""
     written = read_json(config_file)
     name = written.get("_class_name")
     if name is None:
-        raise unsupported(path, f"{name_contents(tensors)} (its config.json names no diffusers class)")
+        raise unsupported(path, f"{name_contents(header)} (its config.json names no diffusers class)")
     spec = next((spec for spec in MODELS if name in (spec.transformer_class, *spec.former_classes)), None)
     if spec is None:
         raise unsupported(path, f"a diffusers folder of {name}")
     if written.get("quantization_config"):
         raise _quantised(path, f"has a quantization_config in {config_file.name}")
     given = {key: value for key, value in written.items() if not key.startswith("_") and value is not None}
-    header = {key: info for key, (_, info) in tensors.items()}
     check_config(config_file, given, len(header))
     config = spec.recognise(header, given)
     if config is None and (spec.shares_class or name != spec.transformer_class):
-        what = name_contents(tensors) if spec.shares_class else f"a diffusers folder of {name}"
+        what = name_contents(header) if spec.shares_class else f"a diffusers folder of {name}"
         raise unsupported(path, what)
     # Where the shapes fit no config, the written one alone names the tensors that are missing.
-    return "diffusers", spec, config or given, tensors
+    return spec, config or given
 
 
 def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:

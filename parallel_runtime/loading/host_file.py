@@ -211,16 +211,6 @@ def dtype_of(name: str) -> torch.dtype | None:
     return found
 
 
-def read_outside(path: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """What a checkpoint has beside the network, whose names start with `prefix`; see HostFile.
-
-    Raises:
-        CheckpointError: damaged, or with numbers that torch lacks.
-    """
-    tensors = read_header(path).tensors if prefix else {}
-    return _read_small(path, {name: info for name, info in tensors.items() if not name.startswith(prefix)})
-
-
 def _old_quants(state_dict: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> Any:
     """Older names of quantised layers in today's, where this ComfyUI has today's."""
     import comfy.utils

@@ -51,14 +51,8 @@ def apply_rule(rule: WeightRule, tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat(tensor.chunk(2)[::-1]) if rule.swap_halves else tensor
 
 
-def original_rules(checkpoint: Checkpoint, rules: Iterable[WeightRule]) -> list[WeightRule]:
-    """The rules from ComfyUI's names to parameters, whichever names the file has.
-
-    Args:
-        rules: of the file.
-    """
-    if checkpoint.layout != "diffusers":
-        return list(rules)
+def original_rules(checkpoint: Checkpoint) -> list[WeightRule]:
+    """The rules from ComfyUI's names to parameters."""
     return list(checkpoint.spec.keys.weight_rules({name: info.shape for name, info in checkpoint.header.items()}))
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +19,8 @@ from pathlib import Path
 import torch
 
 from ..errors import CheckpointError
-from ..networks.diffusers.spec import TensorInfo, WeightRule
 from ..pinned_memory import register, unregister
 from ..said import said
-from .checkpoint import TensorPlace
 
 THREADS = 8
 BUFFER = 16 << 20
@@ -55,34 +52,6 @@ class Piece:
     def size(self) -> int:
         """Bytes in the file."""
         return self.target.numel() * self.stored.itemsize
-
-
-def cut(
-    rules: Iterable[WeightRule],
-    places: Mapping[str, TensorPlace],
-    header: Mapping[str, TensorInfo],
-    targets: Mapping[str, torch.Tensor],
-) -> list[Piece]:
-    """The pieces that fill `targets` by the rules, in the order in which they lie in their files.
-
-    Args:
-        targets: name -> contiguous tensor; rules for others are left out.
-    """
-    pieces: list[Piece] = []
-    for rule in rules:
-        if rule.target not in targets:
-            continue
-        place, info = places[rule.source], header[rule.source]
-        stored, flat = STORED[info.dtype], targets[rule.target].view(-1)
-        row = math.prod(info.shape[1:])
-        skipped, rows = rule.rows or (0, flat.numel() // max(row, 1))
-        begin = place.start + skipped * row * stored.itemsize
-        # The file's first half goes to the end; torch.chunk rounds up, so that it is the longer one.
-        first = -(-rows // 2) * row if rule.swap_halves else flat.numel()
-        rest = flat.numel() - first
-        pieces += split(place.file, begin, stored, flat[rest:])
-        pieces += split(place.file, begin + first * stored.itemsize, stored, flat[:rest])
-    return sorted(pieces, key=lambda piece: (piece.file, piece.start))
 
 
 def split(file: Path, start: int, stored: torch.dtype, target: torch.Tensor) -> Iterator[Piece]:

@@ -1,11 +1,10 @@
-"""Builds the diffusers transformer of a checkpoint, and knows what of the file makes each of its parameters."""
+"""Builds the diffusers transformer of a checkpoint, and knows where in the folder each of its parameters lies."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -13,7 +12,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..errors import CheckpointError, NotLoadedError, UnsupportedModelError
 from ..networks.diffusers.lean_imports import import_diffusers
-from ..networks.diffusers.spec import WeightRule
 from ..networks.stages import all_blocks, let_go
 from ..networks.tables.diffusers import cut_of
 from ..patching.patchable import Names
@@ -21,33 +19,29 @@ from ..said import said
 from .checkpoint import Checkpoint
 from .files import identity
 from .original_names import OriginalWeights, original_rules
-from .reading import OnBytes, Piece, cut
+from .reading import STORED, OnBytes, Piece, split
 from .weight_parts import put, weights_of
 
 _log = logging.getLogger(__name__)
 
 
 class OpenCheckpoint:
-    """See `OpenFile`.
+    """See `OpenFile`."""
 
-    Args:
-        rules: what makes its parameters; of blocks that other stages have, they make nothing.
-    """
-
-    def __init__(self, network: nn.Module, checkpoint: Checkpoint, rules: Sequence[WeightRule]):
+    def __init__(self, network: nn.Module, checkpoint: Checkpoint):
         self.network = network
         self._checkpoint = checkpoint
-        self._rules = {rule.target: rule for rule in rules}
         self._buffers = dict(network.named_buffers())
         here = {name for name, _ in weights_of(network)}
-        self.names: Names = OriginalWeights(each for each in original_rules(checkpoint, rules) if each.target in here)
+        self.names: Names = OriginalWeights(each for each in original_rules(checkpoint) if each.target in here)
 
     def pieces(self, name: str, part: int, target: torch.Tensor) -> list[Piece] | None:
         """See `OpenFile`."""
-        rule = self._rules.get(name)
-        if rule is None:
+        place = self._checkpoint.places.get(name)
+        if place is None:
             return None
-        return cut([rule], self._checkpoint.places, self._checkpoint.header, {name: target})
+        stored = STORED[self._checkpoint.header[name].dtype]
+        return list(split(place.file, place.start, stored, target.view(-1)))
 
     def numbers(self, name: str, part: int) -> torch.Tensor:
         """See `OpenFile`: a buffer that its constructor computes."""
@@ -75,7 +69,7 @@ class CheckpointReader:
                 said("{path} was replaced since it was loaded.", path=checkpoint.path), "Queue the prompt again."
             )
         network = build_transformer(checkpoint)
-        rules = check_weights(network, checkpoint)
+        check_weights(network, checkpoint)
         if self._owned is not None:
             found = all_blocks(network, cut_of(checkpoint.spec.transformer_class))
             let_go([*found[: self._owned[0]], *found[self._owned[1] :]])
@@ -83,7 +77,7 @@ class CheckpointReader:
             shape = torch.empty(weight.shape, dtype=self._dtype, device="meta")
             put(network, name, nn.Parameter(shape) if isinstance(weight, nn.Parameter) else shape)
         network.requires_grad_(False).eval()
-        return OpenCheckpoint(network, checkpoint, rules)
+        return OpenCheckpoint(network, checkpoint)
 
     def blocks(self, network: nn.Module) -> Sequence[str]:
         """See `Reader`."""
@@ -91,13 +85,18 @@ class CheckpointReader:
         return [f"{path}.{name}" for path in paths for name, _ in network.get_submodule(path).named_children()]
 
 
-def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> list[WeightRule]:
-    """Return what makes each parameter out of the file's tensors. Reads headers only.
+def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Compare the parameters with the file's tensors. Reads headers only.
 
     Raises:
         CheckpointError: tensors are missing or have another shape than the config says.
     """
-    return _rules(checkpoint, {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()})
+    wanted = {name: tuple(tensor.shape) for name, tensor in transformer.state_dict().items()}
+    _refuse_missing(checkpoint, wanted)
+    _refuse_misfits(checkpoint, wanted)
+    extra = sorted(set(checkpoint.header) - set(wanted))
+    if extra:
+        _log.warning("%s: ignored %d tensors without a place, such as %s", checkpoint.path, len(extra), extra[0])
 
 
 def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
@@ -141,45 +140,15 @@ def _meta_parameters() -> Iterator[None]:
         hook.remove()
 
 
-def _rules(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> list[WeightRule]:
-    """One rule per parameter, checked against the header.
-
-    Raises:
-        CheckpointError: a tensor is missing or has another shape.
-    """
-    if checkpoint.layout == "diffusers":
-        rules = [WeightRule(name, name) for name in wanted]
-    else:
-        rules = list(checkpoint.spec.keys.weight_rules(wanted))
-        unserved = set(wanted).symmetric_difference(rule.target for rule in rules)
-        if unserved:
-            raise UnsupportedModelError(
-                said(
-                    "{title} of diffusers {version} has parameters that this version of Parallel DiT does not know, "
-                    "such as {unserved}.",
-                    title=checkpoint.spec.title,
-                    version=version("diffusers"),
-                    unserved=min(unserved),
-                ),
-                "Update Parallel DiT.",
-            )
-    _refuse_missing(checkpoint, {rule.source for rule in rules})
-    _refuse_misfits(checkpoint, rules, wanted)
-    extra = sorted(set(checkpoint.header) - {rule.source for rule in rules})
-    if extra:
-        _log.warning("%s: ignored %d tensors without a place, such as %s", checkpoint.path, len(extra), extra[0])
-    return rules
-
-
-def _refuse_missing(checkpoint: Checkpoint, sources: set[str]) -> None:
-    missing = sorted(sources.difference(checkpoint.header))
+def _refuse_missing(checkpoint: Checkpoint, names: Collection[str]) -> None:
+    missing = sorted(set(names).difference(checkpoint.header))
     if missing:
         raise CheckpointError(
             said(
                 "{path} lacks {missing} of {sources} tensors of {title}, first {missing2}.",
                 path=checkpoint.path,
                 missing=len(missing),
-                sources=len(sources),
+                sources=len(names),
                 title=checkpoint.spec.title,
                 missing2=missing[0],
             ),
@@ -187,14 +156,8 @@ def _refuse_missing(checkpoint: Checkpoint, sources: set[str]) -> None:
         )
 
 
-def _refuse_misfits(checkpoint: Checkpoint, rules: list[WeightRule], wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare each source with what its targets need together: all its rows, no more."""
-    needed: dict[str, tuple[int, ...]] = {}
-    for rule in rules:
-        shape = wanted[rule.target]
-        rows = needed.get(rule.source, (0,))[0]
-        needed[rule.source] = (rows + shape[0], *shape[1:]) if rule.rows else shape
-    misfits = [source for source, shape in needed.items() if checkpoint.header[source].shape != shape]
+def _refuse_misfits(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> None:
+    misfits = [name for name, shape in wanted.items() if checkpoint.header[name].shape != shape]
     if misfits:
         first = misfits[0]
         raise CheckpointError(
@@ -206,7 +169,7 @@ def _refuse_misfits(checkpoint: Checkpoint, rules: list[WeightRule], wanted: Map
                 first=first,
                 shape=checkpoint.header[first].shape,
                 title=checkpoint.spec.title,
-                needed=needed[first],
+                needed=wanted[first],
             ),
             "Download the file again, or choose another one.",
         )

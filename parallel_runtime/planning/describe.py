@@ -16,11 +16,7 @@ from ..requests.facts import ModelFacts, RequestFacts
 
 def parameter_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter by its diffusers name."""
-    if checkpoint.layout == "diffusers":
-        return {name: info.shape for name, info in checkpoint.header.items()}
-    keys = checkpoint.spec.keys
-    shapes = {name: info.shape for name, info in keys.to_diffusers(checkpoint.header).items()}
-    return {rule.target: shapes[rule.target] for rule in keys.weight_rules(shapes)}
+    return {name: info.shape for name, info in checkpoint.header.items()}
 
 
 def describe_model(

@@ -74,8 +74,6 @@ ALONE = frozenset(
         "{path} holds {values} values, which is no model's config.",
         "{path} says {name} {value}, and at most {most} can be.",
         "{text} is not an address with a port.",
-        "{title} of diffusers {version} has parameters that this version of Parallel DiT does not know, such "
-        "as {unserved}.",
         "{variable} holds {unknown}, which cannot be switched off.",
     }
 )

@@ -13,7 +13,7 @@ from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.networks.diffusers.sd3 import SD3
 from parallel_runtime.patching.patch_data import UNPATCHED
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
-from tests.tiny_model import write_original
+from tests.tiny_model import write_diffusers_folder
 from tests.tiny_sd3 import tiny_config
 
 pytestmark = [pytest.mark.host, pytest.mark.skipif(find_comfyui() is None, reason=HOW)]
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.host, pytest.mark.skipif(find_comfyui() is None, reaso
 
 def test_a_model_goes_with_the_last_reference_to_it(tmp_path):
     (remote_model,) = import_with_comfyui("nodes.remote_model")
-    path = write_original(SD3, tmp_path / "model.safetensors", tiny_config())
+    path = write_diffusers_folder(SD3, tmp_path / "model", tiny_config())
     blueprint = remote_model.draw_blueprint(open_checkpoint(path))
     remote = SimpleNamespace(patches=UNPATCHED, model=None)
     patcher = remote_model.build_model(blueprint, remote_model.choose_types(blueprint, "bf16"), remote)

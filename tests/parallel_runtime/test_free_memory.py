@@ -19,7 +19,7 @@ from parallel_runtime.requests.facts import GIB, PCIE, known_gpu
 from parallel_runtime.requests.requests import Load, Survey, Surveyed
 from tests.parallel_runtime.test_weight_store import CONFIG, Rank
 from tests.threaded_ranks import CPU, ThreadedPool
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, weights_file, write_diffusers_folder
 from workers.client.loading import surveyed
 
 MIB = 1 << 20
@@ -51,8 +51,8 @@ def request(path: Path, ranks: int, whole: int) -> Load:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_with_unlike_free_memory_load_alike_by_the_least_of_those_that_are_used(ranks, pool, tmp_path):
-    path = write_original(tmp_path / "m.safetensors", tiny_config(num_layers=2, num_single_layers=3), seed=1)
-    whole = path.stat().st_size
+    path = write_diffusers_folder(tmp_path / "m", tiny_config(num_layers=2, num_single_layers=3), seed=1)
+    whole = weights_file(path).stat().st_size
     has = [50 * whole, whole * 3 // 4, whole // 10]
     for engine, free in zip(pool.engines, has, strict=True):
         engine.residency.store.could_have = lambda free=free: free  # type: ignore[method-assign]
@@ -83,7 +83,7 @@ def test_ranks_with_unlike_free_memory_load_alike_by_the_least_of_those_that_are
 
 
 def test_what_the_pool_itself_would_let_go_counts_as_free(tmp_path, monkeypatch):
-    path = write_original(tmp_path / "m.safetensors", CONFIG, seed=1)
+    path = write_diffusers_folder(tmp_path / "m", CONFIG, seed=1)
     rank = Rank()
     store = rank.engine.residency.store
     rank.load(path)
@@ -99,7 +99,7 @@ def test_what_the_pool_itself_would_let_go_counts_as_free(tmp_path, monkeypatch)
 
 
 def test_room_is_asked_for_what_the_plan_has_on_a_gpu_not_for_the_whole_model(tmp_path):
-    path = write_original(tmp_path / "m.safetensors", tiny_config(num_layers=2, num_single_layers=12), seed=1)
+    path = write_diffusers_folder(tmp_path / "m", tiny_config(num_layers=2, num_single_layers=12), seed=1)
     rank, rooms = Rank(), []
     for weights in ("whole", "host"):
         config = ParallelConfig(devices="cpu:1", weights=weights).to_mapping()

@@ -13,7 +13,7 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, tensor_name
 from tests.parallel_runtime.gpu_streamed_run import count_recordings
 from tests.parallel_runtime.staged_run import Quiet
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, weights_file, write_diffusers_folder
 
 pytestmark = pytest.mark.gpu
 
@@ -55,7 +55,7 @@ class GpuRank:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> list[Path]:
     folder = tmp_path_factory.mktemp("models")
-    return [write_original(folder / f"{seed}.safetensors", LARGER, seed=seed, dtype=torch.bfloat16) for seed in (1, 2)]
+    return [write_diffusers_folder(folder / f"{seed}", LARGER, seed=seed, dtype=torch.bfloat16) for seed in (1, 2)]
 
 
 def test_gpu_memory_goes_back_to_the_system_when_a_model_is_unloaded(files):
@@ -78,7 +78,7 @@ def test_gpu_memory_goes_back_to_the_system_when_a_model_is_unloaded(files):
 def test_a_gpu_that_has_room_for_a_model_once_takes_it(files):
     rank = GpuRank()
     torch.cuda.empty_cache()
-    size = files[0].stat().st_size
+    size = weights_file(files[0]).stat().st_size
     rest = rank.free() - (512 << 20) - size * 3 // 2  # with the reserve of a load
     ballast = torch.empty(rest, dtype=torch.uint8, device=rank.device)
     rank.load(files[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ranks import run_ranks
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 
 CONFIG = tiny_config(num_layers=2, num_single_layers=3, num_attention_heads=2)
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", marks=pytest.mark.gpu)]
@@ -13,7 +13,7 @@ DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda:0", m
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_ranks_of_one_gpu_get_blocks_from_each_other_and_from_the_host(device, tmp_path):
-    path = write_original(tmp_path / "model.safetensors", CONFIG, seed=1)
+    path = write_diffusers_folder(tmp_path / "model", CONFIG, seed=1)
     arguments = {"path": str(path), "folder": str(tmp_path), "device": device}
     target = "tests.parallel_runtime.gpu_streamed_run:compare"
     for found in run_ranks(2, target, arguments, timeout=300, forked=device == "cpu"):

@@ -12,7 +12,7 @@ from parallel_runtime.networks.diffusers.hunyuan_dit import HUNYUAN_DIT, rotary_
 from tests.parallel_runtime.model_forward import CPU
 from tests.tiny_hunyuan_dit import make_call, tiny_config
 from tests.tiny_model import (
-    write_original,
+    write_diffusers_folder,
 )
 
 
@@ -45,7 +45,7 @@ def test_rotary_embedding_agrees_with_that_of_diffusers(size, region):
 
 def test_the_timestep_stays_exact_in_bfloat16(tmp_path):
     """A timestep that bfloat16 would round by 2 moves the embedding as it does in float32."""
-    checkpoint = open_checkpoint(write_original(HUNYUAN_DIT, tmp_path / "m.safetensors", tiny_config()))
+    checkpoint = open_checkpoint(write_diffusers_folder(HUNYUAN_DIT, tmp_path / "m", tiny_config()))
     outputs = {}
     for dtype in (torch.float32, torch.bfloat16):
         transformer = load_transformer(checkpoint, dtype, CPU)

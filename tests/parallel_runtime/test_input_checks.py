@@ -19,7 +19,7 @@ from parallel_runtime.networks.diffusers.spec import ModelSpec
 from parallel_runtime.networks.diffusers.wan import WAN
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Load, Request, Sample, concat_name, tensor_name
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.tiny_wan import image_config
 from tests.tiny_wan import tiny_config as wan_config
 
@@ -66,7 +66,7 @@ def sample_tensors() -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory) -> Engine:
     """One rank with a FLUX that takes fixed channels."""
-    path = write_original(tmp_path_factory.mktemp("models") / "canny.safetensors", tiny_config(in_channels=128))
+    path = write_diffusers_folder(tmp_path_factory.mktemp("models") / "canny", tiny_config(in_channels=128))
     engine = Engine(torch.device("cpu"), 0, 1)
     work(engine, Load("tiny", str(path), "float32", ParallelConfig(devices="cpu:1").to_mapping(), ranks=1), {})
     return engine

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from parallel_runtime.networks.diffusers.registry import MODELS
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 
 CODE = """
 import json, sys
@@ -64,7 +64,7 @@ print([kind.__name__ for kind in blocks if trace_rules.is_callable_allowed(kind)
 
 
 def test_a_plain_forward_needs_no_compiler_which_learns_later_what_diffusers_says_of_its_classes(tmp_path):
-    path = write_original(tmp_path / "tiny.safetensors", tiny_config(num_layers=1, num_single_layers=1))
+    path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=1, num_single_layers=1))
     run = subprocess.run([sys.executable, "-c", PLAIN_FORWARD, str(path)], capture_output=True, text=True)
     assert run.stdout == "['FluxTransformerBlock']\n", run.stderr
 

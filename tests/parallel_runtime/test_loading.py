@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from benchmarks.load_transformer import load_transformer
 from parallel_runtime.errors import UnsupportedModelError
@@ -22,9 +22,8 @@ from parallel_runtime.networks.diffusers.registry import find_by_name
 from tests.tiny_flux import (
     make_state_dict,
     tiny_config,
-    write_diffusers_file,
+    weights_file,
     write_diffusers_folder,
-    write_original,
 )
 
 CPU = torch.device("cpu")
@@ -32,14 +31,6 @@ CONFIG = tiny_config(num_attention_heads=2, num_layers=1, num_single_layers=1)
 ROOT = Path(__file__).resolve().parents[2]
 
 LAYOUTS = {
-    "original": lambda path: write_original(path / "m.safetensors", CONFIG),
-    "diffusion_model.": lambda path: write_original(path / "m.safetensors", CONFIG, prefix="diffusion_model."),
-    "model.diffusion_model.": lambda path: write_original(
-        path / "m.safetensors", CONFIG, prefix="model.diffusion_model.", norm_key="weight"
-    ),
-    "renamed norms": lambda path: write_original(path / "m.safetensors", CONFIG, norm_key="weight"),
-    "full checkpoint": lambda path: _full_checkpoint(path / "m.safetensors"),
-    "diffusers file": lambda path: write_diffusers_file(path / "m.safetensors", CONFIG),
     "transformer folder": lambda path: write_diffusers_folder(path / "m", CONFIG),
     "pipeline folder": lambda path: write_diffusers_folder(path / "m", CONFIG, pipeline=True),
     "sharded folder": lambda path: write_diffusers_folder(path / "m", CONFIG, shards=3),
@@ -47,17 +38,6 @@ LAYOUTS = {
     "old config": lambda path: _with_config(write_diffusers_folder(path / "m", CONFIG), out_channels=None),
     "a variant beside": lambda path: _with_variant(write_diffusers_folder(path / "m", CONFIG)),
 }
-
-
-def _full_checkpoint(path: Path) -> Path:
-    write_original(path, CONFIG, prefix="model.diffusion_model.")
-    others = {
-        "first_stage_model.decoder.conv_in.weight": torch.ones(2, 2),
-        "text_encoders.clip_l.transformer.text_model.encoder.layers.0.mlp.fc1.weight": torch.ones(2).to(torch.int8),
-        "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q.weight": torch.ones(2, 2),
-    }
-    save_file({**load_file(path), **others}, path)
-    return path
 
 
 def _without_index(folder: Path) -> Path:
@@ -91,7 +71,7 @@ def test_every_layout_gives_the_same_weights(layout, tmp_path):
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float16, torch.float32])
 def test_weights_are_cast_to_the_wanted_dtype(stored, wanted, tmp_path):
-    path = write_original(tmp_path / "m.safetensors", CONFIG, dtype=stored)
+    path = write_diffusers_folder(tmp_path / "m", CONFIG, dtype=stored)
     loaded = load_transformer(open_checkpoint(path), wanted, CPU).state_dict()
     expected = make_state_dict(CONFIG, stored)
     assert all(loaded[name].dtype == wanted and torch.equal(loaded[name], expected[name].to(wanted)) for name in loaded)
@@ -100,7 +80,7 @@ def test_weights_are_cast_to_the_wanted_dtype(stored, wanted, tmp_path):
 def test_the_loaded_model_is_the_class_of_diffusers_with_that_state_dict(tmp_path):
     from diffusers import FluxTransformer2DModel
 
-    checkpoint = open_checkpoint(write_original(tmp_path / "m.safetensors", CONFIG))
+    checkpoint = open_checkpoint(write_diffusers_folder(tmp_path / "m", CONFIG))
     loaded = load_transformer(checkpoint, torch.float32, CPU)
     assert not loaded.training
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
@@ -145,26 +125,29 @@ def test_loading_stops_where_the_caller_cancels(tmp_path):
     def cancel():
         raise Cancelled
 
-    checkpoint = open_checkpoint(write_original(tmp_path / "m.safetensors", CONFIG))
+    checkpoint = open_checkpoint(write_diffusers_folder(tmp_path / "m", CONFIG))
     with pytest.raises(Cancelled):
         load_transformer(checkpoint, torch.float32, CPU, cancel)
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_identity_changes_when_a_file_is_replaced(kind, tmp_path):
-    if kind == "file":
-        path = changed = write_original(tmp_path / "m.safetensors", CONFIG)
-    else:
-        path = write_diffusers_folder(tmp_path / "m", CONFIG, shards=2)
-        changed = path / "config.json"
+@pytest.mark.parametrize("changed", ["config.json", "diffusion_pytorch_model-00001-of-00002.safetensors"])
+def test_identity_changes_when_a_file_is_replaced(changed, tmp_path):
+    path = write_diffusers_folder(tmp_path / "m", CONFIG, shards=2)
     before = identity(path)
     assert open_checkpoint(path).identity == before == identity(path)
-    os.utime(changed, ns=(1, 1))
+    os.utime(path / changed, ns=(1, 1))
     assert identity(path) != before
 
 
+def test_a_single_file_is_refused_with_what_to_give_instead(tmp_path):
+    path = weights_file(write_diffusers_folder(tmp_path / "m", CONFIG))
+    with pytest.raises(UnsupportedModelError, match="is a single file") as error:
+        open_checkpoint(path)
+    assert error.value.fix == "Give ComfyUI's folder, or the folder that diffusers saved."
+
+
 def test_opening_needs_neither_diffusers_nor_a_network(tmp_path):
-    path = write_original(tmp_path / "m.safetensors", CONFIG)
+    path = write_diffusers_folder(tmp_path / "m", CONFIG)
     script = (
         "import sys; from parallel_runtime.loading.checkpoint import open_checkpoint;"
         "print(open_checkpoint(sys.argv[1]).spec.name, 'diffusers' in sys.modules)"

@@ -9,7 +9,7 @@ from parallel_runtime.planning.cost_constants import CONTEXT_BYTES
 from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.requests.requests import Finished, Forward
 from tests.parallel_runtime.streamed_run import PoolRank, flux_tensors
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 from workers.supervisor.job import ActiveJob
 from workers.wire.frames import Frame, decode_header
 from workers.wire.protocol import Done, Ready
@@ -19,7 +19,7 @@ PLAN = PlanDetails("FLUX.1", {}, 1, (57,), 24, 57, 4096, 1, memory_bytes=5)
 
 def test_a_run_tells_its_peak_and_the_next_of_that_size_is_predicted_by_it(tmp_path, monkeypatch):
     """The CPU has no such statistics: allocations of three runs stand for a GPU's."""
-    path = str(write_original(tmp_path / "model.safetensors", tiny_config(num_layers=1, num_single_layers=1)))
+    path = str(write_diffusers_folder(tmp_path / "model", tiny_config(num_layers=1, num_single_layers=1)))
     pool = PoolRank(0, 1, str(tmp_path))
     pool.load("m", path)
     reference, tensors = flux_tensors()

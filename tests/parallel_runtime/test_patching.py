@@ -18,8 +18,9 @@ from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.loaded_weights import LoadedWeights
 from parallel_runtime.loading.original_names import OriginalWeights, original_rules
 from parallel_runtime.loading.weight_parts import parts
-from parallel_runtime.loading.weights import build_transformer, check_weights
+from parallel_runtime.loading.weights import build_transformer
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.patching import patchable
 from parallel_runtime.patching.comfyui_patches import Computing
@@ -29,9 +30,10 @@ from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, KeepPatches, Release, tensor_name
 from tests import tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
 from tests.comfyui_checkout import HOW, find_comfyui
+from tests.parallel_runtime.model_forward import apply_rules, rules_of
 from tests.parallel_runtime.test_weight_store import CONFIG, Rank, leave_room_for
-from tests.tiny_flux import tiny_config, write_original
-from tests.tiny_model import write_diffusers_file
+from tests.tiny_flux import tiny_config, to_original, weights_file, write_diffusers_folder
+from tests.tiny_model import write_diffusers_folder as write_family_folder
 from tests.tiny_model import write_original as write_family
 
 COMFYUI = find_comfyui()
@@ -49,13 +51,13 @@ def _comfy() -> None:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> list[Path]:
     folder = tmp_path_factory.mktemp("models")
-    return [write_original(folder / f"{seed}.safetensors", CONFIG, seed=seed) for seed in (1, 2)]
+    return [write_diffusers_folder(folder / f"{seed}", CONFIG, seed=seed) for seed in (1, 2)]
 
 
 def factors(path: Path, seed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """(up, down) of each layer."""
     torch.manual_seed(seed)
-    tensors = load_file(path)
+    tensors = to_original(load_file(weights_file(path)), CONFIG)
     shapes = {layer: tensors[f"{layer}.weight"].shape for layer in LAYERS}
     return {layer: (torch.randn(out, RANK) * 0.2, torch.randn(RANK, given) * 0.2)
             for layer, (out, given) in shapes.items()}  # fmt: skip
@@ -75,11 +77,13 @@ def lora(path: Path, strength: float, seed: int = 0) -> PatchSet:
 
 def merged(path: Path, strength: float, seed: int = 0) -> Path:
     """A file with the same LoRA in its weights."""
-    tensors = load_file(path)
+    tensors = load_file(weights_file(path))
+    original = to_original(tensors, CONFIG)
     for layer, (up, down) in factors(path, seed).items():
-        tensors[f"{layer}.weight"] += strength * ALPHA / RANK * (up @ down)
-    target = path.with_name(f"{path.stem} with {seed} {strength}.safetensors")
-    save_file(tensors, target)
+        original[f"{layer}.weight"] += strength * ALPHA / RANK * (up @ down)
+    target = path.with_name(f"{path.stem} with {seed} {strength}")
+    shutil.copytree(path, target, dirs_exist_ok=True)
+    save_file(apply_rules(rules_of(FLUX, tensors), original), weights_file(target))
     return target
 
 
@@ -216,20 +220,20 @@ def test_a_patched_model_is_parked_as_it_is_in_its_file(files, tmp_path, monkeyp
 def test_a_patched_model_whose_file_has_gone_makes_way_for_another(change, files, tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40, total=1 << 40))
     (tmp_path / "pool").mkdir()
-    path = Path(shutil.copy(files[0], tmp_path / "model.safetensors"))
+    path = Path(shutil.copytree(files[0], tmp_path / "model"))
     rank = PatchingRank(folder=tmp_path / "pool")
     leave_room_for(1, path, monkeypatch, rank)
     rank.load(path)
     patches = lora(path, 0.7)
     rank.keep(patches)
     rank.forward(path, patches)
-    path.unlink()
+    shutil.rmtree(path)
     if change == "replaced":
-        shutil.copy(files[1], path)
+        shutil.copytree(files[1], path)
     rank.load(files[1])
     assert torch.equal(rank.forward(files[1]), predicted(files[1]))
     assert rank.here() == [files[1].stem]
-    with pytest.raises(NotLoadedError if change == "replaced" else CheckpointError, match=r"model\.safetensors"):
+    with pytest.raises(NotLoadedError if change == "replaced" else CheckpointError, match="model"):
         rank.forward(path, patches)
     assert torch.equal(rank.forward(files[1]), predicted(files[1]))
 
@@ -311,20 +315,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
 UNUSED = {"y_embedder.y_embedding"}  # PixArt's empty text, which its forward never reads
 
 
-@pytest.mark.slow_but_for("flux-original", "sd3-diffusers")
-@pytest.mark.parametrize("layout", ["original", "diffusers"])
+@pytest.mark.slow_but_for("flux", "sd3")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_weight_of_comfyuis_network_is_made_of_parameters_that_are_here(family, layout, tmp_path):
+def test_every_weight_of_comfyuis_network_is_made_of_parameters_that_are_here(family, tmp_path):
     from parallel_runtime.loading.host_file import open_host_file
 
     spec, config = find_by_name(family), FAMILIES[family]
     original = write_family(spec, tmp_path / "original.safetensors", config)
     names = open_host_file(original).build().state_dict()
-    path = original if layout == "original" else write_diffusers_file(spec, tmp_path / "diffusers", config)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(write_family_folder(spec, tmp_path / "diffusers", config))
     module = build_transformer(checkpoint)
     state = module.state_dict()
-    weights = OriginalWeights(original_rules(checkpoint, check_weights(module, checkpoint)))
+    weights = OriginalWeights(original_rules(checkpoint))
     assert {name for name in names if not weights.parameters(name)} <= UNUSED
     for name, weight in names.items():
         if name in UNUSED:

@@ -20,22 +20,11 @@ from tests.parallel_runtime.model_forward import CPU
 from tests.tiny_model import (
     make_state_dict,
     write_diffusers_folder,
-    write_original,
 )
 from tests.tiny_pixart import make_call, tiny_config
 
 ALPHA = tiny_config(use_additional_conditions=True, num_layers=1)
 SIGMA = tiny_config(num_layers=1)
-
-
-@pytest.mark.parametrize(("places", "scale"), [(256, 1), (1024, 1), (4096, 2), (16384, 4)])
-def test_positions_in_a_file_fix_how_they_are_scaled(places, scale):
-    found = PIXART.detect(
-        {**header(FILES["PixArt"], SIGMA, original=True), "pos_embed": TensorInfo((1, places, 288), "F32")}
-    )
-    assert found is not None
-    assert found["interpolation_scale"] == scale
-    assert found["sample_size"] == 2 * places**0.5
 
 
 def test_a_model_that_predicts_no_variance_is_not_pixart():
@@ -76,7 +65,7 @@ def test_at_the_sizes_of_training_positions_are_those_of_diffusers(config, size,
     """Trained at 512² and 1024²; in between, diffusers goes by the size in the config, ComfyUI by the latent."""
     from diffusers import PixArtTransformer2DModel
 
-    checkpoint = open_checkpoint(write_original(PIXART, tmp_path / "m.safetensors", config))
+    checkpoint = open_checkpoint(write_diffusers_folder(PIXART, tmp_path / "m", config))
     sample_size = 64 * round(sum(size) / 128)
     reference: Any = PixArtTransformer2DModel(**{**config, "sample_size": sample_size})
     reference.load_state_dict(make_state_dict(PIXART, config))

@@ -17,7 +17,7 @@ from tests.parallel_runtime.engine_run import measure_kept, shapes_of
 from tests.parallel_runtime.flux_forward import relative_error
 from tests.parallel_runtime.staged_families import run_family
 from tests.ranks import run_ranks
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 
 
 def counts(stages: tuple[tuple[int, int], ...]) -> list[int]:
@@ -42,7 +42,7 @@ def test_a_stage_is_as_fast_as_its_slowest_rank_in_any_pipeline():
 
 
 def test_unlike_ranks_share_the_blocks_by_speed_with_the_same_result_and_one_without_room_refuses(tmp_path):
-    path = write_original(tmp_path / "tiny.safetensors", tiny_config(num_layers=3, num_single_layers=3))
+    path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=3, num_single_layers=3))
     first, second = run_ranks(
         2, "tests.parallel_runtime.engine_run:run_unlike_engines", {"path": str(path), "speeds": [1.0, 0.5]}
     )

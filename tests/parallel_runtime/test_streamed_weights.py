@@ -20,7 +20,7 @@ from parallel_runtime.streaming.shared_blocks import Streaming
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.streamed_run import KINDS
 from tests.ranks import run_ranks
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 
 COMFYUI = find_comfyui()
 OTHERS = ["float8_e4m3fn", "scaled_fp8", "nvfp4", "int8_rotated"]
@@ -32,7 +32,7 @@ CONFIG = tiny_config(num_layers=2, num_single_layers=3, num_attention_heads=2)
 def files(tmp_path_factory) -> list[str]:
     """Two models of one family with unlike weights."""
     folder = tmp_path_factory.mktemp("models")
-    return [str(write_original(folder / f"{seed}.safetensors", CONFIG, seed=seed)) for seed in (1, 2)]
+    return [str(write_diffusers_folder(folder / f"{seed}", CONFIG, seed=seed)) for seed in (1, 2)]
 
 
 @pytest.mark.slow_but_for("2")

@@ -17,7 +17,7 @@ from parallel_runtime.requests.requests import ConditioningRef, Load, Sample, te
 from parallel_runtime.sampling import noise as noise_module
 from tests.parallel_runtime.staged_run import Quiet
 from tests.ranks import run_ranks
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 
 CPU = torch.device("cpu")
 PLANS = [{"ulysses": 2, "cfg": 2}, {"data": 2, "ulysses": 2}, {"pipe": 2, "ulysses": 2, "patches": 1}]
@@ -68,7 +68,7 @@ def sample_with_other_streams(rank: int, world_size: int, path: str) -> dict[str
 
 
 def test_the_picture_is_that_of_the_first_device_whatever_noise_the_others_draw(tmp_path):
-    path: Path = write_original(tmp_path / "tiny.safetensors", tiny_config(num_layers=1, num_single_layers=1))
+    path: Path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=1, num_single_layers=1))
     results = run_ranks(4, f"{__name__}:sample_with_other_streams", {"path": str(path)})
     assert len(results[0]["errors"]) == len(PLANS)
     assert max(results[0]["errors"]) < 1e-5

@@ -17,7 +17,7 @@ from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.loaded_weights import LoadedWeights
 from parallel_runtime.loading.virtual_memory import VirtualRegion
 from parallel_runtime.loading.weights import CheckpointReader
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 
 GRANULARITY = 2 << 20
 
@@ -181,7 +181,7 @@ def test_gpu_memory_comes_back_at_its_address_and_a_recording_still_reads_it():
 @pytest.mark.parametrize(("stored", "wanted"), [("bfloat16", "bfloat16"), ("float32", "bfloat16")])
 def test_gpu_weights_are_those_of_the_file_also_when_they_come_back(stored, wanted, tmp_path: Path):
     device = torch.device("cuda", torch.cuda.current_device())
-    path = write_original(tmp_path / "m.safetensors", tiny_config(), dtype=getattr(torch, stored))
+    path = write_diffusers_folder(tmp_path / "m", tiny_config(), dtype=getattr(torch, stored))
     checkpoint, dtype = open_checkpoint(path), getattr(torch, wanted)
     expected = load_transformer(checkpoint, dtype, torch.device("cpu")).state_dict()
     weights = LoadedWeights(CheckpointReader(checkpoint, dtype), device, wraps_layers=False)

@@ -31,7 +31,7 @@ from parallel_runtime.loading.weights import CheckpointReader
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, tensor_name
 from tests.parallel_runtime.staged_run import Quiet
-from tests.tiny_flux import make_state_dict, tiny_config, write_original
+from tests.tiny_flux import make_state_dict, tiny_config, weights_file, write_diffusers_folder
 
 CPU = torch.device("cpu")
 CONFIG = tiny_config(num_layers=1, num_single_layers=1)
@@ -41,7 +41,7 @@ CONFIG = tiny_config(num_layers=1, num_single_layers=1)
 def files(tmp_path_factory) -> list[Path]:
     """Two models of one family with unlike weights."""
     folder = tmp_path_factory.mktemp("models")
-    return [write_original(folder / f"{seed}.safetensors", CONFIG, seed=seed) for seed in (1, 2)]
+    return [write_diffusers_folder(folder / f"{seed}", CONFIG, seed=seed) for seed in (1, 2)]
 
 
 class Rank:
@@ -88,7 +88,7 @@ def expected(files) -> list[torch.Tensor]:
 
 def leave_room_for(models: int, path: Path, monkeypatch, rank: Rank) -> None:
     """Let the device have room for that many models."""
-    size = path.stat().st_size
+    size = weights_file(path).stat().st_size
 
     def free(device: torch.device) -> int:
         return models * size + size // 2 - size * len(rank.here())
@@ -104,13 +104,9 @@ def mapped_files() -> str:
     ("stored", "wanted"), [("float32", "float32"), ("bfloat16", "float32"), ("float32", "float16")]
 )
 def test_a_region_holds_what_the_mapped_file_gives(stored, wanted, tmp_path, monkeypatch):
-    """Rows of fused tensors, halves that change places, other types, pieces that are cut."""
+    """Other types, and pieces that are cut."""
     monkeypatch.setattr(reading, "BUFFER", 10_000)
-    checkpoint = open_checkpoint(
-        write_original(
-            tmp_path / "m.safetensors", CONFIG, dtype=getattr(torch, stored), prefix="model.diffusion_model."
-        )
-    )
+    checkpoint = open_checkpoint(write_diffusers_folder(tmp_path / "m", CONFIG, dtype=getattr(torch, stored)))
     dtype = getattr(torch, wanted)
     expected = load_transformer(checkpoint, dtype, CPU).state_dict()
     weights = LoadedWeights(CheckpointReader(checkpoint, dtype), CPU, wraps_layers=False)
@@ -189,7 +185,7 @@ def test_a_model_needs_its_memory_once(weights, files, expected, monkeypatch):
 
     rank = Rank()
     rank.engine.residency = Residency(CPU, 0, arena=make)
-    room = files[0].stat().st_size * 3 // 2
+    room = weights_file(files[0]).stat().st_size * 3 // 2
     monkeypatch.setattr(memory, "free_bytes", lambda device: room - sum(taken))
     rank.load(files[0], weights=weights)
     assert sum(taken) > room // 3
@@ -226,7 +222,7 @@ def test_models_that_are_all_here_are_not_read_again(files, monkeypatch):
 
 
 def test_the_least_recently_used_model_goes_first(files, tmp_path, monkeypatch):
-    third = write_original(tmp_path / "3.safetensors", CONFIG, seed=3)
+    third = write_diffusers_folder(tmp_path / "3", CONFIG, seed=3)
     rank = Rank()
     leave_room_for(2, files[0], monkeypatch, rank)
     for path in files:
@@ -240,7 +236,7 @@ def test_a_model_that_cannot_fit_is_refused_before_others_go(files, monkeypatch)
     rank = Rank()
     rank.load(files[0])
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
-    larger = write_original(files[0].with_name("larger.safetensors"), tiny_config(num_layers=3))
+    larger = write_diffusers_folder(files[0].with_name("larger"), tiny_config(num_layers=3))
     with pytest.raises(OutOfMemoryError, match="FLUX.1 in float32"):
         rank.load(larger)
     assert rank.here() == ["1"]
@@ -262,11 +258,11 @@ def test_two_configurations_of_one_file_share_its_weights(files, expected):
 
 
 def test_a_file_that_was_replaced_is_read_anew_and_its_old_weights_go(tmp_path):
-    path = write_original(tmp_path / "m.safetensors", CONFIG, seed=1)
+    path = write_diffusers_folder(tmp_path / "m", CONFIG, seed=1)
     rank = Rank()
     rank.load(path)
     before = rank.forward(path)
-    os.replace(write_original(tmp_path / "new.safetensors", CONFIG, seed=2), path)
+    os.replace(weights_file(write_diffusers_folder(tmp_path / "new", CONFIG, seed=2)), weights_file(path))
     assert torch.equal(rank.forward(path), before)
     rank.run(Release(str(path)))
     with pytest.raises(NotLoadedError, match="replaced"):
@@ -329,9 +325,9 @@ def test_names_are_forgotten_in_the_order_of_their_use(files, monkeypatch):
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error_of_the_file(tmp_path):
-    path = write_original(tmp_path / "m.safetensors", CONFIG)
+    path = write_diffusers_folder(tmp_path / "m", CONFIG)
     checkpoint = open_checkpoint(path)
-    os.truncate(path, path.stat().st_size // 2)
+    os.truncate(weights_file(path), weights_file(path).stat().st_size // 2)
     shrunk = dataclasses.replace(checkpoint, identity=identity(path))
     weights = LoadedWeights(CheckpointReader(shrunk, torch.float32), CPU, wraps_layers=False)
     with pytest.raises(CheckpointError, match="shorter"):

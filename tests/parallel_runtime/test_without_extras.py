@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from tests.nodes.test_imports_of_comfyui import OURS, ROOT, imports_of
-from tests.tiny_flux import tiny_config, write_diffusers_folder, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 
 WITHOUT = """
 import sys
@@ -21,10 +21,10 @@ from nodes.model_files import choose_network
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.weights import build_transformer
-file, folder = map(Path, sys.argv[1:])
+folder = Path(sys.argv[1])
 for call in (
     lambda: choose_network(folder),
-    lambda: build_transformer(open_checkpoint(file)),
+    lambda: build_transformer(open_checkpoint(folder)),
 ):
     try:
         call()
@@ -53,8 +53,7 @@ def test_one_file_imports_it():
 
 
 def test_client_and_ranks_start_without_it_and_what_needs_it_says_so(tmp_path):
-    file = write_original(tmp_path / "file.safetensors", tiny_config(num_layers=1, num_single_layers=1))
     folder = write_diffusers_folder(tmp_path / "folder", tiny_config(num_layers=1, num_single_layers=1))
-    refusals = run(REFUSALS, file, folder)
+    refusals = run(REFUSALS, folder)
     cause, fix = "package diffusers (0.42 or newer), which is not installed.", '-m pip install ".[diffusers]"'
     assert [cause in line and line.endswith(fix) for line in refusals] == [True] * 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.test_pool import conditioning, latent
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PoolSpec
@@ -16,7 +16,7 @@ from workers.launch import PoolSpec
 
 @pytest.fixture
 def model(tmp_path):
-    path = write_original(tmp_path / "tiny.safetensors", tiny_config(num_layers=1, num_single_layers=1))
+    path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=1, num_single_layers=1))
     return ModelRequest(str(path), "float32", ParallelConfig(devices="cpu:1", compile=True))
 
 

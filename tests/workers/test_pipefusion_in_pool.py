@@ -9,7 +9,7 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, RequestError
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.workers.test_pool import conditioning, latent, oracle
 from workers.client.client import Branch, Cancelled, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PoolSpec
@@ -20,7 +20,7 @@ PIPED = ParallelConfig(devices="cpu:2", pipe=2, patches=3, warmup_steps=1)
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     config = tiny_config(num_layers=3, num_single_layers=3)
-    return write_original(tmp_path_factory.mktemp("models") / "tiny.safetensors", config)
+    return write_diffusers_folder(tmp_path_factory.mktemp("models") / "tiny", config)
 
 
 @pytest.fixture(scope="module")

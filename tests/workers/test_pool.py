@@ -20,7 +20,7 @@ from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.samplers import SUPPORTED
 from tests.patience import wait_until
-from tests.tiny_flux import write_original
+from tests.tiny_flux import weights_file, write_diffusers_folder
 from workers.client.client import Branch, Cancelled, InpaintInputs, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PACK_ROOT, PoolSpec
 
@@ -30,7 +30,7 @@ ONE = ParallelConfig(devices="cpu:1")
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return write_original(tmp_path_factory.mktemp("models") / "tiny.safetensors")
+    return write_diffusers_folder(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_the_second_run_finds_the_same_processes_and_the_same_weights(client, mo
 def test_another_model_and_another_configuration_keep_the_processes(client, model, path, tmp_path):
     client.load(model)
     pids = client.status().pids
-    other = ModelRequest(str(write_original(tmp_path / "other.safetensors", seed=1)), "float32", TWO)
+    other = ModelRequest(str(write_diffusers_folder(tmp_path / "other", seed=1)), "float32", TWO)
     assert not client.load(other).reused
     assert client.load(replace(other, config=replace(TWO, attention="math"))).reused
     assert client.load(replace(other, config=replace(TWO, ulysses=1))).reused
@@ -110,20 +110,20 @@ def test_another_model_and_another_configuration_keep_the_processes(client, mode
 
 
 def test_a_replaced_file_is_loaded_again(client, tmp_path):
-    model = ModelRequest(str(write_original(tmp_path / "m.safetensors", seed=1)), "float32", TWO)
+    model = ModelRequest(str(write_diffusers_folder(tmp_path / "m", seed=1)), "float32", TWO)
     client.load(model)
     first = client.forward(model, latent(), torch.tensor([0.5]), conditioning())
-    (tmp_path / "m.safetensors").unlink()
-    write_original(tmp_path / "m.safetensors", seed=2)
+    weights_file(tmp_path / "m").unlink()
+    write_diffusers_folder(tmp_path / "m", seed=2)
     assert not client.load(model).reused
     assert not torch.allclose(first, client.forward(model, latent(), torch.tensor([0.5]), conditioning()))
 
 
 def test_a_file_that_is_cut_off_under_the_ranks_costs_nothing(client, tmp_path):
-    model = ModelRequest(str(write_original(tmp_path / "m.safetensors", seed=1)), "float32", TWO)
+    model = ModelRequest(str(write_diffusers_folder(tmp_path / "m", seed=1)), "float32", TWO)
     client.load(model)
     first = client.forward(model, latent(), torch.tensor([0.5]), conditioning())
-    with open(tmp_path / "m.safetensors", "r+b") as file:
+    with open(weights_file(tmp_path / "m"), "r+b") as file:
         file.truncate(1 << 20)
     assert torch.equal(client.forward(model, latent(), torch.tensor([0.5]), conditioning()), first)
     with pytest.raises(CheckpointError, match="truncated"):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from parallel_runtime.config import ParallelConfig
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 from workers.client.client import ModelRequest, PoolClient
 from workers.client.pool_registry import _PoolRegistry
 from workers.launch import PoolSpec
@@ -39,7 +39,7 @@ def pools(monkeypatch, tmp_path) -> Iterator[_PoolRegistry]:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
     config = tiny_config(num_layers=1, num_single_layers=1)
-    return write_original(tmp_path_factory.mktemp("model") / "tiny.safetensors", config)
+    return write_diffusers_folder(tmp_path_factory.mktemp("model") / "tiny", config)
 
 
 def cpu(*devices: int) -> PoolSpec:

@@ -14,7 +14,7 @@ from parallel_runtime.sampling.denoiser import Denoiser
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import find_prediction
 from parallel_runtime.sampling.samplers import find_sampler
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
@@ -89,7 +89,7 @@ def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
     ("sampler", "prediction"), [("euler_ancestral", "eps"), ("uni_pc", "v_prediction"), ("ddpm", "eps")]
 )
 def test_diffusion_models_sample_over_two_ranks_as_in_one_process(client, tmp_path, sampler, prediction):
-    path = write_original(tmp_path / "tiny.safetensors")
+    path = write_diffusers_folder(tmp_path / "tiny")
     x = gaussian(1, 16, 10, 12) * 14.6
     request = LoopRequest(sampler, SIGMAS, x, branches(1), 3.0, 5, prediction=prediction, timesteps=TIMESTEPS)
     assert_same(sampled(client, path, request), oracle(path, request))
@@ -97,7 +97,7 @@ def test_diffusion_models_sample_over_two_ranks_as_in_one_process(client, tmp_pa
 
 @pytest.mark.slow  # without processes in the first tier: test_input_checks.py
 def test_fixed_channels_of_each_branch_reach_the_transformer_at_every_step(client, tmp_path):
-    path = write_original(tmp_path / "canny.safetensors", config=tiny_config(in_channels=128))
+    path = write_diffusers_folder(tmp_path / "canny", config=tiny_config(in_channels=128))
     sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
     fixed = (gaussian(2, 16, 10, 12, seed=3), gaussian(2, 16, 10, 12, seed=4))
     x = gaussian(2, 16, 10, 12)
@@ -108,7 +108,7 @@ def test_fixed_channels_of_each_branch_reach_the_transformer_at_every_step(clien
 @pytest.mark.slow_but_for("3.0")
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
 def test_a_batch_over_the_data_axis_keeps_the_noise_of_each_picture(client, tmp_path, cfg):
-    path = write_original(tmp_path / "tiny.safetensors")
+    path = write_diffusers_folder(tmp_path / "tiny")
     sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
     chosen = branches(2)[: 1 if cfg == 1 else 2]
     request = LoopRequest("euler_ancestral", sigmas, gaussian(2, 16, 10, 12), chosen, cfg, 5, timesteps=sigmas)
@@ -116,7 +116,7 @@ def test_a_batch_over_the_data_axis_keeps_the_noise_of_each_picture(client, tmp_
 
 
 def test_a_prediction_that_the_pool_does_not_know_is_refused(client, tmp_path):
-    path = write_original(tmp_path / "tiny.safetensors")
+    path = write_diffusers_folder(tmp_path / "tiny")
     request = LoopRequest("euler", SIGMAS, gaussian(1, 16, 10, 12), branches(1), 3.0, 5, prediction="edm")
     with pytest.raises(RequestError, match="'edm'"):
         sampled(client, path, request)

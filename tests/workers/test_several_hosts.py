@@ -65,11 +65,11 @@ print("closed", flush=True)
 PICTURE = """
 import pathlib, sys, torch
 from parallel_runtime.config import ParallelConfig
-from tests.tiny_flux import write_original
+from tests.tiny_flux import write_diffusers_folder
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
-path = str(write_original(pathlib.Path(sys.argv[1]) / "tiny.safetensors"))
+path = str(write_diffusers_folder(pathlib.Path(sys.argv[1]) / "tiny"))
 draw = torch.Generator().manual_seed(0)
 text = {"context": torch.randn(1, 5, 64, generator=draw), "y": torch.randn(1, 32, generator=draw)}
 text["guidance"] = torch.full((1,), 3.5)

@@ -17,7 +17,7 @@ from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import Load
 from tests.patience import wait_until
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 from workers.client.client import ModelRequest, PoolClient
 from workers.client.pool_registry import _PoolRegistry
 from workers.launch import PoolSpec
@@ -40,7 +40,7 @@ def forward(client: PoolClient, model: ModelRequest) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> list[ModelRequest]:
     folder = tmp_path_factory.mktemp("models")
-    paths = [write_original(folder / f"{seed}.safetensors", CONFIG, seed=seed) for seed in (1, 2)]
+    paths = [write_diffusers_folder(folder / f"{seed}", CONFIG, seed=seed) for seed in (1, 2)]
     return [ModelRequest(str(path), "float32", TWO) for path in paths]
 
 

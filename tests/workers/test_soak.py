@@ -13,7 +13,7 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, write_diffusers_folder
 from workers.client.client import Branch, Cancelled, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
@@ -61,7 +61,7 @@ def request(number: int, model: ModelRequest, client: PoolClient) -> None:
 @pytest.mark.slow
 def test_the_pool_does_not_grow(tmp_path, monkeypatch):
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
-    path = write_original(tmp_path / "tiny.safetensors", tiny_config(num_layers=1, num_single_layers=1))
+    path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=1, num_single_layers=1))
     client = PoolClient(PoolSpec("cpu", (0, 1)))
     model = ModelRequest(str(path), "float32", ParallelConfig(devices="cpu:2"))
     try:

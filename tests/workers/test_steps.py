@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,7 +17,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import NotLoadedError, PoolError, RequestError, SegmentError
 from parallel_runtime.requests.requests import Forward, Load, Release, Sample, Step
 from tests.patience import SOON
-from tests.tiny_flux import write_original
+from tests.tiny_flux import weights_file, write_diffusers_folder
 from workers.client.calls import Call, Calls
 from workers.client.client import Branch, Cancelled, LoopRequest, ModelRequest, PoolClient
 from workers.client.mirror import Mirror
@@ -27,7 +29,7 @@ from workers.wire.shared_memory import Segment, Transport
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return str(write_original(tmp_path_factory.mktemp("models") / "tiny.safetensors"))
+    return str(write_diffusers_folder(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -141,14 +143,15 @@ def test_a_conditioning_that_its_owner_wrote_into_is_another_one(client, path, a
 
 
 def test_a_prediction_of_no_numbers_is_no_success_even_of_the_last_step(client, path, asked, tmp_path):
-    weights = load_file(path)
-    weights["final_layer.linear.bias"][0] = torch.nan
-    save_file(weights, tmp_path / "damaged.safetensors")
+    damaged = Path(shutil.copytree(path, tmp_path / "damaged"))
+    weights = load_file(weights_file(damaged))
+    weights["proj_out.bias"][0] = torch.nan
+    save_file(weights, weights_file(damaged))
     pids = client.load(model(path)) and client.status().pids
     asked.clear()
     for _ in range(2):
         with pytest.raises(RequestError, match="The model's prediction came out with values that are no numbers"):
-            client.forward(model(str(tmp_path / "damaged.safetensors")), latent(0), torch.tensor([0.5]), given())
+            client.forward(model(str(damaged)), latent(0), torch.tensor([0.5]), given())
     assert asked == [Load, Forward, Step]
     assert client.forward(model(path), latent(0), torch.tensor([0.5]), given()).isfinite().all()
     assert client.status().pids == pids

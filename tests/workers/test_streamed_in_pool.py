@@ -13,7 +13,7 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import PoolError
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.facts import PCIE, known_gpu
-from tests.tiny_flux import tiny_config, write_original
+from tests.tiny_flux import tiny_config, weights_file, write_diffusers_folder
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
@@ -46,8 +46,8 @@ def host_copy(client: PoolClient) -> int:
 @pytest.mark.slow  # two pools; without processes in the first tier: test_streamed_weights.py
 def test_models_in_turn_a_cancel_and_a_death_in_the_middle_of_a_copy(tmp_path, monkeypatch):
     monkeypatch.setenv("TEST_FETCH", str(tmp_path))
-    files = [write_original(tmp_path / f"{seed}.safetensors", CONFIG, seed=seed) for seed in (1, 2)]
-    sizes = sum(path.stat().st_size for path in files)
+    files = [write_diffusers_folder(tmp_path / f"{seed}", CONFIG, seed=seed) for seed in (1, 2)]
+    sizes = sum(weights_file(path).stat().st_size for path in files)
 
     def models(weights: str) -> list[ModelRequest]:
         config = ParallelConfig(devices="cpu:2", weights=weights)
@@ -87,6 +87,6 @@ def test_models_in_turn_a_cancel_and_a_death_in_the_middle_of_a_copy(tmp_path, m
         for _ in range(2):  # the second time it is here
             loaded = client.load(models("whole")[0], make_room=rooms.append)
             assert "Of a GPU's 1048576.0 GiB only" in loaded.explanation  # what this machine's memory has
-            assert rooms == [pytest.approx(files[0].stat().st_size, rel=0.1)]
+            assert rooms == [pytest.approx(weights_file(files[0]).stat().st_size, rel=0.1)]
     finally:
         client.close()

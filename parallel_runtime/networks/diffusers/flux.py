@@ -13,7 +13,6 @@ from .spec import JOINT_ATTENTION, ModelSpec
 from .token_adapter import TokenAdapter, TokenLayout
 
 # ComfyUI saves its norms under the module's own parameter name.
-KEY_SUFFIXES = {".query_norm.weight": ".query_norm.scale", ".key_norm.weight": ".key_norm.scale"}
 
 
 def _pooled(call: Call) -> torch.Tensor:
@@ -59,7 +58,6 @@ FLUX = ModelSpec(
     timestep_embedder="time_text_embed",
     timestep_scale=1000.0,
     keys=KeyRules.read("flux"),
-    key_suffixes=KEY_SUFFIXES,
     recognise=Recognition(
         shapes={
             "x_embedder.weight": ("_width", "in_channels"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from .call import Call
-from .flux import KEY_SUFFIXES
 from .headers import Config, Header, Recognition, Sizes
 from .key_rules import KeyRules
 from .spec import JOINT_ATTENTION, ModelSpec
@@ -44,7 +43,6 @@ FLUX2 = ModelSpec(
     timestep_embedder="time_guidance_embed.time_proj",
     timestep_scale=1000.0,
     keys=KeyRules.read("flux2"),
-    key_suffixes=KEY_SUFFIXES,
     recognise=Recognition(
         shapes={
             "x_embedder.weight": ("_width", "in_channels"),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from .headers import count_blocks
-from .spec import TensorInfo, WeightRule
+from .spec import WeightRule
 
 _FOLDER = Path(__file__).with_name("keys")
 
@@ -37,25 +37,6 @@ class KeyRules:
         alone = {**data["whole"], **data["by_hand"], **data["swapped"]}
         whole = {source: {target: 1} for source, target in alone.items()}
         return cls({**whole, **data["fused"]}, frozenset(data["swapped"].values()))
-
-    def to_diffusers(self, header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-        """An original-layout header in diffusers' names.
-
-        Keys without a rule stay, so that additions of relatives are seen; those that add something to a layer that has
-        a rule (the scale of a quantised weight) do not, nor does what has diffusers' names already.
-        """
-        renamed: dict[str, TensorInfo] = {}
-        last = _last_numbers(self._lists_with_a_last, header)
-        for key, info in header.items():
-            pattern, number = _find(key, self.parts, last)
-            if pattern:
-                targets = self.parts[pattern]
-                for target, share in targets.items():
-                    rows = [length * share // sum(targets.values()) for length in info.shape[:1]]
-                    renamed[_fill(target, number)] = replace(info, shape=(*rows, *info.shape[1:]))
-            elif not _find(_layer(key), self._source_layers, {})[0] and not self.knows(key):
-                renamed[key] = info
-        return renamed
 
     def weight_rules(self, shapes: Mapping[str, Sequence[int]]) -> Iterator[WeightRule]:
         """The rule of each parameter, by diffusers' names and shapes; none for names that are not known."""
@@ -81,16 +62,12 @@ class KeyRules:
 
     @cached_property
     def _lists_with_a_last(self) -> set[str]:
-        """Block lists, by either's names, whose last block has a rule of its own."""
-        return {pattern.split(".")[0] for pattern in (*self.parts, *self._sources) if ".last." in pattern}
+        """Block lists whose last block has a rule of its own."""
+        return {pattern.split(".")[0] for pattern in self._sources if ".last." in pattern}
 
     @cached_property
     def _layers(self) -> set[str]:
         return {_layer(target) for target in self._sources}
-
-    @cached_property
-    def _source_layers(self) -> set[str]:
-        return {_layer(source) for source in self.parts}
 
 
 def _layer(key: str) -> str:

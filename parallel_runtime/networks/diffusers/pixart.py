@@ -5,7 +5,6 @@ diffusers has no converter for the authors' files: the key rules are written by 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -52,30 +51,20 @@ def _micro_conditions(call: Call) -> dict[str, torch.Tensor] | None:
 
 
 def _further(sizes: Sizes, header: Header) -> Config | None:
-    # A file that carries the positions it was trained with (`pos_embed`) fixes `interpolation_scale` by their number;
-    # in others it is None and follows from the latent (`prepare`). ComfyUI does the same.
     if sizes["_output"] != 2 * sizes["in_channels"] * _PATCH**2:
         return None  # relatives that share the names (Sana, Allegro) learned no variance
-    found = {"out_channels": 2 * sizes["in_channels"], "cross_attention_dim": sizes["_width"]}
-    positions = header["pos_embed"].shape if "pos_embed" in header else ()
-    if len(positions) == 3:
-        found["sample_size"] = math.isqrt(positions[1]) * _PATCH
-        found["interpolation_scale"] = max(found["sample_size"] // _BASE, 1)
-    return found
+    return {"out_channels": 2 * sizes["in_channels"], "cross_attention_dim": sizes["_width"]}
 
 
 def prepare(transformer: torch.nn.Module) -> None:
     """Let positions scale with the latent, as ComfyUI's forward does; diffusers scales by the config alone."""
     embedding: Any = transformer.get_submodule("pos_embed")
-    config: Any = transformer.config
-    fixed = config.interpolation_scale
 
     def scale_positions(module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         height, width = inputs[0].shape[-2:]
         # Of a picture smaller than the smallest that PixArt was trained on, ComfyUI would divide by zero.
-        times = max(round((height + width) // 2 / _BASE), 1)
+        module.interpolation_scale = times = max(round((height + width) // 2 / _BASE), 1)
         module.base_size = times * _BASE // _PATCH
-        module.interpolation_scale = fixed or times
 
     embedding.height = embedding.width = None  # the positions that diffusers made beforehand fit no latent
     embedding.register_forward_pre_hook(scale_positions)

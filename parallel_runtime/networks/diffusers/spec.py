@@ -80,10 +80,6 @@ class Adapter(Protocol):
 class Keys(Protocol):
     """Diffusers' names of a family's tensors, and its authors'. See `KeyRules`, which reads them from a file."""
 
-    def to_diffusers(self, header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-        """An original-layout header in diffusers' names; what has no rule keeps its own."""
-        ...
-
     def weight_rules(self, shapes: Mapping[str, Sequence[int]]) -> Iterator[WeightRule]:
         """The rule of each parameter, by diffusers' names and shapes; none for names that are not known."""
         ...
@@ -119,8 +115,6 @@ class ModelSpec:
         width: diffusers config -> width of a token in the first block, where it is not heads × attention_head_dim.
         adapter: see `Adapter`.
         token: latent positions along one side of a token.
-        key_suffixes: original-layout key ending -> the ending that `keys` knows, for files that spell some keys another
-            way.
         parallel_blocks: those of `block_lists` whose blocks attend and feed forward from one input.
         shares_class: unlike models have the same diffusers class, so that the shapes must say which one it is.
         former_classes: what a config.json may call the class that was written before diffusers gave the family its own.
@@ -140,7 +134,6 @@ class ModelSpec:
     timestep_scale: float = 1.0
     heads: Callable[[Mapping[str, Any]], int] = lambda config: config["num_attention_heads"]
     width: Callable[[Mapping[str, Any]], int] | None = None
-    key_suffixes: Mapping[str, str] = field(default_factory=dict)
     token: int = 2
     prepare: Callable[[torch.nn.Module], None] | None = None
     former_classes: tuple[str, ...] = ()
@@ -150,10 +143,6 @@ class ModelSpec:
     parallel_blocks: tuple[str, ...] = ()
     picture_layers: tuple[str, ...] = ("norm*.linear",)
     text_layers: tuple[str, ...] = CROSS_ATTENTION
-
-    def detect(self, header: Mapping[str, TensorInfo]) -> dict[str, Any] | None:
-        """Diffusers' config of a file with the authors' names, or None when it is another family."""
-        return self.recognise(self.keys.to_diffusers(header), {})
 
     def token_width(self, config: Mapping[str, Any]) -> int:
         """Width of a token inside of the blocks; of the first of them where they differ."""

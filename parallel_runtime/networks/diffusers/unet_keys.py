@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .headers import MOST_BLOCKS, count_blocks
+from .headers import MOST_BLOCKS
 from .key_rules import KeyRules
-from .spec import TensorInfo, WeightRule
+from .spec import WeightRule
 
 _LAYER = re.compile(r"(down|mid|up)_blocks?\.(?:(\d{1,3})\.)?(resnets|attentions)\.(\d{1,3})\.(.+)", re.ASCII)
 _BLOCK = re.compile(r"transformer_blocks\.(\d{1,3})\.", re.ASCII)
@@ -83,8 +83,6 @@ def _short(values: Sequence[int]) -> int | tuple[int, ...]:
     return values[0] if len(set(values)) == 1 else tuple(values)
 
 
-_OWN = re.compile(r"(down_blocks|mid_block|up_blocks|conv_in|conv_out|conv_norm_out|time_embedding|add_embedding)\.")
-"""What diffusers' keys begin with."""
 _DEEPEST = 4
 """Names that say where a layer stands, at most: down_blocks, 1, resnets, 0."""
 
@@ -94,25 +92,6 @@ class UNetKeys:
     """See `Keys`. `inside` has the names inside of a layer, and those of what stands once."""
 
     inside: KeyRules
-
-    def to_diffusers(self, header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-        """An original-layout header in diffusers' names; keys that have no rule and are not diffusers' stay."""
-        layers = [0]
-        for number in range(1, count_blocks(header, "input_blocks.")):
-            if f"input_blocks.{number}.0.op.weight" in header:
-                layers.append(0)
-            else:
-                layers[-1] += 1
-        places = dict(_places(layers, lambda level, number: f"output_blocks.{number}.2.conv.weight" in header))
-        renamed = {}
-        for key, info in header.items():
-            place, rest = _cut(key, places)
-            (name,) = self.inside.to_diffusers({rest: info}) or ("",)
-            if name and (place or name != key):
-                renamed[f"{places[place]}.{name}" if place else name] = info
-            elif not _OWN.match(key):
-                renamed[key] = info
-        return renamed
 
     def weight_rules(self, shapes: Mapping[str, Sequence[int]]) -> Iterator[WeightRule]:
         """The rule of each parameter of a U-Net, by diffusers' names."""
