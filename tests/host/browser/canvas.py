@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import urllib.request
@@ -64,8 +65,8 @@ class Canvas:
         )
 
     def saved(self) -> Any:
-        """The workflow as the canvas would save it."""
-        return self.run("() => app.rootGraph.serialize()")
+        """The workflow as the canvas would save it; in JSON, which has no "undefined"."""
+        return json.loads(self.run("() => JSON.stringify(app.rootGraph.serialize())"))
 
     def prompt(self) -> dict[str, Any]:
         """The workflow as the server would get it."""
