@@ -171,3 +171,12 @@ def test_comfyui_decodes_in_tiles_where_a_rank_has_too_little_memory(path, plant
         planted.write_text("memory 1 7")
         assert (ours.decode(latent) - wanted).abs().max() < 1e-4 * wanted.abs().max()
     assert not planted.exists()
+
+
+def test_a_model_that_comes_or_goes_is_no_vae(client, path, vae):
+    """Ranks tell what they hold before a load is answered, and the status may be asked for meanwhile."""
+    request = request_for(path)
+    client.run_vae(request, "decoder", torch.zeros(1, 16, 1, 7, 6))
+    client._models._bytes = {**client._models._bytes, "a model": 5}
+    assert client.vaes == [request]
+    client.release_vaes(request)

@@ -231,7 +231,8 @@ class PoolClient:
     @property
     def vaes(self) -> list[VaeRequest]:
         """Those on the ranks' devices. Does not wait for a job."""
-        return [self._vaes[name] for name in self._models.vaes()] if self._keeper.running is not None else []
+        there = self._models.vaes() if self._keeper.running is not None else []
+        return [self._vaes[name] for name in there if name in self._vaes]  # a model that was let go may be on its way
 
     def expect_comfyui(self, comfyui: ComfyuiCode) -> None:
         """Have the ranks of a running pool import ComfyUI's code, for its networks and for weight patches, while they
