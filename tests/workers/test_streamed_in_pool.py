@@ -46,7 +46,7 @@ def host_copy(client: PoolClient) -> int:
 @pytest.mark.slow  # two pools; without processes in the first tier: test_streamed_weights.py
 def test_models_in_turn_a_cancel_and_a_death_in_the_middle_of_a_copy(tmp_path, monkeypatch):
     monkeypatch.setenv("TEST_FETCH", str(tmp_path))
-    files = [write_diffusers_folder(tmp_path / f"{seed}", CONFIG, seed=seed) for seed in (1, 2)]
+    files = [write_diffusers_folder(tmp_path / f"model-{seed}", CONFIG, seed=seed) for seed in (1, 2)]
     sizes = sum(weights_file(path).stat().st_size for path in files)
 
     def models(weights: str) -> list[ModelRequest]:
