@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from tests import tiny_flux, tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
-from tests.tiny_model import write_original
+from tests.tiny_model import write_diffusers_folder, write_original
 
 Call = dict[str, Any]
 """Arguments of ComfyUI's call: x, timestep, context and extras."""
@@ -40,16 +39,15 @@ class FamilyCalls:
         return find_by_name(self.spec)
 
     def write(self, folder: Path) -> None:
-        """Write the files."""
+        """Write the files for ComfyUI's class, and for diffusers' a folder of the same weights beside each."""
         for name, (_, config, how) in self.files.items():
+            alike = {key: how[key] for key in ("dtype", "seed") if key in how}
+            write_diffusers_folder(self.model, folder / name, config, **alike)
             path = folder / f"{name}.safetensors"
             if "norm_key" in how:  # as ComfyUI saves them
                 tiny_flux.write_original(path, config, **how)
                 continue
-            positions = how.get("positions")
-            write_original(self.model, path, config, **{key: how[key] for key in how if key != "positions"})
-            if positions is not None:
-                save_file({**load_file(path), "pos_embed": torch.zeros(1, positions, 1)}, path)
+            write_original(self.model, path, config, **how)
 
 
 def _call(seed: int, x: tuple[int, ...], context: tuple[int, int], scale: float = 1.0, **more: Any) -> Call:
@@ -178,15 +176,12 @@ CALLS = {
         {
             "alpha": ("PixArtAlpha", tiny_pixart.tiny_config(**_PIXART_WIDE, use_additional_conditions=True), _BF16),
             "sigma": ("PixArtSigma", tiny_pixart.tiny_config(**_PIXART_WIDE), _BF16),
-            # Only the number of positions counts: this file was trained at 1024².
-            "fixed": ("PixArtSigma", tiny_pixart.tiny_config(**_PIXART_WIDE), {**_BF16, "positions": 4096}),
         },
         {
             "alpha": ("alpha", _pixart(1, (36, 48), 2, width=4096, micro=True)),
             "alpha, no micro-conditions": ("alpha", _pixart(2, (40, 34), width=4096)),
             "sigma, batch of two": ("sigma", _pixart(3, (34, 50), 2, text=9, width=4096)),
             "sigma, positions at twice the size": ("sigma", _pixart(4, (110, 88), text=1, width=4096)),
-            "fixed positions": ("fixed", _pixart(5, (36, 48), width=4096)),
         },
     ),
     "HunyuanDiT": FamilyCalls(

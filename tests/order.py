@@ -11,12 +11,18 @@ from collections.abc import Sequence
 import pytest
 
 LONGEST = (
+    "tests/host/test_loops.py",
+    "tests/host/test_executed_templates.py",
+    "tests/host/test_faults_in_loops.py",
     "tests/host/test_comfyui_families.py",
     "tests/host/test_controlnet.py",
     "tests/parallel_runtime/test_compiled_networks.py",
     "tests/host/test_comfyui_networks.py",
     "tests/parallel_runtime/test_host_file.py",
     "tests/parallel_runtime/test_family_forward.py",
+    "tests/parallel_runtime/test_same_bits.py",
+    "tests/test_in_comfyui.py",
+    "tests/host/test_random_prompts.py",
     "tests/host/test_doctor_node.py",
     "tests/workers/test_faults.py",
     "tests/parallel_runtime/test_pipefusion.py",

@@ -153,10 +153,16 @@ def sample(rank: PoolRank, name: str, steps: int = 3) -> torch.Tensor:
     return rank.run(Sample(name, "euler", (reference,), 1.0, 0, "cpu"), tensors)[1]["latent"]
 
 
-def compare_patched(rank: int, world_size: int, path: str, comfyui: str, folder: str) -> dict[str, Any]:
-    """{weights: whether a LoRA gives what it gives with whole ones, and what was before comes back}."""
+def compare_patched(
+    rank: int, world_size: int, path: str, comfyui: str, folder: str, named: str = ""
+) -> dict[str, Any]:
+    """{weights: whether a LoRA gives what it gives with whole ones, and what was before comes back}.
+
+    Args:
+        named: a file of the same shapes with ComfyUI's names; "" for the path.
+    """
     pool = PoolRank(rank, world_size, folder)
-    patches = (pool.keep(comfyui, path), "")
+    patches = (pool.keep(comfyui, named or path), "")
     expected: list[torch.Tensor] = []
     found: dict[str, Any] = {}
     for weights in ("whole", *KINDS):

@@ -38,7 +38,7 @@ def test_the_loaded_model_and_adapter_give_what_comfyui_gives(tmp_path, family):
     expected = {name: recognised for name, (recognised, _, _) in calls.files.items() if recognised}
     assert {name: found[name] for name in expected} == expected
     for case, (file, call) in calls.cases.items():
-        path = tmp_path / f"{file}.safetensors"
+        path = tmp_path / file
         output, own = comfyui_call(path, call), output_of(tmp_path, case)
         assert own.std() > 0.1, case
         assert output.shape == own.shape, case

@@ -20,7 +20,7 @@ from parallel_runtime.streaming.shared_blocks import Streaming
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.streamed_run import KINDS
 from tests.ranks import run_ranks
-from tests.tiny_flux import tiny_config, write_diffusers_folder
+from tests.tiny_flux import tiny_config, write_diffusers_folder, write_original
 
 COMFYUI = find_comfyui()
 OTHERS = ["float8_e4m3fn", "scaled_fp8", "nvfp4", "int8_rotated"]
@@ -111,7 +111,8 @@ def test_a_share_on_a_gpu_may_go_while_another_rank_looks_for_it(files, tmp_path
 @pytest.mark.slow
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
 def test_a_lora_is_in_the_shares(files, tmp_path):
-    arguments = {"path": files[0], "comfyui": str(COMFYUI), "folder": str(tmp_path)}
+    named = write_original(tmp_path / "named.safetensors", CONFIG)
+    arguments = {"path": files[0], "comfyui": str(COMFYUI), "folder": str(tmp_path), "named": str(named)}
     for found in run_ranks(3, "tests.parallel_runtime.streamed_run:compare_patched", arguments):
         assert found.pop("acts")
         assert found == dict.fromkeys(("whole", *KINDS), [True] * 3)
