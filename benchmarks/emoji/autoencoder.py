@@ -94,7 +94,7 @@ def train(pictures: torch.Tensor, seconds: Iterator[float], batch: int) -> Autoe
     for done in seconds:
         for group in optimiser.param_groups:
             group["lr"] = 1e-3 * min(1.0, 20 * done + 0.02) * (1 - done) + 1e-6
-        chosen = _moved(pictures[torch.randint(len(pictures), (batch,), device=pictures.device)])
+        chosen = _square(pictures[torch.randint(len(pictures), (batch,), device=pictures.device)])
         with torch.autocast(pictures.device.type, torch.bfloat16):
             latents = model.encode(chosen)
             noisy = latents + 0.1 * torch.randn_like(latents)
@@ -108,7 +108,7 @@ def train(pictures: torch.Tensor, seconds: Iterator[float], batch: int) -> Autoe
     return model
 
 
-def _moved(pictures: torch.Tensor) -> torch.Tensor:
+def _square(pictures: torch.Tensor) -> torch.Tensor:
     """A square of each at the same place, as often mirrored as not."""
     top, left = (int(torch.randint(side - _CROP + 1, ())) for side in pictures.shape[2:])
     square = pictures[:, :, top : top + _CROP, left : left + _CROP]

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class OpenCheckpoint:
-    """See `OpenFile`."""
+    """The files of a diffusers folder, about to be read."""
 
     def __init__(self, network: nn.Module, checkpoint: Checkpoint):
         self.network = network

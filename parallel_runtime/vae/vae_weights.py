@@ -67,7 +67,7 @@ class VaeWeights(LoadedWeights):
         return self._vae.unit
 
     def give_back(self) -> None:
-        """See `LoadedWeights`."""
+        """Return their memory; whether there is enough for a run is to be tried anew."""
         self.tried.clear()
         super().give_back()
 

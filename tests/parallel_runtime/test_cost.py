@@ -211,3 +211,14 @@ def test_the_rates_of_a_device_are_measured_in_the_units_of_the_facts(monkeypatc
 
 def test_nothing_is_measured_on_the_cpu():
     assert measure.measure_machine(CPU, torch.device("cpu"), 1) is CPU
+
+
+@pytest.mark.parametrize("stored", [1, 2])
+def test_what_a_quantised_file_computes_is_sent_in_16_bit(stored):
+    machine, request = known_gpu("NVIDIA GeForce RTX 4090", 0, HOST_MEMORY), flux_request(1024)
+    plain, found = (
+        predict(ParallelPlan(ulysses=2), replace(FLUX_DEV, bytes_per_parameter=size), request, machine, True)
+        for size in (2, stored)
+    )
+    assert found.exchange_seconds == plain.exchange_seconds
+    assert found.weight_bytes == plain.weight_bytes * stored / 2
