@@ -52,7 +52,8 @@ class HostTensors:
         self._watched = watched and is_on("sent")
         self.device = device
         self._kept: list[_Kept] = []
-        self._alike = True
+        self._unlike = ""
+        """What crossed first that was not what had been kept."""
         self.reads = False
         """It reads numbers of the GPU."""
         self._differ: torch.Tensor | None = None
@@ -75,11 +76,11 @@ class HostTensors:
         Raises:
             RuntimeError: it sends something else than was kept, or did when it was compared.
         """
-        self._see_to(self._alike)
+        self._check()
         if self._differ is not None:
             self._differ.zero_()
         output = self._run(given, self._give_sent, self._give_read)
-        self._see_to(self._alike)
+        self._check()
         return output
 
     def held(self) -> bool:
@@ -92,7 +93,8 @@ class HostTensors:
         self._next = 0
         with watching(Watch(self.device, send, read)):
             output = self._call(given)
-        self._alike &= self._next == len(self._kept)
+        if self._next < len(self._kept):
+            self._differs(f"nothing instead of {self._kept[self._next].what}")
         return output
 
     def _keep_sent(self, sent: Crossing) -> torch.Tensor:
@@ -108,21 +110,21 @@ class HostTensors:
         return read.make()
 
     def _compare_sent(self, sent: Crossing) -> torch.Tensor:
-        self._alike &= self._known(sent, _bytes(sent.source)) is not None
+        self._known(sent, _bytes(sent.source))
         made: torch.Tensor = sent.make()
         return made
 
     def _compare_read(self, read: Crossing) -> Any:
         made = read.make()
-        self._alike &= self._known(read, made) is not None
+        self._known(read, made)
         return made
 
     def _give_sent(self, sent: Crossing) -> torch.Tensor:
-        known = self._see_to(self._known(sent, _bytes(sent.source)))
+        known = self._known(sent, _bytes(sent.source)) or self._check()
         return known.there if sent.only_read else known.there.clone()
 
     def _give_read(self, read: Crossing) -> Any:
-        known = self._see_to(self._known(read))
+        known = self._known(read) or self._check()
         assert self._differ is not None
         self._differ.logical_or_((read.source != known.there).any())
         return copy.deepcopy(known.here)  # a list, or a tensor of the host, may be written into
@@ -132,13 +134,19 @@ class HostTensors:
         index, self._next = self._next, self._next + 1
         known = self._kept[index] if index < len(self._kept) else None
         if known is None or known.what != crossing.what:
+            self._differs(f"{crossing.what} instead of {known.what if known else 'nothing'}")
             return None
-        return known if here is None or _is_same(known.here, here) else None
+        if here is None or _is_same(known.here, here):
+            return known
+        self._differs(f"other numbers in {crossing.what}")
+        return None
 
-    def _see_to(self, alike: Any) -> Any:
-        if not alike:
-            raise RuntimeError("it sends or reads other values in another call of its kind")
-        return alike
+    def _differs(self, how: str) -> None:
+        self._unlike = self._unlike or f"{how}, in place {self._next} of {len(self._kept)}"
+
+    def _check(self) -> Any:
+        if self._unlike:
+            raise RuntimeError(f"another call of its kind sends or reads {self._unlike}")
 
 
 def _is_same(one: Any, other: Any) -> bool:
