@@ -1,77 +1,100 @@
-"""`make demo`: the whole path without a GPU and without ComfyUI, on a FLUX of a few million random weights.
+"""`make demo`: the whole path without a GPU and without ComfyUI, on a tiny FLUX that has learned to draw emoji.
 
-Starts a pool of two CPU ranks, samples one picture with one rank and with both, compares them, writes the picture.
-The weights are random, so the picture is an abstract one; that both are the same one is the point.
+Starts a pool of two CPU ranks, draws the prompt with one rank and with both, and writes both pictures side by side with
+what differs between them. `PROMPT="red apple" make demo` draws another.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
+import os
+import sys
 import time
 from pathlib import Path
 
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
+from benchmarks.emoji.autoencoder import Autoencoder
+from benchmarks.emoji.words import UnknownWordError, Words
 from parallel_runtime.config import ParallelConfig
-from tests.tiny_flux import tiny_config, write_diffusers_folder
 from workers.client.client import Branch, LoopRequest, ModelRequest
 from workers.client.pool_registry import close_pools, get_pool
 
-STEPS = 6
+MODEL = Path(__file__).parent / "emoji" / "model"
+STEPS, SIDE, SEED = 20, 16, 7
+"""SIDE: of the latent, an eighth of the picture's."""
+_SHOWN, _MARGIN, _CAPTION = 256, 16, 44
+"""Pixels of each picture as it is shown, around it, and for the words above."""
 
 
-def make_request(size: int) -> LoopRequest:
-    """A prompt made of random numbers, for a picture of size x size pixels."""
-    generator = torch.Generator().manual_seed(7)
-    conditioning = {
-        "context": torch.randn(1, 64, 64, generator=generator),
-        "y": torch.randn(1, 32, generator=generator),
-        "guidance": torch.tensor([3.5]),
-    }
-    x = torch.randn(1, 16, size // 8, size // 8, generator=generator)
-    return LoopRequest("euler", torch.linspace(1, 0, STEPS + 1), x, (Branch(conditioning, 0),), 1.0, 7)
+def make_request(words: Words, prompt: str, seed: int) -> LoopRequest:
+    """What a sampler sends for this prompt.
+
+    Raises:
+        UnknownWordError: the model does not know a word of it.
+    """
+    context, pooled = words.conditioning(prompt)
+    noise = torch.randn(1, 16, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
+    branch = Branch({"context": context, "y": pooled}, 0)
+    return LoopRequest("euler", torch.linspace(1, 0, STEPS + 1), noise, (branch,), 1.0, seed)
 
 
-def to_image(latent: torch.Tensor) -> Image.Image:
-    """Three fixed mixes of the sixteen latent channels as red, green and blue; a VAE would need real weights."""
-    mix = torch.randn(3, latent.shape[1], generator=torch.Generator().manual_seed(3))
-    colours = torch.einsum("rc,chw->hwr", mix, latent[0])
-    colours = (colours - colours.amin((0, 1))) / (colours.amax((0, 1)) - colours.amin((0, 1)))
-    picture = Image.fromarray((colours * 255).byte().numpy())
-    return picture.resize((picture.width * 8, picture.height * 8), Image.Resampling.BICUBIC)
+def decode(latent: torch.Tensor) -> torch.Tensor:
+    """(H, W, 3) uint8."""
+    with torch.no_grad():
+        picture = Autoencoder.read(MODEL / "emoji-vae.safetensors").decode(latent)[0]
+    return (picture.clamp(0, 1) * 255).round().byte().permute(1, 2, 0)
+
+
+def side_by_side(prompt: str, pictures: dict[str, torch.Tensor]) -> Image.Image:
+    """Pictures (H, W, 3) with their captions, under the prompt."""
+    width = _MARGIN + len(pictures) * (_SHOWN + _MARGIN)
+    sheet = Image.new("RGB", (width, 2 * _CAPTION + _SHOWN + _MARGIN), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=18)
+    pen.text((_MARGIN, 14), f"“{prompt}”", "black", font)
+    for place, (caption, picture) in enumerate(pictures.items()):
+        left = _MARGIN + place * (_SHOWN + _MARGIN)
+        pen.text((left, _CAPTION + 14), caption, "#555555", font)
+        shown = Image.fromarray(picture.numpy()).resize((_SHOWN, _SHOWN), Image.Resampling.LANCZOS)
+        sheet.paste(shown, (left, 2 * _CAPTION))
+        pen.rectangle((left, 2 * _CAPTION, left + _SHOWN - 1, 2 * _CAPTION + _SHOWN - 1), outline="#dddddd")
+    return sheet
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=int, default=512)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt", default=os.environ.get("PROMPT") or "red apple")
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--out", type=Path, default=Path("demo-output"))
     arguments = parser.parse_args()
-    request = make_request(arguments.size)
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_diffusers_folder(Path(folder) / "tiny-flux", tiny_config(num_layers=3, num_single_layers=6))
-        print("Starting a pool of two CPU ranks ...", flush=True)
-        get_pool(ParallelConfig(devices="cpu:2")).start()
-        for ranks in (1, 2):
-            config = ParallelConfig(devices=f"cpu:{ranks}")
-            model = ModelRequest(str(path), "float32", config)
-            pool = get_pool(config)  # one rank is a part of the same pool: nothing is started anew
-            plan = pool.load(model).explanation
-            pool.sample(model, request)
-            started = time.perf_counter()
-            latent = pool.sample(model, request)
-            rows.append((ranks, plan, (time.perf_counter() - started) / STEPS, latent))
-        close_pools()
-    print(f"\nFLUX with random weights, {arguments.size} x {arguments.size}, euler, {STEPS} steps\n")
-    print(f"{'ranks':>5}  {'seconds per step':>16}  {'max difference':>14}  plan")
-    for ranks, plan, seconds, latent in rows:
-        print(f"{ranks:>5}  {seconds:>16.3f}  {(latent - rows[0][3]).abs().max().item():>14.1e}  {plan}")
+    try:
+        words = Words.read(MODEL / "emoji-words.safetensors")
+        request = make_request(words, arguments.prompt, arguments.seed)
+    except UnknownWordError as error:
+        sys.exit(str(error))
+    latents, plans = [], []
+    print("Starting a pool of two CPU ranks ...", flush=True)
+    get_pool(ParallelConfig(devices="cpu:2")).start()
+    for ranks in (1, 2):
+        config = ParallelConfig(devices=f"cpu:{ranks}")
+        model = ModelRequest(str(MODEL / "emoji-flux"), "float32", config)
+        pool = get_pool(config)  # one rank is a part of the same pool: nothing is started anew
+        plans.append(pool.load(model).explanation)
+        started = time.perf_counter()
+        latents.append(pool.sample(model, request))
+        print(f"{ranks} rank(s): {STEPS} steps in {time.perf_counter() - started:.1f} s. {plans[-1]}", flush=True)
+    close_pools()
+    one, two = map(decode, latents)
+    apart = (one.int() - two.int()).abs()
+    print(f"Largest difference of the latents: {(latents[0] - latents[1]).abs().max():.1e}.")
+    print(f"Largest difference of the 8-bit pictures: {apart.max()}; pixels that differ: {apart.any(2).sum()}.")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    to_image(rows[-1][3]).save(arguments.out / "two-ranks.png")
-    print(f"\nWrote {arguments.out / 'two-ranks.png'}")
+    path = arguments.out / "one-and-two-ranks.png"
+    shown = {"one rank": one, "two ranks": two, f"difference: {apart.max()}": 255 - apart.byte()}
+    side_by_side(arguments.prompt, shown).save(path)
+    print(f"Wrote {path}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What PipeFusion changes in a picture: PSNR and SSIM against one GPU over patches and warm-up steps.
 
     python -m benchmarks.pipefusion_quality --out benchmarks/results          # ten minutes of one CPU core
-    python -m benchmarks.pipefusion_quality --checkpoint FLUX.1-dev --prompt prompt.safetensors \
+    python -m benchmarks.pipefusion_quality --checkpoint flux1-dev.safetensors --prompt prompt.safetensors \
         --vae FOLDER --size 1024 --device cuda --dtype bfloat16 --out DIR           # docs/pipefusion.md says how
 
 All blocks run as one stage in one process: the number of stages does not change the numbers
@@ -35,15 +35,16 @@ from parallel_runtime.requests.requests import ConditioningRef, Sample
 
 from .lone_stage import LoneRunner, stage_of
 from .picture_distance import psnr, ssim
-from .quality_models import Subject, learn_to_draw, make_random, open_real
+from .quality_models import Subject, make_random, open_emoji, open_real
 from .quality_report import table, write_report
 
 PATCHES = range(2, 9)
 WARMUPS = range(1, 5)
-LENGTHS = (4, 8, 20, 40)
+LENGTHS = (4, 8, 20, 28)
 """Numbers of steps for which the first of SHOWN is measured too."""
 Seen = dict[str, torch.Tensor]
 """A run's "latent", and the "picture" that it is decoded to."""
+EMOJI = Path(__file__).parent / "emoji" / "model"
 SHOWN = ((4, 1), (8, 1), (8, 4))
 """Patches and warm-up steps whose pictures are kept."""
 
@@ -178,9 +179,9 @@ def compare(found: Seen, exact: Seen) -> dict[str, float]:
 
 
 @torch.no_grad()
-def measure(subject: Subject, steps: int, shift: float) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def measure(subject: Subject, steps: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return the distances of all schedules from the exact run, with how much changes per step; and some pictures."""
-    sampling, sigmas = Sampling(subject), flow_sigmas(steps, shift)
+    sampling, sigmas = Sampling(subject), flow_sigmas(steps, subject.shift)
     drift, quiet = Drift(sampling.stage), Quiet(sampling.stage)
     exact = sampling.exact(sigmas, drift)
     pictures = {"one GPU": exact["picture"]}
@@ -194,7 +195,7 @@ def measure(subject: Subject, steps: int, shift: float) -> tuple[dict[str, Any],
         if patches == SHOWN[0][0]:
             pictures[f"M = {patches}, blind"] = found["picture"]
     for count in LENGTHS:
-        others = flow_sigmas(count, shift)
+        others = flow_sigmas(count, subject.shift)
         found = sampling.run(others, *SHOWN[0], quiet)
         lengths.append({"steps": count, **compare(found, sampling.exact(others, quiet))})
     result = {
@@ -213,15 +214,14 @@ def measure(subject: Subject, steps: int, shift: float) -> tuple[dict[str, Any],
 def read_options() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, help="diffusers folder of a FLUX.1; without one, the stand-ins")
+    parser.add_argument("--checkpoint", type=Path, help="a FLUX.1 file; without one, the stand-ins")
     parser.add_argument("--prompt", type=Path, help="safetensors file of context, y and guidance")
     parser.add_argument("--vae", type=Path, help="diffusers folder")
     parser.add_argument("--size", type=int, default=1024, help="of the checkpoint's picture")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--shift", type=float, default=3.16, help="of the sigmas; FLUX.1-dev's at 1024 by default")
-    parser.add_argument("--iterations", type=int, default=600, help="that the drawing stand-in learns for; 0 without")
+    parser.add_argument("--prompts", type=int, default=64, help="that the model of benchmarks/emoji draws; 0 without")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.checkpoint and not options.prompt:
@@ -237,8 +237,8 @@ def make_subjects(options: argparse.Namespace) -> list[Callable[[], Subject]]:
         given = (options.checkpoint, options.prompt, options.vae, side, options.device, dtype)
         return [lambda: open_real(*given)]
     subjects: list[Callable[[], Subject]] = [lambda: make_random(0, side=32), lambda: make_random(1, side=32)]
-    if options.iterations:
-        subjects.append(lambda: learn_to_draw(24, options.iterations))
+    if options.prompts:
+        subjects.append(lambda: open_emoji(EMOJI, options.prompts))
     return subjects
 
 
@@ -249,11 +249,11 @@ def main() -> None:
     pictures: dict[str, torch.Tensor] = {}
     started = time.perf_counter()
     for make in make_subjects(options):
-        result, pictures = measure(make(), options.steps, options.shift)
+        result, pictures = measure(make(), options.steps)
         results.append(result)
         print(table(result), f"\n\n{time.perf_counter() - started:.0f} s\n", flush=True)
     if options.out:
-        run = f"euler, {options.steps} steps, flow sigmas with shift {options.shift}, torch {torch.__version__}"
+        run = f"euler, {options.steps} steps, torch {torch.__version__}"
         write_report(options.out, run, results, pictures)
 
 

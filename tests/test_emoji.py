@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks.emoji import train
+from benchmarks.emoji.drawing import MODEL, Artist
 from benchmarks.emoji.glyphs import names, words_of
 from benchmarks.emoji.words import LENGTH, UnknownWordError, Words, embed
 
@@ -32,8 +33,8 @@ def test_no_words_are_zeros():
     assert not pooled.any()
 
 
-def test_an_unknown_word_names_those_that_are_known():
-    with pytest.raises(UnknownWordError, match="does not know hole. It knows: apple, red"):
+def test_an_unknown_word_is_told_with_what_can_be_drawn():
+    with pytest.raises(UnknownWordError, match="does not know hole. It draws: red apple, banana, "):
         Words(["red", "apple"], torch.zeros(2, 4)).conditioning("red hole")
 
 
@@ -43,3 +44,13 @@ def test_latents_are_cut_into_tokens_as_flux_cuts_them():
     assert tokens.shape == (2, 4, 64)
     assert torch.equal(tokens[0, 1], latents[0, :, :2, 2:].flatten())
     assert torch.equal(train.to_latents(tokens, 4), latents)
+
+
+def test_what_is_here_is_small_and_draws_what_it_is_told():
+    assert sum(path.stat().st_size for path in MODEL.rglob("*") if path.is_file()) < 6_000_000
+    apple, tree = Artist().draw(["red apple", "evergreen tree"])
+    for picture, colour in ((apple, 0), (tree, 1)):
+        middle = picture[:, 48:80, 48:80].mean((1, 2))
+        assert middle.argmax() == colour
+        assert middle[colour] > 1.5 * middle.sort().values[1]
+        assert picture[:, :4, :4].min() > 0.9  # on white

@@ -82,16 +82,16 @@ class Autoencoder(nn.Module):
         return {name: tensor.detach().bfloat16().cpu().contiguous() for name, tensor in state.items()}
 
 
-def train(pictures: torch.Tensor, seconds: Iterator[float], batch: int) -> Autoencoder:
+def train(pictures: torch.Tensor, done_part: Iterator[float], batch: int) -> Autoencoder:
     """Learn to give squares of pictures back from latents with some noise.
 
     Args:
         pictures: (N, 3, H, W) in 0 to 1, on the device that trains.
-        seconds: how far the training is after each step, from 0 to 1; it ends with the last one.
+        done_part: how far the training is after each step, from 0 to 1; it ends with the last one.
     """
     model = Autoencoder().to(pictures.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimiser = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0, fused=pictures.is_cuda)
-    for done in seconds:
+    for done in done_part:
         for group in optimiser.param_groups:
             group["lr"] = 1e-3 * min(1.0, 20 * done + 0.02) * (1 - done) + 1e-6
         chosen = _square(pictures[torch.randint(len(pictures), (batch,), device=pictures.device)])

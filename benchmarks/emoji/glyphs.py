@@ -17,7 +17,7 @@ _STRIKE = 109
 """The one size that the font's bitmaps have."""
 _ROOM = 6
 """Pixels of white around a picture, at least."""
-_LEARNED = (
+LEARNED = (
     "red apple", "banana", "cherries", "strawberry", "watermelon", "tangerine", "grapes", "pineapple", "hamburger",
     "slice of pizza", "doughnut", "cookie", "shortcake", "soft ice cream", "hot beverage", "beer mug",
     "black sun with rays", "umbrella", "white medium star", "rainbow", "evergreen tree", "palm tree", "cactus",
@@ -41,7 +41,7 @@ def words_of(prompt: str) -> tuple[str, ...]:
 
 def names() -> dict[str, tuple[str, ...]]:
     """Each emoji that is learned -> the words of its name."""
-    return {unicodedata.lookup(name): words_of(name) for name in _LEARNED}
+    return {unicodedata.lookup(name): words_of(name) for name in LEARNED}
 
 
 def draw(characters: list[str], font: Path = FONT) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from .glyphs import words_of
+from .glyphs import LEARNED, words_of
 
 WIDTH = 64
 """Of a word."""
@@ -55,9 +55,8 @@ class Words:
         chosen = list(words)
         unknown = [word for word in chosen if word not in self._rows]
         if unknown or len(chosen) > LENGTH:
-            known = ", ".join(sorted(self.vocabulary))
             raise UnknownWordError(
-                f"The model does not know {', '.join(unknown)}. It knows: {known}."
+                f"The model does not know {', '.join(unknown)}. It draws: {', '.join(LEARNED)}."
                 if unknown
                 else f"A prompt may have {LENGTH} words."
             )

@@ -1,7 +1,7 @@
 """Writes a model file again in the formats that ComfyUI reads, by ComfyUI's own quantisation.
 
-python formats.py COMFYUI SOURCE FOLDER: FOLDER/FORMAT.safetensors for each of FORMATS that this ComfyUI has; prints
-their names as JSON.
+python formats.py COMFYUI SOURCE FOLDER [FORMAT ...]: FOLDER/FORMAT.safetensors for each of FORMATS, or of those named,
+that this ComfyUI has; prints their names as JSON.
 """
 
 from __future__ import annotations
@@ -54,15 +54,19 @@ def write(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor
 
 
 if __name__ == "__main__":
-    comfyui, source, folder = map(Path, sys.argv[1:])
+    comfyui, source, folder = map(Path, sys.argv[1:4])
     sys.path.append(str(comfyui))
     import comfy.cli_args
 
     comfy.cli_args.args.cpu = True
+    from comfy.model_detection import convert_diffusers_mmdit
+
+    tensors = load_file(source)
+    tensors = convert_diffusers_mmdit(tensors) or tensors  # diffusers' layers are parts of ComfyUI's
     written = []
-    for each in FORMATS:
+    for each in sys.argv[4:] or FORMATS:
         try:
-            contents = write(load_file(source), each)
+            contents = write(tensors, each)
         except (ImportError, KeyError, AttributeError) as error:  # an older ComfyUI
             print(each, repr(error), file=sys.stderr)
             continue

@@ -8,12 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.emoji.drawing import Artist
 from tests.host.comfy_host import ComfyHost
 from tests.host.find_host import PACK_ROOT, find_host
 from tests.host.workflow import Prompt
 
 from .canvas import Canvas, open_canvas
-from .cards import draw_card
+from .cards import SCENES, draw_card
 from .example_files import model_entry
 from .examples import EXAMPLES, Example
 
@@ -60,11 +61,11 @@ _BY_HAND = {
 
 
 def draw_all_cards() -> None:
-    """Draw them anew, by the files that are there."""
+    """Draw them anew: `python -c "from tests.host.browser.draw_examples import *; draw_all_cards()"` does no more."""
+    artist = Artist()
     titles = {name: (example.title, example.use) for name, example in EXAMPLES.items()} | _BY_HAND
     for name, (title, use) in titles.items():
-        saved = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-        draw_card(saved, title, use, FOLDER / f"{name}.jpg")
+        draw_card(artist, SCENES[name], title, use, FOLDER / f"{name}.jpg")
 
 
 def _numbered(prompt: Prompt) -> Prompt:

@@ -1,4 +1,4 @@
-"""`python -m tests.host.browser.readme_pictures`: the README's picture, of a run with a tiny FLUX on two CPU ranks."""
+"""`python -m tests.host.browser.readme_pictures`: the README's picture, a run on two CPU ranks with the emoji FLUX."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from tests.host.comfy_host import ComfyHost
+from tests.host.emoji import FLUX, VAE, write_emoji_model
 from tests.host.find_host import PACK_ROOT, find_host
 from tests.host.workflow import Prompt, link, node
-from tests.tiny_flux import write_original
 
 from .canvas import Canvas, open_canvas
 from .test_panel import numbered, queue, set_setting, wait_for
@@ -20,15 +20,15 @@ from .test_panel import numbered, queue, set_setting, wait_for
 IMAGES = PACK_ROOT / "docs" / "images"
 SHOWN = "widgets"
 """Key of a PNG's text: the widgets that it shows of nodes of ours, by which a test sees that it is up to date."""
-FILE = "flux1-dev.safetensors"
 _PLACES = {
     "config": ("Parallel Config", 20, 60, 340, 470),
     "loader": ("Parallel Loader", 400, 60, 370, 235),
-    "positive": ("Positive prompt", 400, 340, 370, 120),
-    "negative": ("Negative prompt (not used at CFG 1)", 400, 505, 370, 90),
-    "latent": ("Empty latent", 400, 640, 370, 110),
+    "positive": ("Prompt", 400, 340, 370, 100),
+    "latent": ("Empty latent", 400, 480, 370, 110),
+    "vae": ("Load VAE", 400, 635, 370, 60),
     "sampler": ("", 810, 60, 330, 690),
-    "save": ("Save latent", 1180, 190, 230, 60),
+    "decode": ("VAE Decode", 1180, 60, 260, 60),
+    "save": ("Save Image", 1180, 160, 260, 340),
 }
 _PLACE = """(places) => {
   places.forEach(([title, x, y, width, height], index) => {
@@ -49,23 +49,23 @@ _PREVIEWED = """() => app.rootGraph.nodes.some((node) => node.comfyClass.endsWit
 
 
 def graph(sampler: str, steps: int) -> Prompt:
-    """Text to image as an artist has it, but for texts that no encoder read."""
+    """Text to image as an artist has it, but for the text's encoder."""
     auto = dict.fromkeys(("cfg", "data", "ulysses", "attention", "compile", "ring", "stages", "patches"), "auto")
-    prompt = "a lighthouse keeper's cottage on a cliff at dusk, warm light in the windows, sea fog below, photograph"
     return {
         "config": node("ParallelConfig", devices="cpu:2", **auto, hosts=1, warmup_steps=1, weights="auto"),
         "loader": node(
-            "ParallelLoader", model_name=FILE, weight_dtype="default", parallel_config=link("config")
+            "ParallelLoader", model_name=FLUX, weight_dtype="default", parallel_config=link("config")
         ),
-        "positive": node("TestPrompt", text=prompt),
-        "negative": node("TestPrompt", text=""),
-        "latent": node("EmptySD3LatentImage", width=512, height=512, batch_size=1),
+        "positive": node("TestEmoji", text="rocket"),
+        "latent": node("EmptySD3LatentImage", width=128, height=128, batch_size=1),
+        "vae": node("VAELoader", vae_name=VAE),
         "sampler": node(
-            sampler, model=link("loader"), positive=link("positive"), negative=link("negative"),
+            sampler, model=link("loader"), positive=link("positive"), negative=link("positive"),
             latent_image=link("latent"), seed=42, steps=steps, cfg=1.0, sampler_name="euler", scheduler="simple",
             denoise=1.0,
         ),
-        "save": node("SaveLatent", samples=link("sampler"), filename_prefix="latents/picture"),
+        "decode": node("VAEDecode", samples=link("sampler"), vae=link("vae")),
+        "save": node("SaveImage", images=link("decode"), filename_prefix="picture"),
     }  # fmt: skip
 
 
@@ -87,28 +87,22 @@ def take(canvas: Canvas, name: str, clip: dict[str, int]) -> None:
 
 
 def take_picture(canvas: Canvas, host: ComfyHost) -> None:
-    """While steps are under way."""
+    """When the picture is there, the sampler with its preview beside it."""
     for name in ("Comfy.Minimap.Visible", "Comfy.Graph.CanvasInfo", "Comfy.Graph.CanvasMenu"):
         set_setting(canvas, name, False)
-    open_graph(canvas, graph("KSampler", 4))
-    queue(canvas, host)  # the pool is up and compiled nothing: the picture is of a run as artists know it
-    canvas.run(
-        "() => { for (const node of app.rootGraph.nodes) for (const widget of node.widgets ?? [])"
-        " { if (widget.name === 'seed') widget.value = 43; if (widget.name === 'steps') widget.value = 30; }"
-        " window.steps = 0; app.api.addEventListener('progress', () => window.steps++); }"
-    )
-    canvas.run("() => app.queuePrompt(0, 1)")
-    wait_for(lambda: canvas.run("() => window.steps > 7") and canvas.run(_PREVIEWED), 120)
+    open_graph(canvas, graph("KSampler", 40))
+    queue(canvas, host)
+    wait_for(lambda: canvas.run(_PREVIEWED) and not any(host.get("/queue").values()), 120)
+    canvas.page.wait_for_timeout(8000)  # the picture is fetched and drawn, and the notice of it goes
     take(canvas, "canvas.png", {"x": 62, "y": 40, "width": 1458, "height": 820})
-    wait_for(lambda: not any(host.get("/queue").values()), 120)
 
 
 def main() -> None:
     """Command line."""
     with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
-        host = ComfyHost(find_host(), Path(folder) / "base")
+        host = ComfyHost(find_host(), Path(folder) / "base", ["--preview-method", "taesd"])
         try:
-            write_original(host.base / "models" / "diffusion_models" / FILE, seed=3)
+            write_emoji_model(host.base)
             with open_canvas(host.address, 1520, 900) as canvas:
                 take_picture(canvas, host)
         finally:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -68,6 +71,31 @@ class Prompt(io.ComfyNode):
     def execute(cls, text: str) -> io.NodeOutput:
         seed = sum(text.encode())
         return io.NodeOutput([[_random(seed, 1, 7, 64), {"pooled_output": _random(seed + 1, 1, 32), "guidance": 3.5}]])
+
+
+class Emoji(io.ComfyNode):
+    """The words of an emoji's name, for the model that draws it (benchmarks/emoji)."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="TestEmoji",
+            category="test",
+            inputs=[io.String.Input("text", multiline=True)],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(cls, text: str) -> io.NodeOutput:
+        folder = Path(__file__).resolve().parents[3] / "benchmarks" / "emoji"
+        if "emoji_model" not in sys.modules:  # the folder above is on no path: its `nodes` would hide ComfyUI's
+            spec = importlib.util.spec_from_file_location(
+                "emoji_model", folder / "__init__.py", submodule_search_locations=[str(folder)]
+            )
+            sys.modules["emoji_model"] = importlib.util.module_from_spec(spec)
+        words = importlib.import_module("emoji_model.words").Words.read(folder / "model" / "emoji-words.safetensors")
+        context, pooled = words.conditioning(text)
+        return io.NodeOutput([[context, {"pooled_output": pooled}]])
 
 
 class ConditioningValues(io.ComfyNode):
@@ -431,6 +459,7 @@ class TensorPack(ComfyExtension):
         return [
             RandomConditioning,
             Prompt,
+            Emoji,
             ConditioningValues,
             RandomLatent,
             EmptyLatents,
