@@ -33,6 +33,7 @@ from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
 from parallel_runtime.networks.comfyui.description import describe_network
+from parallel_runtime.networks.comfyui.own_cache import OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.seam import enter
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
@@ -145,7 +146,14 @@ class Cut:
         split = TokenSplit(single_rank_mesh())
         prepare_network(loaded.network, self._described.data, split)
         self._held: Any = SimpleNamespace(
-            network=loaded.network, split=split, here=True, device=device, pulse=None, stream=None
+            network=loaded.network,
+            split=split,
+            here=True,
+            device=device,
+            pulse=None,
+            stream=None,
+            stage=None,
+            own_cache=OwnCache(self._described.data),
         )
 
     def wrap(self, compiles: bool) -> tuple[ComfyNetwork, Callable[[], torch.Tensor]]:
