@@ -36,6 +36,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuIpcOpenMemHandle_v2": (_POINTER, MemoryHandle, ctypes.c_uint),
     "cuIpcCloseMemHandle": (_ADDRESS,),
     "cuMemcpyAsync": (_ADDRESS, _ADDRESS, _SIZE, _POINTER),
+    "cuMemHostGetDevicePointer_v2": (_POINTER, _POINTER, ctypes.c_uint),
+    "cuStreamWaitValue32_v2": (_POINTER, _ADDRESS, ctypes.c_uint32, ctypes.c_uint),
+    "cuStreamWriteValue32_v2": (_POINTER, _ADDRESS, ctypes.c_uint32, ctypes.c_uint),
 }
 
 

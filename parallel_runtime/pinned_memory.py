@@ -8,6 +8,8 @@ import torch
 
 PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every device of the process."""
+MAPPED = 2
+"""cudaHostRegisterMapped: a GPU's streams wait for words in it and write them, too."""
 
 
 def register(memory: torch.Tensor, flags: int = 0) -> bool:

@@ -8,9 +8,10 @@ from .errors import ConfigurationError
 from .said import said
 
 VARIABLE = "PARALLEL_DIT_OFF"
-SWITCHES = ("passes", "recordings", "peers", "blocks", "quantised", "sent", "modulation")
-"""Our changes to compiled graphs; CUDA graphs of whole forwards; exchange through the peers' memory; in blocks of
-ComfyUI's networks, norms and feed-forward layers as parts of that exchange, and quantised layers as operators of a
+SWITCHES = ("passes", "recordings", "peers", "host", "blocks", "quantised", "sent", "modulation")
+"""Our changes to compiled graphs; CUDA graphs of whole forwards; exchange through the peers' memory; exchange
+through the host's memory, where GPUs do not reach each other's (NCCL stays for both); in blocks of ComfyUI's networks,
+norms and feed-forward layers as parts of that exchange, and quantised layers as operators of a
 graph; what a forward sends from the host or reads, in recordings; modulation layers of ComfyUI's networks that ranks
 share out, before the blocks."""
 

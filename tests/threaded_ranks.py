@@ -20,8 +20,10 @@ import torch._inductor.decomposition
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-from parallel_runtime.acceleration import peer_memory
+from parallel_runtime.acceleration import head_routes
 from parallel_runtime.acceleration import recordings as graphs
+from parallel_runtime.acceleration.host_lanes import Slots
+from parallel_runtime.acceleration.host_memory import HostMemory
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.engine.engine import Engine
@@ -29,6 +31,7 @@ from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.networks import sequence_attention, shares
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
 from parallel_runtime.requests.requests import Step
+from parallel_runtime.streaming.share_memory import HostShare
 
 CPU = torch.device("cpu")
 
@@ -166,6 +169,11 @@ class Communicator:
         """The least of all."""
         tensor.copy_(torch.stack(self.meet(group, "all_reduce", tensor.clone())).amin(0))
 
+    def broadcast(self, tensor: torch.Tensor, src: int, group: Group) -> None:
+        """What one rank has."""
+        brought = self.meet(group, f"broadcast of {tuple(tensor.shape)} by {src}", tensor.clone())
+        tensor.copy_(brought[group.ranks.index(src)])
+
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, group: Group) -> None:
         """Into one tensor."""
         output.copy_(torch.cat(self.meet(group, "all_gather", tensor.clone())))
@@ -182,9 +190,10 @@ class Communicator:
 
 
 class Hardware:
-    """What happens to one rank and not to the others: by rank."""
+    """What happens to one rank and not to the others: by rank. `near`: GPUs write to each other's memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, near: bool) -> None:
+        self.near = near
         self.no_room: set[int] = set()
         self.no_peer_memory: set[int] = set()
         self.cannot_record: set[int] = set()
@@ -223,8 +232,8 @@ class Control:
 class ThreadedPool:
     """Ranks with their engines, and what the supervisor does."""
 
-    def __init__(self, world_size: int, patch: pytest.MonkeyPatch):
-        self.communicator, self.hardware = Communicator(world_size), Hardware()
+    def __init__(self, world_size: int, patch: pytest.MonkeyPatch, near: bool = True):
+        self.communicator, self.hardware = Communicator(world_size), Hardware(near)
         stand_in(self.communicator, self.hardware, patch)
         self.engines = [Engine(CPU, rank, world_size) for rank in range(world_size)]
         self.control = Control(self.communicator)
@@ -324,7 +333,30 @@ def _share_memory(communicator: Communicator, hardware: Hardware, patch: pytest.
     patch.setattr(symmetric_memory, "empty", empty)
     patch.setattr(symmetric_memory, "rendezvous", rendezvous)
     patch.setattr(sequence_attention, "peer_attention", attend)
-    patch.setattr(peer_memory, "peers_are_near", lambda *_: True)
+    patch.setattr(head_routes, "peers_are_near", lambda *_: hardware.near)
+    _share_host_memory(communicator, hardware, patch)
+
+
+def _share_host_memory(communicator: Communicator, hardware: Hardware, patch: pytest.MonkeyPatch) -> None:
+    def share_memory(group: Any) -> HostMemory:
+        def opened(share: HostShare, rank: int, ranks: int, device: torch.device) -> Any:
+            if communicator.rank in hardware.no_peer_memory:
+                raise RuntimeError("memory of the host cannot be pinned")
+            return SimpleNamespace(slots=Slots(ranks, share.memory.numel()), group=group)
+
+        return HostMemory(group, opened=opened)
+
+    def attend(query: Any, key: Any, value: Any, *, kernel: Any, buffers: Any, scale: Any) -> torch.Tensor:
+        told = f"attention over {buffers.memory.slots.size} bytes of the host in {buffers.chunks}"
+        keys, values = zip(*communicator.meet(buffers.memory.group, told, (key, value)), strict=True)
+        return kernel(query, torch.cat(keys, 1), torch.cat(values, 1), None, scale)
+
+    patch.setattr(dist, "get_rank", lambda group: group.ranks.index(communicator.rank))
+    patch.setattr(dist, "get_global_rank", lambda group, rank: group.ranks[rank])
+    patch.setattr(dist, "broadcast", communicator.broadcast)
+    patch.setattr(head_routes, "HostMemory", share_memory)
+    patch.setattr(sequence_attention, "attend_through_host", attend)
+    patch.setattr(head_routes, "may_go_through_host", lambda device: True)
 
 
 def _record(communicator: Communicator, hardware: Hardware, patch: pytest.MonkeyPatch) -> None:

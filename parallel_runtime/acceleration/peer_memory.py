@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from ..mesh.agreement import all_agree
-from ..mesh.mesh import Mesh
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ class PeerMemory:
     which its ranks run alike, and on their votes.
 
     Args:
-        group: of the ranks; they share memory where `peers_are_near`.
+        group: of the ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup):
@@ -96,8 +94,6 @@ class PeerMemory:
             heads: a multiple of the ranks.
             device: this rank's GPU.
         """
-        if not peers_are_near(self._group, device):
-            return None
         key = (lengths, batch, heads, head_dim, dtype)
         if key not in self._buffers:
             landing = (sum(lengths), batch, 3, heads // len(lengths), head_dim)
@@ -168,39 +164,3 @@ def _exchange(memory: torch.Tensor, group: dist.ProcessGroup) -> tuple[Sequence[
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def peers_are_near(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether writing to each other's memory is worth a try: GPUs of one host, peer access not forbidden. The same on
-    all ranks of a pool."""
-    if device.type != "cuda" or os.environ.get("NCCL_P2P_DISABLE", "0") != "0":
-        return False
-    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-    return one_host and torch.cuda.device_count() >= group.size()
-
-
-@dataclass(frozen=True)
-class PeerSharing:
-    """Which attention runs over peer memory.
-
-    Args:
-        heads, head_dim, dtype, device: of the transformer's self-attention on this rank.
-        kernel: key of KERNELS.
-    """
-
-    heads: int
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-    kernel: str
-
-    def fits(self, query: torch.Tensor) -> bool:
-        """Whether the buffers are for attention of this kind, (batch, tokens, heads, head dim)."""
-        return query.shape[2:] == (self.heads, self.head_dim) and query.dtype == self.dtype
-
-    def buffers(self, mesh: Mesh, lengths: tuple[int, ...], batch: int) -> PeerBuffers | None:
-        """Return buffers for ranks of these lengths, None where they share no memory. Collective over the group."""
-        if mesh.peers is None:
-            return None
-        heads = -(-self.heads // len(lengths)) * len(lengths)
-        return mesh.peers.buffers(lengths, batch, heads, self.head_dim, self.dtype, self.device)

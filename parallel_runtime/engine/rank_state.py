@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from .. import memory
-from ..acceleration.peer_memory import PeerMemory
+from ..acceleration.head_routes import HeadRoutes
 from ..config import ParallelPlan
 from ..mesh.links import Links
 from ..mesh.mesh import Mesh
@@ -110,7 +110,7 @@ class RankState:
         self.unlike = devices_unlike(device, world_size)
         """Whether the ranks' devices are of several models."""
         speeds = measure_speeds(device, world_size)
-        self.meshes = Meshes(rank, world_size, speeds, leave=self.residency.leave, share=PeerMemory)
+        self.meshes = Meshes(rank, world_size, speeds, leave=self.residency.leave, share=HeadRoutes)
         self._allocated = 0
         self._beside: dict[Hashable, int] = {}  # measured; for texts, as ranks may differ in it
         self._opened: tuple[Load, Opened] | None = None

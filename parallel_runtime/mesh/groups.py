@@ -13,7 +13,7 @@ GroupKey = tuple[tuple[int, ...], str]
 
 
 class GroupMemory(Protocol):
-    """Memory that the ranks of a group share; see acceleration/peer_memory.py."""
+    """Memory that the ranks of a group share; see acceleration/head_routes.py."""
 
     @property
     def made(self) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +29,24 @@ def count(what: str, group: dist.ProcessGroup | None) -> None:
         TALLY[group.group_name, what] += 1
 
 
+_BROKEN_OFF = threading.Event()
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Around the launch of an exchange of several messages with flags of our own.
+
+    Where it breaks off, words that say who has read what stay as they are, however alike the ranks failed: the next
+    exchange would read what is old, so nothing counts as ended any more. What was only recorded has done nothing.
+    """
+    try:
+        yield
+    except BaseException:
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            _BROKEN_OFF.set()
+        raise
+
+
 Key = tuple[tuple[int, ...], str]
 """Ranks of a group, and what of theirs is counted."""
 
@@ -39,7 +58,7 @@ _END_SECONDS = 3.0
 
 def launched(device: torch.device) -> Mapping[Key, int] | None:
     """(ranks, name) -> how often; None where not all has come to an end, or this torch does not tell."""
-    if not _ends(device):
+    if _BROKEN_OFF.is_set() or not _ends(device):
         return None
     counts: dict[Key, int] = {}
     if not dist.is_initialized():

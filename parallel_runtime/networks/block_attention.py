@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..acceleration.peer_memory import PeerBuffers
 from ..attention.kernels import AttentionKernel
 from ..errors import UnsupportedModelError
 from ..switches import is_on
@@ -95,7 +96,12 @@ class BlockAttention:
         if split.streams is None or split.alone is not None or split.whole_queries or split.gathers_keys or split.kept:
             return None
         buffers, peers = tokens.buffers, tokens.peers
-        if buffers is None or peers is None or not peers.fits(queries[0]) or queries[0].shape[2] % tokens.degree:
+        if (
+            not isinstance(buffers, PeerBuffers)
+            or peers is None
+            or not peers.fits(queries[0])
+            or queries[0].shape[2] % tokens.degree
+        ):
             return None
         if not is_on("blocks"):
             return None

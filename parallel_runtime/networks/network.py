@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..acceleration.peer_memory import PeerSharing
+from ..acceleration.head_routes import HeadSharing
 from ..acceleration.pulse import Pulse
 from ..acceleration.recordings import RecordedForward
 from ..attention.choice import check_ring
@@ -89,9 +89,9 @@ class Network:
         self._traits = traits
         self._split = split
         self._attend = BlockAttention(KERNELS[traits.kernel], split, suited)
-        self._peers: PeerSharing | None = None
+        self._peers: HeadSharing | None = None
         if share and is_on("peers") and not traits.why_whole and traits.head_dim * traits.dtype.itemsize % _WORD == 0:
-            self._peers = PeerSharing(traits.heads, traits.head_dim, traits.dtype, traits.device, traits.kernel)
+            self._peers = HeadSharing(traits.heads, traits.head_dim, traits.dtype, traits.device, traits.kernel)
         self._modulates = modulate and is_on("modulation")
         self._run_block: RunBlock | None = None
         self._compiled: CompiledBlocks | None = None

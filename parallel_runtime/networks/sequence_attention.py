@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..acceleration.head_routes import HeadSharing
+from ..acceleration.host_exchange import HostBuffers, attend_through_host
 from ..acceleration.peer_exchange import peer_attention
-from ..acceleration.peer_memory import PeerBuffers, PeerSharing
+from ..acceleration.peer_memory import PeerBuffers
 from ..attention.kernels import AttentionKernel
 from ..attention.ring import RingAttention, RingLayout
 from ..attention.ulysses import WireLayout, ulysses_attention
@@ -34,7 +36,7 @@ class AttendedTokens:
         peers: None keeps the exchange on collectives.
     """
 
-    def __init__(self, mesh: Mesh, peers: PeerSharing | None):
+    def __init__(self, mesh: Mesh, peers: HeadSharing | None):
         self.peers = peers
         self._kept: OrderedDict[tuple[Any, ...], WireLayout | RingLayout] = OrderedDict()
         self.set_mesh(mesh)
@@ -52,7 +54,7 @@ class AttendedTokens:
         self.degree = degree
         self.wire: WireLayout | None = None
         self.ring_layout: RingLayout | None = None
-        self.buffers: PeerBuffers | None = None
+        self.buffers: PeerBuffers | HostBuffers | None = None
 
     def split(self, lengths: tuple[int, ...], batch: int, device: torch.device) -> None:
         """Follow a forward in which every rank has that many tokens, at least one."""
@@ -114,6 +116,10 @@ class SequenceAttention:
         if mask is not None:
             mask = _mask_of_keys(mask, key)
         elif tokens.buffers is not None and tokens.peers is not None and tokens.peers.fits(query):
+            if isinstance(tokens.buffers, HostBuffers):
+                return attend_through_host(
+                    query, key, value, kernel=self._kernel.attend, buffers=tokens.buffers, scale=scale
+                )
             return peer_attention(
                 query,
                 key,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..acceleration.peer_memory import PeerSharing
+from ..acceleration.head_routes import HeadSharing
 from ..mesh.mesh import Mesh
 from .latent_patches import LatentPatch
 from .modulation import Modulation
@@ -84,7 +84,7 @@ class TokenSplit:
         self,
         attention: Callable[..., torch.Tensor],
         run_block: RunBlock | None,
-        peers: PeerSharing | None,
+        peers: HeadSharing | None,
         functions: bool = False,
     ) -> None:
         """A forward begins.

@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from ..errors import OutOfMemoryError
-from ..pinned_memory import register, unregister
+from ..pinned_memory import MAPPED, register, unregister
 from ..said import said
 from .peer_driver import OpenedAllocation, SharedAllocation
 
@@ -78,7 +78,7 @@ class HostShare:
         self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self.address = f"host:{os.getpid()}:{descriptor}:{size}"
-        self._pinned = False
+        self.pinned = False
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
         """See OwnShare."""
@@ -86,14 +86,14 @@ class HostShare:
 
     def pin(self) -> None:
         """See OwnShare."""
-        if not self._pinned and torch.cuda.is_available():
-            self._pinned = register(self.memory)
+        if not self.pinned and torch.cuda.is_available():
+            self.pinned = register(self.memory, MAPPED)
 
     def close(self) -> None:
         """See OwnShare; the memory is free when every rank has closed it."""
         if self._map is None:
             return
-        if self._pinned:
+        if self.pinned:
             unregister(self.memory.data_ptr())
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._map = None  # unmapped with the last tensor over it

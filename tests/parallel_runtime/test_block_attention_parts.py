@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts
+from parallel_runtime.acceleration.peer_memory import PeerBuffers
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
@@ -88,7 +89,7 @@ def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(gi
     split = TokenSplit(single_rank_mesh())
     attention = BlockAttention(KERNELS["sdpa"], split)
     tokens: Any = split.tokens
-    tokens.degree, tokens.buffers = 2, SimpleNamespace(memory="memory", shape="shape", table="table", group="group")
+    tokens.degree, tokens.buffers = 2, PeerBuffers("memory", "shape", "table", "group")  # type: ignore[arg-type]
     fits = SimpleNamespace(fits=lambda query: query.shape[2:] == (HEADS, HEAD_DIM), kernel="sdpa")
     tokens.peers = fits
     call(given, attention, beside)  # no block runs that is cut

@@ -216,6 +216,18 @@ def test_ranks_stay_together_whatever_is_asked_and_whatever_happens_to_one(paths
             client.do(request)
 
 
+@pytest.mark.parametrize("troubles", [frozenset(), frozenset({"no_peer_memory"})])
+def test_ranks_that_do_not_reach_each_other_stay_together_over_the_hosts_memory(paths, troubles):
+    with pytest.MonkeyPatch.context() as patch:
+        pool = ThreadedPool(WORLD, patch, near=False)
+        client = Client(pool, paths)
+        for request in (Prompt(0, troubles=troubles), Prompt(3, texts=(3, 5), sampled=False), Unload(0), *LOSES):
+            client.do(request)
+        pairs = [memory for each in pool.engines[:2] for memory in each.meshes._groups._memory.values()]
+        assert {memory._peers.made for memory in pairs} == {0}
+        assert {memory.made for memory in pairs} == {2 if not troubles else 1}  # and again after the unload
+
+
 def test_plans_over_the_same_ranks_share_groups_and_memory_that_an_unload_frees(paths):
     with pytest.MonkeyPatch.context() as patch:
         pool = ThreadedPool(WORLD, patch)

@@ -1,0 +1,128 @@
+"""Which way heads go between the ranks of a group: the peers' memory, the host's, or NCCL."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ..mesh.agreement import all_agree
+from ..mesh.mesh import Mesh
+from ..switches import is_on
+from .host_exchange import HostBuffers
+from .host_memory import HostMemory
+from .peer_memory import PeerBuffers, PeerMemory
+
+
+class HeadRoutes:
+    """What the ranks of one group share for it. See GroupMemory in mesh/groups.py.
+
+    Args:
+        group: of the ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup):
+        self._group = group
+        self._peers, self._host = PeerMemory(group), HostMemory(group)
+        self._reach: bool | None = None
+
+    @property
+    def made(self) -> int:
+        """How often memory was shared, of either kind; the same on all ranks."""
+        return self._peers.made + self._host.made
+
+    @property
+    def size(self) -> int:
+        """Bytes that are shared now."""
+        return self._peers.size + self._host.size
+
+    def free(self) -> None:
+        """Let all of it go; see PeerMemory."""
+        self._peers.free()
+        self._host.free()
+
+    def buffers(
+        self,
+        lengths: tuple[int, ...],
+        batch: int,
+        heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> PeerBuffers | HostBuffers | None:
+        """Return buffers for ranks of these lengths, None where NCCL has to do it. Collective over the group.
+
+        Args:
+            heads: a multiple of the ranks.
+            device: this rank's GPU.
+        """
+        shape = lengths, batch, heads, head_dim, dtype, device
+        if peers_are_near(self._group, device) and self._peers_reach(device):
+            return self._peers.buffers(*shape)
+        return self._host.buffers(*shape) if may_go_through_host(device) else None
+
+    def _peers_reach(self, device: torch.device) -> bool:
+        """Whether all GPUs of the group reach each other's memory, asked once: which they are, each rank knows of its
+        own alone."""
+        if self._reach is None:
+            self._reach = device.type != "cuda" or _reach_one_another(self._group, device)
+        return self._reach
+
+
+def peers_are_near(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether writing to each other's memory is worth a try: GPUs of one host, peer access not forbidden. The same on
+    all ranks of a pool."""
+    if device.type != "cuda" or os.environ.get("NCCL_P2P_DISABLE", "0") != "0":
+        return False
+    return _one_host() and torch.cuda.device_count() >= group.size()
+
+
+def may_go_through_host(device: torch.device) -> bool:
+    """Whether the host's memory is worth a try where peers are not near. The same on all ranks of a pool."""
+    return device.type == "cuda" and _one_host() and is_on("host")
+
+
+def _one_host() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+
+
+def _reach_one_another(group: dist.ProcessGroup, device: torch.device) -> bool:
+    own = torch.cuda.current_device() if device.index is None else device.index
+    unused = torch.ones(torch.cuda.device_count(), dtype=torch.int64, device=device)
+    unused[own] = 0
+    dist.all_reduce(unused, op=dist.ReduceOp.MIN, group=group)
+    used = [index for index, free in enumerate(unused.tolist()) if not free]
+    reached = all(torch.cuda.can_device_access_peer(own, index) for index in used if index != own)
+    return all_agree(reached and len(used) == group.size(), group, device)
+
+
+@dataclass(frozen=True)
+class HeadSharing:
+    """Which attention exchanges heads over memory that ranks share.
+
+    Args:
+        heads, head_dim, dtype, device: of the transformer's self-attention on this rank.
+        kernel: key of KERNELS.
+    """
+
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    kernel: str
+
+    def fits(self, query: torch.Tensor) -> bool:
+        """Whether the buffers are for attention of this kind, (batch, tokens, heads, head dim)."""
+        return query.shape[2:] == (self.heads, self.head_dim) and query.dtype == self.dtype
+
+    def buffers(self, mesh: Mesh, lengths: tuple[int, ...], batch: int) -> PeerBuffers | HostBuffers | None:
+        """Return buffers for ranks of these lengths, None where they share no memory. Collective over the group."""
+        if mesh.peers is None:
+            return None
+        heads = -(-self.heads // len(lengths)) * len(lengths)
+        buffers: PeerBuffers | HostBuffers | None = mesh.peers.buffers(
+            lengths, batch, heads, self.head_dim, self.dtype, self.device
+        )
+        return buffers

@@ -1,0 +1,128 @@
+"""Ulysses through the host's memory, heads in chunks: while a GPU attends with one chunk, the next one travels.
+
+For GPUs of one host that do not reach each other's memory. The exchange is that of attention/ulysses.py, in another
+order: query, key and value of all chunks go out first, then attended values, chunk by chunk, as they are computed. A
+GPU's copy engines do the copies, one in each direction, and its multiprocessors are left to attention. What is not
+hidden is the first chunk's way in and the last one's back, or what a slow link takes longer than attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+import torch.nn.functional as F
+
+from ..attention.kernels import Attend
+from ..mesh.launched import unbroken
+from .host_lanes import SLOTS, Exchange, Opened
+
+
+@dataclass(frozen=True)
+class HostBuffers:
+    """How attention of one shape goes through the memory that the ranks share.
+
+    Args:
+        memory: of the group.
+        rank: this one's place in it.
+        lengths: tokens of each rank.
+        chunks: heads of each chunk; altogether those of a rank.
+    """
+
+    memory: Opened
+    rank: int
+    lengths: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+
+def attend_through_host(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    kernel: Attend,
+    buffers: HostBuffers,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attend over the tokens of all ranks; as `ulysses_attention`, with its bits, for any lengths. Collective over the
+    group.
+
+    Args:
+        query, key, value: this rank's tokens, (batch, local tokens, heads, head dim), alike in shape and dtype.
+        buffers: for these shapes, heads rounded up to a multiple of the ranks.
+    """
+    degree, heads = len(buffers.lengths), query.shape[2]
+    if heads % degree:
+        query, key, value = (F.pad(part, (0, 0, 0, -heads % degree)) for part in (query, key, value))
+    with unbroken():
+        attended = _Way(query, key, value, buffers).go(kernel, scale)
+    return attended.narrow(2, 0, heads) if heads % degree else attended
+
+
+class _Way:
+    """The way of one attention's tensors between the ranks: message c has the heads of chunk c, message n + c what was
+    attended with them. All memory is taken on the caller's stream before the first message, and held until the last."""
+
+    def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, buffers: HostBuffers):
+        lengths, rank, chunks = buffers.lengths, buffers.rank, buffers.chunks
+        batch, own, heads, head_dim = query.shape
+        degree = len(lengths)
+        self._degree, self._rank, self._lengths, self._chunks = degree, rank, lengths, chunks
+        self._cuts = list(accumulate(chunks, initial=0))
+        self._exchange = Exchange(buffers.memory, rank)
+        self._output = query.new_empty((batch, own, degree, heads // degree, head_dim))
+        self._landing = [query.new_empty((sum(lengths), batch, 3, size, head_dim)) for size in chunks]
+        self._returned = [query.new_empty((degree, own, batch, size, head_dim)) for size in chunks]
+        # (ranks, own tokens, batch, heads / ranks, head dim): the first dim is the rank that it goes to.
+        self._wire = [part.unflatten(2, (degree, -1)).permute(2, 1, 0, 3, 4) for part in (query, key, value)]
+        self._parts: list[dict[int, torch.Tensor]] = []
+        """Of the messages that can be sent, by the rank that each goes to."""
+        self._ready: list[object] = []
+
+    def go(self, kernel: Attend, scale: float | None) -> torch.Tensor:
+        """Attended values of this rank's tokens, (batch, local tokens, heads, head dim)."""
+        count, exchange = len(self._chunks), self._exchange
+        for chunk in range(count):
+            self._pack(chunk)
+        sent = 0
+        for message in range(2 * count):
+            while sent < min(len(self._parts), message + SLOTS):
+                exchange.send(sent, self._parts[sent], self._ready[sent])
+                sent += 1
+            exchange.receive(message, self._coming(message))
+            if message < count:
+                exchange.take(message)
+                self._attend(message, kernel, scale)
+        for chunk, (start, stop) in enumerate(pairwise(self._cuts)):
+            exchange.take(count + chunk)
+            self._output[:, :, :, start:stop] = self._returned[chunk].permute(2, 1, 0, 3, 4)
+        return self._output.flatten(2, 3)
+
+    def _pack(self, chunk: int) -> None:
+        start, stop = self._cuts[chunk : chunk + 2]
+        packed = torch.stack([part[:, :, :, start:stop] for part in self._wire], dim=3)
+        self._of_rank(self._landing[chunk], self._rank).copy_(packed[self._rank])
+        self._can_go({to: packed[to] for to in self._exchange.others})
+
+    def _attend(self, chunk: int, kernel: Attend, scale: float | None) -> None:
+        query, key, value = (part.transpose(0, 1) for part in self._landing[chunk].unbind(2))
+        attended = kernel(query, key, value, None, scale).transpose(0, 1).contiguous()
+        self._can_go({to: self._of_rank(attended, to) for to in self._exchange.others})
+        self._returned[chunk][self._rank].copy_(self._of_rank(attended, self._rank))
+
+    def _can_go(self, parts: dict[int, torch.Tensor]) -> None:
+        self._parts.append(parts)
+        self._ready.append(self._exchange.mark())
+
+    def _coming(self, message: int) -> dict[int, torch.Tensor]:
+        """Where the others' parts of a message belong."""
+        chunk, returns = message % len(self._chunks), message >= len(self._chunks)
+        if returns:
+            return {source: self._returned[chunk][source] for source in self._exchange.others}
+        return {source: self._of_rank(self._landing[chunk], source) for source in self._exchange.others}
+
+    def _of_rank(self, tokens: torch.Tensor, rank: int) -> torch.Tensor:
+        """The tokens of one rank among those of all."""
+        start = sum(self._lengths[:rank])
+        return tokens[start : start + self._lengths[rank]]

@@ -1,0 +1,255 @@
+"""Messages between GPUs through memory of the host that all ranks have mapped, without NCCL and without the CPU.
+
+A message lies in one of a few slots that each rank has for each other one, with a word that says whether it is full.
+The sender's stream waits until the word is 0, copies, and writes 1; the receiver's waits for 1, copies, and writes 0.
+So the words are as before when both have done it: what a CUDA graph has recorded can be replayed, and another rank may
+launch plainly what this one replays.
+
+No rank waits in a circle, in whatever order a GPU runs what no event puts in order: message m is sent after message
+m - SLOTS was received and received after it was sent, on each rank by itself too. So what anybody waits for is a
+message with a smaller number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ..cuda_driver import DriverError, driver
+from ..streaming.share_memory import HostShare
+from .cuda_graphs import Capture
+
+SLOTS = 4
+"""Messages from one rank to another that may be under way."""
+_APART = 64
+"""Bytes from word to word: a line of a CPU's cache."""
+_ALIGNED = 512
+_EMPTY, _FULL = 0, 1
+_EQUAL = 1
+"""CU_STREAM_WAIT_VALUE_EQ."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where words and messages lie in memory of so many bytes; nothing else decides, so that every use of it agrees.
+
+    Args:
+        ranks: that share it.
+        size: bytes.
+    """
+
+    ranks: int
+    size: int
+
+    @staticmethod
+    def needed(ranks: int, message: int) -> int:
+        """Bytes of memory for messages of so many bytes."""
+        return _header(ranks) + ranks * (ranks - 1) * SLOTS * (-(-message // _ALIGNED) * _ALIGNED)
+
+    @property
+    def room(self) -> int:
+        """Bytes of the longest message."""
+        each = (self.size - _header(self.ranks)) // (self.ranks * (self.ranks - 1) * SLOTS)
+        return each // _ALIGNED * _ALIGNED
+
+    def word(self, source: int, target: int, message: int) -> int:
+        """The byte at which a message's word is."""
+        return ((source * self.ranks + target) * SLOTS + message % SLOTS) * _APART
+
+    def place(self, source: int, target: int, message: int) -> int:
+        """The byte at which a message is."""
+        pair = source * (self.ranks - 1) + (target - source - 1) % self.ranks
+        return _header(self.ranks) + (pair * SLOTS + message % SLOTS) * self.room
+
+
+def _header(ranks: int) -> int:
+    return -(-ranks * ranks * SLOTS * _APART // _ALIGNED) * _ALIGNED
+
+
+class Lane(Protocol):
+    """What is done in order: a stream of a GPU, or the CPU itself. Offsets are bytes of the shared memory."""
+
+    def after(self, event: Any) -> None:
+        """Go on when that has happened."""
+        ...
+
+    def event(self) -> Any:
+        """What was told to this lane so far."""
+        ...
+
+    def wait(self, offset: int, value: int) -> None:
+        """Go on when a word has that value."""
+        ...
+
+    def write(self, offset: int, value: int) -> None:
+        """Write a word, when what was told before is done."""
+        ...
+
+    def put(self, offset: int, part: torch.Tensor) -> None:
+        """Copy a contiguous tensor to the shared memory."""
+        ...
+
+    def get(self, offset: int, part: torch.Tensor) -> None:
+        """Copy from there."""
+        ...
+
+
+class Opened(Protocol):
+    """The shared memory as this rank has it."""
+
+    slots: Slots
+
+    def lanes(self) -> tuple[Lane, Lane, Lane]:
+        """That on which the caller computes, one out and one in."""
+        ...
+
+
+class Exchange:
+    """The messages of one attention, numbered from 0 on; every rank sends and receives each, to and from all others.
+
+    Args:
+        memory: shared by the ranks.
+        rank: this one.
+    """
+
+    def __init__(self, memory: Opened, rank: int):
+        self._slots = memory.slots
+        self._rank = rank
+        self._here, self._out, self._in = memory.lanes()
+        self._sent: dict[int, Any] = {}
+        self._received: dict[int, Any] = {}
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks; not everyone begins with the same."""
+        return [(self._rank + step) % self._slots.ranks for step in range(1, self._slots.ranks)]
+
+    def mark(self) -> Any:
+        """What the caller computes up to here; for `send`."""
+        return self._here.event()
+
+    def send(self, message: int, parts: Mapping[int, torch.Tensor], ready: Any) -> None:
+        """Send to each other rank its part, contiguous; it stays as it is until the last `take`."""
+        out = self._out
+        out.after(ready)
+        if message >= SLOTS:
+            out.after(self._received[message - SLOTS])
+        for to in self.others:
+            word = self._slots.word(self._rank, to, message)
+            out.wait(word, _EMPTY)
+            out.put(self._slots.place(self._rank, to, message), parts[to])
+            out.write(word, _FULL)
+        self._sent[message] = out.event()
+
+    def receive(self, message: int, parts: Mapping[int, torch.Tensor]) -> None:
+        """Receive from each other rank its part, into memory that was free when this message was marked ready."""
+        self._in.after(self._sent[message])
+        for source in reversed(self.others):
+            word = self._slots.word(source, self._rank, message)
+            self._in.wait(word, _FULL)
+            self._in.get(self._slots.place(source, self._rank, message), parts[source])
+            self._in.write(word, _EMPTY)
+        self._received[message] = self._in.event()
+
+    def take(self, message: int) -> None:
+        """What the caller computes from here on reads what was received. After the last one all lanes are through."""
+        self._here.after(self._received[message])
+
+
+class StreamMemory:
+    """The shared memory, as streams of a GPU reach it.
+
+    Args:
+        share: of the host, mapped by every rank.
+        device: this rank's GPU.
+
+    Raises:
+        DriverError: it cannot be pinned, or streams do not wait for words in it, or not in a CUDA graph.
+    """
+
+    def __init__(self, share: HostShare, rank: int, ranks: int, device: torch.device):
+        share.pin()
+        if not share.pinned:
+            raise DriverError("memory of the host cannot be pinned")
+        self.device = device
+        self.slots = Slots(ranks, share.memory.numel())
+        address = ctypes.c_uint64()
+        driver().call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), share.memory.data_ptr(), 0)
+        self._base = address.value
+        self._streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._try(StreamLane(self._streams[0], self._base), self.slots.word(rank, rank, 0))
+        weakref.finalize(self, _close, share, device).atexit = False
+
+    def lanes(self) -> tuple[Lane, Lane, Lane]:
+        """See Opened."""
+        streams = torch.cuda.current_stream(self.device), *self._streams
+        here, out, back = (StreamLane(stream, self._base) for stream in streams)
+        return here, out, back
+
+    def _try(self, lane: StreamLane, word: int) -> None:
+        """Write and wait for a word that no other rank uses, launched and recorded."""
+
+        def once() -> None:
+            lane.write(word, _FULL)
+            lane.wait(word, _FULL)
+            lane.write(word, _EMPTY)
+            lane.wait(word, _EMPTY)
+
+        with torch.cuda.stream(lane.stream):
+            once()
+            lane.stream.synchronize()
+            capture = Capture(torch.cuda.graph_pool_handle())
+            capture.begin()
+            try:
+                once()
+            finally:
+                capture.end()
+            capture.graphs[0].replay()
+            lane.stream.synchronize()
+
+
+def _close(share: HostShare, device: torch.device) -> None:
+    """Nobody holds it any more; what was launched may still copy."""
+    torch.cuda.synchronize(device)
+    share.close()
+
+
+@dataclass(frozen=True)
+class StreamLane:
+    """A stream of a GPU; see Lane.
+
+    Args:
+        base: the shared memory's address on the GPU.
+    """
+
+    stream: torch.cuda.Stream
+    base: int
+
+    def after(self, event: torch.cuda.Event) -> None:
+        """See Lane."""
+        self.stream.wait_event(event)
+
+    def event(self) -> torch.cuda.Event:
+        """See Lane."""
+        return self.stream.record_event()
+
+    def wait(self, offset: int, value: int) -> None:
+        """See Lane."""
+        driver().call("cuStreamWaitValue32_v2", self.stream.cuda_stream, self.base + offset, value, _EQUAL)
+
+    def write(self, offset: int, value: int) -> None:
+        """See Lane."""
+        driver().call("cuStreamWriteValue32_v2", self.stream.cuda_stream, self.base + offset, value, 0)
+
+    def put(self, offset: int, part: torch.Tensor) -> None:
+        """See Lane."""
+        driver().call("cuMemcpyAsync", self.base + offset, part.data_ptr(), part.nbytes, self.stream.cuda_stream)
+
+    def get(self, offset: int, part: torch.Tensor) -> None:
+        """See Lane."""
+        driver().call("cuMemcpyAsync", part.data_ptr(), self.base + offset, part.nbytes, self.stream.cuda_stream)

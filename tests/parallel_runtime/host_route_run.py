@@ -1,0 +1,205 @@
+"""What ranks run of the tests of attention through the host's memory, on CPUs and on a GPU that they share."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallel_runtime.acceleration import host_memory
+from parallel_runtime.acceleration.head_routes import HeadRoutes
+from parallel_runtime.acceleration.host_exchange import HostBuffers, attend_through_host
+from parallel_runtime.acceleration.host_lanes import SLOTS, Lane, Slots
+from parallel_runtime.acceleration.host_memory import HostMemory
+from parallel_runtime.attention.kernels import KERNELS
+from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
+from parallel_runtime.streaming.share_memory import HostShare
+
+_PATIENCE = 60.0
+HEAD_DIM = 16
+
+
+class PolledMemory:
+    """The shared memory as a CPU reaches it, which looks at words until they are what it waits for."""
+
+    def __init__(self, share: HostShare, rank: int, ranks: int, device: torch.device):
+        self.slots = Slots(ranks, share.memory.numel())
+        self._lane = PolledLane(share.memory)
+
+    def lanes(self) -> tuple[Lane, Lane, Lane]:
+        return self._lane, self._lane, self._lane
+
+    def words(self) -> set[int]:
+        """What all words are."""
+        ranks = range(self.slots.ranks)
+        offsets = [self.slots.word(one, other, slot) for one in ranks for other in ranks for slot in range(SLOTS)]
+        return {int(self._lane.word(offset)) for offset in offsets}
+
+
+class PolledLane:
+    """One lane for all: what is told is done at once, so it is the worst order that a GPU could choose."""
+
+    def __init__(self, memory: torch.Tensor):
+        self._memory = memory
+
+    def word(self, offset: int) -> torch.Tensor:
+        return self._memory[offset : offset + 4].view(torch.int32)
+
+    def after(self, event: Any) -> None:
+        """It is."""
+
+    def event(self) -> None:
+        return None
+
+    def wait(self, offset: int, value: int) -> None:
+        word, deadline = self.word(offset), time.monotonic() + _PATIENCE
+        while int(word) != value:
+            assert time.monotonic() < deadline, f"the word at {offset} never becomes {value}"
+            time.sleep(0)
+
+    def write(self, offset: int, value: int) -> None:
+        self.word(offset).fill_(value)
+
+    def put(self, offset: int, part: torch.Tensor) -> None:
+        assert part.is_contiguous()
+        self._memory[offset : offset + part.nbytes] = part.reshape(-1).view(torch.uint8)
+
+    def get(self, offset: int, part: torch.Tensor) -> None:
+        assert part.is_contiguous()
+        part.view(-1).view(torch.uint8).copy_(self._memory[offset : offset + part.nbytes])
+
+
+def both_ways(
+    rank: int, buffers: HostBuffers, whole: torch.Tensor, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's attended values through the host's memory, and by collectives.
+
+    Args:
+        whole: (3, batch, tokens of all ranks, heads, head dim).
+    """
+    lengths, kernel = buffers.lengths, KERNELS["sdpa"].attend
+    start = sum(lengths[:rank])
+    own = whole[:, :, start : start + lengths[rank]]
+    layout = None if len(set(lengths)) == 1 else WireLayout.build(lengths, rank, whole.device)
+    expected = ulysses_attention(
+        *own, kernel=kernel, group=dist.group.WORLD, degree=len(lengths), layout=layout, scale=scale
+    )
+    return attend_through_host(*own, kernel=kernel, buffers=buffers, scale=scale), expected
+
+
+def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
+    """{"alike": whether each case (batch, heads, lengths, chunks, scale) has the bits of `ulysses_attention`, twice,
+    "words": what words are left behind, "largest": difference to attention over all tokens on one rank}."""
+    host_memory._LEAST_MESSAGE = 1
+    device, alike, largest = torch.device("cpu"), [], 0.0
+    memories = {chunks: HostMemory(dist.group.WORLD, chunks, PolledMemory) for *_, chunks, _ in cases}
+    for batch, heads, lengths, chunks, scale in cases:
+        generator = torch.Generator().manual_seed(sum(lengths) + heads)
+        whole = torch.randn(3, batch, sum(lengths), heads, HEAD_DIM, generator=generator)
+        padded = -(-heads // world_size) * world_size
+        buffers = memories[chunks].buffers(tuple(lengths), batch, padded, HEAD_DIM, whole.dtype, device)
+        assert buffers is not None
+        assert len(buffers.chunks) == min(chunks, padded // world_size)
+        for _ in range(2):
+            found, expected = both_ways(rank, buffers, whole, scale)
+            alike.append(torch.equal(found, expected))
+        start = sum(lengths[:rank])
+        of_one = KERNELS["math"].attend(*whole, None, scale)[:, start : start + lengths[rank]]
+        largest = max(largest, float((found - of_one).abs().max()))
+    dist.barrier()
+    words = {word for memory in memories.values() for word in memory._memory.words()}  # type: ignore[union-attr]
+    return {"alike": alike, "words": sorted(words), "largest": largest}
+
+
+def grow(rank: int, world_size: int) -> dict[str, Any]:
+    """What becomes of memory that must grow, that one rank cannot make or open, and that is let go."""
+    device, dtype = torch.device("cpu"), torch.float32
+    failing = {"open": False}
+
+    def opened(share: HostShare, *place: Any) -> PolledMemory:
+        if failing["open"] and rank == 1:
+            raise RuntimeError("no")
+        return PolledMemory(share, *place)
+
+    memory = HostMemory(dist.group.WORLD, 2, opened)
+
+    def ask(tokens: int) -> bool:
+        return memory.buffers((tokens,) * world_size, 1, 2 * world_size, HEAD_DIM, dtype, device) is not None
+
+    found: dict[str, Any] = {"small": ask(8), "again": ask(9), "made once": memory.made == 1}
+    first = memory.size
+    failing["open"] = True
+    found["refused"] = not ask(2**17)
+    found["what is there still serves"] = ask(10) and memory.size == first
+    failing["open"] = False
+    found["not asked again for so much"] = not ask(2**17) and memory.made == 1
+    memory.free()
+    room, host_memory.room_on_host = host_memory.room_on_host, lambda: 0 if rank == 0 else 2**60
+    found["no room on the first rank"] = not ask(8)
+    memory.free()
+    host_memory.room_on_host = room
+    found["made again, and larger"] = ask(2**17) and memory.size > first and memory.made == 2
+    return found
+
+
+def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
+    """As `compare`, on a GPU that the ranks share: launched, and replayed twice from one recording with other values;
+    and what route a group of ranks on one GPU takes."""
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    routes = HeadRoutes(dist.group.WORLD)
+    found: dict[str, Any] = {"launched": [], "replayed": []}
+    for batch, heads, lengths, chunks, scale in cases:
+        padded = -(-heads // world_size) * world_size
+        shape = tuple(lengths), batch, padded, 128, torch.bfloat16, device
+        buffers = routes.buffers(*shape) if chunks == 0 else HostMemory(dist.group.WORLD, chunks).buffers(*shape)
+        found["through host"] = isinstance(buffers, HostBuffers)
+        assert isinstance(buffers, HostBuffers)
+        generator = torch.Generator(device).manual_seed(heads)
+        whole = [torch.randn(3, batch, sum(lengths), heads, 128, device=device, generator=generator) for _ in range(3)]
+        whole = [each.to(torch.bfloat16) for each in whole]
+        both = [both_ways(rank, buffers, each, scale) for each in whole]
+        found["launched"] += [torch.equal(*pair) for pair in both]
+        found["replayed"] += replay(rank, buffers, whole, [expected for _, expected in both], scale)
+    return found
+
+
+def replay(
+    rank: int, buffers: HostBuffers, whole: list[torch.Tensor], expected: list[torch.Tensor], scale: float | None
+) -> list[bool]:
+    """Whether a recording of two attentions, one of the other's result, gives the bits of those that were launched.
+
+    The last rank launches plainly what the others replay, now and then.
+    """
+    start = sum(buffers.lengths[:rank])
+    own = [each[:, :, start : start + buffers.lengths[rank]] for each in whole]
+    static = own[0].clone()
+    kernel = KERNELS["sdpa"].attend
+
+    def twice() -> tuple[torch.Tensor, torch.Tensor]:
+        first = attend_through_host(*static, kernel=kernel, buffers=buffers, scale=scale)
+        return first, attend_through_host(first, *static[1:], kernel=kernel, buffers=buffers, scale=scale)
+
+    launched = []
+    for each in own:
+        static.copy_(each)
+        launched.append([part.clone() for part in twice()])
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        output = twice()
+    alike = []
+    for count in range(6):
+        index = count % len(own)
+        static.copy_(own[index])
+        if rank == len(buffers.lengths) - 1 and count % 2:
+            outputs = twice()
+        else:
+            graph.replay()
+            outputs = output
+        torch.cuda.synchronize()
+        alike += [torch.equal(outputs[0], expected[index])]
+        alike += [torch.equal(one, other) for one, other in zip(outputs, launched[index], strict=True)]
+    return alike
