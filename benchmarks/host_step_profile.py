@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.acceleration.peer_memory import PeerMemory
+from parallel_runtime.acceleration.head_routes import HeadRoutes
 from parallel_runtime.config import ATTENTION_BACKENDS, ParallelPlan
 from parallel_runtime.mesh.groups import Groups
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
@@ -240,7 +240,7 @@ def start(options: argparse.Namespace) -> tuple[torch.device, Mapping[str, Any],
         on_gpu = device.type == "cuda"
         backend, own = ("cpu:gloo,cuda:nccl", device) if on_gpu else ("gloo", None)
         dist.init_process_group(backend, device_id=own, timeout=timedelta(seconds=120))
-        groups = Groups(rank, world_size, PeerMemory)
+        groups = Groups(rank, world_size, HeadRoutes)
         mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size, groups=groups)
     assert mesh is not None
     return device, families, mesh

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.acceleration.peer_memory import PeerMemory
+from parallel_runtime.acceleration.head_routes import HeadRoutes
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.denoising.predict import Predictor
@@ -44,7 +44,7 @@ def build(task: Task) -> Engine:
     from diffusers import FluxTransformer2DModel
 
     plan = plan_for(task.case)
-    joined = Meshes(task.rank, task.case.ranks, share=PeerMemory).join(plan)
+    joined = Meshes(task.rank, task.case.ranks, share=HeadRoutes).join(plan)
     assert joined is not None, "the plan uses every rank"
     module = task.build(FluxTransformer2DModel)
     assert FLUX.prepare is not None
