@@ -21,7 +21,7 @@ from .flux_facts import FLUX_DEV, flux_request
 
 CARDS = ("RTX 3090", "RTX 4090", "RTX 5090", "RTX 5060 Ti")
 RATES: Mapping[str, float] = {"x4": 4.0, "x8": 8.0, "x16": 13.0}
-"""Of a PCIe 4.0 slot without peer access: 10^9 bytes a second that NCCL sends through the host's memory."""
+"""Of a PCIe 4.0 slot without peer access: 10^9 bytes a second that a card sends through the host's memory."""
 COUNTS = (2, 4)
 
 
@@ -89,8 +89,8 @@ def speed_up(job: Job, card: str, count: int, link: LinkFacts) -> float:
 
 
 def through_host(rate: float) -> LinkFacts:
-    """A link without peer access."""
-    return LinkFacts(HOST_MEMORY.name, rate, HOST_MEMORY.latency, rate)
+    """A link without peer access, over which heads go our own way."""
+    return LinkFacts(HOST_MEMORY.name, rate, HOST_MEMORY.latency, rate, route=rate)
 
 
 def table() -> str:

@@ -18,6 +18,7 @@ import torch
 
 from parallel_runtime import measured
 from parallel_runtime.requests.facts import CPU, ETHERNET, HOST_MEMORY, NVLINK, PCIE, LinkFacts, MachineFacts, known_gpu
+from parallel_runtime.switches import is_on
 
 from .launch import PoolSpec, state_directory
 
@@ -94,7 +95,7 @@ def _folder() -> Path:
 def _key(spec: PoolSpec, gpus: tuple[GpuId, ...], link: LinkFacts) -> str:
     """Everything that the numbers depend on; which rank has which of the GPUs is not."""
     which = ", ".join(sorted(f"{gpu.name} {gpu.uuid}" for gpu in gpus))
-    reach = "no P2P" if link.name == HOST_MEMORY.name else "P2P"
+    reach = ("no P2P" if is_on("host") else "no P2P, NCCL alone") if link.name == HOST_MEMORY.name else "P2P"
     return f"ranks | {spec.hosts} hosts of {which} | {reach} | {measured.software()}"
 
 
@@ -104,7 +105,8 @@ def _facts(entry: dict[str, Any], memory_bytes: int) -> MachineFacts | None:
     try:
         link, network = LinkFacts(**entry["link"]), LinkFacts(**entry["network"]) if entry["network"] else None
         current = {"link": link, "network": network, "memory_bytes": memory_bytes, "speeds": ()}
-        # Versions that did not measure the host's rate are asked to measure anew.
-        return MachineFacts(**{**entry, "host_rate": entry["host_rate"], **current})
+        if "host_rate" not in entry or "route" not in entry["link"]:
+            return None  # a version that did not measure the host's rate, or the way through its memory
+        return MachineFacts(**{**entry, **current})
     except (KeyError, TypeError):
         return None

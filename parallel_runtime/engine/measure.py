@@ -10,10 +10,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from ..acceleration.head_routes import may_go_through_host
+from ..acceleration.host_exchange import attend_through_host
+from ..acceleration.host_memory import HostMemory
 from ..attention.choice import resolve_kernel
 from ..attention.kernels import KERNELS
 from ..pinned_memory import register, unregister
-from ..requests.facts import NVLINK, LinkFacts, MachineFacts
+from ..requests.facts import HOST_MEMORY, NVLINK, LinkFacts, MachineFacts
 
 _WARM_SECONDS = 0.25
 """A GPU at its power limit slows down within a tenth of a second; a step lasts longer than that."""
@@ -26,6 +29,8 @@ _EXCHANGED = 8_000_000
 
 _COPIED, _COPIES = 64 << 20, 16
 """Bytes of a timed copy from the host, about those of a small block, and how many are timed: 20 ms at 54 GB/s."""
+
+Share = Callable[[dist.ProcessGroup], HostMemory]
 
 
 def measure_machine(assumed: MachineFacts, device: torch.device, world_size: int) -> MachineFacts:
@@ -46,7 +51,10 @@ def measure_machine(assumed: MachineFacts, device: torch.device, world_size: int
     if world_size > 1 and facts.network is not None:
         facts = replace(facts, network=measure_link(device, world_size, facts.network))
     elif world_size > 1:
-        facts = replace(facts, link=measure_link(device, world_size, facts.link))
+        link = measure_link(device, world_size, facts.link)
+        if link.name == HOST_MEMORY.name and may_go_through_host(device):
+            link = replace(link, route=measure_route(device, world_size))
+        facts = replace(facts, link=link)
     torch.cuda.empty_cache()
     return facts
 
@@ -73,6 +81,37 @@ def measure_link(device: torch.device, world_size: int, assumed: LinkFacts) -> L
         latency = min(latency, NVLINK.latency)
     outside = sent.nbytes * (world_size - 1) / world_size
     return LinkFacts(assumed.name, outside / exchange / 1e9, latency, sent.nbytes / passed / 1e9, measured=True)
+
+
+def measure_route(device: torch.device, world_size: int, share: Share = HostMemory) -> float:
+    """Time our own way through the host's memory, with nothing to attend. Collective over the default group.
+
+    Args:
+        share: makes the memory for it.
+
+    Returns:
+        10^9 bytes per second that the slowest rank sends, and receives at once; 0 where ranks share no memory.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    tokens, width, _, heads = _SHAPE
+    head_dim = width // heads
+    heads = heads // world_size * world_size or world_size
+    own = torch.zeros(1, tokens // world_size, heads, head_dim, device=device, dtype=torch.bfloat16)
+    lengths = (own.shape[1],) * world_size
+    buffers = share(group).buffers(lengths, 1, heads, own.shape[3], own.dtype, device)
+    if buffers is None:
+        return 0.0
+    seconds = _seconds(lambda: attend_through_host(own, own, own, kernel=_value_alone, buffers=buffers), device)
+    sent = 4 * own.nbytes * (world_size - 1) / world_size
+    return sent / max(slowest for (slowest,) in _gather([seconds], world_size)) / 1e9
+
+
+def _value_alone(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: object, scale: object
+) -> torch.Tensor:
+    """In the place of attention: nothing is computed, as much travels."""
+    return value
 
 
 def measure_host(device: torch.device, world_size: int) -> float:

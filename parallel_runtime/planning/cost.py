@@ -141,10 +141,14 @@ class _Step:
         lost = fitted.ROWS_LOST.value + (min(fitted.ROWS_OF_A_WAVE.value, rows / 2) if waiting else 0)
         products = max(flops / self.matmul * (1 + lost / rows), weights / rate)
         others = self.other_parameters * share * model.bytes_per_parameter / rate
-        attention = 4 * self.batch * tokens * keys * model.width * model.blocks * share / self.attention
+        attention = self.attention_seconds(tokens, keys) * model.blocks * share
         passes = self.activation(tokens) * fitted.PASSES[self.compiled].value * model.blocks * share / rate
         least = fitted.BLOCK_SECONDS[self.compiled].value * model.blocks * share if machine.on_gpu else 0.0
-        return products + others + attention * self.padded_heads + passes + least
+        return products + others + attention + passes + least
+
+    def attention_seconds(self, tokens: float, keys: float) -> float:
+        """Of one block, for so many tokens of this rank."""
+        return 4 * self.batch * tokens * keys * self.model.width / self.attention * self.padded_heads
 
     @cached_property
     def padded_heads(self) -> float:
@@ -160,7 +164,13 @@ class _Step:
             link = self.machine.link_over(1, plan.ulysses)
             sent = 4 * self.activation(tokens) * self.padded_heads * (plan.ulysses - 1) / plan.ulysses
             moved = sent / (link.all_to_all * 1e9)
-            if plan.sequence > plan.ulysses or plan.pipe > 1 or not link.peer_access:
+            if link.route and plan.sequence == plan.ulysses and plan.pipe == 1:
+                # One chunk's way is never hidden; what is left of the others' shows where a link is slower than that.
+                chunk = 1 / fitted.HEAD_CHUNKS.value
+                moved = sent / (link.route * 1e9)
+                hidden = min(moved, self.attention_seconds(tokens, keys)) * (1 - chunk)
+                seconds += blocks * (2 * link.latency + moved - hidden)
+            elif plan.sequence > plan.ulysses or plan.pipe > 1 or not link.peer_access:
                 started = link.latency + (fitted.COLLECTIVE_SECONDS.value if self.machine.on_gpu else 0.0)
                 seconds += blocks * (2 * started + moved)
             else:

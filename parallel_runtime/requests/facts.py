@@ -116,6 +116,8 @@ class LinkFacts:
         latency: seconds of one small exchange.
         peer: 10^9 bytes per second from one rank to the next, point to point.
         measured: on this machine; else a constant of the kind of link.
+        route: 10^9 bytes per second that a rank sends, and receives at once, by our own way through the host's memory
+            (acceleration/host_exchange.py), which attention hides; 0: Ulysses does not take it.
     """
 
     name: str
@@ -123,6 +125,7 @@ class LinkFacts:
     latency: float
     peer: float
     measured: bool = False
+    route: float = 0.0
 
     @property
     def peer_access(self) -> bool:

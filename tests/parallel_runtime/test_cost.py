@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from benchmarks.flux_facts import FLUX_DEV, flux_request
+from parallel_runtime.acceleration.host_memory import HostMemory
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.engine import measure
 from parallel_runtime.networks.diffusers.flux import FLUX
@@ -20,6 +22,7 @@ from parallel_runtime.planning.cost import predict
 from parallel_runtime.planning.cut import assign_blocks, most_parameters, stage_speeds
 from parallel_runtime.planning.describe import describe_model, describe_request
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, known_gpu
+from tests.parallel_runtime.host_route_run import PolledMemory
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config
 
@@ -168,6 +171,20 @@ def test_only_ulysses_over_peer_memory_hides_the_exchange_of_parallel_blocks_and
     assert hidden(pipe=2, ulysses=2, patches=2, warmup_steps=1) == 0
 
 
+def test_our_way_through_the_host_hides_all_but_a_chunk_behind_attention_or_as_much_as_attention_takes():
+    def exchanged(rate: float, route: float, **plan) -> float:
+        machine = replace(H200, link=replace(HOST_MEMORY, all_to_all=rate, latency=0.0, route=route))
+        return predict(ParallelPlan(**plan), FLUX_DEV, flux_request(1024), machine, True).exchange_seconds
+
+    tokens = 4096 + 512
+    sent = FLUX_DEV.blocks * 4 * tokens / 2 * 3072 * 2 / 2  # query, key, value and output, half of the heads
+    attention = FLUX_DEV.blocks * 4 * tokens / 2 * tokens * 3072 / (H200.attention * 1e12)
+    assert exchanged(1.0, 300.0, ulysses=2) == pytest.approx(sent / 300e9 / 4)
+    assert exchanged(300.0, 1.0, ulysses=2) == pytest.approx(sent / 1e9 - attention * 3 / 4)
+    assert exchanged(5.0, 300.0, ring=2, ulysses=2) == exchanged(5.0, 0.0, ring=2, ulysses=2)  # NCCL's
+    assert exchanged(5.0, 5.0, ulysses=2) < exchanged(5.0, 0.0, ulysses=2)
+
+
 def test_groups_that_span_hosts_are_as_fast_as_the_network():
     hosts = replace(H200, network=HOST_MEMORY, ranks_per_host=2)
     inside = predict(ParallelPlan(ulysses=2), FLUX_DEV, flux_request(1024), hosts, True)
@@ -182,6 +199,11 @@ def measure_on_rank(rank: int, world_size: int) -> dict[str, Any]:
     device = torch.device("cpu")
     link = measure.measure_link(device, world_size, HOST_MEMORY)
     host = measure.measure_host(device, world_size)
+
+    def share(group: dist.ProcessGroup) -> HostMemory:
+        return HostMemory(group, opened=PolledMemory)
+
+    link = replace(link, route=measure.measure_route(device, world_size, share))
     return asdict(link) | {"host": host, "machine": measure.measure_machine(CPU, device, world_size) == CPU}
 
 
@@ -196,6 +218,7 @@ def test_a_link_is_measured_alike_on_all_ranks():
     assert 0.01 < first["peer"] < 100
     assert 1e-7 < first["latency"] < 0.1
     assert 0.01 < first["host"] < 1000
+    assert 0.01 < first["route"] < 1000
 
 
 def test_the_rates_of_a_device_are_measured_in_the_units_of_the_facts(monkeypatch):
