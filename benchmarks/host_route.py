@@ -4,7 +4,8 @@
 
 Rates are of bytes that each rank sends, all ranks at once, which as many bytes come against: a plain copy to and from
 pinned memory, the route with attention taken away, NCCL's all-to-all of the same bytes. Times are of one attention,
-the slowest rank's. Ranks may share one GPU, where gloo stands for NCCL: that shows bits, and no rate of a link.
+the slowest rank's. "4 × 2": four chunks of heads, each in two pieces. Ranks may share one GPU, where gloo stands for
+NCCL: that shows bits, and no rate of a link.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from parallel_runtime.attention.choice import resolve_kernel
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
 
-CHUNKS = (1, 2, 4, 8)
+WAYS = ((1, 1), (2, 4), (4, 1), (4, 2), (4, 4), (8, 4))
+"""Chunks of heads, and pieces of a chunk."""
 _DTYPE = torch.bfloat16
 _SECONDS = 0.5
 """About how long a call is repeated."""
@@ -67,11 +69,11 @@ class Case:
         degree = len(self.lengths)
         return 4 * self.own[0].nbytes * (degree - 1) / degree
 
-    def buffers(self, chunks: int) -> HostBuffers:
-        """How it goes through the host's memory; memory of its own for each number of chunks."""
+    def buffers(self, chunks: int, pieces: int) -> HostBuffers:
+        """How it goes through the host's memory; memory of its own for each."""
         degree = len(self.lengths)
         heads = -(-self.shape.heads // degree) * degree
-        memory = HostMemory(world(), chunks)
+        memory = HostMemory(world(), chunks, pieces)
         buffers = memory.buffers(self.lengths, 1, heads, self.shape.head_dim, _DTYPE, self.device)
         if buffers is None:
             raise SystemExit("The ranks share no memory of the host; the log says why.")
@@ -178,10 +180,10 @@ def measure(case: Case, nccl: bool, say: Callable[[str], None], trace: Path | No
     say(f"\n{shape.name}: {shape.tokens} tokens, {shape.heads} × {shape.head_dim}, {degree} ranks")
     rates = {"plain copies, out and in at once": plain_copies(int(case.sent_bytes), case.device)}
     rates["NCCL all-to-all" if nccl else "gloo all-to-all"] = all_to_all(case)
-    ways = {chunks: case.buffers(chunks) for chunks in CHUNKS}
-    for chunks, buffers in ways.items():
+    ways = {f"{way[0]} × {way[1]}": case.buffers(*way) for way in WAYS}
+    for way, buffers in ways.items():
         call = partial(case.through_host, buffers, value_alone)
-        rates[f"the route, {chunks} chunks, no attention"] = milliseconds(call)
+        rates[f"the route, {way}, no attention"] = milliseconds(call)
     for name, took in rates.items():
         say(f"  {name:40} {took:8.3f} ms  {case.sent_bytes / took / 1e6:6.1f} GB/s each way")
     layout = WireLayout.build(case.lengths, case.rank, case.device) if len(set(case.lengths)) > 1 else None
@@ -192,17 +194,17 @@ def measure(case: Case, nccl: bool, say: Callable[[str], None], trace: Path | No
     graphed = milliseconds(recorded(ulysses)[0]) if nccl else float("nan")
     name = f"Ulysses by {'NCCL' if nccl else 'gloo'}"
     say(f"  {name:40} {took:8.3f} ms  in a graph {graphed:8.3f} ms")
-    for chunks, buffers in ways.items():
+    for way, buffers in ways.items():
         call = partial(case.through_host, buffers)
         apart = slowest(float((call().float() - expected.float()).abs().max()))
         took = milliseconds(call)
         replay, output = recorded(call)
         graphed = milliseconds(replay)
         apart = max(apart, slowest(float((output.float() - expected.float()).abs().max())))
-        name = f"the route, {chunks} chunks"
+        name = f"the route, {way}"
         say(f"  {name:40} {took:8.3f} ms  in a graph {graphed:8.3f} ms  apart by {apart:g} (0 expected)")
         if trace is not None:
-            keep_trace(call, trace / f"{shape.heads}x{shape.tokens}-{chunks}-rank{case.rank}.json")
+            keep_trace(call, trace / f"{shape.heads}x{shape.tokens}-{way.replace(' × ', 'x')}-rank{case.rank}.json")
 
 
 def keep_trace(call: Callable[[], Any], path: Path) -> None:

@@ -3,7 +3,8 @@
 For GPUs of one host that do not reach each other's memory. The exchange is that of attention/ulysses.py, in another
 order: query, key and value of all chunks go out first, then attended values, chunk by chunk, as they are computed. A
 GPU's copy engines do the copies, one in each direction, and its multiprocessors are left to attention. What is not
-hidden is the first chunk's way in and the last one's back, or what a slow link takes longer than attention.
+hidden is the first chunk's way in and the last one's back, or what a slow link takes longer than attention. A chunk
+goes in pieces, so that it comes in on one GPU while the rest of it still goes out of the other.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ class HostBuffers:
         rank: this one's place in it.
         lengths: tokens of each rank.
         chunks: heads of each chunk; altogether those of a rank.
+        pieces: of a chunk, each with some of the tokens: a message.
     """
 
     memory: Opened
     rank: int
     lengths: tuple[int, ...]
     chunks: tuple[int, ...]
+    pieces: int = 1
 
 
 def attend_through_host(
@@ -61,14 +64,15 @@ def attend_through_host(
 
 
 class _Way:
-    """The way of one attention's tensors between the ranks: message c has the heads of chunk c, message n + c what was
-    attended with them. All memory is taken on the caller's stream before the first message, and held until the last."""
+    """The way of one attention's tensors between the ranks: of n chunks, load c has the heads of chunk c, and load
+    n + c what was attended with them. All memory is taken on the caller's stream before the first message, and held
+    until the last."""
 
     def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, buffers: HostBuffers):
         lengths, rank, chunks = buffers.lengths, buffers.rank, buffers.chunks
         batch, own, heads, head_dim = query.shape
         degree = len(lengths)
-        self._degree, self._rank, self._lengths, self._chunks = degree, rank, lengths, chunks
+        self._rank, self._lengths, self._chunks, self._pieces = rank, lengths, chunks, buffers.pieces
         self._cuts = list(accumulate(chunks, initial=0))
         self._exchange = Exchange(buffers.memory, rank)
         self._output = query.new_empty((batch, own, degree, heads // degree, head_dim))
@@ -76,26 +80,26 @@ class _Way:
         self._returned = [query.new_empty((degree, own, batch, size, head_dim)) for size in chunks]
         # (ranks, own tokens, batch, heads / ranks, head dim): the first dim is the rank that it goes to.
         self._wire = [part.unflatten(2, (degree, -1)).permute(2, 1, 0, 3, 4) for part in (query, key, value)]
-        self._parts: list[dict[int, torch.Tensor]] = []
-        """Of the messages that can be sent, by the rank that each goes to."""
+        self._loads: list[dict[int, torch.Tensor]] = []
+        """That can be sent, by the rank that each goes to; with `_ready`, when."""
         self._ready: list[object] = []
 
     def go(self, kernel: Attend, scale: float | None) -> torch.Tensor:
         """Attended values of this rank's tokens, (batch, local tokens, heads, head dim)."""
-        count, exchange = len(self._chunks), self._exchange
+        count, pieces, sent = len(self._chunks), self._pieces, 0
         for chunk in range(count):
             self._pack(chunk)
-        sent = 0
-        for message in range(2 * count):
-            while sent < min(len(self._parts), message + SLOTS):
-                exchange.send(sent, self._parts[sent], self._ready[sent])
+        for message in range(2 * count * pieces):
+            while sent < min(len(self._loads) * pieces, message + SLOTS):
+                self._send(sent)
                 sent += 1
-            exchange.receive(message, self._coming(message))
-            if message < count:
-                exchange.take(message)
-                self._attend(message, kernel, scale)
+            load, piece = divmod(message, pieces)
+            self._exchange.receive(message, self._piece(self._coming(load), piece))
+            if load < count and piece == pieces - 1:
+                self._exchange.take(message)
+                self._attend(load, kernel, scale)
         for chunk, (start, stop) in enumerate(pairwise(self._cuts)):
-            exchange.take(count + chunk)
+            self._exchange.take((count + chunk + 1) * pieces - 1)
             self._output[:, :, :, start:stop] = self._returned[chunk].permute(2, 1, 0, 3, 4)
         return self._output.flatten(2, 3)
 
@@ -112,15 +116,23 @@ class _Way:
         self._returned[chunk][self._rank].copy_(self._of_rank(attended, self._rank))
 
     def _can_go(self, parts: dict[int, torch.Tensor]) -> None:
-        self._parts.append(parts)
+        self._loads.append(parts)
         self._ready.append(self._exchange.mark())
 
-    def _coming(self, message: int) -> dict[int, torch.Tensor]:
-        """Where the others' parts of a message belong."""
-        chunk, returns = message % len(self._chunks), message >= len(self._chunks)
+    def _send(self, message: int) -> None:
+        load, piece = divmod(message, self._pieces)
+        self._exchange.send(message, self._piece(self._loads[load], piece), self._ready[load])
+
+    def _coming(self, load: int) -> dict[int, torch.Tensor]:
+        """Where the others' parts of a load belong."""
+        chunk, returns = load % len(self._chunks), load >= len(self._chunks)
         if returns:
             return {source: self._returned[chunk][source] for source in self._exchange.others}
         return {source: self._of_rank(self._landing[chunk], source) for source in self._exchange.others}
+
+    def _piece(self, parts: dict[int, torch.Tensor], piece: int) -> dict[int, torch.Tensor]:
+        """Some of the tokens of each part, cut alike where it is sent and where it is received."""
+        return {rank: part.tensor_split(self._pieces)[piece] for rank, part in parts.items()}
 
     def _of_rank(self, tokens: torch.Tensor, rank: int) -> torch.Tensor:
         """The tokens of one rank among those of all."""

@@ -13,6 +13,7 @@ message with a smaller number.
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ..cuda_driver import DriverError, driver
 from ..streaming.share_memory import HostShare
 from .cuda_graphs import Capture
 
-SLOTS = 4
+SLOTS = 8
 """Messages from one rank to another that may be under way."""
 _APART = 64
 """Bytes from word to word: a line of a CPU's cache."""
@@ -142,7 +143,8 @@ class Exchange:
         for to in self.others:
             word = self._slots.word(self._rank, to, message)
             out.wait(word, _EMPTY)
-            out.put(self._slots.place(self._rank, to, message), parts[to])
+            if parts[to].numel():
+                out.put(self._slots.place(self._rank, to, message), parts[to])
             out.write(word, _FULL)
         self._sent[message] = out.event()
 
@@ -152,7 +154,8 @@ class Exchange:
         for source in reversed(self.others):
             word = self._slots.word(source, self._rank, message)
             self._in.wait(word, _FULL)
-            self._in.get(self._slots.place(source, self._rank, message), parts[source])
+            if parts[source].numel():
+                self._in.get(self._slots.place(source, self._rank, message), parts[source])
             self._in.write(word, _EMPTY)
         self._received[message] = self._in.event()
 
@@ -181,7 +184,7 @@ class StreamMemory:
         address = ctypes.c_uint64()
         driver().call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), share.memory.data_ptr(), 0)
         self._base = address.value
-        self._streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._streams = _streams(device)
         self._try(StreamLane(self._streams[0], self._base), self.slots.word(rank, rank, 0))
         weakref.finalize(self, _close, share, device).atexit = False
 
@@ -211,6 +214,12 @@ class StreamMemory:
                 capture.end()
             capture.graphs[0].replay()
             lane.stream.synchronize()
+
+
+@functools.cache
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Of a GPU, for all that goes out and all that comes in: torch has few streams to give, which repeat."""
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)
 
 
 def _close(share: HostShare, device: torch.device) -> None:

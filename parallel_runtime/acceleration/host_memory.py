@@ -17,11 +17,11 @@ from .host_lanes import Opened, Slots, StreamMemory
 
 log = logging.getLogger(__name__)
 
-_CHUNKS = 4
-"""In how many chunks a rank's heads travel: a quarter of the exchange is not hidden, and attention over a few heads
-still fills a GPU."""
+_CHUNKS, _PIECES = 4, 4
+"""In how many chunks a rank's heads travel: attention over a few heads still fills a GPU, and what is not hidden is a
+chunk's way there and back. In how many pieces a chunk does: of it, that way is a piece longer than the copy."""
 _LEAST_MESSAGE = 1 << 20
-"""Bytes of a chunk at least: below them a message takes longer to start than to copy."""
+"""Bytes of a chunk, or a piece, at least: below them a message takes longer to start than to copy."""
 _LEAST = 64 << 20
 """Bytes of the memory at least."""
 _KEPT = 64
@@ -40,13 +40,15 @@ class HostMemory:
 
     Args:
         group: of ranks of one host.
-        chunks: of the heads.
+        chunks, pieces: at most.
         opened: how a rank reaches the memory; a test's ranks have no GPU.
     """
 
-    def __init__(self, group: dist.ProcessGroup, chunks: int = _CHUNKS, opened: Open = StreamMemory):
+    def __init__(
+        self, group: dist.ProcessGroup, chunks: int = _CHUNKS, pieces: int = _PIECES, opened: Open = StreamMemory
+    ):
         self._group = group
-        self._chunks = chunks
+        self._chunks, self._pieces = chunks, pieces
         self._opened = opened
         self._memory: Opened | None = None
         self._too_large: float = math.inf
@@ -87,12 +89,14 @@ class HostMemory:
         """
         key = (lengths, batch, heads, head_dim, dtype)
         if key not in self._buffers:
-            token = 3 * batch * head_dim * dtype.itemsize
-            chunks = _cut(heads // len(lengths), self._chunks, max(lengths) * token)
-            if not self._reserve(Slots.needed(len(lengths), max(lengths) * token * max(chunks)), device):
+            degree, longest = len(lengths), max(lengths)
+            head = 3 * batch * head_dim * dtype.itemsize  # bytes of a token
+            chunks = _cut(heads // degree, self._chunks, longest * head)
+            pieces = max(1, min(self._pieces, longest * head * max(chunks) // _LEAST_MESSAGE, longest))
+            if not self._reserve(Slots.needed(degree, -(-longest // pieces) * head * max(chunks)), device):
                 return None
             assert self._memory is not None
-            self._buffers[key] = HostBuffers(self._memory, dist.get_rank(self._group), lengths, chunks)
+            self._buffers[key] = HostBuffers(self._memory, dist.get_rank(self._group), lengths, chunks, pieces)
             while len(self._buffers) > _KEPT:
                 self._buffers.popitem(last=False)
         self._buffers.move_to_end(key)

@@ -165,10 +165,8 @@ class _Step:
             sent = 4 * self.activation(tokens) * self.padded_heads * (plan.ulysses - 1) / plan.ulysses
             moved = sent / (link.all_to_all * 1e9)
             if link.route and plan.sequence == plan.ulysses and plan.pipe == 1:
-                # One chunk's way is never hidden; what is left of the others' shows where a link is slower than that.
-                chunk = 1 / fitted.HEAD_CHUNKS.value
                 moved = sent / (link.route * 1e9)
-                hidden = min(moved, self.attention_seconds(tokens, keys)) * (1 - chunk)
+                hidden = min(moved, self.attention_seconds(tokens, keys)) * (1 - fitted.SEEN_OF_EXCHANGE.value)
                 seconds += blocks * (2 * link.latency + moved - hidden)
             elif plan.sequence > plan.ulysses or plan.pipe > 1 or not link.peer_access:
                 started = link.latency + (fitted.COLLECTIVE_SECONDS.value if self.machine.on_gpu else 0.0)

@@ -67,8 +67,8 @@ CONTEXT_TO_COME = Constant(0.5 * GIB, "bytes", "", "estimated: what a load leave
 """Of that, what is not taken yet when ranks are asked what is free: they have CUDA's own."""
 FEED_FORWARD = Constant(2 / 3, "of a block's weights", "", "counted: 8 of 12 times width²")
 """In a block that attends and feeds forward from one input."""
-HEAD_CHUNKS = Constant(4, "chunks", "", "counted: acceleration/host_memory.py")
-"""In which heads travel through the host's memory while others are attended with."""
+SEEN_OF_EXCHANGE = Constant(0.31, "of it", "", "counted: a chunk of four and a piece, acceleration/host_memory.py")
+"""Of the way through the host's memory, however long attention hides it."""
 MERGE_PASSES = Constant(12, "activations a token and pass of the ring", "", "counted, in float32")
 """That a ring's log-sum-exp merge reads and writes."""
 FLOAT32_SLOWDOWN = Constant(6.0, "times", "", "estimated")

@@ -90,18 +90,18 @@ def both_ways(
 
 
 def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
-    """{"alike": whether each case (batch, heads, lengths, chunks, scale) has the bits of `ulysses_attention`, twice,
-    "words": what words are left behind, "largest": difference to attention over all tokens on one rank}."""
+    """{"alike": whether each case (batch, heads, lengths, chunks, pieces, scale) has the bits of `ulysses_attention`,
+    twice, "words": what words are left behind, "largest": difference to attention over all tokens on one rank}."""
     host_memory._LEAST_MESSAGE = 1
     device, alike, largest = torch.device("cpu"), [], 0.0
-    memories = {chunks: HostMemory(dist.group.WORLD, chunks, PolledMemory) for *_, chunks, _ in cases}
-    for batch, heads, lengths, chunks, scale in cases:
+    memories = {(c, p): HostMemory(dist.group.WORLD, c, p, PolledMemory) for *_, c, p, _ in cases}
+    for batch, heads, lengths, chunks, pieces, scale in cases:
         generator = torch.Generator().manual_seed(sum(lengths) + heads)
         whole = torch.randn(3, batch, sum(lengths), heads, HEAD_DIM, generator=generator)
         padded = -(-heads // world_size) * world_size
-        buffers = memories[chunks].buffers(tuple(lengths), batch, padded, HEAD_DIM, whole.dtype, device)
+        buffers = memories[chunks, pieces].buffers(tuple(lengths), batch, padded, HEAD_DIM, whole.dtype, device)
         assert buffers is not None
-        assert len(buffers.chunks) == min(chunks, padded // world_size)
+        assert (len(buffers.chunks), buffers.pieces) == (min(chunks, padded // world_size), min(pieces, max(lengths)))
         for _ in range(2):
             found, expected = both_ways(rank, buffers, whole, scale)
             alike.append(torch.equal(found, expected))
@@ -123,7 +123,7 @@ def grow(rank: int, world_size: int) -> dict[str, Any]:
             raise RuntimeError("no")
         return PolledMemory(share, *place)
 
-    memory = HostMemory(dist.group.WORLD, 2, opened)
+    memory = HostMemory(dist.group.WORLD, 2, 1, opened)
 
     def ask(tokens: int) -> bool:
         return memory.buffers((tokens,) * world_size, 1, 2 * world_size, HEAD_DIM, dtype, device) is not None
@@ -151,10 +151,11 @@ def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]
     torch.cuda.set_device(device)
     routes = HeadRoutes(dist.group.WORLD)
     found: dict[str, Any] = {"launched": [], "replayed": []}
-    for batch, heads, lengths, chunks, scale in cases:
+    for batch, heads, lengths, chunks, pieces, scale in cases:
         padded = -(-heads // world_size) * world_size
         shape = tuple(lengths), batch, padded, 128, torch.bfloat16, device
-        buffers = routes.buffers(*shape) if chunks == 0 else HostMemory(dist.group.WORLD, chunks).buffers(*shape)
+        memory = HostMemory(dist.group.WORLD, chunks, pieces) if chunks else routes
+        buffers = memory.buffers(*shape)
         found["through host"] = isinstance(buffers, HostBuffers)
         assert isinstance(buffers, HostBuffers)
         generator = torch.Generator(device).manual_seed(heads)

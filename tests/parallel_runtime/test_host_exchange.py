@@ -22,10 +22,10 @@ def test_the_bits_are_those_of_ulysses_for_any_lengths_heads_batches_and_chunks(
     uneven = list(accumulate([4] + [3] * (world_size - 1)))
     cases: list[list[Any]] = []
     for heads in (world_size, 4 * world_size, 4 * world_size + 1, 1):  # the last two do not divide
-        cases.append([1, heads, [6] * world_size, 4, None])
-        cases.append([2, heads, uneven, 3, 0.2])
-        cases.append([2, heads, [1, *uneven[1:]], 1, None])
-    cases.append([1, 9 * world_size, uneven, 9, None])  # more messages than slots
+        cases.append([1, heads, [6] * world_size, 4, 3, None])
+        cases.append([2, heads, uneven, 3, 2, 0.2])
+        cases.append([2, heads, [1, *uneven[1:]], 1, 4, None])  # pieces without a token
+    cases.append([1, 9 * world_size, uneven, 9, 1, None])  # more messages than slots
     for found in run_ranks(world_size, f"{RUN}:compare", {"cases": cases}):
         assert found["alike"] == [True] * 2 * len(cases)
         assert found["words"] == [0]  # as a recording finds them
@@ -118,12 +118,12 @@ class ToldLane:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("chunks", [1, 2, 4, 7])
-def test_no_rank_waits_for_ever_whatever_order_a_gpu_chooses_where_no_event_does(ranks, chunks):
+@pytest.mark.parametrize(("chunks", "pieces"), [(1, 1), (4, 1), (9, 1), (3, 2), (4, 4)])
+def test_no_rank_waits_for_ever_whatever_order_a_gpu_chooses_where_no_event_does(ranks, chunks, pieces):
     told = [Told(ranks) for _ in range(ranks)]
     for rank, memory in enumerate(told):
-        buffers = HostBuffers(memory, rank, (3,) * ranks, (1,) * chunks)
-        parts = torch.zeros(3, 1, 3, ranks * chunks, 8)
+        buffers = HostBuffers(memory, rank, (5,) * ranks, (1,) * chunks, pieces)
+        parts = torch.zeros(3, 1, 5, ranks * chunks, 8)
         for _ in range(2):
             attend_through_host(*parts, kernel=lambda query, key, value, mask, scale: value, buffers=buffers)
     for seed in range(60):
@@ -151,7 +151,7 @@ def run(orders: list[list[tuple[str, int, int]]]) -> None:
 
 @pytest.mark.gpu
 def test_two_ranks_of_one_gpu_have_the_bits_of_ulysses_launched_and_recorded():
-    cases = [[1, 24, [2304, 2304], 0, None], [2, 5, [700, 513], 2, 0.1], [1, 24, [1000, 1000], 7, None]]
+    cases = [[1, 24, [2304, 2304], 0, 0, None], [2, 5, [700, 513], 2, 1, 0.1], [1, 24, [1000, 1000], 7, 4, None]]
     for found in run_ranks(2, f"{RUN}:on_gpu", {"cases": cases}, timeout=300, forked=False):
         assert found["through host"]
         assert all(found["launched"]), found

@@ -156,3 +156,13 @@ def test_a_gpu_that_does_not_come_to_an_end_or_fails_is_told_of_as_unknown(monke
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     assert counting.launched(torch.device("cuda")) is None
     told.set()
+
+
+def test_an_exchange_that_broke_off_leaves_nothing_to_count_by(monkeypatch):
+    monkeypatch.setattr(counting, "_BROKEN_OFF", threading.Event())
+    with counting.unbroken():
+        pass
+    assert counting.launched(torch.device("cpu")) is not None
+    with pytest.raises(MemoryError), counting.unbroken():
+        raise MemoryError
+    assert counting.launched(torch.device("cpu")) is None

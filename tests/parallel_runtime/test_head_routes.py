@@ -1,0 +1,77 @@
+"""Which way heads go: the environment and the GPUs' reach decide, on all ranks alike."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_runtime.acceleration import head_routes
+from parallel_runtime.acceleration.head_routes import HeadRoutes
+
+GPU = torch.device("cuda", 0)
+SHAPE: tuple[Any, ...] = ((4, 4), 1, 8, 16, torch.bfloat16)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """A host with two of them, neither variable set."""
+    for name in ("NCCL_P2P_DISABLE", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "PARALLEL_DIT_OFF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(head_routes, "_reach_one_another", lambda group, device: True)
+
+
+def way(device: torch.device = GPU) -> str | None:
+    routes: Any = HeadRoutes(SimpleNamespace(size=lambda: 2))  # type: ignore[arg-type]
+    routes._peers = SimpleNamespace(buffers=lambda *shape: "peers")
+    routes._host = SimpleNamespace(buffers=lambda *shape: "host")
+    return routes.buffers(*SHAPE, device)
+
+
+def test_gpus_that_reach_each_other_go_to_their_memory_and_others_through_the_hosts(two_gpus, monkeypatch):
+    assert way() == "peers"
+    monkeypatch.setattr(head_routes, "_reach_one_another", lambda group, device: False)
+    assert way() == "host"
+
+
+def test_the_environment_says_who_takes_neither(two_gpus, monkeypatch):
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert way() == "host"
+    assert way(torch.device("cpu")) is None
+    monkeypatch.setenv("PARALLEL_DIT_OFF", "host")
+    assert way() is None
+    monkeypatch.delenv("PARALLEL_DIT_OFF")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert way() is None  # another host has no memory of this one
+
+
+def test_two_ranks_of_one_gpu_go_through_the_host(two_gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert way() == "host"
+
+
+@pytest.mark.parametrize(
+    ("others", "reached", "agreed"), [([1], True, True), ([1], False, False), ([], True, False), ([1, 2], True, False)]
+)
+def test_reach_is_asked_of_the_groups_gpus_alone(monkeypatch, others, reached, agreed):
+    asked = []
+
+    def reduce(unused: torch.Tensor, op: object, group: object) -> None:
+        unused[others] = 0
+
+    def reach(own: int, other: int) -> bool:
+        asked.append((own, other))
+        return reached
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", reach)
+    monkeypatch.setattr(head_routes.dist, "all_reduce", reduce)
+    monkeypatch.setattr(head_routes, "all_agree", lambda own, group, device: own)
+    group: Any = SimpleNamespace(size=lambda: 2)
+    assert head_routes._reach_one_another(group, torch.device("cpu")) == agreed
+    assert asked == [(0, other) for other in others]
