@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.acceleration import host_memory
+from parallel_runtime.acceleration import head_routes, host_memory
 from parallel_runtime.acceleration.head_routes import HeadRoutes
 from parallel_runtime.acceleration.host_exchange import HostBuffers, attend_through_host
 from parallel_runtime.acceleration.host_lanes import SLOTS, Lane, Slots
 from parallel_runtime.acceleration.host_memory import HostMemory
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
+from parallel_runtime.config import ParallelPlan
+from parallel_runtime.mesh.groups import Groups
+from parallel_runtime.mesh.mesh import build_mesh
+from parallel_runtime.networks import sequence_attention
+from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.streaming.share_memory import HostShare
+from tests.parallel_runtime.flux_forward import build_transformer, run
 
 _PATIENCE = 60.0
 HEAD_DIM = 16
@@ -142,6 +150,36 @@ def grow(rank: int, world_size: int) -> dict[str, Any]:
     host_memory.room_on_host = room
     found["made again, and larger"] = ask(2**17) and memory.size > first and memory.made == 2
     return found
+
+
+def forwards(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
+    """{"alike": whether a network's forwards have the bits of those over collectives, "attended": attentions that
+    went through the host, "in chunks": whether these were cut}."""
+    host_memory._LEAST_MESSAGE = 1
+    head_routes.may_go_through_host = lambda device: True
+    head_routes.HostMemory = partial(HostMemory, opened=PolledMemory)  # type: ignore[misc]
+    went: list[bool] = []
+
+    def attend(*parts: torch.Tensor, **how: Any) -> torch.Tensor:
+        went.append(len(how["buffers"].chunks) > 1 or parts[0].shape[2] <= world_size)
+        return attend_through_host(*parts, **how)
+
+    sequence_attention.attend_through_host = attend
+    plan = ParallelPlan(ulysses=world_size)
+    meshes = [
+        build_mesh(plan, rank, world_size, groups=Groups(rank, world_size, share)) for share in (None, HeadRoutes)
+    ]
+    alike = []
+    for heads in (2 * world_size, 2 * world_size + 1):
+        transformer = parallelize(build_transformer(heads=heads), FLUX, meshes[0])
+        for image, text, batch in cases:
+            outputs = []
+            for mesh in meshes:
+                transformer.set_mesh(mesh)
+                outputs.append(run(transformer, image, text, batch))
+            alike.append(torch.equal(*outputs))
+    dist.barrier()
+    return {"alike": alike, "attended": len(went), "in chunks": all(went)}
 
 
 def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:

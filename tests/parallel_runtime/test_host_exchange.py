@@ -32,6 +32,15 @@ def test_the_bits_are_those_of_ulysses_for_any_lengths_heads_batches_and_chunks(
         assert found["largest"] < 1e-5
 
 
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_networks_forward_over_the_hosts_memory_has_the_bits_of_one_over_collectives(world_size):
+    cases = [[[4, 6], 12, 1], [[5, 7], 12, 2], [[3, 7], 4, 1]]
+    for found in run_ranks(world_size, f"{RUN}:forwards", {"cases": cases}):
+        assert found["alike"] == [True] * 2 * len(cases)
+        assert found["attended"] == 2 * 2 * len(cases)  # two blocks
+        assert found["in chunks"]
+
+
 def test_ranks_share_memory_all_or_none():
     for found in run_ranks(2, f"{RUN}:grow"):
         assert all(found.values()), found
