@@ -47,9 +47,9 @@ def test_ranks_share_memory_all_or_none():
 
 
 def test_heads_are_cut_evenly_and_small_ones_not():
-    assert _cut(10, 4, 2**20) == (3, 3, 2, 2)
-    assert _cut(3, 4, 2**20) == (1, 1, 1)
-    assert _cut(12, 4, 2**17) == (12,)
+    assert _cut(10, 4, 2**22) == (3, 3, 2, 2)
+    assert _cut(3, 4, 2**22) == (1, 1, 1)
+    assert _cut(12, 4, 2**19) == (12,)
     assert _cut(1, 4, 1) == (1,)
 
 
