@@ -21,7 +21,7 @@ _CHUNKS, _PIECES = 4, 4
 """In how many chunks a rank's heads travel: attention over a few heads still fills a GPU, and what is not hidden is a
 chunk's way there and back. In how many pieces a chunk does: of it, that way is a piece longer than the copy."""
 _LEAST_MESSAGE = 4 << 20
-"""Bytes of a chunk, or a piece, at least: more of them launch too slowly where nothing is replayed (FLUX.1 at 1024² on two
+"""Bytes of a chunk, or a piece, at least: more of them launch too slowly where nothing is replayed (FLUX.1, 1024², two
 H100s: 4.5 ms an attention with pieces of 1.3 MB, 2.1 with 5.3; replayed 1.11 and 1.05)."""
 _LEAST = 64 << 20
 """Bytes of the memory at least."""
