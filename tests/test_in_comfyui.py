@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,11 +36,13 @@ from benchmarks.in_comfyui.host_files import Part
 from benchmarks.in_comfyui.journey_verdict import BEST, NATIVE, faults
 from benchmarks.in_comfyui.measures.distances import CHANGES
 from benchmarks.in_comfyui.measures.journey import EMPTY, FULL, TURNS
+from benchmarks.in_comfyui.measures.prompts import seconds_of_parts
 from benchmarks.in_comfyui.measures.speed import short_speed
 from benchmarks.in_comfyui.random_q4_k import BLOCK, BLOCK_BYTES, q4_k
 from benchmarks.in_comfyui.report import tables
 from benchmarks.in_comfyui.runs import Run
 from benchmarks.in_comfyui.sets import SETS, plan
+from benchmarks.in_comfyui.whole_prompts import PARTS, WHOLE, part_of, whole_graph
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.host.find_host import PACK_ROOT, find_host
 from tests.ranks import run_ranks
@@ -209,18 +212,24 @@ def test_a_journey_that_was_not_played_or_ended_early_falls_short():
     assert "| 25 SamplerCustomAdvanced | 0.2 | 2.5 | 124.0 |" in tables({}, results)
 
 
+def _measured(folder, name, only=""):
+    """Results of a set with tiny models on CPUs, in a real ComfyUI."""
+    command = [sys.executable, "-m", "benchmarks.in_comfyui", "--set", name, "--cpu", "--out", str(folder)]
+    path = os.pathsep.join([find_host().python_path, os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, "--only", only, "--comfyui", str(find_comfyui())],
+        cwd=PACK_ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert (folder / f"table-{name}.md").read_text()
+    return json.loads((folder / f"results-{name}.json").read_text())["results"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_comfyui() is None, reason=HOW)
 def test_a_journey_of_tiny_models_in_a_real_comfyui(tmp_path):
     """Every prompt of both loaders succeeds, or the command fails; the server is a real one, on CPUs."""
-    command = [sys.executable, "-m", "benchmarks.in_comfyui", "--set", "journey", "--cpu", "--out", str(tmp_path)]
-    path = os.pathsep.join([find_host().python_path, os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, "--comfyui", str(find_comfyui())],
-        cwd=PACK_ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=800,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    results = json.loads((tmp_path / "results-journey.json").read_text())["results"]
+    results = _measured(tmp_path, "journey")
     assert [len(result["rows"]) for result in results[:3]] == [len(TURNS)] * 3
     assert all("ms" in row or row["what"] == "cancelled" for result in results for row in result["rows"])
 
@@ -235,6 +244,75 @@ def test_distances_are_a_table_in_which_equal_bits_and_failures_are_said():
         assert {
             value[0] for each in graph.values() for value in each["inputs"].values() if isinstance(value, list)
         } <= set(graph)
+
+
+WHOLE_WAYS = [(Way(), False), (Way("0,1"), False), (Way("0,1"), True)]
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["real", "small"])
+@pytest.mark.parametrize("whole", WHOLE.values(), ids=list(WHOLE))
+def test_a_whole_prompt_goes_from_a_text_to_a_saved_file(whole, small):
+    family = replace({**REAL, **HOST_REAL}[whole.file], cfg=1.0)
+    for way, parallel in WHOLE_WAYS:
+        picture = Picture(family, whole.file, 1, whole.steps)
+        graph = whole_graph(whole, way, picture, "a text", parallel, small)
+        taken = {"save"}
+        while (
+            more := {value[0] for name in taken for value in graph[name]["inputs"].values() if isinstance(value, list)}
+            - taken
+        ):
+            taken |= more
+        left = set(graph) - taken
+        assert left <= {"negative"}, f"nothing takes {left}"
+        kinds = {graph[name]["class_type"] for name in taken}
+        assert {"CLIPTextEncode", "VAELoader", "VAEDecode"} <= kinds
+        assert ("ParallelVAE" in kinds, "ParallelLoader" in kinds) == (parallel, bool(way.devices))
+        assert {part_of(kind) for kind in kinds} == set(PARTS)
+
+
+def test_seconds_by_part_add_up_and_what_comes_before_the_first_step_is_load():
+    picture = Picture(replace(HOST_REAL["own-flux"], cfg=1.0), "own-flux", 1, 4)
+    graph = whole_graph(WHOLE["own-flux"], Way(), picture, "a text", False, False)
+    moments = {"clip": 0.5, "encoded": 1.0, "positive": 3.0, "vae": 3.5, "model": 4.0, SAMPLER: 6.0, "picture": 20.0}
+    steps = [{"kind": "step", "node": SAMPLER, "time": time} for time in (14.0, 16.0, 18.0, 20.0)]
+    nodes = [*moments.items(), ("save", 21.5)]
+    run = Run("p", posted=0.0, ended=22.0, events=steps, nodes=nodes)
+    parts = seconds_of_parts(graph, run)
+    assert parts == {"text": 2.5, "load": 0.5 + 0.5 + 2.0 + 6.0, "steps": 8.0, "decode": 1.5, "save": 0.5}
+    rows = [{"what": "first", "all s": run.seconds, **parts}]
+    common = {"kind": "prompts", "file": "own-flux", "model": "FLUX", "gpus": 1, "error": ""}
+    results = [
+        {"name": "native", "way": NATIVE, "rows": [{**rows[0], "all s": 33.0}], **common},
+        {"name": "ours", "way": "ours", "rows": rows, **common},
+    ]
+    assert "| FLUX | ours | 1 | first | 2.5 | 9.0 | 8.0 | 1.5 | 0.5 | 0.5 | 22.0 | 1.50 |" in tables({}, results)
+
+
+@pytest.mark.skipif(find_comfyui() is None, reason=HOW)
+def test_text_encoders_are_what_comfyui_takes_their_files_for():
+    (found,) = run_ranks(1, "tests.comfyui_networks.benchmark_files:look_at_encoders", {"comfyui": str(find_comfyui())})
+    assert {name: kind for name, (kind, _) in found.items()} == {
+        "clip-l": "CLIP_L", "t5": "T5_XXL", "umt5": "T5_XXL", "qwen-2.5": "QWEN25_7B", "qwen-3": "QWEN3_4B",
+        "gemma": "GEMMA_3_12B", "ltx-projection": "", "qwen-3-vl": "QWEN3VL_32B",
+    }  # fmt: skip
+    sizes = {name: round(gigabytes, 1) for name, (_, gigabytes) in found.items()}
+    assert sizes["t5"] == 9.5  # t5xxl_fp16.safetensors has as much
+    assert sizes["umt5"] == 6.7
+    assert sizes["qwen-3"] == 8.0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_comfyui() is None, reason=HOW)
+def test_whole_prompts_of_tiny_models_in_a_real_comfyui(tmp_path):
+    results = _measured(tmp_path, "prompts", "prompts own-(flux|wan) (native|cpu:2)")
+    assert [result["error"] for result in results] == [""] * 6
+    for result in results:
+        expected = (
+            ["other seed", "other text"] if result["name"].endswith("vae") else ["first", "other seed", "other text"]
+        )
+        assert [row["what"] for row in result["rows"]] == expected
+        assert all(row["steps"] > 0 and row["decode"] > 0 and row["save"] > 0 for row in result["rows"])
+        assert all((row["text"] > 0) == (row["what"] != "other seed") for row in result["rows"])
 
 
 def test_a_machine_with_one_gpu_leaves_out_what_takes_two_and_families_can_be_chosen():

@@ -6,6 +6,7 @@
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set controlnet       # FLUX.1 with a Union ControlNet
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set journey          # what defaults give; fails if too little
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set vae              # seconds of VAE Decode, by Parallel VAE
+    python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set prompts --only klein  # seconds to the saved file, by part
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set all --out FOLDER # everything: most of an hour
     python -m benchmarks.in_comfyui --comfyui ~/ComfyUI --set quick --cpu      # tiny models: does the command work?
 
@@ -41,7 +42,7 @@ from .process_tree import dump_stacks
 from .report import describe_machine, tables, write
 from .runs import TimeLimit
 from .server import Server, default_python
-from .sets import SECONDS, SETS, USUAL, plan
+from .sets import SECONDS, SETS, SPARE, USUAL, plan
 
 _SHORTEST = 15.0
 """Seconds; a measurement is not begun with less time left."""
@@ -66,7 +67,8 @@ class Session:
             compile=options.compile,
         )
         families = all_tiny() if options.cpu else ALL
-        self._files = FileStore(folder / "models" / "diffusion_models", families, options.cpu, comfyui)
+        spare = 2.0 if options.cpu else SPARE.get(options.set, 2.0)
+        self._files = FileStore(folder / "models" / "diffusion_models", families, options.cpu, comfyui, spare)
         one, many = options.places
         self._bench = Bench(self.server, families, one, many, options.cpu)
         self._plan = measures

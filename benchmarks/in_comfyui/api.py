@@ -90,6 +90,10 @@ class Api:
         """Let the pools' models go, also those that no MODEL stands for any more."""
         self._post("/parallel_dit/unload", {})
 
+    def stop_pools(self) -> None:
+        """End the pools; the next prompt starts them."""
+        self._post("/parallel_dit/stop", {})
+
     def system_stats(self) -> Any:
         """What ComfyUI says of itself and its machine."""
         return self._get("/system_stats")

@@ -153,10 +153,19 @@ class FileStore:
         families: at real size, or tiny.
         small: the families are the tiny ones.
         comfyui: its folder, for files of its own networks.
+        spare: gigabytes of the disk that stay free for other files.
     """
 
-    def __init__(self, folder: Path, families: Mapping[str, Family], small: bool, comfyui: Path | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        families: Mapping[str, Family],
+        small: bool,
+        comfyui: Path | None = None,
+        spare: float = 2.0,
+    ):
         self._comfyui = comfyui
+        self._spare = spare
         self._folder = folder
         self._families = families
         self._small = small
@@ -191,7 +200,7 @@ class FileStore:
 
     def fitting(self, files: Iterable[str]) -> list[str]:
         """The first of these that the disk has space for, all together."""
-        space, chosen = self._free() - 2, []
+        space, chosen = self._free() - self._spare, []
         for file in dict.fromkeys(files):
             space -= 0 if self._path(file).exists() else family_of(file, self._families).gigabytes
             if space < 0:
@@ -205,7 +214,7 @@ class FileStore:
             path.unlink()
 
     def _free_space(self, missing: Iterable[str], keep: set[str]) -> None:
-        wanted = 2 + sum(family_of(file, self._families).gigabytes for file in missing)
+        wanted = self._spare + sum(family_of(file, self._families).gigabytes for file in missing)
         for path in self._all():
             if self._free() < wanted and path.stem not in keep:
                 path.unlink()

@@ -83,14 +83,28 @@ def _shapes(family: HostFamily, comfyui: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _parts(family: HostFamily, key: str, shape: tuple[int, ...], seed: int) -> list[Part]:
-    deviation = 1 / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else 0.02
     of_block = len(shape) == 2 and key.endswith(".weight") and "blocks." in key
+    if family.gguf:
+        if of_block and shape[1] % BLOCK == 0:
+            size = shape[0], shape[1] // BLOCK * BLOCK_BYTES
+            deviation = _deviation(shape)
+            return [Part(key, size, torch.uint8, lambda device: q4_k(_seeded(seed, key, device), shape, deviation))]
+        return make_parts(key, shape, seed, "", torch.float32)
+    if family.format == "fp8" and len(shape) == 2 and math.prod(shape) >= _CAST_FROM:
+        return make_parts(key, shape, seed, "", torch.float8_e4m3fn)
+    return make_parts(key, shape, seed, family.format if of_block else "", family.dtype)
 
-    def seeded(device: str) -> torch.Generator:
-        return torch.Generator(device).manual_seed(zlib.crc32(f"{seed}/{key}".encode()))
+
+def make_parts(key: str, shape: tuple[int, ...], seed: int, format: str, dtype: torch.dtype) -> list[Part]:
+    """One weight and what goes with it in the file.
+
+    Args:
+        format: "scaled fp8" or "int8" of a product, else it is of `dtype`.
+    """
+    deviation = _deviation(shape)
 
     def noise(device: str) -> torch.Tensor:
-        return torch.randn(shape, generator=seeded(device), device=device)
+        return torch.randn(shape, generator=_seeded(seed, key, device), device=device)
 
     def plain(device: str) -> torch.Tensor:
         values = noise(device)
@@ -100,7 +114,7 @@ def _parts(family: HostFamily, key: str, shape: tuple[int, ...], seed: int) -> l
             return values * 0.1 + 1
         return values * deviation
 
-    if of_block and family.format == "scaled fp8":
+    if format == "scaled fp8":
         scale = _DEVIATIONS * deviation / _FLOAT8_MOST
         return [
             Part(
@@ -108,19 +122,21 @@ def _parts(family: HostFamily, key: str, shape: tuple[int, ...], seed: int) -> l
             ),
             *_described(key, {"format": "float8_e4m3fn"}, (), scale),
         ]
-    if of_block and family.format == "int8" and shape[1] % _ROTATED == 0:
+    if format == "int8" and shape[1] % _ROTATED == 0:
         said = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": _ROTATED}
         return [
             Part(key, shape, torch.int8, lambda device: (noise(device) * _INT8_DEVIATION).round().clamp(-127, 127)),
             *_described(key, said, (shape[0], 1), deviation / _INT8_DEVIATION),
         ]
-    if family.gguf:
-        if of_block and shape[1] % BLOCK == 0:
-            size = shape[0], shape[1] // BLOCK * BLOCK_BYTES
-            return [Part(key, size, torch.uint8, lambda device: q4_k(seeded(device), shape, deviation))]
-        return [Part(key, shape, torch.float32, plain)]
-    cast = family.format == "fp8" and len(shape) == 2 and math.prod(shape) >= _CAST_FROM
-    return [Part(key, shape, torch.float8_e4m3fn if cast else family.dtype, plain)]
+    return [Part(key, shape, dtype, plain)]
+
+
+def _deviation(shape: tuple[int, ...]) -> float:
+    return 1 / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else 0.02
+
+
+def _seeded(seed: int, key: str, device: str) -> torch.Generator:
+    return torch.Generator(device).manual_seed(zlib.crc32(f"{seed}/{key}".encode()))
 
 
 def _described(key: str, said: Mapping[str, Any], shape: tuple[int, ...], scale: float) -> list[Part]:

@@ -10,7 +10,9 @@ from typing import Any
 
 from workers.driver import list_gpus
 
+from .journey_verdict import NATIVE
 from .journey_verdict import table as journey_table
+from .whole_prompts import PARTS
 
 Result = Mapping[str, Any]
 _DASH = "–"
@@ -57,6 +59,7 @@ def tables(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
     parts += [_table("A journey with the defaults", *journey_table(results))]
     parts += [_distances([result for result in results if result.get("kind") == "distance"])]
     parts += [_vaes([result for result in results if result.get("kind") == "vae"])]
+    parts += [_prompts([result for result in results if result.get("kind") == "prompts"])]
     parts += [_loops([result for result in results if result.get("kind") == "loops"])]
     parts += [_failures(results)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -169,6 +172,29 @@ def _vaes(results: Sequence[Result]) -> str:
     rows = [[*map(result.get, keys), _distance(result.get("distance"))] for result in results]
     title = "VAE Decode: seconds of the first, median of the later ones, distance of the picture from Load VAE's"
     return _table(title, [*keys, "distance"], rows)
+
+
+def _prompts(results: Sequence[Result]) -> str:
+    native = {
+        (result["file"], row["what"]): row["all s"]
+        for result in results
+        if result["gpus"] == 1 and result["way"] == NATIVE
+        for row in result.get("rows", ())
+    }
+    rows = []
+    for result in results:
+        for row in result.get("rows", ()):
+            theirs = native.get((result["file"], row["what"]))
+            times = None if theirs is None else f"{theirs / row['all s']:.2f}"
+            seconds = [row[part] for part in PARTS]
+            rest = round(row["all s"] - sum(seconds), 3)
+            told = [result["model"], result["way"], result["gpus"], row["what"]]
+            rows.append([*told, *seconds, rest, row["all s"], times])
+    title = (
+        "Whole prompts, seconds from the queue to the saved file; load has what comes before the first step; "
+        "times: of Load Diffusion Model's"
+    )
+    return _table(title, ["model", "way", "GPUs", "prompt", *PARTS, "rest", "all", "times"], rows)
 
 
 def _distances(results: Sequence[Result]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Run:
         texts: what nodes showed.
         events: moments of the pack in pack/, each with kind, time and node.
         saved: the latent's file.
+        nodes: what ran, in order: its name in the graph, and when ComfyUI said that it began.
     """
 
     prompt: str
@@ -42,6 +44,7 @@ class Run:
     texts: list[str] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     saved: Path | None = None
+    nodes: list[tuple[str, float]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -55,6 +58,11 @@ class Run:
             for event in self.events
             if event["kind"] == "step" and (node is None or event["node"] == node)
         ]
+
+    def spans(self) -> list[tuple[str, float, float]]:
+        """Nodes that ran, each with the moments of its begin and its end."""
+        ends = [began for _, began in self.nodes[1:]] + [self.ended]
+        return [(name, began, end) for (name, began), end in zip(self.nodes, ends, strict=True)]
 
     @property
     def first_step(self) -> float:
@@ -101,4 +109,6 @@ def _read(run: Run, kind: str, data: dict[str, Any]) -> bool:
         run.error = f"{data.get('node_type')}: {data.get('exception_message', '').strip()}"
     elif kind == "execution_interrupted":
         run.interrupted = True
+    elif kind == "executing" and data["node"] is not None:
+        run.nodes.append((data["node"], time.monotonic()))
     return kind == "executing" and data["node"] is None

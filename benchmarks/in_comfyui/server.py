@@ -28,6 +28,7 @@ _FOLDERS = (
     "models/diffusion_models",
     "models/diffusers",
     "models/vae",
+    "models/text_encoders",
     "custom_nodes",
     "input",
     "output",

@@ -21,13 +21,15 @@ from .measures.limit import limited
 from .measures.loops import loops
 from .measures.lora import lora
 from .measures.memory import unload
+from .measures.prompts import prompts
 from .measures.speed import short_speed, speed
 from .measures.vae import vae
 from .vaes import VAES
+from .whole_prompts import WHOLE
 
 SETS = (
     "quick", "families", "memory", "experts", "lora", "controlnet", "faults",
-    "host_networks", "memory_limit", "journey", "distances", "loops", "vae",
+    "host_networks", "memory_limit", "journey", "distances", "loops", "vae", "prompts",
 )  # fmt: skip
 SECONDS = {
     "quick": 350.0,
@@ -39,11 +41,14 @@ SECONDS = {
     "distances": 560.0,
     "loops": 400.0,
     "vae": 300.0,
+    "prompts": 1500.0,
 }
 """Of a whole set, by default `USUAL`."""
-ALONE = ("host_networks", "memory_limit", "journey", "distances", "loops", "vae")
+ALONE = ("host_networks", "memory_limit", "journey", "distances", "loops", "vae", "prompts")
 """Sets that "all" leaves out."""
 USUAL = 470.0
+SPARE = {"prompts": 40.0}
+"""Gigabytes of the disk that a set's text encoders and VAEs take beside its models, by default few."""
 NATIVE = Way()
 SMALL = ("klein", "sd35", "sdxl", "wan1")
 """Families of the set "families"; FLUX.1 is in "quick"."""
@@ -209,6 +214,18 @@ def _vae(one: str, many: str) -> Iterator[Measure]:
             yield Measure(f"vae {name} {way.devices or 'native'}", (), 120, run, way.gpus)
 
 
+def _prompts(one: str, many: str) -> Iterator[Measure]:
+    """Parallel VAE goes on where the way without it ended."""
+    for file, whole in WHOLE.items():
+        for way, parallel_vae in (
+            (NATIVE, False),
+            *((Way(devices), parallel_vae) for devices in (one, many) for parallel_vae in (False, True)),
+        ):
+            run = partial(prompts, file=file, way=way, parallel_vae=parallel_vae)
+            name = f"prompts {file} {way.devices or 'native'}{' vae' if parallel_vae else ''}"
+            yield Measure(name, whole.files, 240, run, way.gpus)
+
+
 _MAKERS = {
     "quick": _quick,
     "families": _families,
@@ -223,4 +240,5 @@ _MAKERS = {
     "distances": _distances,
     "loops": _loops,
     "vae": _vae,
+    "prompts": _prompts,
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .families import ENDING
+
 
 class Vae(NamedTuple):
     """One VAE.
@@ -12,13 +14,17 @@ class Vae(NamedTuple):
         latent: shape of what is decoded; small: with --cpu.
     """
 
-    file: str
     described: str
     latent: tuple[int, ...]
     small: tuple[int, ...]
 
 
 VAES = {
-    "flux": Vae("benchmark-flux.safetensors", "FLUX 1024 × 1024", (1, 16, 128, 128), (1, 16, 4, 4)),
-    "wan": Vae("benchmark-wan.safetensors", "Wan 2.1 832 × 480, 81 frames", (1, 16, 21, 60, 104), (1, 16, 1, 4, 4)),
+    "flux": Vae("FLUX 1024 × 1024", (1, 16, 128, 128), (1, 16, 4, 4)),
+    "wan": Vae("Wan 2.1 832 × 480, 81 frames", (1, 16, 21, 60, 104), (1, 16, 1, 4, 4)),
 }
+
+
+def vae_file(name: str) -> str:
+    """Name of a VAE's file, which vae_files.py writes."""
+    return f"benchmark-{name}{ENDING}"

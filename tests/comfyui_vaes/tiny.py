@@ -177,12 +177,13 @@ def make(tiny: Tiny) -> nn.Module:
 
 
 def fill(vae: nn.Module) -> nn.Module:
-    """Random weights that keep numbers in range."""
-    generator = torch.Generator().manual_seed(0)
+    """Random weights that keep numbers in range, made where the VAE is."""
+    device = next(vae.parameters()).device
+    generator = torch.Generator(device).manual_seed(0)
     for name, value in vae.eval().state_dict().items():
         if not value.is_floating_point():
             continue
-        noise = torch.randn(value.shape, generator=generator)
+        noise = torch.randn(value.shape, generator=generator, device=device)
         whole = any(part in name for part in ("norm", "gamma", "std", "running_var"))
         if whole and not name.endswith("bias") and "mean" not in name:
             value.copy_(1 + 0.1 * noise)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from ..bench import Bench, Found
 from ..graphs import Graph, Way, link, node
 from ..runs import MeasurementError
 from ..server import PACK_ROOT
-from ..vaes import VAES
+from ..vaes import VAES, vae_file
 
 _TIMES = 6
 """The first may load, and meet others."""
@@ -20,12 +21,8 @@ def vae(bench: Bench, found: Found, name: str, way: Way) -> None:
     """The first decode, the later ones' median, and how far its picture is from that of ComfyUI's VAE."""
     chosen = VAES[name]
     found |= {"kind": "vae", "model": chosen.described, "way": _title(way), "gpus": way.gpus}
-    folder = bench.server.base / "models" / "vae"
-    if not (folder / chosen.file).exists():
-        command = [sys.executable, "-m", "benchmarks.in_comfyui.vae_files"]
-        command += ["--comfyui", str(bench.server.comfyui), "--folder", str(folder)]
-        subprocess.run(command, cwd=PACK_ROOT, check=True, timeout=200)
-    run = bench.run(_graph(chosen.file, way, chosen.small if bench.cpu else chosen.latent))
+    make_vaes(bench, (name,))
+    run = bench.run(_graph(vae_file(name), way, chosen.small if bench.cpu else chosen.latent))
     decoded = [event for event in run.events if event["kind"] == "decoded"]
     if not decoded:
         raise MeasurementError("no picture was decoded")
@@ -34,6 +31,19 @@ def vae(bench: Bench, found: Found, name: str, way: Way) -> None:
     found["later ms"] = round(1000 * sorted(seconds[1:])[len(seconds[1:]) // 2], 1)
     found["distance"] = decoded[0]["distance"]
     found["texts"] = run.texts
+
+
+def make_vaes(bench: Bench, names: Sequence[str]) -> None:
+    """Have the files of these VAEs.
+
+    Raises:
+        subprocess.SubprocessError: one could not be written.
+    """
+    folder = bench.server.base / "models" / "vae"
+    if missing := [name for name in names if not (folder / vae_file(name)).exists()]:
+        command = [sys.executable, "-m", "benchmarks.in_comfyui.vae_files"]
+        command += ["--comfyui", str(bench.server.comfyui), "--folder", str(folder), *missing]
+        subprocess.run(command, cwd=PACK_ROOT, check=True, timeout=200)
 
 
 def _title(way: Way) -> str:

@@ -55,12 +55,15 @@ class RandomText(io.ComfyNode):
                 io.Int.Input("pooled"),
                 io.Float.Input("guidance"),
                 io.Int.Input("again", default=0, tooltip="Another number, and ComfyUI makes the same text anew."),
+                io.Conditioning.Input("encoded", optional=True, tooltip="What this stands for: it is made, and left."),
             ],
             outputs=[io.Conditioning.Output()],
         )
 
     @classmethod
-    def execute(cls, seed: int, length: int, width: int, pooled: int, guidance: float, again: int) -> io.NodeOutput:
+    def execute(
+        cls, seed: int, length: int, width: int, pooled: int, guidance: float, again: int, encoded: Any = None
+    ) -> io.NodeOutput:
         generator = torch.Generator().manual_seed(seed)
         text = torch.randn(1, length, width, generator=generator)
         extras: dict[str, Any] = {}
