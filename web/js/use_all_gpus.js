@@ -8,7 +8,7 @@ import { refusedNodes } from "./refused_nodes.js";
 import { counterpart, fileOf, replaceLoaders } from "./replace_loaders.js";
 import { say } from "./words.js";
 import { Connections } from "./workflow_graphs.js";
-import { putBehindLoaders, takeAllAway } from "./workflow_vaes.js";
+import { PARALLEL, putBehindLoaders, takeAllAway, vaeSlot } from "./workflow_vaes.js";
 
 // Which loaders of a saved workflow change, and what is said of those that do not.
 // only: whether (graph, node) is meant; null for all whose MODEL is used.
@@ -100,15 +100,30 @@ const menuEntry = (toOurs, only) => ({
   callback: () => convert(toOurs, only),
 });
 
+// One VAE goes to all GPUs, or comes back.
+async function moveVae(move, only) {
+  const workflow = app.rootGraph.serialize();
+  move(workflow, only);
+  await showInstead(workflow);
+}
+
+function vaeEntries(node, only) {
+  if (node.type === PARALLEL) return [{ content: say("vaeOnOne"), callback: () => moveVae(takeAllAway, only) }];
+  if (vaeSlot(node) < 0 || node.isSubgraphNode?.()) return [];
+  const direct = node.getOutputNodes(vaeSlot(node))?.some((taker) => taker.type !== PARALLEL);
+  return direct ? [{ content: say("vaeOnAll"), callback: () => moveVae(putBehindLoaders, only) }] : [];
+}
+
 app.registerExtension({
   name: "ParallelDiT.UseAllGpus",
   commands,
   menuCommands: [{ path: ["Edit"], commands: commands.map((each) => each.id) }],
   getNodeMenuItems(node) {
     const one = (graph, each) => graph.id === node.graph.id && String(each.id) === String(node.id);
-    if (node.type in LOADERS) return [menuEntry(true, one)];
-    if (node.type in OURS) return [menuEntry(false, one)];
-    if (!node.isSubgraphNode?.()) return [];
+    const vaes = vaeEntries(node, one);
+    if (node.type in LOADERS) return [menuEntry(true, one), ...vaes];
+    if (node.type in OURS) return [menuEntry(false, one), ...vaes];
+    if (!node.isSubgraphNode?.()) return vaes;
     const inside = nestedIn(node.subgraph);
     const holds = (types) => [...inside.values()].some((graph) => graph.nodes.some((each) => each.type in types));
     const within = (graph) => inside.has(graph.id);

@@ -17,11 +17,37 @@ export function changeLink(link, changes) {
   return link;
 }
 
-// A link as the graph has them.
-export const newLink = (workflow, graph, values) => changeLink(graph === workflow ? [] : {}, values);
-
 // The workflow first, then the subgraphs that it defines.
 export const graphsOf = (workflow) => [workflow, ...(workflow.definitions?.subgraphs ?? [])];
+
+// A number that no "node" or "link" of the workflow has.
+export function nextId(workflow, kind) {
+  const graphs = graphsOf(workflow);
+  const used = graphs.flatMap((graph) =>
+    kind === "node" ? graph.nodes.map((node) => node.id) : (graph.links ?? []).map((link) => readLink(link).id),
+  );
+  const [saved, state] = kind === "node" ? ["last_node_id", "lastNodeId"] : ["last_link_id", "lastLinkId"];
+  const last = graphs.map((graph) => graph[saved] ?? graph.state?.[state] ?? 0);
+  const id = Math.max(0, ...used.map(Number).filter(Number.isFinite), ...last) + 1;
+  for (const graph of graphs) {
+    if (graph[saved] !== undefined) graph[saved] = id;
+    if (graph.state) graph.state[state] = id;
+  }
+  return id;
+}
+
+// A new link from an output, or from an input of the subgraph itself, to an input of a node.
+export function connect(workflow, graph, { origin_id, origin_slot, node, slot }) {
+  const id = nextId(workflow, "link");
+  const values = { id, origin_id, origin_slot, target_id: node.id, target_slot: slot, type: node.inputs[slot].type };
+  graph.links.push(changeLink(graph === workflow ? [] : {}, values));
+  node.inputs[slot].link = id;
+  if (origin_id === GRAPH_INPUT) graph.inputs[origin_slot].linkIds = [...(graph.inputs[origin_slot].linkIds ?? []), id];
+  else {
+    const output = graph.nodes.find((each) => String(each.id) === String(origin_id)).outputs[origin_slot];
+    output.links = [...(output.links ?? []), id];
+  }
+}
 
 // Ends of connections, wherever they lead: {graph, node}, each node as saved.
 export class Connections {

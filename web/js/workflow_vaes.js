@@ -1,14 +1,14 @@
 // Puts Parallel VAE behind the VAEs of loaders in a saved workflow, in all its graphs, and takes it away.
 import { LOADERS, OURS } from "./loader_table.js";
-import { changeLink, graphsOf, newLink, readLink } from "./workflow_graphs.js";
+import { changeLink, connect, Connections, graphsOf, nextId, readLink } from "./workflow_graphs.js";
 
-const PARALLEL = "ParallelVAE";
+export const PARALLEL = "ParallelVAE";
 const WITHOUT_FILE = ["pixel_space", "taesd", "taesdxl", "taesd3", "taef1", "taef2"]; // of Load VAE's list
 
 const isLoader = (node) =>
   node.type === "VAELoader" ? !WITHOUT_FILE.includes(node.widgets_values?.[0]) : node.type in LOADERS || node.type in OURS;
 
-const vaeSlot = (node) => node.outputs?.findIndex((each) => each.type === "VAE") ?? -1;
+export const vaeSlot = (node) => node.outputs?.findIndex((each) => each.type === "VAE") ?? -1;
 
 // Links of an output, as they are saved.
 const linksOf = (graph, id, slot) =>
@@ -19,11 +19,12 @@ const linksOf = (graph, id, slot) =>
 
 const nodeAt = (graph, id) => graph.nodes.find((node) => String(node.id) === String(id));
 
-// How many loaders' VAEs are led through Parallel VAE that were not.
-export function putBehindLoaders(workflow) {
+// How many nodes' VAEs are led through Parallel VAE that were not.
+// only: whether (graph, node) is meant; null for all loaders.
+export function putBehindLoaders(workflow, only = null) {
   let count = 0;
   for (const graph of graphsOf(workflow))
-    for (const loader of graph.nodes.filter(isLoader)) {
+    for (const loader of graph.nodes.filter((node) => (only ? only(graph, node) : isLoader(node)))) {
       const links = linksOf(graph, loader.id, vaeSlot(loader));
       const toOurs = (link) => nodeAt(graph, readLink(link).target_id)?.type === PARALLEL;
       const direct = links.filter((link) => !toOurs(link));
@@ -31,16 +32,18 @@ export function putBehindLoaders(workflow) {
       const there = links.find(toOurs);
       const added = there ? nodeAt(graph, readLink(there).target_id) : addBehind(workflow, graph, loader);
       lead(direct, loader, vaeSlot(loader), added, 0);
+      if (!there) shareConfig(workflow, graph, added);
       count += 1;
     }
   return count;
 }
 
 // How many were taken away.
-export function takeAllAway(workflow) {
+// only: whether (graph, node) is meant; null for all.
+export function takeAllAway(workflow, only = null) {
   let count = 0;
   for (const graph of graphsOf(workflow))
-    for (const node of graph.nodes.filter((each) => each.type === PARALLEL)) {
+    for (const node of graph.nodes.filter((each) => each.type === PARALLEL && (!only || only(graph, each)))) {
       const ids = node.inputs.map((each) => each.link);
       const given = graph.links.map(readLink).find((link) => link.id === node.inputs[0].link);
       const giver = given && nodeAt(graph, given.origin_id);
@@ -50,6 +53,7 @@ export function takeAllAway(workflow) {
       graph.links = graph.links.filter((link) => !ids.includes(readLink(link).id));
       for (const each of graph.nodes)
         for (const output of each.outputs ?? []) output.links = output.links?.filter((id) => !ids.includes(id)) ?? null;
+      for (const input of graph.inputs ?? []) input.linkIds = input.linkIds?.filter((id) => !ids.includes(id));
       count += 1;
     }
   return count;
@@ -65,34 +69,49 @@ function lead(links, from, fromSlot, to, toSlot) {
 }
 
 function addBehind(workflow, graph, loader) {
-  const graphs = graphsOf(workflow);
-  const next = (all, last) => Math.max(0, ...all.map(Number).filter(Number.isFinite), ...last.map((each) => each ?? 0)) + 1;
-  const id = next(
-    graphs.flatMap((each) => each.nodes.map((node) => node.id)),
-    graphs.map((each) => each.last_node_id ?? each.state?.lastNodeId),
-  );
-  const link = next(
-    graphs.flatMap((each) => (each.links ?? []).map((one) => readLink(one).id)),
-    graphs.map((each) => each.last_link_id ?? each.state?.lastLinkId),
-  );
-  for (const each of graphs) {
-    if (each.last_node_id !== undefined) Object.assign(each, { last_node_id: id, last_link_id: link });
-    if (each.state) Object.assign(each.state, { lastNodeId: id, lastLinkId: link });
-  }
-  const [x, y] = [loader.pos[0], loader.pos[1]];
-  const slot = vaeSlot(loader);
   const added = {
-    id, type: PARALLEL, pos: [x, y - 120], size: [210, 46], flags: {}, order: loader.order ?? 0, mode: loader.mode ?? 0,
+    id: nextId(workflow, "node"), type: PARALLEL, pos: [loader.pos[0], loader.pos[1] - 120], size: [210, 46],
+    flags: {}, order: loader.order ?? 0, mode: loader.mode ?? 0,
     inputs: [
-      { name: "vae", type: "VAE", link },
+      { name: "vae", type: "VAE", link: null },
       { name: "parallel_config", type: "PARALLEL_CONFIG", shape: 7, link: null },
     ],
     outputs: [{ name: "VAE", type: "VAE", links: [] }],
     properties: { "Node name for S&R": PARALLEL }, widgets_values: [],
   };
   graph.nodes.push(added);
-  const values = { id: link, origin_id: loader.id, origin_slot: slot, target_id: id, target_slot: 0, type: "VAE" };
-  graph.links.push(newLink(workflow, graph, values));
-  loader.outputs[slot].links = [...(loader.outputs[slot].links ?? []), link];
+  connect(workflow, graph, { origin_id: loader.id, origin_slot: vaeSlot(loader), node: added, slot: 0 });
   return added;
+}
+
+// With the configuration of the loader that it works with, it runs in that one's pool; else in one of all GPUs.
+function shareConfig(workflow, graph, added) {
+  const loader = nearestLoader(new Connections(workflow), graph, added);
+  const id = loader?.inputs?.find((each) => each.name === "parallel_config")?.link;
+  const link = id != null && (graph.links ?? []).map(readLink).find((each) => each.id === id);
+  if (!link) return; // none is connected, or it is in another graph
+  connect(workflow, graph, { origin_id: link.origin_id, origin_slot: link.origin_slot, node: added, slot: 1 });
+}
+
+// That of ours which comes first on the ways back from all that the VAE leads to.
+function nearestLoader(connections, graph, added) {
+  const seen = new Set([added]);
+  const queue = [{ graph, node: added }];
+  const visit = (places) => {
+    for (const place of places)
+      if (place && !seen.has(place.node)) {
+        seen.add(place.node);
+        queue.push(place);
+      }
+  };
+  for (let at = 0; at < queue.length; at += 1) {
+    const place = queue[at];
+    (place.node.outputs ?? []).forEach((_, slot) => visit(connections.takers(place.graph, place.node.id, slot)));
+  }
+  for (let at = 0; at < queue.length; at += 1) {
+    const place = queue[at];
+    if (place.node.type in OURS) return place.node;
+    (place.node.inputs ?? []).forEach((_, index) => visit([connections.giver(place.graph, place.node, index)]));
+  }
+  return null;
 }

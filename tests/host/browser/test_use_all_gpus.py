@@ -108,7 +108,7 @@ _VAE_MENU = """async (title) => {
   const node = app.rootGraph.nodes.find((each) => ["VAELoader", "ParallelVAE"].includes(each.type) && (
     title.includes("all") ? each.type === "VAELoader" : each.type === "ParallelVAE"));
   const items = app.extensions.flatMap((each) => each.getNodeMenuItems?.(node) ?? []);
-  items.find((each) => each?.content === title).callback();
+  await items.find((each) => each?.content === title).callback();
   return app.rootGraph.nodes.map((each) => each.type).sort();
 }"""
 
@@ -136,6 +136,50 @@ def test_a_vae_loaders_menu_puts_parallel_vae_behind_it_and_takes_it_away(canvas
     assert giver_of_the_decode(canvas) == "ParallelVAE"
     assert canvas.run(_VAE_MENU, "Encode and decode on one GPU") == ["VAEDecode", "VAELoader"]
     assert giver_of_the_decode(canvas) == "VAELoader"
+
+
+def two_pipelines(subgraph: bool) -> str:
+    """Two Parallel Loaders, each with its Parallel Config, sampler and Load VAE; the first in a subgraph, if wished."""
+    return f"""() => {{
+      app.graph.clear();
+      const made = ["cpu:1", "cpu:2"].map((devices) => {{
+        const types = ["ParallelConfig", "ParallelLoader", "KSampler", "VAELoader", "VAEDecode", "SaveImage"];
+        const nodes = types.map((type) => LiteGraph.createNode(type));
+        for (const node of nodes) app.graph.add(node);
+        const [config, loader, sampler, vae, decode, save] = nodes;
+        config.widgets.find((each) => each.name === "devices").value = devices;
+        vae.widgets[0].value = "vae.safetensors";
+        const lead = (from, to, name) => from.connect(0, to, to.findInputSlot(name));
+        lead(config, loader, "parallel_config");
+        lead(loader, sampler, "model");
+        lead(sampler, decode, "samples");
+        lead(vae, decode, "vae");
+        lead(decode, save, "images");
+        return nodes;
+      }});
+      if ({str(subgraph).lower()}) app.graph.convertToSubgraph(new Set(made[0].slice(0, 5)));
+    }}"""
+
+
+@pytest.mark.parametrize("subgraph", [False, True])
+def test_a_vae_gets_the_configuration_of_the_loader_that_it_works_with(canvas, subgraph):
+    canvas.run(two_pipelines(subgraph))
+    canvas.load(canvas.saved())
+    canvas.run(_CONVERT, True)
+    prompt = canvas.prompt()
+    devices = {}
+    for node in prompt.values():
+        if node["class_type"] == "VAEDecode":
+            model = prompt[prompt[node["inputs"]["samples"][0]]["inputs"]["model"][0]]
+            vae = prompt[node["inputs"]["vae"][0]]
+            assert (model["class_type"], vae["class_type"]) == ("ParallelLoader", "ParallelVAE")
+            given, taken = (each["inputs"]["parallel_config"] for each in (model, vae))
+            assert given == taken
+            devices[prompt[taken[0]]["inputs"]["devices"]] = True
+    assert sorted(devices) == ["cpu:1", "cpu:2"], "each has its own"
+    canvas.run(_CONVERT, False)
+    links = [link for node in canvas.saved()["nodes"] for output in node["outputs"] for link in output["links"] or []]
+    assert len(links) == len(set(links)) == len(canvas.saved()["links"])
 
 
 def with_vaes(subgraph: bool) -> str:
