@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import comfy.model_management
 from comfy_api.latest import io
 
 from parallel_runtime.config import ParallelConfig
@@ -176,12 +175,7 @@ def load_model(
     model = build_model(blueprint, types, remote)
     add_loop(model)
 
-    def make_room(weights: int) -> None:
-        """ComfyUI's own models (text encoders, VAE) may fill the GPU that the pool is about to load on."""
-        wanted = weights + comfy.model_management.minimum_inference_memory()
-        comfy.model_management.free_memory(wanted, model.load_device)
-
-    loaded = remote.load(interrupted, make_room if model.shares_device else None)
+    loaded = remote.load(interrupted, model.make_room if model.devices else None)
     keep(model)
     drop_others(model)
     return model, loaded, chosen.why

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,12 +12,12 @@ import comfy.model_patcher
 import torch
 from comfy.patcher_extension import CallbacksMP
 
-from parallel_runtime.errors import ParallelError, RequestError
+from parallel_runtime.errors import RequestError
 from parallel_runtime.patching.patch_data import check_patches
-from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.said import said
 
 from .kept_models import keep
+from .other_gpus import ANYTHING_BUT_ALL, META, OnAnotherGpu, give_back, other_gpus
 from .real_weights import refuse
 from .transportable import listed, weight_obstacles
 from .weight_patches import is_bypass
@@ -26,20 +25,13 @@ from .weight_patches import is_bypass
 if TYPE_CHECKING:
     from .remote_transformer import RemoteTransformer
 
-log = logging.getLogger("parallel_dit")
-
-_META = torch.device("meta")
-_ANYTHING_BUT_ALL = 1 << 50
-"""Bytes. ComfyUI asks a model for less when it is short of memory, for 1e30 when it unloads everything; it does not say
-which, and calls `partially_unload` where it asks for less than `loaded_size`, `detach` where not."""
-
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     """ModelPatcher whose weights are the pool's.
 
     To ComfyUI's memory management the weights cost what the pool holds on ComfyUI's own GPU: `model_size` is what
     has to be free there before a load. Short of memory there, it has them parked on the host; it has them dropped when
-    it unloads everything.
+    it unloads everything. For the other GPUs of the pool there are patchers of their own (other_gpus.py).
     """
 
     injections: dict[str, Any]
@@ -55,13 +47,35 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         index = torch.cuda.current_device() if self.load_device.type == "cuda" else 0
         return self.remote.shares(self.load_device, index)
 
+    @property
+    def devices(self) -> list[torch.device]:
+        """GPUs that the pool may compute on, as this process has them."""
+        return [self.load_device] * self.shares_device + other_gpus(self.remote, self.load_device)
+
+    def make_room(self, weights: int) -> None:
+        """Have ComfyUI's own models (text encoders, VAE) leave the GPUs that the pool is about to load on.
+
+        Args:
+            weights: bytes that a GPU is about to get.
+        """
+        for device in self.devices:
+            comfy.model_management.free_memory(weights + comfy.model_management.minimum_inference_memory(), device)
+
+    def model_patches_models(self) -> list[Any]:
+        """What ComfyUI loads along with this, by which it makes room on the pool's other GPUs, too, and may ask there
+        for the pool's memory. All clones have the same."""
+        if not hasattr(self.model, "parallel_elsewhere"):
+            others = other_gpus(self.remote, self.load_device)
+            self.model.parallel_elsewhere = [OnAnotherGpu.make(self.remote, device) for device in others]
+        return [*super().model_patches_models(), *self.model.parallel_elsewhere]
+
     def model_size(self) -> int:
         """Bytes that the pool still needs on ComfyUI's GPU."""
         return self.remote.size_bytes if self.shares_device and not self.remote.resident_bytes else 0
 
     def loaded_size(self) -> int:
         """More than ComfyUI can miss: so it asks its own models first, and `detach` is for unloading everything."""
-        return _ANYTHING_BUT_ALL
+        return ANYTHING_BUT_ALL
 
     def get_free_memory(self, device) -> int:
         """What ComfyUI asks before every call, to see whether it must cut the batch: it never must, and asking the
@@ -70,7 +84,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def current_loaded_device(self) -> torch.device:
         """Where ComfyUI's own copy is."""
-        return _META
+        return META
 
     def add_patches(self, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
         """Called by the node that adds a LoRA; the ranks compute the weights.
@@ -190,14 +204,14 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             What was asked for: ComfyUI would detach a model that frees less, and reads what is free for itself.
         """
         if self.shares_device and self.remote.resident_bytes:
-            self._release(park=True)
+            give_back(self.remote, park=True)
         return memory_to_free
 
     def detach(self, unpatch_all=True):
         """Let go of the model; when ComfyUI unloads everything (Free, Unload), also of the weights in the pool."""
         model = super().detach(unpatch_all)
         if unpatch_all:
-            self._release(park=False)
+            give_back(self.remote, park=False)
         return model
 
     def pre_run(self) -> None:
@@ -234,15 +248,6 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         super().cleanup()
         # ComfyUI calls this in a `finally`: where an error or a cancel ends the run, it is on its way now.
         self.remote.finish_run(whole=sys.exc_info()[0] is None)
-
-    def _release(self, park: bool) -> None:
-        try:
-            # Not only what is here: runs leave memory behind, too, and parked weights lie on the host.
-            self.remote.release(park, comfy.model_management.processing_interrupted)
-        except ParallelError as error:
-            log.info("Parallel DiT: nothing to unload. %s", error)
-        except Cancelled:  # nothing above catches it where ComfyUI unloads between prompts
-            log.info("Parallel DiT: interrupted before the pool was free, so %s stays.", self.remote.model.path)
 
     def _move_others(self, device: torch.device | None) -> None:
         if device is None:

@@ -45,7 +45,8 @@ _PATCHER = "comfy.model_patcher:ModelPatcher."
 def _patcher(**methods: str) -> Iterator[Contract]:
     """Methods of ModelPatcher that the pack overrides; name -> arguments."""
     newer = {"get_free_memory", "state_dict_for_saving"}
-    read = methods.keys() - {"state_dict_for_saving", "add_hook_patches", "patch_hooks", "unpatch_hooks", "pre_run"}
+    unread = {"state_dict_for_saving", "add_hook_patches", "patch_hooks", "unpatch_hooks", "pre_run"}
+    read = methods.keys() - unread - {"model_patches_models"}
     for name, arguments in methods.items():
         yield Contract(_PATCHER + name, tuple(arguments.split()), True, name in newer, name in read)
 
@@ -69,6 +70,7 @@ CONTRACTS: tuple[Contract, ...] = (
         load="device_to lowvram_model_memory force_patch_weights full_load",
         unpatch_model="device_to unpatch_weights", partially_load="device_to extra_memory force_patch_weights",
         partially_unload="device_to memory_to_free force_patch_weights", detach="unpatch_all", pre_run="", cleanup="",
+        model_patches_models="",
     ),
     *_called(
         "comfy.model_patcher", {f"ModelPatcher.{name}" for name in ("get_all_callbacks", "add_wrapper_with_key")},
@@ -113,8 +115,9 @@ CONTRACTS: tuple[Contract, ...] = (
         BaseModel__dot__apply_model="x t c_concat c_crossattn control transformer_options",
     ),
     *_called(
-        "comfy.model_management", free_memory="memory_required device", minimum_inference_memory="",
-        get_torch_device="", load_models_gpu="models force_patch_weights", unet_offload_device="",
+        "comfy.model_management", newer={"get_all_torch_devices"}, get_all_torch_devices="",
+        free_memory="memory_required device", minimum_inference_memory="", get_torch_device="",
+        load_models_gpu="models force_patch_weights", unet_offload_device="",
         unet_dtype="device model_params supported_dtypes weight_dtype",
         unet_manual_cast="weight_dtype inference_device supported_dtypes",
         throw_exception_if_processing_interrupted="", cast_to_device="tensor device dtype copy",

@@ -311,7 +311,7 @@ def test_whole_prompts_of_tiny_models_in_a_real_comfyui(tmp_path):
             ["other seed", "other text"] if result["name"].endswith("vae") else ["first", "other seed", "other text"]
         )
         assert [row["what"] for row in result["rows"]] == expected
-        assert all(row["steps"] > 0 and row["decode"] > 0 and row["save"] > 0 for row in result["rows"])
+        assert all(row["steps"] > 0 and row["decode"] > 0 for row in result["rows"])
         assert all((row["text"] > 0) == (row["what"] != "other seed") for row in result["rows"])
 
 

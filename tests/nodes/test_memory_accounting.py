@@ -19,20 +19,21 @@ if COMFYUI is None:
     pytest.skip(HOW, allow_module_level=True)
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
-GPU = torch.device("cuda", 0)
+GPU, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
 GIB = 1 << 30
 
 
 class Remote:
-    """As much of a RemoteTransformer as is asked."""
+    """As much of a RemoteTransformer as is asked; `gpus` are those of its pool."""
 
-    def __init__(self, shared: bool):
-        self.size_bytes, self.resident_bytes, self.shared, self.dead = 700, 0, shared, False
+    def __init__(self, shared: bool, gpus: tuple[torch.device, ...] | None = None):
+        self.gpus = gpus if gpus is not None else (GPU,) * shared
+        self.size_bytes, self.resident_bytes, self.dead = 700, 0, False
         self.parked, self.dropped, self.asked = 0, 0, 0
 
     def shares(self, device: torch.device, current_index: int) -> bool:
-        assert (device, current_index) == (GPU, 0)
-        return self.shared
+        assert current_index == 0
+        return device in self.gpus
 
     def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:
         if self.dead:
@@ -87,11 +88,11 @@ def gpu(comfy, monkeypatch):
 
 @pytest.fixture
 def made(comfy, gpu):
-    """Makes a patcher, on a GPU that the pool computes on, or not."""
+    """Makes a patcher, on a GPU that the pool computes on, or not; or with a pool on some GPUs."""
 
-    def make(shared: bool):
+    def make(shared: bool, *gpus: torch.device):
         model = torch.nn.Module()
-        model.parallel_remote = Remote(shared)
+        model.parallel_remote = Remote(shared, gpus or None)
         model.parallel_shapes = SimpleNamespace(take=lambda model, patches: None)
         model.parallel_patches = SimpleNamespace(read=lambda patcher: None)
         patcher = comfy.patcher(model, load_device=GPU, offload_device=torch.device("cpu"))
@@ -142,18 +143,68 @@ def test_memory_that_another_model_misses_is_made_by_parking_and_never_on_other_
     assert shared.model_size() == 700  # what its next run needs
 
 
-def test_comfyuis_own_models_go_before_a_pool(comfy, gpu, made):
-    shared, here = made(shared=True)
-    own = comfy.own(Own(1000), load_device=GPU, offload_device=torch.device("cpu"))
-    detached = []
+def keep_own(comfy, gpu, device: torch.device) -> tuple[list[bool], object]:
+    """A network of ComfyUI's own on a GPU, by which 1000 bytes become free where it goes: what it was told, and it."""
+    own = comfy.own(Own(1000), load_device=device, offload_device=torch.device("cpu"))
+    detached: list[bool] = []
     own.detach = lambda unpatch_all=True: (detached.append(unpatch_all), setattr(gpu, "free", 1000))
-    comfy.management.load_models_gpu([shared])
     loaded = comfy.management.LoadedModel(own)
     loaded.real_model, loaded.model_finalizer = (lambda: own.model), weakref.finalize(own.model, lambda: None)
     comfy.management.current_loaded_models.append(loaded)
+    return detached, own
+
+
+def test_comfyuis_own_models_go_before_a_pool(comfy, gpu, made):
+    shared, here = made(shared=True)
+    comfy.management.load_models_gpu([shared])
+    detached, _own = keep_own(comfy, gpu, GPU)
     here.resident_bytes, gpu.free = 650, 0
     comfy.management.free_memory(900, GPU)
     assert (detached, here.parked, here.dropped) == ([True], 0, 0)
+
+
+@pytest.fixture
+def two_gpus(comfy, gpu, monkeypatch):
+    """As `gpu`, in a machine of two, of which each has as much free."""
+    both = [GPU, OTHER]
+    monkeypatch.setattr(comfy.management, "get_all_torch_devices", lambda exclude_current=False: both, raising=False)
+    return gpu
+
+
+def test_a_text_encoder_on_another_gpu_of_the_pool_makes_room_there_when_the_model_loads_or_runs(comfy, two_gpus, made):
+    patcher, remote = made(True, GPU, OTHER)
+    assert patcher.devices == [GPU, OTHER]
+    for ask in (lambda: patcher.make_room(700), lambda: comfy.management.load_models_gpu([patcher.clone()])):
+        comfy.management.current_loaded_models.clear()
+        detached, _own = keep_own(comfy, two_gpus, OTHER)
+        two_gpus.free = 0
+        ask()
+        assert detached == [True]
+    remote.resident_bytes = 650
+    for free in (0, GIB // 100, GIB):
+        two_gpus.free = free
+        comfy.management.load_models_gpu([patcher], memory_required=2 * GIB)
+        assert (remote.resident_bytes, remote.parked, remote.dropped) == (650, 0, 0), free
+
+
+def test_a_text_encoder_gets_the_pools_memory_on_another_gpu_and_everything_goes_once(comfy, two_gpus, made):
+    patcher, remote = made(True, GPU, OTHER)
+    elsewhere, there = made(True, OTHER)
+    assert elsewhere.devices == [OTHER]
+    comfy.management.load_models_gpu([patcher, elsewhere])
+    comfy.management.load_models_gpu([patcher.clone(), elsewhere])
+    for each in (remote, there):
+        each.resident_bytes = 650
+    two_gpus.free = 0
+    comfy.management.free_memory(100, OTHER)
+    assert [(each.parked, each.dropped, each.resident_bytes) for each in (remote, there)] == [(1, 0, 0)] * 2
+    for each in (remote, there):
+        each.resident_bytes = 650
+    comfy.management.free_memory(100, GPU)
+    assert (remote.parked, there.parked) == (2, 1), "what is on the other GPU alone stays"
+    comfy.management.unload_all_models()
+    assert [each.dropped for each in (remote, there)] == [1, 1]
+    assert comfy.management.current_loaded_models == []
 
 
 def test_what_unloads_everything_drops_models_wherever_they_are(comfy, made):
