@@ -177,8 +177,9 @@ class RecordedForward:
         kind = self._kind(key, mesh, tensors[0].device)
         if kind.recorded and kind.memory != _shared_memory(mesh):
             # It grew, on all ranks alike. A rank that lost its recording would meet the others in the new one, and they
-            # it in the old.
+            # it in the old. A plain run comes first: what lies in the memory is made there, and sent to the GPU, once.
             kind.recorded, kind.replay, kind.holds = False, None, lambda: True
+            kind.runs = WARM_RUNS - 1
         if kind.recorded and (kind.replay is not None or mesh.sequence is not None):
             # What this rank lost it may only record again when the others do; a rank that is alone may at once.
             if kind.replay is not None:
