@@ -23,7 +23,7 @@ from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.host_file import HostFile, comfyuis_reason
 from parallel_runtime.loading.host_model import build_model as build_host_model
 from parallel_runtime.networks.comfyui.seam import RUN_SIGMAS, reads_sigmas, seam_of, tabulate
-from parallel_runtime.networks.diffusers.headers import original_header
+from parallel_runtime.networks.diffusers.key_rules import original_header
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.requests.conditioning import Shared

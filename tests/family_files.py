@@ -1,4 +1,4 @@
-"""Every family's files as data: configs that shapes tell, and what relatives are called."""
+"""Every family's files as data: configs, and what relatives are called."""
 
 from __future__ import annotations
 

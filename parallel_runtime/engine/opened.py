@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from ..loading.checkpoint import Checkpoint, open_checkpoint
 from ..loading.comfyui_network import NetworkReader, NetworkWeights
 from ..loading.host_file import HostFile, open_host_file
 from ..loading.loaded_weights import LoadedWeights, MakeArena
-from ..loading.weights import CheckpointReader
+from ..loading.weights import CheckpointReader, build_transformer
 from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.comfy_network import ComfyNetwork
@@ -107,10 +108,11 @@ class OpenedCheckpoint(Opened):
 
     def __init__(self, request: Load):
         self._checkpoint: Checkpoint = open_checkpoint(request.path)
-        spec, config = self._checkpoint.spec, self._checkpoint.config
+        spec = self._checkpoint.spec
+        config: dict[str, Any] = dict(build_transformer(self._checkpoint).config)  # type: ignore[arg-type]
         self.dtype = getattr(torch, request.dtype)
         self.facts = describe_model(spec, config, parameter_shapes(self._checkpoint), self.dtype.itemsize)
-        self.family = DiffusersFamily(spec, dict(config))
+        self.family = DiffusersFamily(spec, config)
         self.identity = self._checkpoint.identity, self.dtype
         self.weight_bytes = self.facts.parameters * self.facts.bytes_per_parameter
         self.title = f"{spec.title} in {str(self.dtype).removeprefix('torch.')}"

@@ -40,7 +40,7 @@ class Checkpoint:
     Args:
         path: as asked for.
         spec: its family.
-        config: complete arguments of the diffusers class.
+        config: arguments of the diffusers class that its config.json gives; the class has defaults for others.
         header: tensor name -> shape and dtype.
         places: tensor name -> where it lies, for the names of `header`.
         files: the safetensors files.
@@ -88,24 +88,21 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _match_folder(path: Path, config_file: Path, header: Mapping[str, TensorInfo]) -> tuple[ModelSpec, dict[str, Any]]:
-    """Take the family from config.json; what it leaves out (older ones do) comes from the tensors' shapes."""
+    """The family that config.json names, and what it says of the class."""
     written = read_json(config_file)
     name = written.get("_class_name")
     if name is None:
         raise unsupported(path, f"{name_contents(header)} (its config.json names no diffusers class)")
-    spec = next((spec for spec in MODELS if name in (spec.transformer_class, *spec.former_classes)), None)
+    spec = next((spec for spec in MODELS if name in (spec.transformer_class, spec.former_class)), None)
     if spec is None:
         raise unsupported(path, f"a diffusers folder of {name}")
+    if not spec.belongs(written):
+        raise unsupported(path, f"a diffusers folder of {name}, {name_contents(header)}")
     if written.get("quantization_config"):
         raise _quantised(path, f"has a quantization_config in {config_file.name}")
-    given = {key: value for key, value in written.items() if not key.startswith("_") and value is not None}
+    given = {key: value for key, value in written.items() if not key.startswith("_") and key not in spec.ignores}
     check_config(config_file, given, len(header))
-    config = spec.recognise(header, given)
-    if config is None and (spec.shares_class or name != spec.transformer_class):
-        what = name_contents(header) if spec.shares_class else f"a diffusers folder of {name}"
-        raise unsupported(path, what)
-    # Where the shapes fit no config, the written one alone names the tensors that are missing.
-    return spec, config or given
+    return spec, given
 
 
 def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..networks.diffusers.headers import MOST_BLOCKS
 from ..said import said
 
+_MOST_BLOCKS = 256
+"""In one list. The largest models that are told of have about 60."""
 _LARGEST = 1_000_000
 _LARGEST_SIZE = 4096
 """Of a picture or a table of positions, whose side it is: memory goes by its square."""
@@ -35,7 +36,7 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
     for name, value in values:
         most = _LARGEST
         if "layers" in name:
-            most = min(MOST_BLOCKS, max(tensors, 1))
+            most = min(_MOST_BLOCKS, max(tensors, 1))
         elif "size" in name:
             most = _LARGEST_SIZE
         if isinstance(value, int | float) and not -most <= value <= most:
@@ -74,7 +75,7 @@ def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, s
                 _FILE_AGAIN,
             )
     for name, value in _values("", _written_transformer(metadata)):
-        most = MOST_BLOCKS if any(word in name for word in _COUNTED) else _LARGEST
+        most = _MOST_BLOCKS if any(word in name for word in _COUNTED) else _LARGEST
         if isinstance(value, int | float) and not -most <= value <= most:
             raise CheckpointError(
                 said(

@@ -71,7 +71,7 @@ def find_files(path: str | Path) -> ModelFiles:
         )
     raise CheckpointError(
         said("{folder} has no config.json.", folder=folder),
-        "Choose a diffusers folder, or the .safetensors file itself.",
+        "Choose a folder that diffusers saved, or, in ComfyUI, a .safetensors file.",
     )
 
 
@@ -107,7 +107,7 @@ def _find_weights(folder: Path) -> tuple[Path, ...]:
                 found=len(found),
                 names=names,
             ),
-            "Keep one version of the weights there, or choose the .safetensors file itself.",
+            "Keep one version of the weights there, or, in ComfyUI, choose one of the .safetensors files.",
         )
     return tuple(found)
 

@@ -7,28 +7,7 @@ from itertools import product
 import torch
 
 from parallel_runtime.networks.diffusers.flux2 import FLUX2
-from tests.parallel_runtime.model_forward import apply_rules, header_of, rules_of
 from tests.tiny_flux2 import tiny_config
-from tests.tiny_model import make_state_dict, to_original
-
-
-def test_an_unknown_head_dim_is_not_guessed():
-    config = tiny_config(attention_head_dim=64, axes_dims_rope=(16, 16, 16, 16))
-    state_dict = make_state_dict(FLUX2, config)
-    assert FLUX2.recognise(header_of(state_dict), {}) is None
-    assert FLUX2.recognise(header_of(state_dict), config) == config
-
-
-def test_weight_rules_agree_with_the_converter_of_diffusers():
-    from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkpoint_to_diffusers
-
-    config = tiny_config()
-    state_dict = make_state_dict(FLUX2, config)
-    original = to_original(FLUX2, state_dict, config)
-    expected = convert_flux2_transformer_checkpoint_to_diffusers(dict(original))
-    made = apply_rules(rules_of(FLUX2, state_dict), original)
-    assert made.keys() == expected.keys()
-    assert [name for name in made if not torch.equal(made[name], expected[name])] == []
 
 
 def test_tokens_are_places_of_the_latent_and_ids_tell_references_and_text_apart():

@@ -10,22 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.networks.diffusers.flux import FLUX, prepare
-from parallel_runtime.networks.diffusers.spec import TensorInfo
 from tests.parallel_runtime.model_forward import rules_of
-from tests.tiny_flux import make_state_dict, tiny_config
+from tests.tiny_flux import tiny_config
 
 SMALL = {"num_attention_heads": 2, "num_layers": 1, "num_single_layers": 1}
-
-
-def _header(tensors: dict[str, torch.Tensor]) -> dict[str, TensorInfo]:
-    return {key: TensorInfo(tuple(tensor.shape), "F32") for key, tensor in tensors.items()}
-
-
-def test_an_unknown_head_dim_is_not_guessed():
-    config = tiny_config(**SMALL, attention_head_dim=64, axes_dims_rope=(8, 28, 28))
-    state_dict = make_state_dict(config)
-    assert FLUX.recognise(_header(state_dict), {}) is None
-    assert FLUX.recognise(_header(state_dict), config) == config
 
 
 def test_weight_rules_agree_with_the_converter_of_diffusers():

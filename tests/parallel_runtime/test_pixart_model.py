@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from benchmarks.load_transformer import load_transformer
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.networks.diffusers.pixart import PIXART
-from parallel_runtime.networks.diffusers.spec import TensorInfo
-from tests.family_files import FILES, header
 from tests.parallel_runtime.model_forward import CPU
 from tests.tiny_model import (
     make_state_dict,
@@ -27,34 +24,29 @@ ALPHA = tiny_config(use_additional_conditions=True, num_layers=1)
 SIGMA = tiny_config(num_layers=1)
 
 
-def test_a_model_that_predicts_no_variance_is_not_pixart():
-    """Allegro and others keep diffusers' PixArt names."""
-    keys = header(FILES["PixArt"], SIGMA, original=False)
-    keys["proj_out.weight"] = TensorInfo((16, 288), "F32")
-    assert PIXART.recognise(keys, {}) is None
-
-
-def _former_class(folder: Path) -> Path:
+def _former_class(folder: Path, **changes: Any) -> Path:
     """As the published folders are: written for the class that PixArt shared with others."""
     written = json.loads((folder / "config.json").read_text())
     former = {"_class_name": "Transformer2DModel", "double_self_attention": False, "num_vector_embeds": None}
-    (folder / "config.json").write_text(json.dumps({**written, **former, "interpolation_scale": 2}))
+    former |= {"norm_type": "ada_norm_single", "use_additional_conditions": None, "interpolation_scale": 2, **changes}
+    (folder / "config.json").write_text(json.dumps({**written, **former}))
     return folder
 
 
 def test_a_folder_of_the_former_class_gives_the_same_weights_and_config(tmp_path):
+    """Whether there are micro-conditions no such config says: there are for pictures of 1024²."""
     checkpoint = open_checkpoint(_former_class(write_diffusers_folder(PIXART, tmp_path / "m", ALPHA)))
     assert checkpoint.spec is PIXART
-    assert checkpoint.config == ALPHA
-    loaded, expected = load_transformer(checkpoint, torch.float32, CPU).state_dict(), make_state_dict(PIXART, ALPHA)
+    transformer: Any = load_transformer(checkpoint, torch.float32, CPU)
+    loaded, expected = transformer.state_dict(), make_state_dict(PIXART, ALPHA)
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+    arguments = PIXART.adapter.to_transformer(**make_call(1, (6, 8)), config=transformer.config)
+    assert "added_cond_kwargs" in arguments
 
 
 def test_another_model_of_the_former_class_is_refused(tmp_path):
-    folder = _former_class(write_diffusers_folder(PIXART, tmp_path / "m", ALPHA))
-    file = folder / "diffusion_pytorch_model.safetensors"
-    save_file({key: tensor for key, tensor in load_file(file).items() if "caption" not in key}, file)
+    folder = _former_class(write_diffusers_folder(PIXART, tmp_path / "m", ALPHA), norm_type="ada_norm_zero")
     with pytest.raises(UnsupportedModelError, match="Transformer2DModel"):
         open_checkpoint(folder)
 

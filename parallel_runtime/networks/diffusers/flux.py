@@ -7,7 +7,6 @@ import math
 import torch
 
 from .call import Call
-from .headers import Recognition
 from .key_rules import KeyRules
 from .spec import JOINT_ATTENTION, ModelSpec
 from .token_adapter import TokenAdapter, TokenLayout
@@ -58,32 +57,6 @@ FLUX = ModelSpec(
     timestep_embedder="time_text_embed",
     timestep_scale=1000.0,
     keys=KeyRules.read("flux"),
-    recognise=Recognition(
-        shapes={
-            "x_embedder.weight": ("_width", "in_channels"),
-            "context_embedder.weight": ("", "joint_attention_dim"),
-            # Relatives without a pooled text (LongCat, Ovis) lack this one.
-            "time_text_embed.text_embedder.linear_1.weight": ("", "pooled_projection_dim"),
-            "proj_out.weight": ("out_channels", ""),
-            "transformer_blocks.0.attn.norm_q.weight": ("attention_head_dim",),
-            "single_transformer_blocks.0.proj_mlp.weight": None,
-        },
-        blocks={"num_layers": "transformer_blocks", "num_single_layers": "single_transformer_blocks"},
-        present={"guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight"},
-        # How the rotary dims of a head divide over (index, row, column). No tensor's shape tells, so only the
-        # published head dim is taken; ComfyUI does the same.
-        published={"attention_head_dim": 128},
-        settings={"patch_size": 1, "axes_dims_rope": (16, 56, 56)},
-        lookalikes=(
-            "distilled_guidance_layer.",  # Chroma
-            "double_stream_modulation_img.",  # FLUX.2
-            "individual_token_refiner.",  # HunyuanVideo
-            "txt_norm.",  # Ovis
-            "img_mlp.gate_proj.",  # Ovis
-            "controlnet_",  # ControlNets in the same key style
-            "pos_embed_input.",
-        ),
-    ),
     adapter=TokenAdapter(
         "FLUX.1",
         extras=frozenset({"y", "guidance", "ref_latents", "ref_latents_method"}),

@@ -14,7 +14,6 @@ import torch
 from ...errors import RequestError
 from ...said import said
 from .call import Call
-from .headers import Config, Header, Recognition, Sizes, count_blocks
 from .key_rules import KeyRules
 from .spec import ModelSpec
 from .whole_latent_adapter import WholeLatentAdapter, tokens_along
@@ -142,23 +141,6 @@ def _sizes(call: Call) -> torch.Tensor | None:
     return call.rows("image_meta_size", sizes)
 
 
-def _further(sizes: Sizes, header: Header) -> Config | None:
-    width, pooled, channels = sizes["_width"], sizes["pooled_projection_dim"], sizes["in_channels"]
-    style = sizes["_extra"] == pooled + _SIZE_CHANNELS + width
-    # The second half of the blocks takes what the first half gave, so there is no middle one.
-    paired = count_blocks(header, "blocks.") % 2 == 0
-    if sizes["_output"] != 2 * channels * _PATCH**2 or not (style or sizes["_extra"] == pooled) or not paired:
-        return None
-    text_t5 = sizes["_positions"] - 1
-    return {
-        "hidden_size": width,
-        "mlp_ratio": (sizes["_inner"] + 0.5) / width,  # half a neuron more, as diffusers rounds the product down
-        "text_len": sizes["_padding"] - text_t5,
-        "text_len_t5": text_t5,
-        "use_style_cond_and_image_meta_size": style,
-    }
-
-
 def prepare(transformer: torch.nn.Module) -> None:
     """Let the transformer take an exact timestep, and texts longer than it learned."""
     fit_padding(transformer)
@@ -177,24 +159,6 @@ HUNYUAN_DIT = ModelSpec(
     self_attention=("blocks.*.attn1",),
     timestep_embedder="time_extra_emb",
     keys=KeyRules.read("hunyuan_dit"),
-    recognise=Recognition(
-        shapes={
-            "pos_embed.proj.weight": ("_width", "in_channels", _PATCH, _PATCH),
-            "text_embedder.linear_2.weight": ("cross_attention_dim", ""),
-            "proj_out.weight": ("_output", ""),
-            "text_embedding_padding": ("_padding", ""),
-            "time_extra_emb.pooler.positional_embedding": ("_positions", "cross_attention_dim_t5"),
-            "time_extra_emb.pooler.c_proj.weight": ("pooled_projection_dim", ""),
-            "time_extra_emb.extra_embedder.linear_1.weight": ("", "_extra"),
-            "blocks.0.attn1.norm_q.weight": ("attention_head_dim",),
-            "blocks.0.attn1.to_q.weight": None,
-            "blocks.0.ff.net.0.proj.weight": ("_inner", ""),
-        },
-        blocks={"num_layers": "blocks"},
-        settings={"patch_size": _PATCH},
-        lookalikes=("controlnet_", "after_proj_list.", "input_block."),
-        further=_further,
-    ),
     adapter=WholeLatentAdapter(
         "HunyuanDiT",
         extras=frozenset(

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from .headers import count_blocks
-from .spec import WeightRule
+from .spec import Keys, TensorInfo, WeightRule
 
 _FOLDER = Path(__file__).with_name("keys")
+_DIGITS = 10
+"""Of a block's number, fewer than so many."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,6 @@ class KeyRules:
                 rows = (shape[0] * sum(shares) // targets[pattern], shape[0])
             yield WeightRule(name, _fill(source, number), rows, pattern in self.swapped)
 
-    def knows(self, name: str) -> bool:
-        """Whether this is, in diffusers' names, a layer's parameter or an addition to it."""
-        return any(_find(key, table, {})[0] for key, table in ((name, self._sources), (_layer(name), self._layers)))
-
     @cached_property
     def _sources(self) -> dict[str, str]:
         return {target: source for source, targets in self.parts.items() for target in targets}
@@ -65,18 +62,14 @@ class KeyRules:
         """Block lists whose last block has a rule of its own."""
         return {pattern.split(".")[0] for pattern in self._sources if ".last." in pattern}
 
-    @cached_property
-    def _layers(self) -> set[str]:
-        return {_layer(target) for target in self._sources}
 
-
-def _layer(key: str) -> str:
-    return key.rpartition(".")[0]
-
-
-def _last_numbers(lists: Iterable[str], keys: Iterable[str]) -> dict[str, str]:
-    """{block list: number of its last block}."""
-    return {blocks: str(count_blocks(keys, f"{blocks}.") - 1) for blocks in lists}
+def _last_numbers(lists: Container[str], keys: Iterable[str]) -> dict[str, str]:
+    """{block list: number of its last block}; lists that have none are left out."""
+    last: dict[str, int] = {}
+    for blocks, number, _ in (key.split(".", 2) for key in keys if key.count(".") > 1):
+        if blocks in lists and number.isascii() and number.isdigit() and len(number) < _DIGITS:
+            last[blocks] = max(last.get(blocks, 0), int(number))
+    return {blocks: str(number) for blocks, number in last.items()}
 
 
 def _find(key: str, patterns: Container[str], last: Mapping[str, str]) -> tuple[str, str]:
@@ -95,3 +88,15 @@ def _fill(pattern: str, number: str) -> str:
     for mark in (".*.", ".last."):
         pattern = pattern.replace(mark, f".{number}.", 1)
     return pattern
+
+
+def original_header(keys: Keys, header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Header that a file with diffusers' names would have in the original layout; what has no rule is left out."""
+    original: dict[str, TensorInfo] = {}
+    for rule in keys.weight_rules({name: info.shape for name, info in header.items()}):
+        info = header[rule.target]
+        if rule.rows is not None and info.shape:
+            rows = max(sum(rule.rows), original[rule.source].shape[0] if rule.source in original else 0)
+            info = replace(info, shape=(rows, *info.shape[1:]))
+        original[rule.source] = info
+    return original

@@ -12,7 +12,6 @@ import torch
 from ...errors import RequestError
 from ...said import said
 from .call import Call
-from .headers import Config, Header, Recognition, Sizes
 from .key_rules import KeyRules
 from .spec import ModelSpec
 from .whole_latent_adapter import WholeLatentAdapter
@@ -20,7 +19,8 @@ from .whole_latent_adapter import WholeLatentAdapter
 _PATCH = 2
 _PIXELS = 8  # of the picture along one side of a latent pixel
 _BASE = 64  # side in latent pixels of the 512² pictures that positions are measured by
-_FORMER = ("double_self_attention", "num_vector_embeds", "only_cross_attention", "use_linear_projection")
+_FORMER = "Transformer2DModel"
+_FORMER_KEYS = ("double_self_attention", "num_vector_embeds", "only_cross_attention", "use_linear_projection")
 """What a config.json still says that was written for the class that PixArt once shared with others."""
 
 
@@ -39,7 +39,8 @@ def _check(call: Call) -> None:
 
 def _micro_conditions(call: Call) -> dict[str, torch.Tensor] | None:
     """Size (height, width) in pixels and height over width, of the latent unless given; for PixArt-α (as SDXL's)."""
-    if not call.config["use_additional_conditions"]:
+    wanted = call.config["use_additional_conditions"]
+    if not (call.config["sample_size"] == 2 * _BASE if wanted is None else wanted):  # as the class takes it
         return None
     x, size, ratio = call.x, call.extras.get("c_size"), call.extras.get("c_ar")
     if size is None:
@@ -48,12 +49,6 @@ def _micro_conditions(call: Call) -> dict[str, torch.Tensor] | None:
     if ratio is None:
         ratio = x.new_full((1, 1), x.shape[-2] / x.shape[-1])
     return {"resolution": call.rows("c_size", size), "aspect_ratio": call.rows("c_ar", ratio)}
-
-
-def _further(sizes: Sizes, header: Header) -> Config | None:
-    if sizes["_output"] != 2 * sizes["in_channels"] * _PATCH**2:
-        return None  # relatives that share the names (Sana, Allegro) learned no variance
-    return {"out_channels": 2 * sizes["in_channels"], "cross_attention_dim": sizes["_width"]}
 
 
 def prepare(transformer: torch.nn.Module) -> None:
@@ -77,27 +72,6 @@ PIXART = ModelSpec(
     self_attention=("transformer_blocks.*.attn1",),
     timestep_embedder="adaln_single",
     keys=KeyRules.read("pixart"),
-    recognise=Recognition(
-        shapes={
-            "pos_embed.proj.weight": ("_width", "in_channels", _PATCH, _PATCH),
-            "caption_projection.linear_1.weight": ("", "caption_channels"),
-            "proj_out.weight": ("_output", "_width"),
-            "scale_shift_table": (2, "_width"),
-            "adaln_single.linear.weight": None,
-            "transformer_blocks.0.attn1.to_q.bias": None,
-            "transformer_blocks.0.ff.net.0.proj.weight": None,
-        },
-        blocks={"num_layers": "transformer_blocks"},
-        present={"use_additional_conditions": "adaln_single.emb.aspect_ratio_embedder.linear_1.weight"},
-        # No tensor's shape tells the head dim: all published models have it, and ComfyUI knows no other.
-        published={"attention_head_dim": 72},
-        settings={"patch_size": _PATCH, "sample_size": 2 * _BASE, "interpolation_scale": None},
-        # Compressed keys and values, or normalised queries, of PixArt-Σ, which diffusers does not compute; Latte.
-        lookalikes=(".attn.sr.", ".attn.q_norm.", "temporal_transformer_blocks.", "controlnet_"),
-        # ComfyUI, which reads no config.json, scales by the latent: the same weights shall give the same picture.
-        unwritten=("interpolation_scale", *_FORMER),
-        further=_further,
-    ),
     adapter=WholeLatentAdapter(
         "PixArt",
         extras=frozenset({"c_size", "c_ar"}),
@@ -105,7 +79,9 @@ PIXART = ModelSpec(
         check=_check,
         learned_sigma=True,
     ),
-    former_classes=("Transformer2DModel",),
+    former_class=_FORMER,
+    ignores=_FORMER_KEYS,
+    belongs=lambda config: config["_class_name"] != _FORMER or config.get("norm_type") == "ada_norm_single",
     prepare=prepare,
     widths={"encoder_hidden_states": "caption_channels"},
 )

@@ -6,51 +6,21 @@ tokens. Ranks share out the rows of a batch, CFG branches and pictures, and each
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from ...errors import RequestError
 from ...said import said
 from .call import Call
-from .headers import Config, Header, Recognition, Sizes
 from .key_rules import KeyRules
 from .spec import ModelSpec
-from .unet_keys import UNetKeys, UNetLayers
+from .unet_keys import UNetKeys
 from .whole_latent_adapter import WholeLatentAdapter
 
-_HEAD_DIM = 64
-"""No tensor's shape tells it; all published ones have it, and ComfyUI takes no other."""
 
-
-def _further(sizes: Sizes, header: Header) -> Config | None:
-    """The config of a U-Net by where its layers are; None where it is not of SDXL's kind."""
-    layers = UNetLayers.read(header)
-    # SDXL has no attention at the highest resolution. Stable Diffusion 1 and 2 and their relatives do.
-    if layers is None or any(layers.down[0]) or any(any(level) != all(level) for level in (*layers.down, *layers.up)):
-        return None
-    attends = [any(level) for level in layers.down]
-    first = f"down_blocks.{attends.index(True)}.attentions.0." if any(attends) else ""
-    shapes = [
-        header[name].shape if name in header else ()
-        for name in (
-            *(f"down_blocks.{level}.resnets.0.conv2.weight" for level in range(len(attends))),
-            f"{first}transformer_blocks.0.attn2.to_k.weight",
-            f"{first}proj_in.weight",
-        )
-    ]
-    if attends != [any(level) for level in layers.up][::-1] or [len(shape) for shape in shapes[-2:]] != [2, 2]:
-        return None
-    channels = tuple(shape[0] if shape else 0 for shape in shapes[:-2])
-    if any(width < 1 or (attending and width % _HEAD_DIM) for width, attending in zip(channels, attends, strict=True)):
-        return None
-    return {
-        "block_out_channels": channels,
-        "attention_head_dim": tuple(max(1, width // _HEAD_DIM) for width in channels),
-        "cross_attention_dim": shapes[-2][1],
-        **layers.config(),
-    }
-
-
-def _width(config: Config) -> int:
+def _width(config: Mapping[str, Any]) -> int:
     """Of the first transformer block: that of the highest resolution with attention, or of the middle."""
     levels = zip(config["down_block_types"], config["block_out_channels"], strict=True)
     return next((width for kind, width in levels if kind == "CrossAttnDownBlock2D"), config["block_out_channels"][-1])
@@ -77,7 +47,8 @@ SDXL = ModelSpec(
     name="sdxl",
     title="SDXL",
     transformer_class="UNet2DConditionModel",
-    shares_class=True,
+    # Stable Diffusion 1 and 2 have no sizes beside the text; Kolors has another width of text.
+    belongs=lambda config: config.get("addition_embed_type") == "text_time" and not config.get("encoder_hid_dim"),
     block_lists=tuple(
         f"{part}.attentions.*.transformer_blocks" for part in ("down_blocks.*", "mid_block", "up_blocks.*")
     ),
@@ -86,22 +57,6 @@ SDXL = ModelSpec(
     width=_width,
     timestep_embedder="time_proj",
     keys=UNetKeys(KeyRules.read("sdxl")),
-    recognise=Recognition(
-        shapes={
-            "conv_in.weight": ("", "in_channels", "", ""),
-            "add_embedding.linear_1.weight": ("", "projection_class_embeddings_input_dim"),
-            "conv_out.weight": ("out_channels", "", "", ""),
-        },
-        settings={
-            "sample_size": 128,
-            "use_linear_projection": True,
-            "addition_embed_type": "text_time",
-            "addition_time_embed_dim": 256,
-        },
-        # ControlNets in either style; Kolors; a range of noise in tensors, which the loader does not read.
-        lookalikes=("controlnet_", "input_hint_block.", "encoder_hid_proj.", "edm_vpred."),
-        further=_further,
-    ),
     adapter=WholeLatentAdapter(
         "SDXL",
         extras=frozenset({"y"}),

@@ -90,8 +90,6 @@ CROSS_ATTENTION = ("attn2.to_k", "attn2.to_v", "attn2.add_*_proj")
 JOINT_ATTENTION = ("attn.add_*_proj", "attn.to_add_out", "ff_context.*")
 """Layers of a block's own side for text, where text and image attend together."""
 
-Recognise = Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], dict[str, Any] | None]
-
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -109,15 +107,14 @@ class ModelSpec:
         timestep_embedder: module whose first positional argument is the scaled timestep.
         timestep_scale: what the transformer's forward multiplies the timestep by before that module.
         keys: diffusers' names and the authors' of the same tensors.
-        recognise: header in diffusers' names, and what a config.json beside it says -> full diffusers config, or None
-            when it is another family.
         heads: diffusers config -> number of attention heads.
         width: diffusers config -> width of a token in the first block, where it is not heads × attention_head_dim.
         adapter: see `Adapter`.
         token: latent positions along one side of a token.
         parallel_blocks: those of `block_lists` whose blocks attend and feed forward from one input.
-        shares_class: unlike models have the same diffusers class, so that the shapes must say which one it is.
-        former_classes: what a config.json may call the class that was written before diffusers gave the family its own.
+        former_class: what a config.json may call the class that was written before diffusers gave the family its own.
+        ignores: keys of a config.json that the class does not take.
+        belongs: a config.json of the class -> whether it is of this family, where others have the same class.
         needs: extra of the adapter -> the part without which it would be left unused, and is refused instead.
         prepare: called once on a freshly loaded transformer, for what ComfyUI's forward does and diffusers' does not.
     """
@@ -128,7 +125,6 @@ class ModelSpec:
     self_attention: tuple[str, ...]
     timestep_embedder: str
     keys: Keys
-    recognise: Recognise
     adapter: Adapter
     block_lists: tuple[str, ...] = ("transformer_blocks",)
     timestep_scale: float = 1.0
@@ -136,8 +132,9 @@ class ModelSpec:
     width: Callable[[Mapping[str, Any]], int] | None = None
     token: int = 2
     prepare: Callable[[torch.nn.Module], None] | None = None
-    former_classes: tuple[str, ...] = ()
-    shares_class: bool = False
+    former_class: str = ""
+    ignores: tuple[str, ...] = ()
+    belongs: Callable[[Mapping[str, Any]], bool] = lambda config: True
     widths: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, Part] = field(default_factory=dict)
     parallel_blocks: tuple[str, ...] = ()

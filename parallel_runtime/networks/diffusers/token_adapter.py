@@ -182,7 +182,7 @@ class TokenAdapter:
 
     def output_shape(self, x_shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
         """(B, out_channels / patch², H, W): the latent without the channels that Fill, Canny and Depth append."""
-        return (x_shape[0], config["out_channels"] // self.layout.patch**2, *x_shape[2:])
+        return (x_shape[0], (config["out_channels"] or config["in_channels"]) // self.layout.patch**2, *x_shape[2:])
 
     def sequence_length(self, x_shape: tuple[int, ...], context_shape: tuple[int, ...]) -> int:
         """Image tokens and text tokens of one forward, without reference images."""

@@ -7,7 +7,6 @@ import torch
 from ...errors import RequestError
 from ...said import said
 from .call import TAKE_COMFYUIS, Call
-from .headers import Config, Header, Recognition, Sizes
 from .key_rules import KeyRules
 from .spec import ModelSpec, Part
 from .whole_latent_adapter import WholeLatentAdapter, tokens_along
@@ -15,7 +14,6 @@ from .whole_latent_adapter import WholeLatentAdapter, tokens_along
 PATCH_SIZE = (1, 2, 2)
 _LONGEST_SIDE = 1024  # tokens along one side that diffusers' rotary embedding holds
 _TEXT_TOKENS = 512  # of text behind an image embedding: diffusers tells the two apart by this number
-_KEYS = KeyRules.read("wan")
 
 
 def _check(call: Call) -> None:
@@ -68,11 +66,6 @@ def _image(call: Call) -> torch.Tensor | None:
     return clip if both is None else clip.reshape(2 * call.batch, both // 2, -1)
 
 
-def _further(sizes: Sizes, header: Header) -> Config:
-    image = {"added_kv_proj_dim": sizes["_width"]} if "image_dim" in sizes else {}
-    return {"out_channels": sizes["_output"] // 4, **image}
-
-
 WAN = ModelSpec(
     name="wan",
     title="Wan",
@@ -80,33 +73,7 @@ WAN = ModelSpec(
     block_lists=("blocks",),
     self_attention=("blocks.*.attn1",),
     timestep_embedder="condition_embedder",
-    keys=_KEYS,
-    recognise=Recognition(
-        shapes={
-            "patch_embedding.weight": ("_width", "in_channels", *PATCH_SIZE),
-            "proj_out.weight": ("_output", ""),
-            "condition_embedder.text_embedder.linear_1.weight": ("", "text_dim"),
-            "condition_embedder.time_embedder.linear_1.weight": ("", "freq_dim"),
-            "blocks.0.ffn.net.0.proj.weight": ("ffn_dim", ""),
-            "blocks.0.scale_shift_table": ("", "", ""),
-        },
-        optional={
-            "condition_embedder.image_embedder.norm1.weight": ("image_dim",),
-            "condition_embedder.image_embedder.pos_embed": ("", "pos_embed_seq_len", ""),
-        },
-        blocks={"num_layers": "blocks"},
-        # No tensor's shape tells the head dim: norms run over all heads. Every published Wan has this one.
-        published={"attention_head_dim": 128},
-        settings={
-            "patch_size": PATCH_SIZE,
-            "cross_attn_norm": True,
-            "qk_norm": "rms_norm_across_heads",
-            "eps": 1e-6,
-            **dict.fromkeys(("image_dim", "added_kv_proj_dim", "pos_embed_seq_len")),
-        },
-        known=_KEYS.knows,  # VACE, Animate, S2V, camera control add modules to the same names
-        further=_further,
-    ),
+    keys=KeyRules.read("wan"),
     adapter=WholeLatentAdapter(
         "Wan", frozenset({"clip_fea"}), {"encoder_hidden_states_image": _image}, _check, frames=True
     ),
