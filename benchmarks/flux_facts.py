@@ -13,10 +13,10 @@ FLUX_DEV = ModelFacts(
     parameters=11_901_408_320,
     block_sizes=(339_831_296,) * 19 + (141_591_808,) * 38,
     attentions=(1,) * 57,
-    image_parameters=6_455_033_856,
-    text_parameters=6_455_033_856,
+    image_parameters=6_456_507_648,
+    text_parameters=6_456_507_648,
     has_stages=True,
-    shared_parameters=3_227_516_928,
+    shared_parameters=3_228_567_552,
     parallel_blocks=38,
 )
 """A test compares it with the diffusers class."""

@@ -13,6 +13,9 @@ import torch
 
 from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.networks.diffusers.spec import ModelSpec
+from parallel_runtime.networks.facts import describe
+from parallel_runtime.networks.tables.diffusers import DIFFUSERS
+from parallel_runtime.requests.facts import ModelFacts
 from tests import tiny_flux, tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_wan
 from tests.tiny_model import make_state_dict
 
@@ -56,6 +59,12 @@ def build(family: Family) -> Any:
     if family.model.prepare is not None:
         family.model.prepare(transformer)
     return transformer.requires_grad_(False).eval()
+
+
+def facts_of(transformer: Any, token: int) -> ModelFacts:
+    """Of a transformer of diffusers, in float32."""
+    kind = type(transformer).__name__
+    return describe(transformer, DIFFUSERS.get(kind), kind, 4, (token, token))
 
 
 @torch.no_grad()

@@ -11,7 +11,8 @@ import torch
 from ..errors import RequestError
 from ..networks.diffusers.call import TAKE_COMFYUIS
 from ..networks.diffusers.spec import ModelSpec
-from ..planning.describe import describe_request
+from ..networks.facts import describe_request
+from ..networks.tables.diffusers import cut_of
 from ..requests.conditioning import Conditioning, hollow
 from ..requests.facts import RequestFacts, Seen
 from ..said import said
@@ -81,8 +82,10 @@ class DiffusersFamily:
         return Seen(tuple(conditioning.context.shape), (tuple(x.shape),))
 
     def describe(self, seen: Seen, *, batch: int, steps: int = 0) -> RequestFacts:
-        """A request's facts, by the spec's lengths of sequences."""
-        return describe_request(self.spec, seen.latents[0], seen.text, batch=batch, steps=steps)
+        """A request's facts. A text that the blocks take by cross-attention is none of their tokens."""
+        joined = any(len(blocks.tokens) > 1 for blocks in cut_of(self.spec.transformer_class))
+        patch, text = (self.token, self.token), seen.text[1] if joined else 0
+        return describe_request([shape[2:] for shape in seen.latents], patch, text, batch, steps)
 
 
 def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping[str, Any], batch: int) -> None:

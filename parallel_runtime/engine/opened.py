@@ -25,9 +25,10 @@ from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.comfy_network import ComfyNetwork
 from ..networks.comfyui.description import Described, HostFamily, describe_network
 from ..networks.diffusers.parallel_transformer import parallelize
+from ..networks.facts import describe
 from ..networks.marked_blocks import mark_blocks
 from ..networks.network import Network
-from ..planning.describe import describe_model, parameter_shapes
+from ..networks.tables.diffusers import DIFFUSERS
 from ..requests.facts import ModelFacts
 from ..requests.requests import ComfyuiCode, Load
 from ..said import said
@@ -109,10 +110,11 @@ class OpenedCheckpoint(Opened):
     def __init__(self, request: Load):
         self._checkpoint: Checkpoint = open_checkpoint(request.path)
         spec = self._checkpoint.spec
-        config: dict[str, Any] = dict(build_transformer(self._checkpoint).config)  # type: ignore[arg-type]
+        network: Any = build_transformer(self._checkpoint)
+        data = DIFFUSERS.get(spec.transformer_class)
         self.dtype = getattr(torch, request.dtype)
-        self.facts = describe_model(spec, config, parameter_shapes(self._checkpoint), self.dtype.itemsize)
-        self.family = DiffusersFamily(spec, config)
+        self.facts = describe(network, data, spec.title, self.dtype.itemsize, (spec.token, spec.token))
+        self.family = DiffusersFamily(spec, dict(network.config))
         self.identity = self._checkpoint.identity, self.dtype
         self.weight_bytes = self.facts.parameters * self.facts.bytes_per_parameter
         self.title = f"{spec.title} in {str(self.dtype).removeprefix('torch.')}"

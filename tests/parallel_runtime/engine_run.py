@@ -74,11 +74,6 @@ def run_unlike_engines(rank: int, world_size: int, path: str, speeds: list[float
     return {name: result for name, result in results.items() if result is not None}
 
 
-def shapes_of(module: Any) -> dict[str, tuple[int, ...]]:
-    """Of all parameters, as a file's header tells them."""
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-
-
 def measure_kept(run: Any) -> int:
     """The most bytes of keys and values that were kept when a run let them go."""
     most, plain = [0], LatentPatch.clear

@@ -20,9 +20,9 @@ from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising, forward_once
 from parallel_runtime.pipefusion.runner import StageRunner
-from parallel_runtime.planning.describe import describe_model
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample
+from tests.families import facts_of
 from tests.parallel_runtime.flux_forward import build_transformer
 
 LAYERS = 4
@@ -135,8 +135,7 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     text = Conditioning({"context": inputs["contexts"][0], **inputs["extras"][0]})
     x, timestep = inputs["x"], torch.full((1,), 0.7)
     transformer = build_transformer(layers=LAYERS)
-    shapes = {name: tuple(parameter.shape) for name, parameter in transformer.named_parameters()}
-    facts = describe_model(FLUX, dict(transformer.config), shapes, 4)
+    facts = facts_of(transformer, FLUX.token)
     resident = Resident(
         "m", DiffusersFamily(FLUX, dict(transformer.config)), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
         ParallelPlan(), parallelize(transformer, FLUX, single_rank_mesh()),

@@ -15,13 +15,14 @@ from benchmarks.flux_facts import FLUX_DEV, flux_request
 from parallel_runtime.acceleration.host_memory import HostMemory
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.engine import measure
+from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.facts import describe
 from parallel_runtime.networks.stages import all_blocks, let_go
-from parallel_runtime.networks.tables.diffusers import cut_of
+from parallel_runtime.networks.tables.diffusers import DIFFUSERS, cut_of
 from parallel_runtime.planning.cost import predict
 from parallel_runtime.planning.cut import assign_blocks, most_parameters, stage_speeds
-from parallel_runtime.planning.describe import describe_model, describe_request
-from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, known_gpu
+from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, Seen, known_gpu
 from tests.parallel_runtime.host_route_run import PolledMemory
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config
@@ -44,11 +45,9 @@ def flux_on_meta() -> Any:
 
 
 def test_the_facts_of_flux_dev_are_those_of_the_diffusers_class():
-    config, transformer = FLUX_CONFIG, flux_on_meta()
-    shapes = {name: tuple(parameter.shape) for name, parameter in transformer.named_parameters()}
-    facts = describe_model(FLUX, config, shapes, 2)
+    transformer = flux_on_meta()
+    facts = describe(transformer, DIFFUSERS["FluxTransformer2DModel"], "FLUX.1", 2, (2, 2))
     assert facts == FLUX_DEV
-    assert describe_model(FLUX, config, dict(sorted(shapes.items())), 2) == FLUX_DEV  # a file's order is any
     # 74.4 TFLOP at 1024 × 1024 is what docs and papers count.
     tokens = 4096 + 512
     flops = 2 * tokens * facts.image_parameters + 4 * tokens**2 * facts.width * facts.blocks
@@ -56,10 +55,11 @@ def test_the_facts_of_flux_dev_are_those_of_the_diffusers_class():
 
 
 def test_a_request_is_described_by_its_shapes():
-    request = describe_request(FLUX, (2, 16, 65, 128), (1, 77, 4096), batch=4, steps=9)
+    family = DiffusersFamily(FLUX, FLUX_CONFIG)
+    request = family.describe(Seen((1, 77, 4096), ((2, 16, 65, 128),)), batch=4, steps=9)
     assert (request.tokens, request.text_tokens, request.batch, request.rows) == (33 * 64, 77, 4, 33)
     assert (request.steps, request.in_pool) == (9, True)
-    assert not describe_request(FLUX, (2, 16, 64, 64), (1, 77, 4096), batch=2).in_pool
+    assert not family.describe(Seen((1, 77, 4096), ((2, 16, 64, 64),)), batch=2).in_pool
 
 
 @pytest.mark.parametrize("memory", [130, 12, 8], ids=["assigned by time", "by time as far as it fits", "by parameters"])

@@ -14,7 +14,6 @@ from tests.family_calls import sd3_call
 from tests.family_files import FILES
 from tests.parallel_runtime.model_forward import apply_rules, comfyui_call, rules_of
 from tests.tiny_model import make_state_dict, to_original, write_diffusers_folder
-from tests.tiny_sd3 import tiny_config
 
 KINDS = FILES["SD3"].configs
 
@@ -52,11 +51,3 @@ def test_every_layout_of_the_same_weights_gives_the_same_output(tmp_path):
     for path in layouts:
         assert open_checkpoint(path).spec is SD3
         assert torch.equal(comfyui_call(path, call), expected), path
-
-
-def test_the_shape_and_the_token_count_are_known_before_the_forward():
-    call = sd3_call(0, (7, 10), 2)
-    arguments = SD3.adapter.to_transformer(call["x"], call["timestep"], call["context"], tiny_config(), y=call["y"])
-    tokens = arguments["hidden_states"][0, 0].numel() // 4
-    assert SD3.adapter.sequence_length(call["x"].shape, call["context"].shape) == tokens + 5
-    assert SD3.adapter.output_shape(call["x"].shape, tiny_config()) == call["x"].shape

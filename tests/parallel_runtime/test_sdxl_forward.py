@@ -15,7 +15,7 @@ from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.cut_blocks import WholeBlock
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.networks.diffusers.sdxl import SDXL
-from parallel_runtime.planning.describe import describe_model, describe_request
+from parallel_runtime.networks.facts import describe, describe_request
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.plan import resolve_plan
 from parallel_runtime.requests.conditioning import Conditioning
@@ -137,17 +137,15 @@ def facts() -> ModelFacts:
         projection_class_embeddings_input_dim=2816,
     )
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in UNet2DConditionModel(**config).state_dict().items()}
-    return describe_model(SDXL, config, shapes, 2)
+        return describe(UNet2DConditionModel(**config), None, "SDXL", 2, (SDXL.token, SDXL.token))
 
 
 def _request(batch: int) -> RequestFacts:
-    return describe_request(SDXL, (batch, 4, 128, 128), (batch, 77, 2048), batch=batch, steps=20)
+    return describe_request([(128, 128)], (SDXL.token, SDXL.token), 0, batch, 20)
 
 
 def test_the_facts_are_those_of_the_published_model(facts):
     assert facts.parameters == 2_567_463_684
-    assert facts.blocks == 70
     assert not facts.splits_sequence
     assert not facts.has_stages
 

@@ -7,13 +7,14 @@ import torch
 
 from benchmarks.lone_stage import stage_of
 from parallel_runtime.config import ParallelPlan
+from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.planning.cost import kept_bytes
 from parallel_runtime.planning.cut import assign_blocks, stage_speeds
-from parallel_runtime.planning.describe import describe_model, describe_request
-from tests.families import STAGED, build
-from tests.parallel_runtime.engine_run import measure_kept, shapes_of
+from parallel_runtime.requests.facts import Seen
+from tests.families import STAGED, build, facts_of
+from tests.parallel_runtime.engine_run import measure_kept
 from tests.parallel_runtime.flux_forward import relative_error
 from tests.parallel_runtime.staged_families import run_family
 from tests.ranks import run_ranks
@@ -64,8 +65,9 @@ def test_the_predicted_keys_and_values_are_what_a_stage_keeps_or_a_little_more(n
     """Of text where a layer is about the picture alone they reckon with too much."""
     family, mesh = STAGED[name], single_rank_mesh()
     spec, module = find_by_name(family.spec), build(family)
-    facts = describe_model(spec, family.config, shapes_of(module), 4)
-    request = describe_request(spec, family.call["x"].shape, family.call["context"].shape, batch=1, steps=4)
+    facts = facts_of(module, spec.token)
+    shapes = Seen(tuple(family.call["context"].shape), (tuple(family.call["x"].shape),))
+    request = DiffusersFamily(spec, family.config).describe(shapes, batch=1, steps=4)
     predicted = kept_bytes(facts, (0, facts.blocks), len(family.call["x"]) * (request.tokens + request.text_tokens))
     kept = measure_kept(lambda: run_family(family, stage_of(module, spec, mesh), mesh, None))
     assert 0 < kept <= predicted < 1.2 * kept

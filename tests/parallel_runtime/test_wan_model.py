@@ -33,6 +33,5 @@ def test_any_size_is_padded_to_whole_tokens_and_cut_back(frames, height, width, 
     arguments = WAN.adapter.to_transformer(x, torch.ones(batch), torch.randn(1, 3, 4096), tiny_config())
     padded = arguments["hidden_states"]
     assert padded.shape[3:] == (height + height % 2, width + width % 2)
-    assert WAN.adapter.sequence_length(x.shape, (batch, 3, 4096)) == padded[0, 0].numel() // 4
     assert torch.equal(WAN.adapter.from_transformer(padded, x), x)
     assert WAN.adapter.output_shape(x.shape, tiny_config()) == x.shape

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +13,7 @@ from ...requests.conditioning import Conditioning
 from ...requests.facts import ModelFacts, RequestFacts, Seen
 from ...said import said
 from ..cut_blocks import unknown_blocks
-from ..stages import has_stages
+from ..facts import describe, describe_request
 from ..tables.blocks import LATENT_SHAPES, Network
 from ..tables.comfyui import find_network
 
@@ -64,15 +62,9 @@ class HostFamily:
         return Seen((context.shape[0], context.shape[1], context.shape[-1]), latents)
 
     def describe(self, seen: Seen, *, batch: int, steps: int = 0) -> RequestFacts:
-        """A request's facts. A latent beside the video is sound, which has at least a token for each moment."""
-        first, *others = (shape[2:] for shape in seen.latents)
-        patch = (1,) * max(0, len(first) - len(self.patch)) + self.patch[-len(first) :] if first else ()
-        tokens = math.prod(-(-size // by) for size, by in zip(first, patch, strict=True))
-        tokens += sum(sizes[0] for sizes in others if sizes)
-        batch = 1 if self.rows_together else batch
-        rows = math.prod(-(-size // by) for size, by in zip(first[:-1], patch[:-1], strict=True))
-        request = RequestFacts(tokens, seen.text[1], batch, rows, in_pool=steps > 0)
-        return replace(request, steps=steps) if steps else request
+        """A request's facts."""
+        latents = [shape[2:] for shape in seen.latents]
+        return describe_request(latents, self.patch, seen.text[1], 1 if self.rows_together else batch, steps)
 
 
 def patch_of(network: torch.nn.Module, dims: int) -> tuple[int, ...]:
@@ -126,68 +118,10 @@ def describe_network(network: nn.Module, size: int, latent_dimensions: int) -> D
             why = ""
     data = known if known is not None and not why else None
     patch = patch_of(network, latent_dimensions)
-    blocks = _block_sizes(network, data)
-    total = sum(parameter.numel() for parameter in network.parameters())
-    heads = int(attrgetter(data.heads)(network)) if data is not None else 1
-    width = _width(network, data)
-    image, text, shared = _met(network, data) if data is not None else (sum(blocks), sum(blocks), 0)
-    facts = ModelFacts(
-        title=title,
-        heads=heads,
-        width=width,
-        parameters=total,
-        block_sizes=blocks,
-        attentions=(1,) * len(blocks),
-        image_parameters=image,
-        text_parameters=text,
-        shared_parameters=shared,
-        bytes_per_parameter=max(1, round(size / max(1, total))),
-        splits_sequence=data is not None,
-        has_stages=data is not None and has_stages(network, data, patch),
-    )
+    total = max(1, sum(parameter.numel() for parameter in network.parameters()))
+    facts = describe(network, data, title, max(1, round(size / total)), patch)
     together = known is not None and known.rows_together
-    head_dim = int(attrgetter(data.head_dim)(network)) if data is not None and data.head_dim else width // heads
+    head_dim = facts.width // facts.heads
+    if data is not None and data.head_dim:
+        head_dim = int(attrgetter(data.head_dim)(network))
     return Described(facts, data, why, head_dim, patch, together)
-
-
-def _block_sizes(network: nn.Module, data: Network | None) -> tuple[int, ...]:
-    lists = [network.get_submodule(blocks.path) for blocks in data.blocks] if data is not None else []
-    found = [block for blocks in lists for block in blocks.children()]
-    sizes = tuple(sum(parameter.numel() for parameter in block.parameters()) for block in found)
-    return sizes or (sum(parameter.numel() for parameter in network.parameters()),)
-
-
-def _met(network: nn.Module, data: Network) -> tuple[int, int, int]:
-    """Parameters of all blocks that a token of the picture meets, that one of the text does, and that one row does.
-
-    Streams beside one another have weights of their own, in equal parts. What modulates meets one row per picture. Of
-    a cross attention the keys and values, half of it, meet a text that is no stream.
-    """
-    image = text = shared = 0
-    for blocks in data.blocks:
-        modulations = {name for names in blocks.modulations.values() for name in names}
-        for block in network.get_submodule(blocks.path).children():
-            modulates = sum(_size(block, name) for name in modulations)
-            aside = sum(_size(block, name) for name in blocks.cross) // 2
-            own = (_size(block) - modulates - aside) // len(blocks.tokens)
-            image += own
-            text += aside or own
-            shared += modulates
-    return image, text, shared
-
-
-def _size(block: nn.Module, path: str = "") -> int:
-    """Parameters of a submodule; 0 where this block has it not."""
-    found: Any = block
-    for name in path.split(".") if path else ():
-        found = getattr(found, name, None)
-    return sum(parameter.numel() for parameter in found.parameters()) if isinstance(found, nn.Module) else 0
-
-
-def _width(network: nn.Module, data: Network | None) -> int:
-    """Of a token in the blocks: what most of a block's products take in; the others take in more, mostly."""
-    if data is not None and data.width:
-        return int(attrgetter(data.width)(network))
-    root = network if data is None else next(iter(network.get_submodule(data.blocks[-1].path).children()))
-    widths = [parameter.shape[1] for parameter in root.parameters() if parameter.ndim == 2]
-    return max(set(widths), key=lambda width: (widths.count(width), -width)) if widths else 1

@@ -8,7 +8,7 @@ import torch
 
 from .call import Call
 from .key_rules import KeyRules
-from .spec import JOINT_ATTENTION, ModelSpec
+from .spec import ModelSpec
 from .token_adapter import TokenAdapter, TokenLayout
 
 # ComfyUI saves its norms under the module's own parameter name.
@@ -63,8 +63,6 @@ FLUX = ModelSpec(
         layout=TokenLayout(patch=2, axes=3, index_step=1, reference_method="offset"),
         arguments={"pooled_projections": _pooled, "guidance": _guidance},
     ),
-    text_layers=JOINT_ATTENTION,
-    parallel_blocks=("single_transformer_blocks",),
     prepare=prepare,
     widths={
         "hidden_states": "in_channels",

@@ -6,7 +6,7 @@ import torch
 
 from .call import Call
 from .key_rules import KeyRules
-from .spec import JOINT_ATTENTION, ModelSpec
+from .spec import ModelSpec
 from .token_adapter import TokenAdapter, TokenLayout
 
 _AXES = 4
@@ -42,7 +42,6 @@ FLUX2 = ModelSpec(
         layout=TokenLayout(patch=1, axes=_AXES, index_step=10, reference_method="index"),
         arguments={"guidance": _guidance, "txt_ids": _text_ids},
     ),
-    text_layers=JOINT_ATTENTION,
     token=1,
     widths={"hidden_states": "in_channels", "encoder_hidden_states": "joint_attention_dim"},
 )

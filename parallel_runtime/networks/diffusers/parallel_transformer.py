@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -81,9 +82,9 @@ def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> Traits:
             "Choose a model file of a supported family.",
         )
     spec.check_modules(dict(transformer.named_modules()))
-    config: Any = transformer.config
+    data = DIFFUSERS.get(spec.transformer_class)
     weight = next(transformer.parameters())
-    head_dim = getattr(config, "attention_head_dim", 64)
+    head_dim = int(attrgetter(data.head_dim)(transformer)) if data is not None else 0
     if spec.splits_sequence:
         kernel = resolve_kernel(attention, weight.device, weight.dtype, head_dim, measurements())
     else:
@@ -93,7 +94,7 @@ def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> Traits:
         why_whole="" if spec.splits_sequence else f"The tokens of {spec.title} cannot be split.",
         has_stages=spec.splits_sequence,
         token=spec.token,
-        heads=spec.heads(config),
+        heads=int(attrgetter(data.heads)(transformer)) if data is not None else 1,
         head_dim=head_dim,
         dtype=weight.dtype,
         device=weight.device,

@@ -8,7 +8,7 @@ from ...errors import RequestError
 from ...said import said
 from .call import Call
 from .key_rules import KeyRules
-from .spec import JOINT_ATTENTION, ModelSpec
+from .spec import ModelSpec
 from .whole_latent_adapter import WholeLatentAdapter, tokens_along
 
 _PATCH = 2
@@ -55,8 +55,6 @@ SD3 = ModelSpec(
         extras=frozenset({"y"}),
         arguments={"pooled_projections": _pooled},
         check=_check,
-        text_attends=True,
     ),
-    text_layers=JOINT_ATTENTION,
     widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
 )

@@ -6,9 +6,6 @@ tokens. Ranks share out the rows of a batch, CFG branches and pictures, and each
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from ...errors import RequestError
@@ -18,12 +15,6 @@ from .key_rules import KeyRules
 from .spec import ModelSpec
 from .unet_keys import UNetKeys
 from .whole_latent_adapter import WholeLatentAdapter
-
-
-def _width(config: Mapping[str, Any]) -> int:
-    """Of the first transformer block: that of the highest resolution with attention, or of the middle."""
-    levels = zip(config["down_block_types"], config["block_out_channels"], strict=True)
-    return next((width for kind, width in levels if kind == "CrossAttnDownBlock2D"), config["block_out_channels"][-1])
 
 
 def _micro_conditions(call: Call) -> dict[str, torch.Tensor]:
@@ -53,8 +44,7 @@ SDXL = ModelSpec(
         f"{part}.attentions.*.transformer_blocks" for part in ("down_blocks.*", "mid_block", "up_blocks.*")
     ),
     self_attention=(),
-    heads=lambda config: 1,  # heads stay together on one rank
-    width=_width,
+    token=4,  # most of the transformer blocks are at a quarter of the resolution
     timestep_embedder="time_proj",
     keys=UNetKeys(KeyRules.read("sdxl")),
     adapter=WholeLatentAdapter(
@@ -63,7 +53,6 @@ SDXL = ModelSpec(
         arguments={"added_cond_kwargs": _micro_conditions},
         latent="sample",
         patch=1,
-        tokens_every=4,  # most of the transformer blocks are at a quarter of the resolution
     ),
     widths={"encoder_hidden_states": "cross_attention_dim"},
 )

@@ -72,10 +72,6 @@ class Adapter(Protocol):
         """Shape that `from_transformer` gives for an x of that shape."""
         ...
 
-    def sequence_length(self, x_shape: tuple[int, ...], context_shape: tuple[int, ...]) -> int:
-        """Tokens of one forward (image and text), for planning; no tensors needed."""
-        ...
-
 
 class Keys(Protocol):
     """Diffusers' names of a family's tensors, and its authors'. See `KeyRules`, which reads them from a file."""
@@ -83,12 +79,6 @@ class Keys(Protocol):
     def weight_rules(self, shapes: Mapping[str, Sequence[int]]) -> Iterator[WeightRule]:
         """The rule of each parameter, by diffusers' names and shapes; none for names that are not known."""
         ...
-
-
-CROSS_ATTENTION = ("attn2.to_k", "attn2.to_v", "attn2.add_*_proj")
-"""Layers of a block that make keys and values of the text, and of images that are embedded as text is."""
-JOINT_ATTENTION = ("attn.add_*_proj", "attn.to_add_out", "ff_context.*")
-"""Layers of a block's own side for text, where text and image attend together."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +92,11 @@ class ModelSpec:
         block_lists: attribute paths, or glob patterns of such, of the block lists in forward order.
         self_attention: glob patterns of the modules whose attention runs over the split sequence; () where none is
             split, as in U-Nets: ranks then share out the batch alone.
-        picture_layers: glob patterns, inside of a block, of linear layers that get one row per picture.
-        text_layers: those that get text tokens only. All others get every image token.
         timestep_embedder: module whose first positional argument is the scaled timestep.
         timestep_scale: what the transformer's forward multiplies the timestep by before that module.
         keys: diffusers' names and the authors' of the same tensors.
-        heads: diffusers config -> number of attention heads.
-        width: diffusers config -> width of a token in the first block, where it is not heads × attention_head_dim.
         adapter: see `Adapter`.
         token: latent positions along one side of a token.
-        parallel_blocks: those of `block_lists` whose blocks attend and feed forward from one input.
         former_class: what a config.json may call the class that was written before diffusers gave the family its own.
         ignores: keys of a config.json that the class does not take.
         belongs: a config.json of the class -> whether it is of this family, where others have the same class.
@@ -128,8 +113,6 @@ class ModelSpec:
     adapter: Adapter
     block_lists: tuple[str, ...] = ("transformer_blocks",)
     timestep_scale: float = 1.0
-    heads: Callable[[Mapping[str, Any]], int] = lambda config: config["num_attention_heads"]
-    width: Callable[[Mapping[str, Any]], int] | None = None
     token: int = 2
     prepare: Callable[[torch.nn.Module], None] | None = None
     former_class: str = ""
@@ -137,13 +120,6 @@ class ModelSpec:
     belongs: Callable[[Mapping[str, Any]], bool] = lambda config: True
     widths: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, Part] = field(default_factory=dict)
-    parallel_blocks: tuple[str, ...] = ()
-    picture_layers: tuple[str, ...] = ("norm*.linear",)
-    text_layers: tuple[str, ...] = CROSS_ATTENTION
-
-    def token_width(self, config: Mapping[str, Any]) -> int:
-        """Width of a token inside of the blocks; of the first of them where they differ."""
-        return self.heads(config) * config["attention_head_dim"] if self.width is None else self.width(config)
 
     @property
     def splits_sequence(self) -> bool:

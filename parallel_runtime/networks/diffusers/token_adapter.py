@@ -5,7 +5,6 @@ Sources: Black Forest Labs' flux and flux2 (sampling); reference images: FLUX.1 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -183,7 +182,3 @@ class TokenAdapter:
     def output_shape(self, x_shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
         """(B, out_channels / patch², H, W): the latent without the channels that Fill, Canny and Depth append."""
         return (x_shape[0], (config["out_channels"] or config["in_channels"]) // self.layout.patch**2, *x_shape[2:])
-
-    def sequence_length(self, x_shape: tuple[int, ...], context_shape: tuple[int, ...]) -> int:
-        """Image tokens and text tokens of one forward, without reference images."""
-        return math.prod(tokens_along(side, self.layout.patch) for side in x_shape[-2:]) + context_shape[1]

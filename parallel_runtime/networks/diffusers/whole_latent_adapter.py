@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,10 +36,8 @@ class WholeLatentAdapter:
         latent: diffusers' argument that x is.
         patch: latent pixels along one side of a token; x is padded to it and cut back.
         frames: latents are videos.
-        text_attends: text tokens are among those of self-attention; elsewhere they stay in the cross-attention.
         learned_sigma: behind the prediction come as many channels about its variance (Nichol and Dhariwal, arXiv
             2102.09672), which ComfyUI leaves unused.
-        tokens_every: latent pixels along one side of a token of most blocks, where that is not `patch`.
     """
 
     title: str
@@ -50,9 +47,7 @@ class WholeLatentAdapter:
     latent: str = "hidden_states"
     patch: int = 2
     frames: bool = False
-    text_attends: bool = False
     learned_sigma: bool = False
-    tokens_every: int | None = None
 
     def to_transformer(
         self, x: torch.Tensor, timestep: torch.Tensor, context: torch.Tensor, config: Mapping[str, Any], **extras: Any
@@ -81,8 +76,3 @@ class WholeLatentAdapter:
     def output_shape(self, x_shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
         """That of x, without the channels that a start image or a mask append."""
         return x_shape if self.learned_sigma else (x_shape[0], config["out_channels"], *x_shape[2:])
-
-    def sequence_length(self, x_shape: tuple[int, ...], context_shape: tuple[int, ...]) -> int:
-        """Tokens of self-attention in one forward."""
-        sides = (tokens_along(side, self.tokens_every or self.patch) for side in x_shape[-2:])
-        return math.prod(x_shape[2:-2]) * math.prod(sides) + (context_shape[1] if self.text_attends else 0)

@@ -32,9 +32,13 @@ class Blocks:
         alike: arguments that are the same for all tokens.
         longer: those of `alike` -> a dim that is longer in one call than in another (texts): graphs leave it open.
         cross: submodules whose attention is not over the tokens: their keys are whole on every rank.
+        texts: the same of diffusers' classes, whose attention over texts nobody changes: for plans alone.
         gathers: submodules whose queries are whole on every rank, and whose keys are the tokens.
         apart: submodules that compute each token by itself, but from the number of all (audio beside each frame).
         alone: a stream over which the block attends once more without the others (Boogu, SD3.5 medium).
+        again: the submodule that does so, in blocks that have it.
+        parallel: it attends and feeds forward from one input, in which all streams are joined; compiled, its exchange
+            over peer memory runs beside matrix products (acceleration/peer_exchange.py).
         grids: those of `tokens` and `rows` whose tokens have three dims, frames, rows and columns (Cosmos, Anima).
         stretched: those of `rows` whose number need not divide the tokens': each row is repeated so often that all
             tokens have one, and what is over is dropped (Wan: references and poses behind the video).
@@ -68,9 +72,12 @@ class Blocks:
     alike: tuple[str, ...] = ()
     longer: Mapping[str, int] = field(default_factory=dict)
     cross: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
     gathers: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     alone: str = ""
+    again: str = ""
+    parallel: bool = False
     grids: tuple[str, ...] = ()
     stretched: tuple[str, ...] = ()
     positional: tuple[str, ...] = ()

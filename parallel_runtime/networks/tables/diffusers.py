@@ -24,6 +24,7 @@ _IMAGE = Blocks(
     "blocks",
     {"hidden_states": 1},
     ("hidden_states",),
+    texts=("attn2",),
     alike=("encoder_hidden_states", "temb"),
     longer={"encoder_hidden_states": 1},
     latent="hidden_states",
@@ -32,7 +33,9 @@ _IMAGE = Blocks(
 _CUT: Mapping[str, tuple[Blocks, ...]] = {
     "FluxTransformer2DModel": (
         _TEXT_AND_IMAGE,
-        replace(_TEXT_AND_IMAGE, path="single_transformer_blocks", modulations={"temb": ("norm.linear",)}),
+        replace(
+            _TEXT_AND_IMAGE, path="single_transformer_blocks", modulations={"temb": ("norm.linear",)}, parallel=True
+        ),
     ),
     "Flux2Transformer2DModel": (
         replace(_TEXT_AND_IMAGE, alike=("temb_mod_img", "temb_mod_txt", "joint_attention_kwargs"), modulations={}),
@@ -53,6 +56,7 @@ _CUT: Mapping[str, tuple[Blocks, ...]] = {
             tokens={"hidden_states": 1, "encoder_hidden_states": 1},
             joint={},
             alone="hidden_states",
+            again="attn2",
         ),
     ),
     "WanTransformer3DModel": (replace(_IMAGE, joint={"rotary_emb": 1}),),
@@ -78,7 +82,15 @@ _CUT: Mapping[str, tuple[Blocks, ...]] = {
 }
 
 DIFFUSERS: Mapping[str, Network] = {
-    name: Network(name, blocks, stages=True, behind=name.startswith("Flux")) for name, blocks in _CUT.items()
+    name: Network(
+        name,
+        blocks,
+        heads="config.num_attention_heads",
+        head_dim="config.attention_head_dim",
+        stages=True,
+        behind=name.startswith("Flux"),
+    )
+    for name, blocks in _CUT.items()
 }
 
 

@@ -52,7 +52,7 @@ _BOOGU_NORMS = ("img_norm1", "img_norm2", "img_norm3", "instruct_norm1", "instru
 _BOOGU = Blocks(
     "double_stream_layers", {"instruct_hidden_states": 1, "img_hidden_states": 1},
     ("img_hidden_states", "instruct_hidden_states"), joint={"joint_rotary_emb": 1},
-    rows={"img_rotary_emb": ("img_hidden_states", 1)}, alone="img_hidden_states",
+    rows={"img_rotary_emb": ("img_hidden_states", 1)}, alone="img_hidden_states", again="img_self_attn",
     alike=("temb", "joint_attention_mask", "img_attention_mask", *_OPTIONS),
     modulations={"temb": tuple(f"{name}.linear" for name in _BOOGU_NORMS)},
 )  # fmt: skip
@@ -93,6 +93,7 @@ _JOY = Blocks(
 
 _SD3 = Blocks(
     "joint_blocks", {"context": 1, "x": 1}, ("context", "x"), positional=("context", "x"), alone="x",
+    again="x_block.attn2",
     alike=("c", "use_checkpoint", *_OPTIONS), control=("output", "x"),
     modulations={"c": ("context_block.adaLN_modulation.1", "x_block.adaLN_modulation.1")}, latent="x",
 )  # fmt: skip
