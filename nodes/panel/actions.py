@@ -48,7 +48,8 @@ def restart(wishes: dict[str, Any], default: ParallelConfig) -> None:
         ParallelError: one cannot start.
     """
     for pool in _chosen(wishes):
-        pool.restart()
+        pool.stop()
+        pool.start()
 
 
 ACTIONS: dict[str, Callable[[dict[str, Any], ParallelConfig], None]] = {

@@ -96,17 +96,16 @@ def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(monkeypat
 
 @pytest.mark.slow
 def test_a_client_whose_devices_are_anothers_starts_no_pool_again_and_the_log_says_why(caplog):
-    registry = pool_registry._PoolRegistry()
+    registry = pool_registry.PoolRegistry()
     first = registry.get(PoolSpec("cpu", (0, 1)))
     assert registry.get(PoolSpec("cpu", (0,))) is first  # a part of it
     assert registry.in_the_way(PoolSpec("cpu", (0,))) == registry.in_the_way(PoolSpec("cpu", (2,))) == []
     assert registry.in_the_way(PoolSpec("cpu", (1, 2))) == [first]
     other = registry.get(PoolSpec("cpu", (1, 2)))
-    assert registry.all() == [other]
+    assert registry.clients == [other]
     assert "the pool on cpu:0,1 ends, as another one needs its devices: cpu:1,2." in caplog.text
-    for begin in (first.start, first.restart):
-        with pytest.raises(PoolError, match=r"^Other workers have taken devices of cpu:.*Queue the prompt again"):
-            begin()
+    with pytest.raises(PoolError, match=r"^Other workers have taken devices of cpu:.*Queue the prompt again"):
+        first.start()
     assert first.pool is None
 
 

@@ -16,7 +16,7 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from workers.client.client import ModelRequest, PoolClient
-from workers.client.pool_registry import _PoolRegistry
+from workers.client.pool_registry import PoolRegistry
 from workers.launch import PoolSpec
 
 
@@ -29,9 +29,9 @@ GIVEN = {"context": draw(1, 7, 64, seed=1), "y": draw(1, 32, seed=2), "guidance"
 
 
 @pytest.fixture
-def pools(monkeypatch, tmp_path) -> Iterator[_PoolRegistry]:
+def pools(monkeypatch, tmp_path) -> Iterator[PoolRegistry]:
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path / "logs"))
-    pools = _PoolRegistry()
+    pools = PoolRegistry()
     yield pools
     pools.close()
 

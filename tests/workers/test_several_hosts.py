@@ -49,7 +49,8 @@ for line in sys.stdin:
                 pool.client.pool.settle(lambda: False)
                 print("cancelled", pool.client.pool.life.state, flush=True)
         elif line.strip() == "restart":
-            pool.client.restart()
+            pool.client.stop()
+            pool.client.start()
             print("restarted", flush=True)
         elif line.strip() == "refused":
             pool.client.load(pool.model("raise 1 -1"))

@@ -19,7 +19,7 @@ from parallel_runtime.requests.requests import Load
 from tests.patience import wait_until
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from workers.client.client import ModelRequest, PoolClient
-from workers.client.pool_registry import _PoolRegistry
+from workers.client.pool_registry import PoolRegistry
 from workers.launch import PoolSpec
 
 CONFIG = tiny_config(num_layers=1, num_single_layers=1)
@@ -130,7 +130,7 @@ def test_nothing_is_held_when_the_pool_is_dead(models):
 
 @pytest.mark.slow
 def test_pools_of_other_devices_live_side_by_side(models):
-    pools = _PoolRegistry()
+    pools = PoolRegistry()
     try:
         first, second = (pools.get(PoolSpec("cuda", devices)) for devices in ((0, 1), (2, 3)))
         assert pools.get(PoolSpec("cuda", (0,))) is first  # a part of it

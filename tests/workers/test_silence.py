@@ -202,7 +202,7 @@ from workers.client.pool_registry import _registry
 from workers.client.client import PoolClient
 
 client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.faulty_rank")
-_registry._clients.append(client)
+_registry.clients.append(client)
 pool = FaultyPool(client)
 
 def work():

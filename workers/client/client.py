@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, ParallelError, RequestError
+from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, ParallelError, PoolError, RequestError
 from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.plan_details import PlanDetails
@@ -283,10 +283,10 @@ class PoolClient:
         pool = self._keeper.running
         return pool.status(timeout) if pool is not None else None
 
-    def close(self) -> None:
-        """End the pool."""
+    def close(self, for_good: PoolError | None = None) -> None:
+        """End the pool; `for_good` says why none starts again."""
         with self._turns:
-            self._keeper.close()
+            self._keeper.close(for_good)
             self._forget()
 
     def close_unused(self, seconds: float) -> bool:
@@ -296,17 +296,6 @@ class PoolClient:
             if unused:
                 self.close()
             return unused
-
-    def retire(self) -> None:
-        """End the pool for good: its devices are another's from now on."""
-        with self._turns:
-            self._keeper.retire()
-            self._forget()
-
-    def restart(self, should_cancel: ShouldCancel = never) -> RunningPool:
-        """End the pool, whatever it does, and start it again: a request that is being served fails."""
-        self.stop(should_cancel)
-        return self.start(should_cancel)
 
     def stop(self, should_cancel: ShouldCancel = never) -> None:
         """End the pool, whatever it does: a request that is being served fails, and the next one starts it again."""

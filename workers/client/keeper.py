@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from parallel_runtime.errors import PoolError, PoolLostError
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.said import said
 
 from ..launch import PoolSpec
 from .life import Wait
@@ -88,21 +87,15 @@ class Keeper:
         """A job has succeeded: this pool does not die as it starts."""
         self._deaths = 0
 
-    def close(self) -> None:
-        """End the pool; another one may start."""
+    def close(self, for_good: PoolError | None = None) -> None:
+        """End the pool; another one may start, unless an error says why none does."""
+        self._end = self._end or for_good
         if self.pool is not None:
             self.pool.close()
             self.pool = None
 
-    def retire(self) -> None:
-        """End the pool for good: its devices are another's."""
-        self._end = PoolError(
-            said("Other workers have taken devices of {spec}.", spec=self.spec), "Queue the prompt again."
-        )
-        self.close()
-
     def end(self, seconds: float) -> None:
-        """End the pool for good, in so many seconds."""
+        """End the pool for good, in so many seconds, whoever works with it."""
         self._end = PoolError("ComfyUI is ending.", "Start it again.")
         if self.pool is not None:
             self.pool.close(seconds)

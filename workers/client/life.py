@@ -13,7 +13,7 @@ from parallel_runtime.errors import PoolError
 
 from ..wire.error_info import revive
 from ..wire.frames import Frame
-from ..wire.protocol import Compiling, Done, Failed, Loading, Measuring, Status
+from ..wire.protocol import Compiling, Done, Failed, Loading, Status
 
 COMPILING_SECONDS = 5.0
 """A rank that compiles says so once a second."""
@@ -96,9 +96,7 @@ class Life:
             if isinstance(message, Status):
                 self._take_status(message)
             elif isinstance(message, Loading):
-                self._wait = Wait("weights", message.done, message.total)
-            elif isinstance(message, Measuring):
-                self._wait = Wait("measuring")
+                self._wait = Wait("weights" if message.total else "measuring", message.done, message.total)
             else:
                 self._wait = Wait()
                 self._take_of_job(frame)

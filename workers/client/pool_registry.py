@@ -10,6 +10,8 @@ import threading
 import torch
 
 from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import PoolError
+from parallel_runtime.said import said
 
 from ..launch import PoolSpec, resolve_devices
 from ..network import read_meeting
@@ -20,16 +22,16 @@ EXIT_SECONDS = 5.0
 log = logging.getLogger("parallel_dit")
 
 
-class _PoolRegistry:
+class PoolRegistry:
     """The process's pools. A GPU belongs to one pool; one of which another pool needs a GPU is closed."""
 
     def __init__(self) -> None:
-        self._clients: list[PoolClient] = []
+        self.clients: list[PoolClient] = []
         self._lock = threading.Lock()
 
     def get(self, spec: PoolSpec) -> PoolClient:
         with self._lock:
-            for client in self._clients:
+            for client in self.clients:
                 # A configuration that wants the first ranks of a larger pool takes part of it: nothing restarts.
                 if client.spec.holds(spec):
                     return client
@@ -42,34 +44,32 @@ class _PoolRegistry:
                     client.spec,
                     spec,
                 )
-                client.retire()
-                self._clients.remove(client)
+                taken = said("Other workers have taken devices of {spec}.", spec=client.spec)
+                client.close(PoolError(taken, "Queue the prompt again."))
+                self.clients.remove(client)
             client = PoolClient(spec)
-            self._clients.append(client)
+            self.clients.append(client)
             return client
 
     def in_the_way(self, spec: PoolSpec) -> list[PoolClient]:
         """Those that end where one on these devices is asked for."""
-        if any(client.spec.holds(spec) for client in self._clients):
+        if any(client.spec.holds(spec) for client in self.clients):
             return []
-        return [client for client in self._clients if client.spec.overlaps(spec)]
-
-    def all(self) -> list[PoolClient]:
-        return list(self._clients)
+        return [client for client in self.clients if client.spec.overlaps(spec)]
 
     def end(self) -> None:
         """At the end of the process, when another thread may be in the middle of anything: no lock is taken."""
-        for client in list(self._clients):
+        for client in list(self.clients):
             client.end(EXIT_SECONDS)
 
     def close(self) -> None:
         with self._lock:
-            for client in self._clients:
-                client.retire()
-            self._clients.clear()
+            for client in self.clients:
+                client.close()
+            self.clients.clear()
 
 
-_registry = _PoolRegistry()  # processes are a resource of this process, so they are kept per process
+_registry = PoolRegistry()  # processes are a resource of this process, so they are kept per process
 atexit.register(_registry.end)
 
 
@@ -85,7 +85,7 @@ def devices_in_the_way(spec: PoolSpec) -> list[PoolSpec]:
 
 def known_pools() -> list[PoolClient]:
     """The pools of this process, running or not."""
-    return _registry.all()
+    return list(_registry.clients)
 
 
 def close_pools() -> None:

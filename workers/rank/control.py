@@ -13,11 +13,10 @@ from parallel_runtime.denoising.progress import StepTelling
 from parallel_runtime.requests.control import Cancelled, Control
 
 from ..wire.connection import Channel
-from ..wire.protocol import Job, Loading, Measuring, Progress
+from ..wire.protocol import Job, Loading, Progress
 from ..wire.tensors import pack
 from .heartbeat import Heartbeat
 from .inbox import Inbox
-from .laps import FirstStep
 
 LOADING_SECONDS = 0.25
 """Between two messages of how far a load is."""
@@ -31,7 +30,6 @@ class Reporter(Protocol):
     connection: Channel
     heartbeat: Heartbeat
     inbox: Inbox
-    first_step: FirstStep
 
 
 class RankControl(Control):
@@ -40,13 +38,11 @@ class RankControl(Control):
     def __init__(self, rank: Reporter, job: Job):
         self._rank = rank
         self._number = job.number
-        self._what = type(job.request).__name__
         self._steps = StepTelling(self._report, rank.device)
         self._reported_loading = 0.0
 
     def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
         self._rank.heartbeat.got_on()
-        self._rank.first_step.step(self._what)
         if self._rank.rank == 0:
             # The others wait for nothing here: the vote keeps them with rank 0.
             self._steps.step(step, total, denoised)
@@ -69,7 +65,6 @@ class RankControl(Control):
 
     def loading(self, done: int, total: int) -> None:
         self.check_cancel()
-        self._rank.first_step.weights()
         now = time.monotonic()
         if self._rank.rank == 0 and now - self._reported_loading >= LOADING_SECONDS:
             self._reported_loading = now
@@ -77,7 +72,7 @@ class RankControl(Control):
 
     def measuring(self) -> None:
         if self._rank.rank == 0:
-            self._rank.connection.send(Measuring(self._number))
+            self._rank.connection.send(Loading(self._number))
 
     def all_stop(self, members: dist.ProcessGroup | None) -> bool:
         return self.vote_stop(members)()

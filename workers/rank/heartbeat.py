@@ -31,8 +31,6 @@ class Heartbeat:
         self._blocks = blocks
         self._output = output
         self._progress = 0
-        self.compile_seconds = 0.0
-        """That graphs have taken so far."""
         self._compiling_since: float | None = None  # the graph that is being made now, if any
         self._watches_compiler = False
 
@@ -71,8 +69,6 @@ class Heartbeat:
 
         def end() -> None:
             self.got_on()
-            if self._compiling_since is not None:
-                self.compile_seconds += time.monotonic() - self._compiling_since
             self._compiling_since = None
 
         watch(begin, end)

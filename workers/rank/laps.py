@@ -1,14 +1,10 @@
-"""What took how long: lines in the log, of a start, of slow jobs, and once of the way to the first step."""
+"""What took how long: lines in the log, of a start and of slow jobs."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
 
 import psutil
-
-log = logging.getLogger("rank")
 
 
 class Laps:
@@ -36,30 +32,3 @@ class Laps:
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._parts.items())
-
-
-class FirstStep(Laps):
-    """The parts are jobs and waiting for them, up to the first step; `compiled`: seconds that graphs took so far."""
-
-    def __init__(self, start: float, compiled: Callable[[], float]):
-        super().__init__(start)
-        self.end("start")
-        self._compiled = compiled
-        self._first_weights: float | None = None
-        self._weights = 0.0
-        self._told = False
-
-    def weights(self) -> None:
-        """Weights come to the device, from the first call of this to the last."""
-        now = time.monotonic()
-        self._first_weights = now if self._first_weights is None else self._first_weights
-        self._weights = now - self._first_weights
-
-    def step(self, job: str) -> None:
-        """A step of this job is through."""
-        if self._told:
-            return
-        self._told = True
-        self.end(job)
-        found = self.total, self, self._weights, self._compiled()
-        log.info("First step %.1f s after this process began: %s; of these weights %.1f s, graphs %.1f s.", *found)

@@ -28,7 +28,7 @@ from ..wire.tensors import pack, unpack_meta
 from .control import RankControl
 from .heartbeat import Heartbeat
 from .inbox import IdleImports, Inbox
-from .laps import FirstStep, Laps
+from .laps import Laps
 from .output import RankOutput
 from .sharing import ClientMemory, share, take_copy
 
@@ -50,7 +50,6 @@ class Rank:
         engine: Engine,
         output: RankOutput,
         one_host: bool = True,
-        start_seconds: float = 0.0,
     ):
         self.connection = connection
         self.output = output
@@ -61,7 +60,6 @@ class Rank:
         self.inbox = Inbox(connection)
         self.heartbeat = Heartbeat(connection, self.rank, blocks=lambda: engine.residency.pulse.count, output=output)
         self.imports = IdleImports(engine.device)
-        self.first_step = FirstStep(start_seconds, lambda: self.heartbeat.compile_seconds)
         self.spent = self._ends = False
 
     @property
@@ -92,8 +90,6 @@ class Rank:
         if isinstance(job.request, Step):
             self._repeat(frame, job, job.request)
             return
-        what = type(job.request).__name__
-        self.first_step.end("waiting")
         laps = Laps()
         prepared = self._prepare(job)
         if prepared is None:
@@ -107,11 +103,8 @@ class Rank:
         laps.end("waited for the other ranks")
         self._run(frame, job, prepared, verdict.agreed)
         laps.end("ran in")
-        if isinstance(job.request, Forward):
-            self.first_step.step(what)
-        self.first_step.end(what)
         if laps.total > SLOW_SECONDS:
-            log.info("%s: %s", what, laps)
+            log.info("%s: %s", type(job.request).__name__, laps)
 
     def _repeat(self, frame: Frame, job: Job, step: Step) -> None:
         try:

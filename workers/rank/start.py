@@ -95,7 +95,7 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     link = link_ranks(spec, number, connection) if spec.hosts > 1 else connection
     assert link is not None
     laps.end("engine")
-    rank = Rank(link, engine, output, spec.hosts == 1, laps.total)
+    rank = Rank(link, engine, output, spec.hosts == 1)
     log.info("start: %s", laps)
     threading.Thread(target=rank.inbox.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.heartbeat.beat, name="heartbeat", daemon=True).start()

@@ -14,7 +14,7 @@ from parallel_runtime.requests.requests import Step
 from parallel_runtime.said import said
 
 from ..pool_log import PoolLog
-from ..wire.endpoint import Endpoint
+from ..wire.connection import Endpoint
 from ..wire.error_info import CANCELLED, of_all_ranks
 from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Cancel, Done, Failed, Job, Ready, Run

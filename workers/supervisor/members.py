@@ -17,7 +17,7 @@ from parallel_runtime.said import Said, said
 from ..launch import PoolSpec
 from ..pool_log import PoolLog
 from ..processes import DUMP_STACKS, is_descendant
-from ..wire.endpoint import Endpoint
+from ..wire.connection import Endpoint
 from ..wire.frames import Frame, FrameError
 from ..wire.protocol import Hello, Message, Online
 from .verdict import Blame

@@ -31,8 +31,7 @@ from ..network import interface_of, read_meeting
 from ..pool_log import PoolLog, tell_of_fresh_pool
 from ..processes import become_subreaper, end_descendants
 from ..wire import protocol
-from ..wire.connection import listen_in
-from ..wire.endpoint import Endpoint
+from ..wire.connection import Endpoint, listen_in
 from ..wire.error_info import ErrorInfo, describe
 from ..wire.frames import Frame
 from ..wire.protocol import Failed, Heartbeat, PoolState, Status
@@ -267,9 +266,7 @@ OF_RANK: dict[type, Handler] = {
     protocol.Online: lambda pool, _, online: pool.arrive(online),
     protocol.Compiling: lambda pool, frame, _: pool.compile(frame),
     protocol.Lost: _lose,
-    **dict.fromkeys(
-        (protocol.Loading, protocol.Measuring, protocol.Progress), lambda pool, frame, _: pool.client.forward(frame)
-    ),
+    **dict.fromkeys((protocol.Loading, protocol.Progress), lambda pool, frame, _: pool.client.forward(frame)),
     **dict.fromkeys(
         (protocol.Ready, protocol.Done, Failed), lambda pool, frame, answer: pool.jobs.answer(frame, answer)
     ),

@@ -15,7 +15,7 @@ from parallel_runtime.requests.requests import Answer, Request
 
 from .error_info import ErrorInfo
 
-VERSION = 12
+VERSION = 13
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
@@ -128,11 +128,12 @@ class Compiling(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
-    """Rank 0 brings weights to its device, as the others do: so many bytes are there, of so many."""
+    """Rank 0 brings weights to its device, as the others do: so many bytes are there, of so many; of none, and it times
+    kernels or links, once for this machine."""
 
     number: int
-    done: int
-    total: int
+    done: int = 0
+    total: int = 0
 
 
 class Launched(msgspec.Struct, frozen=True):
@@ -141,12 +142,6 @@ class Launched(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     name: str
     count: int
-
-
-class Measuring(msgspec.Struct, frozen=True, tag=True):
-    """Rank 0 times kernels or links, once for this machine; the other ranks do so at the same time."""
-
-    number: int
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -203,5 +198,5 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
 _OfClient = Job | Cancel | AskStatus | Shutdown
 _OfSupervisor = Run | Abandon | Status
-_OfRank = Hello | Lost | Online | Ready | Heartbeat | Progress | Compiling | Loading | Measuring | Done | Failed
+_OfRank = Hello | Lost | Online | Ready | Heartbeat | Progress | Compiling | Loading | Done | Failed
 Message = _OfClient | _OfSupervisor | _OfRank
