@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from parallel_runtime.networks.facts import describe
 from parallel_runtime.networks.tables.diffusers import DIFFUSERS
 from parallel_runtime.requests.facts import ModelFacts
 from tests import tiny_flux, tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_wan
-from tests.tiny_model import make_state_dict
+from tests.tiny_model import find_by_name, make_state_dict
 
 Call = dict[str, torch.Tensor]
 """x, timestep, context and extras."""

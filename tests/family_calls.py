@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from tests import tiny_flux, tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
-from tests.tiny_model import write_diffusers_folder, write_original
+from tests.tiny_model import find_by_name, write_diffusers_folder, write_original
 
 Call = dict[str, Any]
 """Arguments of ComfyUI's call: x, timestep, context and extras."""

@@ -1,4 +1,4 @@
-"""Every family's files as data: configs, and what relatives are called."""
+"""Every family's files as data: their configs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.networks.diffusers.spec import ModelSpec, TensorInfo
 from tests import tiny_flux, tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
-from tests.tiny_model import to_original
-
-Relative = tuple[str | None, str | None, str]
-"""Keys that it lacks by their beginning, a key that it has besides, and what a refusal names."""
+from tests.tiny_model import find_by_name, to_original
 
 
 @dataclass(frozen=True)
@@ -22,23 +18,16 @@ class FamilyFiles:
 
     Args:
         spec: its name in the registry.
-        configs: by what is special about them; the first is that of the relatives.
-        relatives: files in the same key style.
+        configs: by what is special about them.
     """
 
     spec: str
     configs: dict[str, dict[str, Any]] = field(hash=False)
-    relatives: tuple[Relative, ...] = ()
 
     @property
     def model(self) -> ModelSpec:
         """The family's data."""
         return find_by_name(self.spec)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The first."""
-        return next(iter(self.configs.values()))
 
 
 def header(files: FamilyFiles, config: dict[str, Any], original: bool) -> dict[str, TensorInfo]:
@@ -95,14 +84,6 @@ FILES = {
             "three layers": _PIXART(num_layers=3),
             "16 channels": _PIXART(in_channels=16, out_channels=32),
         },
-        (
-            ("blocks.0.mlp.", "blocks.0.mlp.inverted_conv.conv.weight", "a Sana"),
-            (None, "blocks.0.attn.sr.weight", "not PixArt-α or PixArt-Σ"),
-            (None, "blocks.0.attn.q_norm.weight", "not PixArt-α or PixArt-Σ"),
-            (None, "controlnet_blocks.0.weight", "a ControlNet"),
-            (None, "temporal_transformer_blocks.0.attn1.to_q.weight", "a Latte"),
-            ("final_layer.", None, "not PixArt-α or PixArt-Σ"),
-        ),
     ),
     "HunyuanDiT": FamilyFiles(
         "hunyuan_dit",
@@ -112,13 +93,6 @@ FILES = {
             "six layers": _HUNYUAN(num_layers=6, mlp_ratio=4.3637),
             "three heads": _HUNYUAN(num_attention_heads=3, attention_head_dim=88, num_layers=2),
         },
-        (
-            (None, "controlnet_blocks.0.weight", "a ControlNet"),
-            (None, "after_proj_list.0.weight", "not HunyuanDiT"),
-            ("blocks.3.", None, "not HunyuanDiT"),
-            ("text_embedding_padding", None, "not HunyuanDiT"),
-            ("extra_embedder.0.weight", "extra_embedder.0.weight", "not HunyuanDiT"),
-        ),
     ),
     "Wan": FamilyFiles(
         "wan",
@@ -131,18 +105,5 @@ FILES = {
             "Wan 2.2 5B": _WAN(in_channels=48, out_channels=48, num_layers=1),
             "Wan 2.2 image to video": _WAN(in_channels=36, num_layers=1),
         },
-        (
-            (None, "vace_patch_embedding.weight", "VACE"),
-            (None, "control_adapter.conv.weight", "camera"),
-            (None, "casual_audio_encoder.encoder.final_linear.weight", "speech"),
-            (None, "audio_proj.audio_proj_glob_1.layer.bias", "HuMo"),
-            (None, "face_adapter.fuser_blocks.0.k_norm.weight", "Animate"),
-            (None, "patch_embedding_mask.weight", "SCAIL"),
-            (None, "patch_embedding_pose.weight", "SCAIL"),
-            (None, "patch_embedding_global.weight", "WanDancer"),
-            (None, "ref_conv.weight", "reference"),
-            (None, "blocks.0.audio_cross_attn.q_linear.weight", "additions"),
-            (None, "blocks.1.cross_attn.processor.k_proj.weight", "additions"),
-        ),
     ),
 }

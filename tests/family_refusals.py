@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import ones as _ones
 
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from tests import tiny_flux, tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
 from tests.family_calls import Call, flux2_call, flux_call, sd3_call, wan_call
+from tests.tiny_model import find_by_name
 
 Change = tuple[Call, str]
 """Arguments that are others, and what is named."""

@@ -15,9 +15,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from parallel_runtime.networks.diffusers.registry import MODELS
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 
 METADATA = {"format": "pt"}
+
+
+def find_by_name(name: str) -> ModelSpec:
+    """The family of a name."""
+    return next(spec for spec in MODELS if spec.name == name)
 
 
 def make_state_dict(

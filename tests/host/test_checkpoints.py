@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from tests import tiny_sdxl
-from tests.tiny_model import write_original
+from tests.tiny_model import find_by_name, write_original
 
 from .comfyui_families import FAMILIES, LARGE_FAMILIES
 from .older_host import skip_as_older

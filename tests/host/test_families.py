@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from tests import tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
-from tests.tiny_model import write_diffusers_folder, write_original
+from tests.tiny_model import find_by_name, write_diffusers_folder, write_original
 
 from .workflow import SAVE, Prompt, Workflow, link, node, sampled_in_pool
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from tests import tiny_lora, tiny_sdxl
-from tests.tiny_model import write_original
+from tests.tiny_model import find_by_name, write_original
 
 from .comfy_host import ComfyHost
 from .comfyui_families import FAMILIES

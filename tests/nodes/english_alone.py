@@ -22,7 +22,6 @@ ALONE = frozenset(
         "Load the model with the processors that diffusers gives it, without IP-Adapter or custom attention.",
         "May change pixels is {may_change_pixels}.",
         "No attention module of {transformer_class} has a name like {self_attention}.",
-        "No model family is called {name}.",
         "No network interface of this host has the address {address}.",
         "Sampler {name} chooses its steps by what it sees, which GPUs of several models see otherwise.",
         "Choose another sampler, or GPUs of one model.",

@@ -12,13 +12,13 @@ from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.mesh.links import Links, build_links
 from parallel_runtime.mesh.mesh import Mesh, build_mesh, single_rank_mesh
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
 from parallel_runtime.pipefusion.runner import StageRunner
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.requests import ConditioningRef, Sample
 from tests.families import STAGED, Family, build
 from tests.parallel_runtime.staged_run import Quiet
+from tests.tiny_model import find_by_name
 
 PATCHES, STEPS, WARMUP = 3, 4, 1
 

@@ -16,14 +16,13 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import ParallelError
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.networks.tables.diffusers import DIFFUSERS
 from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Request, Sample, tensor_name
 from tests.families import STAGED, Family
 from tests.parallel_runtime.staged_run import Quiet
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config
-from tests.tiny_model import write_diffusers_folder
+from tests.tiny_model import find_by_name, write_diffusers_folder
 
 EXAMPLES = 4
 SIZES = tuple(itertools.product((1, 2), range(1, 6), range(1, 6)))

@@ -1,4 +1,4 @@
-"""Every family's files: the authors' names, what relatives are called, config and weights of a folder."""
+"""Every family's files: the authors' names, config and weights of a folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.load_transformer import load_transformer
-from parallel_runtime.loading.checkpoint import name_contents, open_checkpoint
+from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.networks.diffusers.key_rules import original_header
 from parallel_runtime.networks.diffusers.registry import MODELS
 from tests.family_files import FILES, header
@@ -29,16 +29,6 @@ def test_the_authors_names_and_shapes_come_of_diffusers(family, kind):
     files, config = FILES[family], FILES[family].configs[kind]
     spec, diffusers = files.model, header(files, config, original=False)
     assert original_header(spec.keys, diffusers) == header(files, config, original=True)
-
-
-@pytest.mark.parametrize(
-    ("family", "relative"), [(family, relative) for family, files in FILES.items() for relative in files.relatives]
-)
-def test_relatives_in_the_same_key_style_have_their_name(family, relative):
-    removed, added, named = relative
-    keys = set(header(FILES[family], FILES[family].config, original=True))
-    kept = {key for key in keys if removed is None or not key.startswith(removed)}
-    assert named in str(name_contents(kept | ({added} if added else set())))
 
 
 @pytest.mark.parametrize("family", SMALLEST)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from docs.derive_key_rules import CONVERTERS, FOLDER, derive, sources_of
-from parallel_runtime.networks.diffusers.registry import MODELS, find_by_name
+from parallel_runtime.networks.diffusers.registry import MODELS
 from parallel_runtime.networks.diffusers.sdxl import SDXL
 from tests import tiny_flux, tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
 from tests.parallel_runtime.model_forward import rules_of
+from tests.tiny_model import find_by_name
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "flux": tiny_flux.tiny_config(),

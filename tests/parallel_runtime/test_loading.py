@@ -18,7 +18,6 @@ from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from tests.tiny_flux import (
     make_state_dict,
     tiny_config,
@@ -160,9 +159,3 @@ def test_opening_needs_neither_diffusers_nor_a_network(tmp_path):
         [sys.executable, "-c", script, path], capture_output=True, text=True, env=environment, check=False
     )
     assert done.stdout.split() == ["flux", "False"], done.stderr
-
-
-def test_the_registry_finds_by_name_and_lists_what_it_has():
-    assert find_by_name("flux") is FLUX
-    with pytest.raises(UnsupportedModelError, match=r"kandinsky.*FLUX\.1"):
-        find_by_name("kandinsky")

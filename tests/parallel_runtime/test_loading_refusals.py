@@ -195,52 +195,16 @@ def test_files_that_are_no_supported_transformer_are_named_and_refused(kind, tmp
     ("keys", "named"),
     [
         ((), "without tensors"),
-        (
-            (
-                "b.weight",
-                "a.weight",
-            ),
-            "such as a.weight, b.weight",
-        ),
-        (
-            (
-                "encoder.conv_in.weight",
-                "decoder.conv_in.weight",
-            ),
-            "a VAE",
-        ),
+        (("b.weight", "a.weight"), "such as a.weight, b.weight"),
+        (("encoder.conv_in.weight", "decoder.conv_in.weight"), "a VAE"),
         (("text_model.encoder.layers.0.mlp.fc1.weight",), "a CLIP text encoder"),
         (("encoder.block.0.layer.0.SelfAttention.q.weight",), "a T5 text encoder"),
         (("diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight",), "a LoRA"),
         (("lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight",), "a LoRA"),
-        (
-            (
-                "controlnet_blocks.0.weight",
-                "double_blocks.0.img_attn.qkv.weight",
-            ),
-            "a ControlNet",
-        ),
-        (
-            (
-                "label_emb.0.0.weight",
-                "first_stage_model.x",
-            ),
-            "key style that is not SDXL",
-        ),
-        (("input_blocks.0.0.weight",), "a Stable Diffusion 1 or 2 U-Net"),
-        (("joint_blocks.0.x_block.attn.qkv.weight",), "not SD3"),
-        (
-            (
-                "blocks.0.self_attn.norm_q.weight",
-                "patch_embedding.weight",
-            ),
-            "a Wan",
-        ),
-        (("txt_in.individual_token_refiner.blocks.0.norm1.weight",), "a HunyuanVideo"),
-        (("transformer_blocks.0.img_mod.1.weight",), "a Qwen-Image"),
-        (("double_blocks.0.img_attn.qkv.weight",), "that is not FLUX.1"),
-        (("distilled_guidance_layer.in_proj.weight", "double_blocks.0.img_attn.qkv.weight"), "a Chroma"),
-        (("double_stream_modulation_img.lin.weight", "double_blocks.0.img_attn.qkv.weight"), "not FLUX.2"),
+        (("controlnet_blocks.0.weight", "double_blocks.0.img_attn.qkv.weight"), "a ControlNet"),
+        (("blocks.0.mlp.inverted_conv.conv.weight", "x_embedder.proj.weight"), "a Sana"),
+        (("temporal_transformer_blocks.0.attn1.to_q.weight",), "a Latte"),
+        (("encoder_hid_proj.weight", "input_blocks.0.0.weight"), "a Kolors"),
     ],
 )
 def test_what_a_foreign_file_is_is_told_from_its_keys(keys, named):

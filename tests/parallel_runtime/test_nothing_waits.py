@@ -17,13 +17,13 @@ from torch.utils import _pytree as pytree
 from parallel_runtime.denoising.predict import Call, own_calls
 from parallel_runtime.mesh.mesh import single_rank_mesh
 from parallel_runtime.networks.diffusers.pixart import PIXART
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
 from parallel_runtime.sampling.prediction import PREDICTIONS
 from parallel_runtime.sampling.samplers import SAMPLERS
 from tests import tiny_flux, tiny_pixart, tiny_sdxl
 from tests.families import STAGED
+from tests.tiny_model import find_by_name
 
 META = torch.device("meta")
 

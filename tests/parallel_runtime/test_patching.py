@@ -21,7 +21,6 @@ from parallel_runtime.loading.weight_parts import parts
 from parallel_runtime.loading.weights import build_transformer
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.diffusers.flux import FLUX
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.patching import patchable
 from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
@@ -33,6 +32,7 @@ from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.model_forward import apply_rules, rules_of
 from tests.parallel_runtime.test_weight_store import CONFIG, Rank, leave_room_for
 from tests.tiny_flux import tiny_config, to_original, weights_file, write_diffusers_folder
+from tests.tiny_model import find_by_name
 from tests.tiny_model import write_diffusers_folder as write_family_folder
 from tests.tiny_model import write_original as write_family
 

@@ -9,7 +9,6 @@ from benchmarks.lone_stage import stage_of
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.engine.family import DiffusersFamily
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks.diffusers.registry import find_by_name
 from parallel_runtime.planning.cost import kept_bytes
 from parallel_runtime.planning.cut import assign_blocks, stage_speeds
 from parallel_runtime.requests.facts import Seen
@@ -19,6 +18,7 @@ from tests.parallel_runtime.flux_forward import relative_error
 from tests.parallel_runtime.staged_families import run_family
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_diffusers_folder
+from tests.tiny_model import find_by_name
 
 
 def counts(stages: tuple[tuple[int, int], ...]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...errors import UnsupportedModelError
 from ...said import Said, said
 from .flux import FLUX
 from .flux2 import FLUX2
@@ -20,15 +19,3 @@ def supported() -> Said:
     """One clause that lists every supported family, for error messages."""
     names = ", ".join(f"{spec.title} ({spec.transformer_class})" for spec in MODELS)
     return said("Supported are {names}.", names=names)
-
-
-def find_by_name(name: str) -> ModelSpec:
-    """Return the family whose registry key is `name`.
-
-    Raises:
-        UnsupportedModelError: there is none.
-    """
-    for spec in MODELS:
-        if spec.name == name:
-            return spec
-    raise UnsupportedModelError(said("No model family is called {name}.", name=repr(name)), supported())
