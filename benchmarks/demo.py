@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from benchmarks.emoji.autoencoder import Autoencoder
 from benchmarks.emoji.words import UnknownWordError, Words
 from parallel_runtime.config import ParallelConfig
+from parallel_runtime.requests.requests import Sample
 from workers.client.client import Branch, LoopRequest, ModelRequest
 from workers.client.pool_registry import close_pools, get_pool
 
@@ -37,7 +38,9 @@ def make_request(words: Words, prompt: str, seed: int) -> LoopRequest:
     context, pooled = words.conditioning(prompt)
     noise = torch.randn(1, 16, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
     branch = Branch({"context": context, "y": pooled}, 0)
-    return LoopRequest("euler", torch.linspace(1, 0, STEPS + 1), noise, (branch,), 1.0, seed)
+    sigmas = torch.linspace(1, 0, STEPS + 1)
+    job = Sample("", "euler", (), cfg=1.0, seed=seed, noise_device="cpu")
+    return LoopRequest(job, (branch,), {"x": noise, "sigmas": sigmas, "timesteps": sigmas})
 
 
 def decode(latent: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from parallel_runtime.networks.comfyui.node_rules import CFG
 from parallel_runtime.networks.comfyui.seam import IN_LOOP
 from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
+from parallel_runtime.requests.requests import HostLoop, Sample, concat_name, sampling_name, share_name
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep
 from parallel_runtime.sampling.samplers import SAMPLERS
@@ -28,8 +29,7 @@ from .pool_obstacles import find_obstacles
 from .transportable import call_obstacles, split_branches, split_extra_channels
 
 if TYPE_CHECKING:
-    from parallel_runtime.requests.requests import HostLoop
-    from workers.client.client import InpaintInputs, LoopRequest
+    from workers.client.client import LoopRequest
 
     from .remote_patcher import RemoteModelPatcher
     from .transformer_call import TransformerCall
@@ -110,9 +110,9 @@ class PoolLoop:
             return None
         request = self._request(calls, x, sigmas, own_timesteps)
         latent = self._sample(request)
-        if request.host is not None:
+        if request.job.host is not None:
             return latent
-        return sampling.inverse_noise_scaling(SAMPLERS[request.sampler].end_sigma(sigmas), latent)
+        return sampling.inverse_noise_scaling(SAMPLERS[request.job.sampler].end_sigma(sigmas), latent)
 
     def _evaluation_obstacles(
         self, calls: list[TransformerCall], x: torch.Tensor, own_timesteps: Mapping[int, Any] | None
@@ -137,29 +137,44 @@ class PoolLoop:
         from workers.client.client import Branch, LoopRequest
 
         asked, sampling = self._asked, self._asked.sampling
-        host, tensors = self._host_loop() if asked.by_comfyui else (None, {})
+        host, beside = self._host_loop() if asked.by_comfyui else (None, {})
         # The network does more around a call than ComfyUI's process has done.
         in_loop = {IN_LOOP: True} if asked.network is not None and asked.network.rescales else {}
-        return LoopRequest(
+        branches = tuple(Branch(conditioning | in_loop, index) for index, conditioning in split_branches(calls))
+        concat = {
+            concat_name(branch.index): channels
+            for branch, channels in zip(branches, split_extra_channels(calls, x.shape[1]), strict=False)
+        }
+        own = [(index, name, each) for index, named in own_timesteps.items() for name, each in named.items()]
+        inpaint = self._inpaint()
+        job = Sample(
+            model="",
+            branches=(),
             host=host,
-            sampling=tensors,
             prediction="flow" if host is not None else prediction_name(sampling),
             sampler=asked.known.name,
-            sigmas=sigmas.float(),
-            # A sigma of 0 is never evaluated, and has no place in some tables.
-            timesteps=torch.where(sigmas > 0, sampling.timestep(sigmas).float(), 0.0),
-            x=x,
-            branches=tuple(Branch(conditioning | in_loop, index) for index, conditioning in split_branches(calls)),
             cfg=float(asked.guider.cfg),
             seed=asked.extra_args["seed"],
             noise_device=x.device.type if host is not None or SAMPLERS[asked.known.name].adds_noise else "cpu",
-            inpaint=self._inpaint(),
+            inpaint=bool(inpaint),
+            inpaint_clean=bool(inpaint) and not asked.masks_noised,
             # Nodes with an output for the denoised latent get it from the last step's preview.
             preview=_previews() or (self._each_may_be_last and _keeps_denoised(asked.callback)),
-            concat=tuple(split_extra_channels(calls, x.shape[1])),
+            concat=bool(concat),
             joined=len(calls) == 1,
-            own_timesteps=own_timesteps,
+            own_timesteps=tuple((index, name, each.begin) for index, name, each in own),
         )
+        tensors = {
+            "x": x,
+            "sigmas": sigmas.float(),
+            # A sigma of 0 is never evaluated, and has no place in some tables.
+            "timesteps": torch.where(sigmas > 0, sampling.timestep(sigmas).float(), 0.0),
+            **concat,
+            **inpaint,
+            **{sampling_name(name): tensor for name, tensor in beside.items()},
+            **{share_name(index, name): each.share for index, name, each in own},
+        }
+        return LoopRequest(job, branches, tensors)
 
     def _host_loop(self) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
         """The loop by ComfyUI's own code, and its tensors."""
@@ -169,17 +184,16 @@ class PoolLoop:
         guider = read_guider(asked.guider)
         return make_host_loop(asked.known, asked.sampling, code, guider, asked.guidance, asked.all_branches)
 
-    def _inpaint(self) -> InpaintInputs | None:
-        from workers.client.client import InpaintInputs
-
+    def _inpaint(self) -> dict[str, torch.Tensor]:
+        """Tensors of a noise mask; none where there is none."""
         asked, noise, mask = self._asked, self._asked.noise, self._asked.denoise_mask
         if mask is None:
-            return None
+            return {}
         if asked.known.random_inpaint:
             # ddim: ComfyUI puts another noise under the mask than the one it starts from.
             generator = torch.Generator("cpu").manual_seed(asked.extra_args["seed"] + 1)
             noise = torch.randn(noise.shape, generator=generator).to(noise)
-        return InpaintInputs(mask.expand_as(noise), asked.latent_image.expand_as(noise), noise, not asked.masks_noised)
+        return {"mask": mask.expand_as(noise), "latent_image": asked.latent_image.expand_as(noise), "noise": noise}
 
     @property
     def _each_may_be_last(self) -> bool:
@@ -188,7 +202,7 @@ class PoolLoop:
 
     def _sample(self, request: LoopRequest) -> torch.Tensor:
         callback = self._asked.callback
-        with trange(len(request.sigmas) - 1, disable=self._disable_pbar) as bar:
+        with trange(request.steps, disable=self._disable_pbar) as bar:
 
             def on_progress(step: int, total: int, denoised: torch.Tensor | None) -> None:
                 bar.update()

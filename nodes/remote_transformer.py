@@ -192,7 +192,7 @@ class RemoteTransformer:
             should_cancel=watching,
             on_compile=self.notices.waits.compiling,
         )
-        self._note(pool, request.x, len(request.sigmas) - 1, (request.sampler, len(request.branches)))
+        self._note(pool, request.x, request.steps, (request.job.sampler, len(request.branches)))
         return output.to(request.x)
 
     def finish_run(self, whole: bool = True) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -47,16 +47,12 @@ class Patch:
         return (slice(None), slice(None), slice(*self.rows))
 
 
-def cut_patches(
-    latent: Sequence[int], patch_size: int, patches: int, image_tokens: int | None = None
-) -> tuple[Patch, ...]:
+def cut_patches(latent: Sequence[int], patch_size: int, patches: int) -> tuple[Patch, ...]:
     """Cut a latent into bands of whole token rows, as equal as can be.
 
     Args:
         latent: shape (batch, channels, height, width), or (batch, channels, frames, height, width): then the bands
             run through frames × height.
-        image_tokens: of the whole forward, where there are more than the latent's: those behind them, of reference
-            images, go with the last patch.
 
     Raises:
         RequestError: fewer token rows than patches, or several of a video whose height the patch size does not divide.
@@ -81,14 +77,9 @@ def cut_patches(
     rows = math.prod(frames) * height
     share, rest = divmod(token_rows, patches)
     cuts = [0, *accumulate(share + (patch < rest) for patch in range(patches))]
-    tokens = [cut * columns for cut in cuts[:-1]] + [image_tokens or token_rows * columns]
     return tuple(
-        Patch(
-            index,
-            (cuts[index] * patch_size, min(cuts[index + 1] * patch_size, rows)),
-            (tokens[index], tokens[index + 1]),
-        )
-        for index in range(patches)
+        Patch(index, (start * patch_size, min(stop * patch_size, rows)), (start * columns, stop * columns))
+        for index, (start, stop) in enumerate(pairwise(cuts))
     )
 
 

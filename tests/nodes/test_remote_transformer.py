@@ -21,7 +21,8 @@ from parallel_runtime.errors import PoolError, RequestError
 from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.requests.requests import ComfyuiCode
 from parallel_runtime.said import said
-from workers.client.client import LoopRequest, ModelRequest, never
+from tests.workers.loops import make_loop
+from workers.client.client import ModelRequest, never
 from workers.client.life import Wait
 
 
@@ -117,7 +118,7 @@ def test_a_loop_that_begins_with_numbers_that_are_not_finite_is_refused_before_i
     remote, pool = make_remote()
     x = torch.zeros(1, 4, 2, 2)
     x[0, 1, 0, 1] = bad
-    request = LoopRequest("euler", torch.ones(2), x, (), 1.0, 0)
+    request = make_loop("euler", torch.ones(2), x, (), 1.0, 0)
     with pytest.raises(RequestError, match="input latent"):
         remote.sample(request, lambda *step: None, never)
     assert pool.requests == []
@@ -228,7 +229,7 @@ def test_the_running_node_shows_how_long_the_ranks_have_compiled_and_when_they_a
 
     def compute() -> None:
         if in_pool:
-            request = LoopRequest("euler", torch.ones(2), x, (), 1.0, 0)
+            request = make_loop("euler", torch.ones(2), x, (), 1.0, 0)
             remote.sample(request, lambda *step: shown.append("step"), never)
         else:
             remote.forward(make_call(x), never)
@@ -263,7 +264,7 @@ def test_nothing_is_told_of_stages_in_the_pool_nor_of_a_whole_model(caplog):
     whole.load(never)
     shown = [listen(staged, pool), listen(whole, other_pool)]
     x = torch.ones(1, 4, 2, 2)
-    staged.sample(LoopRequest("euler", torch.ones(2), x, (), 1.0, 0), lambda *step: None, never)
+    staged.sample(make_loop("euler", torch.ones(2), x, (), 1.0, 0), lambda *step: None, never)
     whole.forward(make_call(x), never)
     assert shown == [[], []]
     assert not caplog.records

@@ -13,7 +13,8 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from tests.patience import SOON, wait_until
-from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
+from tests.workers.loops import make_loop
+from workers.client.client import Branch, ModelRequest, PoolClient
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
 
@@ -54,7 +55,7 @@ class FaultyPool:
         """A Sample that does what `fault` says."""
         branch = Branch({"context": torch.zeros(1, 1, 1)}, 0)
         x = torch.arange(6.0).reshape(1, 6)
-        request = LoopRequest(fault, torch.linspace(1, 0, steps + 1), x, (branch,), 1.0, 0)
+        request = make_loop(fault, torch.linspace(1, 0, steps + 1), x, (branch,), 1.0, 0)
         return self.client.sample(self.model(), request, **callbacks)
 
     def forward(self, faults: tuple[int, int] = (0, 0)) -> torch.Tensor:

@@ -11,7 +11,8 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from parallel_runtime.loading.files import identity
 from parallel_runtime.sampling.denoiser import check_guidance
-from workers.client.client import LoopRequest, ModelRequest, PoolClient
+from tests.workers.loops import make_loop
+from workers.client.client import ModelRequest, PoolClient
 from workers.client.requests import require_finite
 from workers.launch import PoolSpec
 
@@ -40,7 +41,7 @@ def test_a_file_that_was_replaced_is_not_loaded_for_a_model_of_the_old_one(tmp_p
     [(math.nan, 1.0, 0.0), (math.inf, 1.0, 0.0), (1.0, math.nan, 0.0), (1.0, 1.0, math.inf)],
 )
 def test_a_loop_over_no_number_is_refused(cfg, sigma, latent):
-    request = LoopRequest("euler", torch.tensor([sigma, 0.0]), torch.full((1, 4), latent), (), cfg, 0)
+    request = make_loop("euler", torch.tensor([sigma, 0.0]), torch.full((1, 4), latent), (), cfg, 0)
     client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.no_such_module")
     with pytest.raises(RequestError, match="there is a value that is no number"):
         client.sample(ModelRequest("m", "bfloat16", ParallelConfig()), request)

@@ -9,8 +9,9 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import tiny_config, write_diffusers_folder
+from tests.workers.loops import make_loop
 from tests.workers.test_pool import conditioning, latent
-from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
+from workers.client.client import Branch, ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
 
@@ -23,7 +24,7 @@ def model(tmp_path):
 def sample(model: ModelRequest) -> tuple[torch.Tensor, list[str]]:
     """Sample in a fresh pool; return the latent and what was told, in order."""
     told: list[str] = []
-    request = LoopRequest("euler", torch.linspace(1, 0, 4), latent(), (Branch(conditioning(), 0),), 1.0, 0)
+    request = make_loop("euler", torch.linspace(1, 0, 4), latent(), (Branch(conditioning(), 0),), 1.0, 0)
     client = PoolClient(PoolSpec("cpu", (0,)))
     try:
         result = client.sample(

@@ -10,8 +10,9 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, RequestError
 from tests.tiny_flux import tiny_config, write_diffusers_folder
+from tests.workers.loops import make_loop
 from tests.workers.test_pool import conditioning, latent, oracle
-from workers.client.client import Branch, Cancelled, LoopRequest, ModelRequest, PoolClient
+from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
 PIPED = ParallelConfig(devices="cpu:2", pipe=2, patches=3, warmup_steps=1)
@@ -36,7 +37,7 @@ def model(path, **changes):
 
 def request(steps: int = 4, sampler: str = "euler", **more):
     branch = Branch(conditioning(), 0)
-    return LoopRequest(sampler, torch.linspace(1, 0, steps + 1), latent(), (branch,), 1.0, 3, **more)
+    return make_loop(sampler, torch.linspace(1, 0, steps + 1), latent(), (branch,), 1.0, 3, **more)
 
 
 def test_each_rank_holds_about_its_share_of_the_weights(client, path):

@@ -10,11 +10,13 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.requests.requests import concat_name
 from parallel_runtime.sampling.denoiser import Denoiser
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import find_prediction
 from parallel_runtime.sampling.samplers import find_sampler
 from tests.tiny_flux import tiny_config, write_diffusers_folder
+from tests.workers.loops import make_loop
 from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
@@ -56,20 +58,21 @@ def oracle(path, request: LoopRequest) -> torch.Tensor:
 
     def predict(x, timestep):
         outputs = []
-        for position, branch in enumerate(request.branches):
+        for branch in request.branches:
             extras = dict(branch.conditioning)
-            seen = torch.cat([x, request.concat[position]], dim=1) if request.concat else x
+            fixed = request.tensors.get(concat_name(branch.index))
+            seen = x if fixed is None else torch.cat([x, fixed], dim=1)
             context = extras.pop("context")
             arguments = FLUX.adapter.to_transformer(seen, timestep, context, checkpoint.config, **extras)
             outputs.append(FLUX.adapter.from_transformer(transformer(**arguments, return_dict=False)[0], seen))
         return outputs
 
-    prediction = find_prediction(request.prediction)
-    return find_sampler(request.sampler)(
-        Denoiser(predict, prediction, request.timesteps, request.cfg),
+    prediction = find_prediction(request.job.prediction)
+    return find_sampler(request.job.sampler)(
+        Denoiser(predict, prediction, request.tensors["timesteps"], request.job.cfg),
         request.x,
-        request.sigmas,
-        noise=NoiseSource(request.seed),
+        request.tensors["sigmas"],
+        noise=NoiseSource(request.job.seed),
         on_step=lambda state: None,
         prediction=prediction,
     )
@@ -91,7 +94,7 @@ def assert_same(ours: torch.Tensor, wanted: torch.Tensor) -> None:
 def test_diffusion_models_sample_over_two_ranks_as_in_one_process(client, tmp_path, sampler, prediction):
     path = write_diffusers_folder(tmp_path / "tiny")
     x = gaussian(1, 16, 10, 12) * 14.6
-    request = LoopRequest(sampler, SIGMAS, x, branches(1), 3.0, 5, prediction=prediction, timesteps=TIMESTEPS)
+    request = make_loop(sampler, SIGMAS, x, branches(1), 3.0, 5, prediction=prediction, timesteps=TIMESTEPS)
     assert_same(sampled(client, path, request), oracle(path, request))
 
 
@@ -101,7 +104,7 @@ def test_fixed_channels_of_each_branch_reach_the_transformer_at_every_step(clien
     sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
     fixed = (gaussian(2, 16, 10, 12, seed=3), gaussian(2, 16, 10, 12, seed=4))
     x = gaussian(2, 16, 10, 12)
-    request = LoopRequest("dpmpp_2m", sigmas, x, branches(2), 3.0, 5, concat=fixed, timesteps=sigmas)
+    request = make_loop("dpmpp_2m", sigmas, x, branches(2), 3.0, 5, concat=fixed, timesteps=sigmas)
     assert_same(sampled(client, path, request), oracle(path, request))
 
 
@@ -111,12 +114,12 @@ def test_a_batch_over_the_data_axis_keeps_the_noise_of_each_picture(client, tmp_
     path = write_diffusers_folder(tmp_path / "tiny")
     sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
     chosen = branches(2)[: 1 if cfg == 1 else 2]
-    request = LoopRequest("euler_ancestral", sigmas, gaussian(2, 16, 10, 12), chosen, cfg, 5, timesteps=sigmas)
+    request = make_loop("euler_ancestral", sigmas, gaussian(2, 16, 10, 12), chosen, cfg, 5, timesteps=sigmas)
     assert_same(sampled(client, path, request, data=2, ulysses=1), oracle(path, request))
 
 
 def test_a_prediction_that_the_pool_does_not_know_is_refused(client, tmp_path):
     path = write_diffusers_folder(tmp_path / "tiny")
-    request = LoopRequest("euler", SIGMAS, gaussian(1, 16, 10, 12), branches(1), 3.0, 5, prediction="edm")
+    request = make_loop("euler", SIGMAS, gaussian(1, 16, 10, 12), branches(1), 3.0, 5, prediction="edm")
     with pytest.raises(RequestError, match="'edm'"):
         sampled(client, path, request)

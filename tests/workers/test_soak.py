@@ -14,7 +14,8 @@ import torch
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import CheckpointError, RequestError
 from tests.tiny_flux import tiny_config, write_diffusers_folder
-from workers.client.client import Branch, Cancelled, LoopRequest, ModelRequest, PoolClient
+from tests.workers.loops import make_loop
+from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
 REQUESTS = 500
@@ -40,7 +41,7 @@ def request(number: int, model: ModelRequest, client: PoolClient) -> None:
     generator = torch.Generator().manual_seed(number)
     text = {"context": torch.randn(1, 3 + number % 5, 64, generator=generator), "y": torch.zeros(1, 32)}
     x = torch.randn(1, 16, 4 + number % 4, 6, generator=generator)
-    sample = LoopRequest("euler", torch.linspace(1, 0, 3), x, (Branch(text, 0),), 1.0, number, preview=True)
+    sample = make_loop("euler", torch.linspace(1, 0, 3), x, (Branch(text, 0),), 1.0, number, preview=True)
     kind = number % 10
     if kind == 3:
         with pytest.raises(RequestError):

@@ -18,8 +18,9 @@ from parallel_runtime.errors import NotLoadedError, PoolError, RequestError, Seg
 from parallel_runtime.requests.requests import Forward, Load, Release, Sample, Step
 from tests.patience import SOON
 from tests.tiny_flux import weights_file, write_diffusers_folder
+from tests.workers.loops import make_loop
 from workers.client.calls import Call, Calls
-from workers.client.client import Branch, Cancelled, LoopRequest, ModelRequest, PoolClient
+from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient
 from workers.client.mirror import Mirror
 from workers.client.requests import Callbacks, Reply, Submission
 from workers.client.running_pool import RunningPool
@@ -88,7 +89,7 @@ def test_whatever_changes_the_model_or_ends_in_an_error_is_followed_by_a_prepare
 
     first = step()
     asked.clear()
-    request = LoopRequest("euler", torch.tensor([0.9, 0.0]), latent(1), (Branch(given(), 0),), 1.0, 0)
+    request = make_loop("euler", torch.tensor([0.9, 0.0]), latent(1), (Branch(given(), 0),), 1.0, 0)
     client.sample(model(path), request)
     assert torch.equal(step(), first)  # a loop in between changes nothing
     client.load(model(path))

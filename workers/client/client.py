@@ -36,7 +36,6 @@ from .patch_cache import PatchCache
 from .requests import (
     Branch,
     Callbacks,
-    InpaintInputs,
     LoopRequest,
     ModelRequest,
     OnCompile,
@@ -53,7 +52,7 @@ from .requests import (
 from .running_pool import RunningPool
 from .turns import Turns
 
-__all__ = ["Branch", "Cancelled", "InpaintInputs", "LoopRequest", "ModelRequest", "PoolClient", "VaeRequest", "never"]
+__all__ = ["Branch", "Cancelled", "LoopRequest", "ModelRequest", "PoolClient", "VaeRequest", "never"]
 
 
 class PoolClient:

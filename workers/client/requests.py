@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import torch
 
 from parallel_runtime.config import ParallelConfig
@@ -16,17 +17,12 @@ from parallel_runtime.requests.requests import (
     Answer,
     ComfyuiCode,
     ConditioningRef,
-    HostLoop,
     PatchNames,
     Request,
     Sample,
     VaeFile,
-    concat_name,
-    sampling_name,
-    share_name,
 )
 from parallel_runtime.said import said
-from parallel_runtime.sampling.own_timesteps import OwnTimestep
 
 from .conditioning_cache import ConditioningCache
 
@@ -145,50 +141,32 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class InpaintInputs:
-    """Noise mask of an inpainting loop; all shaped like x, float32. What stays has no noise if `clean`."""
-
-    mask: torch.Tensor
-    latent_image: torch.Tensor
-    noise: torch.Tensor
-    clean: bool = False
-
-
-@dataclass(frozen=True)
 class LoopRequest:
-    """A denoising loop. `x` (B, C, ...) float32 is the noised start latent.
+    """A denoising loop.
 
     Args:
-        sigmas: (steps + 1,) float32.
-        timesteps: what the transformer is told at each of them; None says the sigmas themselves, as FLUX wants.
-        prediction: see parallel_runtime.sampling.prediction.
-        concat: for each branch, channels (B, C', ...) appended to its x; empty where there are none.
-        joined: ComfyUI, with the memory that it saw, put the branches into one call.
-        own_timesteps: of each branch, by name, those that the model makes; empty where it has none.
-        host: that ComfyUI's own code for the sampler runs it; `sampling`: the tensors that it names.
+        job: what the ranks are told of it, but for the names of model, conditionings and patches.
+        tensors: those of `job` by their names, but for the conditionings' own.
     """
 
-    sampler: str
-    sigmas: torch.Tensor
-    x: torch.Tensor
+    job: Sample
     branches: tuple[Branch, ...]
-    cfg: float
-    seed: int
-    noise_device: str = "cpu"
-    inpaint: InpaintInputs | None = None
-    preview: bool = False
-    prediction: str = "flow"
-    concat: tuple[torch.Tensor, ...] = ()
-    timesteps: torch.Tensor | None = None
-    joined: bool = True
-    host: HostLoop | None = None
-    sampling: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    own_timesteps: Mapping[int, Mapping[str, OwnTimestep]] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def x(self) -> torch.Tensor:
+        """The noised start latent, (B, C, ...) float32."""
+        return self.tensors["x"]
+
+    @property
+    def steps(self) -> int:
+        """How many."""
+        return len(self.tensors["sigmas"]) - 1
 
     def check_finite(self) -> None:
         """RequestError for what can only end in a picture of nothing."""
         check_filled(self.x)
-        given = {"cfg": torch.tensor(self.cfg), "the sigmas": self.sigmas, "the latent": self.x}
+        given = {"cfg": torch.tensor(self.job.cfg), "the sigmas": self.tensors["sigmas"], "the latent": self.x}
         for name, values in given.items():
             if not torch.isfinite(values).all():
                 raise RequestError(
@@ -200,42 +178,15 @@ class LoopRequest:
     ) -> tuple[Sample, dict[str, torch.Tensor]]:
         """The request that ranks get, and its tensors; the conditionings' only where the pool does not hold them."""
         references: list[ConditioningRef] = []
-        tensors: dict[str, torch.Tensor] = {}
+        tensors = dict(self.tensors)
         dropped: tuple[int, ...] = ()
         for branch in self.branches:
             reference, new, old = cache.refer(branch.conditioning, branch.index)
             references.append(reference)
             tensors |= new
             dropped += old
-        timesteps = self.sigmas if self.timesteps is None else self.timesteps
-        tensors |= {"x": self.x, "sigmas": self.sigmas, "timesteps": timesteps}
-        for branch, channels in zip(self.branches, self.concat, strict=False):
-            tensors[concat_name(branch.index)] = channels
-        if self.inpaint is not None:
-            given = self.inpaint
-            tensors |= {"mask": given.mask, "latent_image": given.latent_image, "noise": given.noise}
-        tensors |= {sampling_name(name): tensor for name, tensor in self.sampling.items()}
-        own = [(index, name, each) for index, named in self.own_timesteps.items() for name, each in named.items()]
-        tensors |= {share_name(index, name): each.share for index, name, each in own}
-        request = Sample(
-            model=model,
-            sampler=self.sampler,
-            branches=tuple(references),
-            cfg=self.cfg,
-            seed=self.seed,
-            noise_device=self.noise_device,
-            inpaint=self.inpaint is not None,
-            inpaint_clean=self.inpaint is not None and self.inpaint.clean,
-            own_timesteps=tuple((index, name, each.begin) for index, name, each in own),
-            preview=self.preview,
-            dropped=dropped,
-            prediction=self.prediction,
-            concat=bool(self.concat),
-            patches=patches,
-            joined=self.joined,
-            host=self.host,
-        )
-        return request, tensors
+        named = {"model": model, "branches": tuple(references), "dropped": dropped, "patches": patches}
+        return msgspec.structs.replace(self.job, **named), tensors
 
 
 def check_filled(x: torch.Tensor) -> None:

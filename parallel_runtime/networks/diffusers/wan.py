@@ -11,7 +11,6 @@ from .key_rules import KeyRules
 from .spec import ModelSpec, Part
 from .whole_latent_adapter import WholeLatentAdapter, tokens_along
 
-PATCH_SIZE = (1, 2, 2)
 _LONGEST_SIDE = 1024  # tokens along one side that diffusers' rotary embedding holds
 _TEXT_TOKENS = 512  # of text behind an image embedding: diffusers tells the two apart by this number
 
