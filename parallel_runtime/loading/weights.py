@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..errors import CheckpointError, NotLoadedError, UnsupportedModelError
+from ..networks.diffusers.key_rules import OriginalWeights
 from ..networks.diffusers.lean_imports import import_diffusers
 from ..networks.stages import all_blocks, let_go
 from ..networks.tables.diffusers import cut_of
@@ -18,7 +19,6 @@ from ..patching.patchable import Names
 from ..said import said
 from .checkpoint import Checkpoint
 from .files import identity
-from .original_names import OriginalWeights, original_rules
 from .reading import STORED, OnBytes, Piece, split
 from .weight_parts import put, weights_of
 
@@ -33,7 +33,8 @@ class OpenCheckpoint:
         self._checkpoint = checkpoint
         self._buffers = dict(network.named_buffers())
         here = {name for name, _ in weights_of(network)}
-        self.names: Names = OriginalWeights(each for each in original_rules(checkpoint) if each.target in here)
+        rules = checkpoint.spec.keys.weight_rules({name: info.shape for name, info in checkpoint.header.items()})
+        self.names: Names = OriginalWeights(each for each in rules if each.target in here)
 
     def pieces(self, name: str, part: int, target: torch.Tensor) -> list[Piece] | None:
         """See `OpenFile`."""

@@ -16,11 +16,11 @@ from parallel_runtime import memory
 from parallel_runtime.errors import CheckpointError, NotLoadedError, RequestError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.loaded_weights import LoadedWeights
-from parallel_runtime.loading.original_names import OriginalWeights, original_rules
 from parallel_runtime.loading.weight_parts import parts
 from parallel_runtime.loading.weights import build_transformer
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.diffusers.flux import FLUX
+from parallel_runtime.networks.diffusers.key_rules import OriginalWeights
 from parallel_runtime.patching import patchable
 from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
@@ -326,7 +326,7 @@ def test_every_weight_of_comfyuis_network_is_made_of_parameters_that_are_here(fa
     checkpoint = open_checkpoint(write_family_folder(spec, tmp_path / "diffusers", config))
     module = build_transformer(checkpoint)
     state = module.state_dict()
-    weights = OriginalWeights(original_rules(checkpoint))
+    weights = OriginalWeights(spec.keys.weight_rules({name: tensor.shape for name, tensor in state.items()}))
     assert {name for name in names if not weights.parameters(name)} <= UNUSED
     for name, weight in names.items():
         if name in UNUSED:
