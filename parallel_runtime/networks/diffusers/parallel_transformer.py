@@ -27,8 +27,6 @@ from ..tables.diffusers import DIFFUSERS, cut_of
 from ..token_split import TokenSplit
 from .spec import ModelSpec
 
-_INSTALL = "Install the diffusers version that this pack asks for."
-
 
 def parallelize(
     transformer: nn.Module,
@@ -81,7 +79,6 @@ def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> Traits:
             ),
             "Choose a model file of a supported family.",
         )
-    spec.check_modules(dict(transformer.named_modules()))
     data = DIFFUSERS.get(spec.transformer_class)
     weight = next(transformer.parameters())
     head_dim = int(attrgetter(data.head_dim)(transformer)) if data is not None else 0
@@ -138,24 +135,19 @@ class ParallelTransformer(Network):
             UnsupportedModelError: blocks or attention are not as the family's data says; nothing has changed.
         """
         transformer, spec, cut = self.transformer, self.spec, cut_of(self.spec.transformer_class)
-        if reason := unknown_blocks(transformer, cut):
+        attention = find_modules(transformer, spec.self_attention)
+        reason = unknown_blocks(transformer, cut)
+        for names in ((spec.timestep_embedder,), spec.self_attention):
+            if names and not find_modules(transformer, names):
+                reason = reason or f"it has no module called {' or '.join(names)}"
+        if reason:
             raise UnsupportedModelError(
                 said(
                     "This {transformer_class} is not as it is known: {reason}.",
                     transformer_class=spec.transformer_class,
                     reason=reason,
                 ),
-                _INSTALL,
-            )
-        attention = find_modules(transformer, spec.self_attention) if spec.splits_sequence else {}
-        if spec.splits_sequence and not attention:
-            raise UnsupportedModelError(
-                said(
-                    "No attention module of {transformer_class} has a name like {self_attention}.",
-                    transformer_class=spec.transformer_class,
-                    self_attention=", ".join(spec.self_attention),
-                ),
-                _INSTALL,
+                "Install the diffusers version that this pack asks for.",
             )
         rebind.apply(attention, attend_by_kernel)
         embedder = transformer.get_submodule(spec.timestep_embedder)

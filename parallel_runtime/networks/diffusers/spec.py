@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from ...errors import RequestError, UnsupportedModelError
+from ...errors import RequestError
 from ...said import said
 
 
@@ -125,25 +125,6 @@ class ModelSpec:
     def splits_sequence(self) -> bool:
         """Ranks can share out the tokens of a picture."""
         return bool(self.self_attention)
-
-    def check_modules(self, paths: Container[str]) -> None:
-        """Refuse a transformer that lacks a module which this data names.
-
-        Args:
-            paths: of all its modules, as `named_modules` spells them.
-
-        Raises:
-            UnsupportedModelError: with its name.
-        """
-        if self.timestep_embedder not in paths:
-            raise UnsupportedModelError(
-                said(
-                    "This {transformer_class} has no module called {missing}.",
-                    transformer_class=self.transformer_class,
-                    missing=self.timestep_embedder,
-                ),
-                "Install the diffusers version that this pack asks for.",
-            )
 
     def check_widths(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Refuse inputs of another model, such as the conditioning of another family's text encoder.
