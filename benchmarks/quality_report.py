@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
+_SHOWN = 8
 _WIDEST = 720
 """Pixels of the picture of pictures."""
 _NOTE = """M patches, W warm-up steps. PSNR in dB / SSIM, beside the same model's exact run; the peak of a PSNR is the
@@ -85,8 +86,9 @@ def _draw_lines(panel: Any, result: dict[str, Any], name: str) -> None:
 
 
 def show(pictures: dict[str, torch.Tensor], path: Path) -> None:
-    """The pictures beside one another, a column for each schedule in the order of the dictionary."""
-    whole = torch.cat([torch.cat(list(each), dim=1) for each in pictures.values()], dim=2).float().cpu()
+    """Some of the pictures, a row for each schedule in the order of the dictionary."""
+    rows = [each[:: -(-len(each) // _SHOWN)] for each in pictures.values()]
+    whole = torch.cat([torch.cat(list(each), dim=2) for each in rows], dim=1).float().cpu()
     low, high = whole.min(), whole.max()
     levels = ((whole - low) / (high - low) * 255).byte().permute(1, 2, 0).numpy()
     picture = Image.fromarray(levels)

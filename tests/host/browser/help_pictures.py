@@ -1,4 +1,4 @@
-"""`python -m tests.host.browser.help_pictures`: the help pages' pictures, of real runs with tiny models on CPUs."""
+"""`python -m tests.host.browser.help_pictures`: the help pages' pictures, of real runs on CPUs with the emoji FLUX."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 from tests.host.comfy_host import ComfyHost
+from tests.host.emoji import write_emoji_model
 from tests.host.find_host import PACK_ROOT, find_host
-from tests.host.host_models import write_models
 from tests.host.test_doctor_node import doctor
-from tests.host.workflow import Workflow
 
 from .canvas import Canvas, open_canvas
+from .readme_pictures import graph, open_graph
 from .test_panel import open_prompt, queue, set_setting
 
 HELP = PACK_ROOT / "web" / "docs"
@@ -46,10 +46,9 @@ def take_all(canvas: Canvas, host: ComfyHost) -> None:
     """One picture for each page."""
     set_setting(canvas, "Comfy.Minimap.Visible", False)
     set_setting(canvas, "Comfy.Graph.CanvasInfo", False)  # it would lie over a long node
-    wish = Workflow(loader="cpu:2", sampler_node="ParallelSampler", model="plan.safetensors", steps=6)
-    open_prompt(canvas, wish.prompt())
+    open_graph(canvas, graph("ParallelSampler", 20))
     queue(canvas, host)
-    time.sleep(1)
+    time.sleep(8)  # the notice of the picture goes
     for kind in ("ParallelConfig", "ParallelLoader", "ParallelSampler"):
         take(canvas, kind)
     canvas.run(
@@ -68,9 +67,9 @@ def take_all(canvas: Canvas, host: ComfyHost) -> None:
 def main() -> None:
     """Command line."""
     with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
-        host = ComfyHost(find_host(), Path(folder) / "base")
+        host = ComfyHost(find_host(), Path(folder) / "base", ["--preview-method", "taesd"])
         try:
-            write_models(host)
+            write_emoji_model(host.base)
             checkpoint = host.base / "models" / "checkpoints" / "sd_xl_base_1.0.safetensors"
             checkpoint.parent.mkdir(exist_ok=True)
             checkpoint.touch()  # a missing one is framed in red
