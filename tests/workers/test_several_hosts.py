@@ -68,7 +68,8 @@ PICTURE = """
 import pathlib, sys, torch
 from parallel_runtime.config import ParallelConfig
 from tests.tiny_flux import write_diffusers_folder
-from workers.client.client import Branch, LoopRequest, ModelRequest, PoolClient
+from tests.workers.loops import make_loop
+from workers.client.client import Branch, ModelRequest, PoolClient
 from workers.launch import PoolSpec
 
 path = str(write_diffusers_folder(pathlib.Path(sys.argv[1]) / "tiny"))
