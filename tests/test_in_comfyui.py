@@ -301,7 +301,7 @@ def test_text_encoders_are_what_comfyui_takes_their_files_for():
     assert sizes["qwen-3"] == 8.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(find_comfyui() is None, reason=HOW)
 def test_whole_prompts_of_tiny_models_in_a_real_comfyui(tmp_path):
     results = _measured(tmp_path, "prompts", "prompts own-(flux|wan) (native|cpu:2)")
