@@ -189,7 +189,7 @@ class StreamMemory:
         weakref.finalize(self, _close, share, device).atexit = False
 
     def lanes(self) -> tuple[Lane, Lane, Lane]:
-        """See Opened."""
+        """The current stream, and the two of this GPU for what goes out and what comes in."""
         streams = torch.cuda.current_stream(self.device), *self._streams
         here, out, back = (StreamLane(stream, self._base) for stream in streams)
         return here, out, back
@@ -240,25 +240,25 @@ class StreamLane:
     base: int
 
     def after(self, event: torch.cuda.Event) -> None:
-        """See Lane."""
+        """The stream waits for an event."""
         self.stream.wait_event(event)
 
     def event(self) -> torch.cuda.Event:
-        """See Lane."""
+        """An event behind what was launched."""
         return self.stream.record_event()
 
     def wait(self, offset: int, value: int) -> None:
-        """See Lane."""
+        """The stream waits for a word's value."""
         driver().call("cuStreamWaitValue32_v2", self.stream.cuda_stream, self.base + offset, value, _EQUAL)
 
     def write(self, offset: int, value: int) -> None:
-        """See Lane."""
+        """The stream writes a word."""
         driver().call("cuStreamWriteValue32_v2", self.stream.cuda_stream, self.base + offset, value, 0)
 
     def put(self, offset: int, part: torch.Tensor) -> None:
-        """See Lane."""
+        """The stream copies to the shared memory."""
         driver().call("cuMemcpyAsync", self.base + offset, part.data_ptr(), part.nbytes, self.stream.cuda_stream)
 
     def get(self, offset: int, part: torch.Tensor) -> None:
-        """See Lane."""
+        """The stream copies from there."""
         driver().call("cuMemcpyAsync", part.data_ptr(), self.base + offset, part.nbytes, self.stream.cuda_stream)
