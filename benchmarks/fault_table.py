@@ -73,7 +73,6 @@ FAULTS: dict[str, Callable[[FaultyPool, Callable[[], None]], None]] = {
     "a rank crashes (SIGSEGV)": inside("segv 1 2"),
     "a rank is stopped (SIGSTOP)": inside("stop 1 2"),
     "a rank hangs": inside("hang 0 2"),
-    "torchrun is killed": kill(lambda pool: pool.client.status().torchrun),  # type: ignore[union-attr]
     "the supervisor is killed": kill(lambda pool: pool.pool.pid),
 }
 

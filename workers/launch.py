@@ -14,9 +14,6 @@ from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.said import Said, said
 
 PACK_ROOT = Path(__file__).resolve().parent.parent
-TORCHRUN = "torch.distributed.run"
-"""Module of the ranks' parent, as its command line names it."""
-
 _DROPPED_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",  # ComfyUI may have chosen cudaMallocAsync for itself
     "CUBLAS_WORKSPACE_CONFIG",
@@ -118,7 +115,7 @@ def threads_of_rank(spec: PoolSpec, environment: Mapping[str, str]) -> int:
 
 
 def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], interface: str = "lo") -> dict[str, str]:
-    """Environment of torchrun and its ranks, whose collectives use this network interface."""
+    """Environment of ranks (of torchrun, which starts them), whose collectives use this network interface."""
     environment = {key: value for key, value in base.items() if key not in _DROPPED_VARIABLES}
     compiled = base.get("TORCHINDUCTOR_CACHE_DIR") or str(state_directory() / "compiled")
     environment |= {
@@ -127,8 +124,6 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PACK_ROOT), base.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(directory),  # torchrun leaves folders behind; these go with the pool
-        # torchrun shall open no TCP store of its own, which would listen on every interface.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PARALLEL_DIT_STATE": str(state_directory()),
         "TORCHINDUCTOR_CACHE_DIR": compiled,
         # PyTorch says where when it first makes a kernel; before, ours would lie where nobody finds them.
@@ -146,30 +141,29 @@ def rank_environment(spec: PoolSpec, directory: Path, base: Mapping[str, str], i
     return environment
 
 
-def torchrun_command(spec: PoolSpec, directory: Path, rank_module: str, meeting: str = "") -> list[str]:
-    """Command line of the parent of this machine's ranks.
+def rank_commands(spec: PoolSpec, rank_module: str, meeting: str = "") -> list[tuple[list[str], dict[str, str]]]:
+    """Command lines that start this machine's ranks, each with what its environment has beside `rank_environment`.
 
-    On one machine it meets over a file: over a network torchrun has a store that anybody could read and write.
-    `--max-restarts=0`: a broken pool is replaced whole, not patched up.
+    On one machine they are the ranks', which find there what torchrun would say: it imports torch before it starts
+    them, two seconds of each start. Those of several machines meet by torchrun; `--max-restarts=0`: a broken pool is
+    replaced whole, not patched up.
 
     Args:
         meeting: address and port of this machine at which those of other machines come; docs/several-hosts.md has
             their command.
     """
-    alone = (f"--rdzv-endpoint={directory / 'rendezvous'}", "--rdzv-backend=c10d", "--rdzv-conf=store_type=file")
-    together = (f"--rdzv-endpoint={meeting}", "--node-rank=0")
-    return [
-        sys.executable,
-        "-m",
-        TORCHRUN,
-        f"--nnodes={spec.hosts}",
-        f"--nproc-per-node={len(spec.devices)}",
-        "--max-restarts=0",
-        "--monitor-interval=1",  # the supervisor hears of a rank's end by itself; a tenth of a second costs idle time
-        *(together if meeting else alone),
-        "-m",
-        rank_module,
-    ]
+    run = [sys.executable, "-m"]
+    if not meeting:
+        size = str(len(spec.devices))
+        world = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        return [
+            ([*run, rank_module], {"RANK": rank, "LOCAL_RANK": rank, **world})
+            for rank in map(str, range(len(spec.devices)))
+        ]
+    torchrun = [*run, "torch.distributed.run", f"--nnodes={spec.hosts}", f"--nproc-per-node={len(spec.devices)}"]
+    # The supervisor hears of a rank's end by itself: to look every tenth of a second would cost idle time.
+    torchrun += ["--max-restarts=0", "--monitor-interval=1", f"--rdzv-endpoint={meeting}", "--node-rank=0"]
+    return [([*torchrun, "-m", rank_module], {})]
 
 
 def state_directory() -> Path:

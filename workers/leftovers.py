@@ -19,7 +19,7 @@ from parallel_runtime.errors import PoolError
 from parallel_runtime.said import said
 
 _ROOM_BYTES = 64 << 10
-"""What a start writes there, at least: the ranks' meeting place, and what torchrun notes."""
+"""What a start writes there, at least: the ranks' meeting place."""
 _PREFIX = "parallel-dit-run-"
 """Not that of older versions, whose folders have no lock: whether one of theirs lives cannot be told."""
 

@@ -22,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """Let orphaned ranks (torchrun killed) become this process's children, so that they can be found and ended."""
+    """Let orphaned ranks (of a killed torchrun) become this process's children, so that they can be found and ended."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

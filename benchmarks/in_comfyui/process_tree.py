@@ -24,7 +24,7 @@ def ranks(pid: int) -> list[psutil.Process]:
 
 
 def is_rank(process: psutil.Process) -> bool:
-    """Whether it is a rank, and not the supervisor or torchrun, which name the same module."""
+    """Whether it is a rank, and not the supervisor, which names the same module, or torchrun."""
     try:
         words = process.cmdline()
     except psutil.Error:

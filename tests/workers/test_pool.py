@@ -234,7 +234,7 @@ def test_the_pool_ends_with_a_client_that_is_killed(path):
         pool = get_pool(config)
         pool.load(ModelRequest({str(path)!r}, "float32", config))
         status = pool.status()
-        print(status.torchrun, *status.pids.values(), pool.pool.pid, pool.pool.directory, flush=True)
+        print(*status.pids.values(), pool.pool.pid, pool.pool.directory, flush=True)
         import time
         time.sleep(600)
     """)

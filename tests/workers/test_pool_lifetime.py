@@ -44,7 +44,7 @@ def test_ranks_that_cannot_start_say_why_in_the_log_that_the_error_names(monkeyp
     client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.no_such_module")
     try:
         with pytest.raises(
-            PoolError, match=r"torchrun \(process \d+\) ended with code 1 while the workers started"
+            PoolError, match=r"Worker 0 \(process \d+\) ended with code 1 while the workers started"
         ) as caught:
             client.start()
         log = str(caught.value).rpartition("the log is ")[2].rstrip(".")
@@ -55,7 +55,7 @@ def test_ranks_that_cannot_start_say_why_in_the_log_that_the_error_names(monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.5, 6.0])
-def test_torchrun_killed_while_the_pool_starts_is_noticed_at_once(monkeypatch, tmp_path, delay):
+def test_a_rank_killed_while_the_pool_starts_is_noticed_at_once(monkeypatch, tmp_path, delay):
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
     client = PoolClient(PoolSpec("cpu", (0,)), "tests.workers.rank_that_never_comes")
     killed: list[float] = []
@@ -70,7 +70,7 @@ def test_torchrun_killed_while_the_pool_starts_is_noticed_at_once(monkeypatch, t
         return False
 
     try:
-        with pytest.raises(PoolError, match=r"torchrun \(process \d+\) ended with code -9 while the workers started"):
+        with pytest.raises(PoolError, match=r"Worker 0 \(process \d+\) ended with code -9 while the workers started"):
             client.start(kill)
         assert time.monotonic() - killed[0] < SOON
     finally:

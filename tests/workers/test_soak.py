@@ -69,7 +69,7 @@ def test_the_pool_does_not_grow(tmp_path, monkeypatch):
         client.load(model)
         status = client.status()
         assert status is not None
-        pids = [os.getpid(), client.start().pid, status.torchrun, *status.pids.values()]
+        pids = [os.getpid(), client.start().pid, *status.pids.values()]
         before: list[Usage] = []
         for number in range(REQUESTS):
             request(number, model, client)

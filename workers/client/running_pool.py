@@ -91,7 +91,7 @@ class RunningPool:
                 return life.status
             if life.state == "gone":
                 raise self.death()
-            known = before or Status("silent", {}, {}, 0, str(self.log))
+            known = before or Status("silent", {}, {}, str(self.log))
             return msgspec.structs.replace(known, state="silent")
 
     def submit(self, submission: Submission) -> Reply:

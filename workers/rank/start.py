@@ -1,4 +1,4 @@
-"""The rank process, from torchrun's start to its main loop.
+"""The rank process, from its start to its main loop.
 
 Three threads: the main one works; one receives, so that a cancel or the supervisor's end is seen in the middle of a
 job; one sends a heartbeat.
@@ -68,7 +68,10 @@ def device_name(device: torch.device) -> str:
 
 
 def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> None:
-    """Process entry, under torchrun. `make_engine(device, rank, world_size)` lets tests put faults in."""
+    """Process entry, in the environment that torchrun gives, or the supervisor in its words.
+
+    `make_engine(device, rank, world_size)` lets tests put faults in.
+    """
     die_with_parent(os.getppid())
     with contextlib.suppress(UnsupportedModelError):  # no diffusers: a model that needs it says so
         leave_out_unused_packages()

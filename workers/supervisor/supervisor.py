@@ -1,6 +1,6 @@
 """The supervisor: a small process between ComfyUI and the ranks. It imports no torch.
 
-It starts torchrun, hands each job to every rank, brings the answers together, and ends the whole pool as soon as the
+It starts the ranks, hands each job to every rank, brings the answers together, and ends the whole pool as soon as the
 client is gone or any part of the pool fails. The client runs it as
 `python -m workers.supervisor FD CLIENT DIRECTORY LOG DEVICES RANK_MODULE`; FD is one end of a socket pair whose other
 end the client holds, CLIENT is the client's pid.
@@ -26,7 +26,7 @@ from parallel_runtime.errors import ParallelError
 from parallel_runtime.said import Said, said, together
 
 from ..compiled_cache import prune
-from ..launch import PoolSpec, rank_environment, read_seconds, state_directory, torchrun_command
+from ..launch import PoolSpec, rank_commands, rank_environment, read_seconds, state_directory
 from ..network import interface_of, read_meeting
 from ..pool_log import PoolLog, tell_of_fresh_pool
 from ..processes import become_subreaper, end_descendants
@@ -38,7 +38,7 @@ from ..wire.protocol import Failed, Heartbeat, PoolState, Status
 from .jobs import Jobs
 from .members import BACKLOG, Members
 from .stall import FLOOR_SECONDS, TICK_SECONDS
-from .torchrun import Torchrun
+from .started import Started
 from .verdict import BLAME_SECONDS, Blame, Verdict
 
 START_SECONDS = 300.0
@@ -61,11 +61,11 @@ class Supervisor:
         self.rank_module = rank_module
         self.members = Members(spec, log, self._from_rank, self._lost, self._rank_never_read, self._watch)
         self.jobs = Jobs(self.members, self.client, log, self._rank_failed)
-        self.torchrun: Torchrun | None = None
+        self.started: list[Started] = []
         self.error: ErrorInfo | None = None
         self.ended = asyncio.Event()
         self._parent = parent
-        self._hearing: asyncio.Task[None] | None = None
+        self._hearing: list[asyncio.Task[None]] = []
         self._verdict = Verdict()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,10 +78,10 @@ class Supervisor:
         await self.ended.wait()
         await asyncio.wait([start])
         await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
-        if self.torchrun is not None:
-            await self.torchrun.wait()
-        if self._hearing is not None:
-            await asyncio.wait([self._hearing], timeout=PUMP_SECONDS)
+        for process in self.started:
+            await process.wait()
+        if self._hearing:
+            await asyncio.wait(self._hearing, timeout=PUMP_SECONDS)
         for task in self._tasks:
             task.cancel()
         if self.error is not None:
@@ -99,10 +99,11 @@ class Supervisor:
             meeting.check_free()
             interface, where = interface_of(meeting.address), str(meeting)
         environment = rank_environment(self.spec, self.directory, os.environ, interface)
-        command = torchrun_command(self.spec, self.directory, self.rank_module, where)
-        self.torchrun = torchrun = await Torchrun.start(command, environment, self.log)
-        self._hearing = self._watch(torchrun.hear())
-        self._watch(self._watch_torchrun(torchrun))
+        for command, own in rank_commands(self.spec, self.rank_module, where):
+            process = await Started.start(command, environment | own, self.log)
+            self.started.append(process)
+            self._hearing.append(self._watch(process.hear()))
+            self._watch(self._watch_process(process))
         self._watch(self._watch_start(start_seconds))
         self._watch(self._watch_stall())
 
@@ -132,10 +133,9 @@ class Supervisor:
 
     def status(self) -> Status:
         """The pool as the client may ask for it at any time."""
-        torchrun = self.torchrun.pid if self.torchrun is not None else 0
         job = self.jobs.active.number if self.jobs.active else None
         pids, devices = dict(self.members.pids), dict(self.members.devices)
-        return Status(self.state, pids, devices, torchrun, str(self.log.path), job, self.error)
+        return Status(self.state, pids, devices, str(self.log.path), job, self.error)
 
     async def arrive(self, online: protocol.Online) -> None:
         """A rank has its device."""
@@ -166,8 +166,8 @@ class Supervisor:
         if (handle := OF_RANK.get(type(frame.message))) is not None:
             await handle(self, frame, frame.message)
 
-    async def _watch_torchrun(self, torchrun: Torchrun) -> None:
-        self._lost(*await torchrun.end())
+    async def _watch_process(self, process: Started) -> None:
+        self._lost(*await process.end())
 
     async def _watch_client(self) -> None:
         """End with the client, also where another process holds a copy of its end of the socket: one it forked."""

@@ -18,7 +18,7 @@ class Blame(enum.IntEnum):
     TORCHRUN_KILLED = 1
     RANK_FAILED = 2
     RANK_ENDED = 3
-    TORCHRUN_ENDED = 4
+    PROCESS_ENDED = 4
     COLLECTIVE_BROKE = 5
 
 

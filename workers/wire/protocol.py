@@ -190,7 +190,6 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     state: PoolState
     pids: dict[int, int]
     devices: dict[int, str]
-    torchrun: int
     log: str
     job: int | None = None
     error: ErrorInfo | None = None

@@ -1,4 +1,4 @@
-"""One torchrun of this host: started, heard, and told of when it ends."""
+"""A process that the supervisor has started: a rank, or torchrun where several machines meet."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from .verdict import Blame
 POLL_SECONDS = 0.1
 
 
-class Torchrun:
-    """The parent of ranks; what they write goes to the pool's log."""
+class Started:
+    """What it and those that it starts write goes to the pool's log."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: PoolLog):
+    def __init__(self, process: asyncio.subprocess.Process, rank: str | None, log: PoolLog):
         self._process = process
+        self._rank = rank
         self._log = log
 
     @classmethod
-    async def start(cls, command: Sequence[str], environment: Mapping[str, str], log: PoolLog) -> Torchrun:
-        """Start the ranks of this host. It ends with this process, and the ranks with it."""
+    async def start(cls, command: Sequence[str], environment: Mapping[str, str], log: PoolLog) -> Started:
+        """Start one. It ends with this process, and the ranks with it."""
         parent = os.getpid()
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -38,12 +39,7 @@ class Torchrun:
             preexec_fn=lambda: die_with_parent(parent),
             limit=1 << 20,
         )
-        return cls(process, log)
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
+        return cls(process, environment.get("RANK"), log)
 
     async def hear(self) -> None:
         """Write the log, to the end of what it and its ranks say."""
@@ -56,8 +52,17 @@ class Torchrun:
         as well, which children hold that are still there: ranks that have come no further than their imports."""
         while (code := self._process.returncode) is None:
             await asyncio.sleep(POLL_SECONDS)
-        blame = Blame.TORCHRUN_KILLED if code < 0 else Blame.TORCHRUN_ENDED
-        return blame, said("torchrun (process {pid}) ended with code {code}", pid=self.pid, code=code)
+        if self._rank is not None:
+            await asyncio.sleep(POLL_SECONDS)  # its connection's end, where it had one, is seen first
+            what = said(
+                "Worker {rank} (process {pid}) ended with code {code}",
+                rank=self._rank,
+                pid=self._process.pid,
+                code=code,
+            )
+            return Blame.PROCESS_ENDED, what
+        blame = Blame.TORCHRUN_KILLED if code < 0 else Blame.PROCESS_ENDED
+        return blame, said("torchrun (process {pid}) ended with code {code}", pid=self._process.pid, code=code)
 
     async def wait(self) -> None:
         """Wait until it and its output have ended."""
