@@ -1,4 +1,7 @@
-"""The pool starts together with ComfyUI: where the last session used one, in the first session, or as is wished."""
+"""The pool starts together with ComfyUI: where the last session used one, in the first session, or as is wished.
+
+Imports no torch: its processes begin before ComfyUI has.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, ParallelError
@@ -63,8 +64,8 @@ def remember_devices(spec: PoolSpec) -> None:
         (folder / _FILE).write_text(",".join(map(str, spec.devices)), encoding="ascii")
 
 
-def take_last_devices() -> str | None:
-    """Where a pool starts together with ComfyUI, and note that this session has not used it yet.
+def last_devices() -> str | None:
+    """Where a pool starts together with ComfyUI.
 
     Returns:
         Devices as Parallel Config has them: the last session's, or "auto" in the first one after the pack was
@@ -75,16 +76,55 @@ def take_last_devices() -> str | None:
     try:
         file = state_directory() / _FILE
         text = file.read_text(encoding="ascii") if file.exists() else FIRST
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("", encoding="ascii")
     except (OSError, ValueError, ConfigurationError):
         return None
     return text if text == FIRST or _NUMBERS.fullmatch(text) else None
 
 
+def take_last_devices() -> str | None:
+    """`last_devices`, and note that this session has not used them yet; None where that cannot be noted."""
+    from workers.launch import state_directory
+
+    devices = last_devices()
+    try:
+        file = state_directory() / _FILE
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("", encoding="ascii")
+    except (OSError, ConfigurationError):
+        return None
+    return devices
+
+
+def start_early() -> None:
+    """Before ComfyUI imports torch: begin with the pool's processes. Whatever is wrong with that is told when ComfyUI
+    asks for nodes, where the pool starts otherwise."""
+    import comfy.cli_args
+
+    from workers.client import early_start
+    from workers.launch import resolve_devices
+
+    last = None if comfy.cli_args.args.cpu else last_devices()
+    devices = wished_devices(settings_file(), os.environ.get(VARIABLE), last)
+    if devices is None:
+        return
+    with contextlib.suppress(ParallelError):
+        spec = resolve_devices(ParallelConfig(devices=devices), _visible_gpus)
+        if spec.device_type == "cuda" or devices.startswith("cpu"):
+            early_start.start_early(spec)
+
+
+def _visible_gpus() -> int:
+    """GPUs that torch will find: the driver's, or those that are left of them."""
+    from workers.driver import list_gpus
+
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return len(list_gpus()) if chosen is None else len(chosen.split(",")) if chosen else 0
+
+
 def _has_gpus() -> bool:
     """Whether this ComfyUI computes on GPUs that ranks can have, too."""
     import comfy.cli_args
+    import torch
 
     return not comfy.cli_args.args.cpu and torch.cuda.is_available()
 
@@ -92,10 +132,13 @@ def _has_gpus() -> bool:
 def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str, code: ComfyuiCode) -> None:
     """Start a pool on `devices`, wait for it, and have it import ComfyUI's code; what fails is logged, the first prompt
     will tell it again."""
+    from workers.client.early_start import take_early
+
     try:
         pool = get_pool(ParallelConfig(devices=devices))
         pool.start()
     except ParallelError as error:
+        take_early(None)
         log.warning("Parallel DiT: the pool did not start with ComfyUI. %s", error)
         return
     pool.expect_comfyui(code)
@@ -104,10 +147,13 @@ def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str, c
 def start_pool_if_wished() -> None:
     """Start the pool in the background: it takes as long as ComfyUI itself does until it answers."""
     devices = wished_devices(settings_file(), os.environ.get(VARIABLE), take_last_devices() if _has_gpus() else None)
-    if devices is None:
-        return
     # Imported here: ComfyUI's own thread imports other packs meanwhile, and two threads must not.
+    from workers.client.early_start import take_early
     from workers.client.pool_registry import get_pool
+
+    if devices is None:
+        take_early(None)
+        return
 
     from .comfyui_code import comfyui_code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,10 +23,9 @@ assert sys.path == before
 """
 
 
-def run(script: str, cwd: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", script, str(PACK)], cwd=cwd, capture_output=True, text=True, timeout=600
-    )
+def run(script: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    command, environment = [sys.executable, "-c", script, str(PACK)], {**os.environ, **environment}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def test_import_registers_the_packages_and_hides_no_module_of_comfyui(tmp_path):
@@ -78,3 +78,23 @@ def test_node_logic_needs_neither_comfyui_nor_diffusers(tmp_path):
     )
     done = run(script, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_comfyui_runs_before_torch_imports_none(tmp_path):
+    script = (
+        "import runpy, sys, types\n"
+        "for name in ('comfy', 'comfy.cli_args', 'folder_paths'):\n"
+        "    sys.modules[name] = types.ModuleType(name)\n"
+        "sys.modules['comfy'].cli_args = sys.modules['comfy.cli_args']\n"
+        "sys.modules['comfy.cli_args'].args = types.SimpleNamespace(cpu=True)\n"
+        "sys.modules['folder_paths'].get_user_directory = lambda: '/nowhere'\n"
+        "path = list(sys.path)\n"
+        "runpy.run_path(sys.argv[1] + '/prestartup_script.py')\n"
+        "assert not {'torch', 'numpy', 'nodes'} & sys.modules.keys()\n"
+        "assert sys.path == path\n"
+        "from workers.client.early_start import _early\n"
+        "print(*_early)\n"
+    )
+    done = run(script, tmp_path, PARALLEL_DIT_START="cpu:2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "cpu:0,1"

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from nodes.panel.settings import START_DEVICES as SETTING
-from nodes.start_setting import remember_devices, start_pool, take_last_devices, wished_devices
+from nodes.start_setting import (
+    VARIABLE,
+    remember_devices,
+    start_early,
+    start_pool,
+    take_last_devices,
+    wished_devices,
+)
 from parallel_runtime.requests.requests import ComfyuiCode
+from workers import driver
+from workers.client import early_start
 from workers.client.pool_registry import get_pool
 from workers.launch import PoolSpec
 
@@ -67,3 +78,43 @@ def test_what_is_no_list_of_gpus_starts_nothing(tmp_path, monkeypatch, content):
 def test_a_wish_that_cannot_hold_is_logged_and_does_not_stop_comfyui(caplog):
     start_pool(get_pool, "first gpu", ComfyuiCode("", {}))
     assert "first gpu" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("last", "environment", "on_cpu", "gpus", "visible", "begun"),
+    [
+        (None, None, False, 2, None, "cuda:0,1"),  # the first session: all
+        ("0,1", None, False, 2, None, "cuda:0,1"),
+        ("1", None, False, 2, None, "cuda:1"),
+        ("0,1", None, False, 1, None, None),  # one was taken out
+        ("0,1", None, False, 2, "1", None),
+        ("0", None, False, 2, "1", "cuda:0"),
+        ("0", None, True, 2, None, None),
+        ("", None, False, 2, None, None),  # the last session used none
+        ("0", "", False, 2, None, None),
+        ("0", "cpu:2", True, 0, None, "cpu:0,1"),
+        ("0", "first gpu", False, 2, None, None),
+        (None, None, False, 0, None, None),
+    ],
+)
+def test_processes_begin_before_torch_where_a_pool_would_start(
+    tmp_path, monkeypatch, last, environment, on_cpu, gpus, visible, begun
+):
+    for name, value in ((VARIABLE, environment), ("CUDA_VISIBLE_DEVICES", visible), ("XDG_STATE_HOME", str(tmp_path))):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    if last is not None:
+        (tmp_path / "parallel-dit").mkdir()
+        (tmp_path / "parallel-dit" / "last_devices").write_text(last)
+    comfy, arguments, folders = ModuleType("comfy"), ModuleType("comfy.cli_args"), ModuleType("folder_paths")
+    comfy.cli_args = arguments  # type: ignore[attr-defined]
+    arguments.args = SimpleNamespace(cpu=on_cpu)  # type: ignore[attr-defined]
+    folders.get_user_directory = lambda: str(tmp_path)  # type: ignore[attr-defined]
+    for module in (comfy, arguments, folders):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(driver, "list_gpus", lambda: (None,) * gpus)
+    started: list[PoolSpec] = []
+    monkeypatch.setattr(early_start, "start_early", started.append)
+    start_early()
+    assert [str(spec) for spec in started] == ([begun] if begun else [])

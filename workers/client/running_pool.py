@@ -20,6 +20,7 @@ from ..wire.error_info import revive
 from ..wire.protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Progress, Shutdown, Status
 from ..wire.shared_memory import Transport
 from ..wire.tensors import unpack
+from .early_start import RANKS, take_early
 from .life import Life, OpenJob, Silence
 from .requests import Callbacks, Reply, ShouldCancel, Submission
 from .supervisor_process import SupervisorProcess
@@ -37,12 +38,13 @@ log = logging.getLogger("parallel_dit")
 class RunningPool:
     """Started by its constructor, which does not wait for the ranks; `wait_until_ready` does."""
 
-    def __init__(self, spec: PoolSpec, rank_module: str = "workers.rank"):
+    def __init__(self, spec: PoolSpec, rank_module: str = RANKS):
         self.spec = spec
         self.life = Life(spec.world_size)
         self._silence = Silence(time.monotonic())
         self._transport = Transport()
-        self._supervisor = supervisor = SupervisorProcess(spec, rank_module)
+        early = take_early(spec if rank_module == RANKS else None)
+        self._supervisor = supervisor = early or SupervisorProcess(spec, rank_module)
         self._connection = supervisor.connection
         self.directory, self.log, self.pid = supervisor.directory, supervisor.log, supervisor.pid
         """Its private folder, its log, and the supervisor, which all other processes of the pool are below."""

@@ -1,0 +1,49 @@
+"""Processes that began early are those of the pool that starts first, or end."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from workers.client import early_start
+from workers.client.client import PoolClient
+from workers.launch import PoolSpec
+
+SPEC = PoolSpec("cpu", (0,))
+
+
+@pytest.fixture
+def early(monkeypatch, tmp_path):
+    """The supervisor of a pool that began early."""
+    monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
+    early_start.start_early(SPEC)
+    yield psutil.Process(early_start._early[SPEC].pid)
+    early_start.take_early(None)
+
+
+def test_the_first_pool_takes_what_began_early(early):
+    client = PoolClient(SPEC)
+    try:
+        assert client.start().pid == early.pid
+        status = client.status()
+        assert status is not None
+        assert status.state == "idle"
+        early.kill()
+        early.wait(5)
+        assert client.start().pid != early.pid  # and the next one is its own
+    finally:
+        client.close()
+
+
+def test_what_began_early_for_other_devices_ends_when_a_pool_starts(early):
+    client = PoolClient(PoolSpec("cpu", (0, 1)))
+    try:
+        assert client.start().pid != early.pid
+        assert not early.is_running() or early.status() == psutil.STATUS_ZOMBIE
+    finally:
+        client.close()
+
+
+def test_what_nobody_wants_ends(early):
+    assert early_start.take_early(None) is None
+    assert not early.is_running() or early.status() == psutil.STATUS_ZOMBIE
