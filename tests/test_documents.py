@@ -214,7 +214,7 @@ def test_pictures_are_small():
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_python_file_that_is_named_exists(document):
     folders = [*PACKAGES, "benchmarks", "docs", "tests"]
-    paths = [ROOT / "__init__.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
+    paths = [*ROOT.glob("*.py"), *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
     files = ["/" + path.relative_to(ROOT).as_posix() for path in paths]
     named = set(re.findall(r"[\w/]+\.py\b", document.read_text(encoding="utf-8")))
     assert named or document.name != "architecture.md"
