@@ -183,18 +183,46 @@ def _scaled(shape: torch.Size, ratio: Any, dims: int) -> list[int]:
     return [math.ceil(each(size) if callable(each) else each * size) for each, size in scaled]
 
 
+class PoolVae(nn.Module):
+    """What ComfyUI's memory management sees of it: no weights. Its console has this name."""
+
+    def __init__(self, remote: RemoteVae):
+        super().__init__()
+        self.remote = remote
+
+
 class RemoteVaePatcher(comfy.model_patcher.ModelPatcher):
     """To ComfyUI's memory management the VAE costs what the pool still needs on ComfyUI's own GPU."""
-
-    remote: RemoteVae
 
     @classmethod
     def make(cls, remote: RemoteVae) -> RemoteVaePatcher:
         """A patcher of no weights here."""
         source = remote.source.patcher
-        patcher = cls(nn.Module(), load_device=source.load_device, offload_device=source.offload_device)
-        patcher.remote = remote
-        return patcher
+        return cls(PoolVae(remote), load_device=source.load_device, offload_device=source.offload_device)
+
+    @property
+    def remote(self) -> RemoteVae:
+        """The VAE in the pool, shared by all clones."""
+        return self.model.remote
+
+    def deepclone_multigpu(self, new_load_device=None, models_cache=None):
+        """Called by *Select VAE Device*, which tells its log what is raised here, and gives the VAE on as it is.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("The VAE runs on the devices of Parallel VAE, which its Parallel Config chooses.")
+
+    def add_patches(self, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
+        """Called by a node that changes weights (SUPIRApply).
+
+        Raises:
+            RequestError: always; they would have no effect.
+        """
+        raise RequestError(
+            "The node changes weights of the VAE, which the workers load from its file.",
+            "Connect the loader itself to this node, not Parallel VAE.",
+        )
 
     def model_size(self) -> int:
         """Bytes that have to be free on ComfyUI's GPU before it is loaded."""
@@ -230,13 +258,32 @@ class ParallelVae(comfy.sd.VAE):
         source = remote.source
         self.__dict__.update(vars(source))
         self.remote = remote
-        self.device = torch.device("cpu")
         self.disable_offload = False
-        self.first_stage_model = _Network(remote)
         self.patcher = RemoteVaePatcher.make(remote)
         shared = remote.request.ranks if remote.shares(self.patcher.load_device) else sys.maxsize
         self.memory_used_decode = lambda shape, dtype: source.memory_used_decode(shape, dtype) / shared
         self.memory_used_encode = lambda shape, dtype: source.memory_used_encode(shape, dtype) / shared
+
+    # *Select VAE Device* sets both in a copy, and so for a device on which nothing of this VAE is.
+    @property
+    def device(self) -> torch.device:
+        """Where ComfyUI puts what goes to the pool."""
+        return torch.device("cpu")
+
+    @device.setter
+    def device(self, device: torch.device) -> None: ...
+
+    @property
+    def first_stage_model(self) -> _Network:
+        """In the pool."""
+        return _Network(self.remote)
+
+    @first_stage_model.setter
+    def first_stage_model(self, network: Any) -> None: ...
+
+    def prepare_decode(self, *args: Any, **kwargs: Any):
+        """Called by nodes that use more of the network than `decode` (Trellis 2): ComfyUI's own is loaded for them."""
+        return self.remote.source.prepare_decode(*args, **kwargs)
 
     def decode_tiled(self, samples, *args: Any, **kwargs: Any):
         """Without tiles: the rows of the picture are shared out, and nothing of it changes."""

@@ -44,8 +44,10 @@ _PATCHER = "comfy.model_patcher:ModelPatcher."
 
 def _patcher(**methods: str) -> Iterator[Contract]:
     """Methods of ModelPatcher that the pack overrides; name -> arguments."""
-    newer = {"get_free_memory", "state_dict_for_saving"}
-    unread = {"state_dict_for_saving", "add_hook_patches", "patch_hooks", "unpatch_hooks", "pre_run"}
+    newer = {"get_free_memory", "state_dict_for_saving", "deepclone_multigpu"}
+    unread = {
+        "state_dict_for_saving", "add_hook_patches", "patch_hooks", "unpatch_hooks", "pre_run", "deepclone_multigpu",
+    }  # fmt: skip
     read = methods.keys() - unread - {"model_patches_models"}
     for name, arguments in methods.items():
         yield Contract(_PATCHER + name, tuple(arguments.split()), True, name in newer, name in read)
@@ -70,7 +72,7 @@ CONTRACTS: tuple[Contract, ...] = (
         load="device_to lowvram_model_memory force_patch_weights full_load",
         unpatch_model="device_to unpatch_weights", partially_load="device_to extra_memory force_patch_weights",
         partially_unload="device_to memory_to_free force_patch_weights", detach="unpatch_all", pre_run="", cleanup="",
-        model_patches_models="",
+        model_patches_models="", deepclone_multigpu="new_load_device models_cache",
     ),
     *_called(
         "comfy.model_patcher", {f"ModelPatcher.{name}" for name in ("get_all_callbacks", "add_wrapper_with_key")},

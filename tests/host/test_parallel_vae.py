@@ -42,21 +42,28 @@ def vaes(host):
         (folder / name).unlink()
 
 
-def coded(name: str, devices: str = "", tiled: bool = False) -> Prompt:
+def coded(name: str, devices: str = "", tiled: bool = False, before: str = "", behind: str = "") -> Prompt:
     """A latent, decoded and encoded again.
 
     Args:
         devices: of Parallel VAE; "" for the VAE as Load VAE gives it.
+        before, behind: what Select VAE Device is set to there; "" for none.
     """
     graph = {
         "vae": node("VAELoader", vae_name=name),
         "latent": node("TestRandomLatent", seed=4, broken=False, **LATENTS[name]),
     }
     vae = link("vae")
+    if before:
+        graph["before"] = node("SelectVAEDevice", vae=vae, device=before)
+        vae = link("before")
     if devices:
         graph["config"] = node("ParallelConfig", devices=devices)
         graph["parallel"] = node("ParallelVAE", vae=vae, parallel_config=link("config"))
         vae = link("parallel")
+    if behind:
+        graph["behind"] = node("SelectVAEDevice", vae=vae, device=behind)
+        vae = link("behind")
     tiles = TILES if tiled else {}
     kind = "Tiled" if tiled else ""
     graph["picture"] = node(f"VAEDecode{kind}", samples=link("latent"), vae=vae, **tiles)
@@ -81,6 +88,19 @@ def test_nodes_with_tiles_decode_and_encode_whole(vaes):
     wanted = vaes.latent(vaes.run(coded(WAN)), SAVE)
     tiled = vaes.latent(vaes.run(coded(WAN, "cpu:2", tiled=True)), SAVE)
     assert (tiled - wanted).abs().max() < TOLERANCE * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"before": "gpu:0"}, {"behind": "default"}, {"behind": "gpu:0"}, {"before": "default", "behind": "gpu:7"}],
+)
+def test_select_vae_device_may_stand_before_it_and_behind(vaes, chosen):
+    if "SelectVAEDevice" not in vaes.get("/object_info"):
+        pytest.skip("an older ComfyUI has no such node")
+    wanted = vaes.latent(vaes.run(coded(FLUX)), SAVE)
+    run = vaes.run(coded(FLUX, "cpu:2", **chosen))
+    assert (vaes.latent(run, SAVE) - wanted).abs().max() < TOLERANCE * wanted.abs().max()
+    assert ("picture", "Decoded; devices at work: 2.") in run.texts
 
 
 def test_a_vae_without_a_file_is_refused(vaes):

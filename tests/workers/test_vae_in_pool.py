@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -159,18 +160,69 @@ def test_where_one_rank_fails_all_do_and_the_pool_goes_on(path, planted, faulty)
     assert faulty.start() is pool
 
 
-def test_comfyui_decodes_in_tiles_where_a_rank_has_too_little_memory(path, planted, faulty):
+def load_and_share(path: Path, pool: PoolClient):
+    """ComfyUI's VAE, and ours of it."""
     sd, remote_vae, utils = import_with_comfyui("comfy.sd", "nodes.remote_vae", "comfy.utils")
-    latent = torch.randn(1, 16, 3, 7, 6, generator=torch.Generator().manual_seed(1))
     vae = sd.VAE(sd=utils.load_torch_file(str(path)), device=torch.device("cpu"))
     vae.patcher.cached_patcher_init = sd.load_vae_patcher, (str(path), None, None)
+    return vae, share(remote_vae, vae, pool)
+
+
+def share(remote_vae, vae, pool: PoolClient):
     config = ParallelConfig(devices="cpu:2")
-    ours = remote_vae.ParallelVae(remote_vae.RemoteVae(vae, config, lambda _: faulty, 2, RunNotices(lambda _: None)))
+    return remote_vae.ParallelVae(remote_vae.RemoteVae(vae, config, lambda _: pool, 2, RunNotices(lambda _: None)))
+
+
+def test_comfyui_decodes_in_tiles_where_a_rank_has_too_little_memory(path, planted, faulty):
+    latent = torch.randn(1, 16, 3, 7, 6, generator=torch.Generator().manual_seed(1))
+    vae, ours = load_and_share(path, faulty)
     with torch.inference_mode():
         wanted = vae.decode(latent)
         planted.write_text("memory 1 7")
         assert (ours.decode(latent) - wanted).abs().max() < 1e-4 * wanted.abs().max()
     assert not planted.exists()
+
+
+def test_another_gpu_that_a_node_selects_is_comfyuis_before_it_and_has_no_effect_behind(client, path, monkeypatch):
+    management, node, remote_vae = import_with_comfyui(
+        "comfy.model_management", "comfy_extras.nodes_multigpu", "nodes.remote_vae"
+    )
+    latent = torch.randn(1, 16, 1, 7, 6, generator=torch.Generator().manual_seed(1))
+    vae, ours = load_and_share(path, client)
+    with torch.inference_mode():
+        wanted = vae.decode(latent)
+    other = torch.device("cuda", 1)
+    monkeypatch.setattr(management, "resolve_gpu_device_option", lambda _: other)
+    monkeypatch.setattr(management, "get_free_memory", lambda *_, torch_free_too=False: (
+        (1 << 40, 0) if torch_free_too else 1 << 40
+    ))  # fmt: skip
+    said: list[str] = []
+    monkeypatch.setattr(node.logging, "warning", lambda text, *_: said.append(text))
+
+    (before,) = node.SelectVAEDeviceNode.execute(vae, "gpu:1").result
+    assert before.patcher.load_device == other
+    (behind,) = node.SelectVAEDeviceNode.execute(ours, "gpu:1").result
+    assert behind.patcher.load_device == torch.device("cpu")
+    assert len(said) == 1
+    assert "runs on the devices of Parallel VAE" in said[0]
+    for each in (share(remote_vae, before, client), behind, ours):
+        client.ran = None
+        with torch.inference_mode():
+            assert (each.decode(latent) - wanted).abs().max() < 1e-4 * wanted.abs().max()
+            again = each.encode(wanted[0])
+            assert (again - vae.encode(wanted[0])).abs().max() < 1e-4 * again.abs().max()
+        assert client.ran.plan == "Encoded; devices at work: 2."
+
+
+def test_a_node_that_changes_its_weights_is_refused_and_one_that_uses_the_network_gets_comfyuis(client, path):
+    management, node = import_with_comfyui("comfy.model_management", "comfy_extras.nodes_model_patch")
+    vae, ours = load_and_share(path, client)
+    changed = SimpleNamespace(model=SimpleNamespace(denoise_encoder_sd={"conv1.bias": torch.zeros(16)}))
+    with pytest.raises(RequestError, match="changes weights of the VAE"):
+        node.SUPIRApply._encode_with_denoise_encoder(ours, changed, torch.zeros(1, 16, 16, 3))
+    ours.prepare_decode(torch.Size((1, 16, 1, 7, 6)))
+    assert any(vae.patcher.is_clone(each) for each in management.loaded_models())
+    assert ours.first_stage_model.decoder is vae.first_stage_model.decoder
 
 
 def test_a_model_that_comes_or_goes_is_no_vae(client, path, vae):
