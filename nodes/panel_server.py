@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -9,6 +10,7 @@ from server import PromptServer
 
 from parallel_runtime.errors import LAST
 
+from .encoder_places import place_here
 from .model_nodes import refused_nodes
 from .node_text import SHOWN, in_canvas_language
 from .panel.housekeeping import keep_house
@@ -25,6 +27,7 @@ def serve_panel() -> None:
     add_routes(server.routes, live, lambda: default_config(read_settings(settings_file())), refused_nodes())
     add_error_route()
     add_texts_route()
+    add_encoders_route()
     keep_house(lambda: read_settings(settings_file()))
 
 
@@ -48,6 +51,17 @@ def add_texts_route() -> None:
     async def answer(request: web.Request) -> web.Response:
         graph = _graph(request.query.get("prompt_id", ""))
         return web.json_response({node: in_canvas_language(text) for node, text in SHOWN.of(graph).items()})
+
+
+def add_encoders_route() -> None:
+    """Serve it: files of text encoders and models in, for each encoder the GPU where it has room, or null."""
+
+    @PromptServer.instance.routes.post("/parallel_dit/encoders")
+    async def answer(request: web.Request) -> web.Response:
+        wish = await read_json(request)
+        if not isinstance(wish, dict):
+            return web.json_response({"error": "Encoders and models are wanted."}, status=400)
+        return web.json_response({"places": await asyncio.to_thread(place_here, wish)})
 
 
 def _graph(prompt_id: str) -> dict[str, Any]:

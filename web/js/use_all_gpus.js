@@ -1,5 +1,6 @@
 // "Use all GPUs", the same for VAEs too, and "Use one GPU": in a loader's menu, the canvas' and the workflow's menu, and as commands.
 import { app } from "../../../scripts/app.js";
+import { clipOffers } from "./clip_offers.js";
 import { LOADERS, OURS } from "./loader_table.js";
 import { choicesOf, defaultTitle, titleOf } from "./node_names.js";
 import { showNotice } from "./notice.js";
@@ -7,6 +8,7 @@ import { isUsed, obstacles } from "./obstacles.js";
 import { refusedNodes } from "./refused_nodes.js";
 import { counterpart, fileOf, replaceLoaders } from "./replace_loaders.js";
 import { say } from "./words.js";
+import { putClipsOnGpus, takeClipsBack } from "./workflow_clips.js";
 import { Connections } from "./workflow_graphs.js";
 import { PARALLEL, putBehindLoaders, takeAllAway, vaeSlot } from "./workflow_vaes.js";
 
@@ -47,21 +49,28 @@ export async function convert(toOurs, only = null, vaes = false) {
   const title = say(vaes ? "useAllVae" : toOurs ? "useAll" : "useOne");
   const toast = (severity, detail) =>
     app.extensionManager.toast.add({ severity, summary: title, detail, life: 5000 });
-  const others = moveVaes(structuredClone(workflow));
-  if (!chosen.length && !stays.length && !others) return toast("info", say(toOurs ? "nothingToDo" : "nothingBack"));
+  const ask = (message, itemList, type = "default") =>
+    app.extensionManager.dialog.confirm({ title, message, itemList, type });
+  const moved = moveVaes(structuredClone(workflow));
+  const back = toOurs || only ? 0 : takeClipsBack(structuredClone(workflow));
+  const offers = toOurs ? await clipOffers(workflow, chosen) : [];
+  const some = chosen.length + moved + back > 0;
+  if (!some && !stays.length && !offers.length) return toast("info", say(toOurs ? "nothingToDo" : "nothingBack"));
   if (stays.length) {
-    const some = chosen.length + others > 0;
     const message = say((toOurs ? "stays" : "keeps") + (some ? "Some" : "All"));
-    const type = some ? "default" : "info";
-    const goOn = await app.extensionManager.dialog.confirm({ title, message, itemList: stays, type });
-    if (!goOn || !some) return;
+    if (!(await ask(message, stays, some ? "default" : "info")) || !some) return;
   }
+  const agreed = offers.length > 0 && (await ask(say("clipOffer"), offers.map((each) => each.text)));
+  if (!some && !agreed) return;
   replaceLoaders(workflow, chosen, toOurs, defaultTitle);
   moveVaes(workflow);
+  if (agreed) putClipsOnGpus(workflow, offers);
+  if (back) takeClipsBack(workflow);
   await showInstead(workflow);
   // Not as a toast, which would cover what ComfyUI says of files that are missing.
-  const text = say(vaes ? "movedVae" : toOurs ? "moved" : "movedBack", { count: chosen.length, vaes: others });
-  showNotice("success", title, text, [], SECONDS_SHOWN);
+  const text = say(vaes ? "movedVae" : toOurs ? "moved" : "movedBack", { count: chosen.length, vaes: moved });
+  const clips = agreed ? ` ${say("movedClips", { count: offers.length })}` : "";
+  showNotice("success", title, text + clips, [], SECONDS_SHOWN);
 }
 
 // As a redo of the frontend does it, so that it is one step to undo; the view and the pictures stay.

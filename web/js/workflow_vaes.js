@@ -1,6 +1,7 @@
 // Puts Parallel VAE behind the VAEs of loaders in a saved workflow, in all its graphs, and takes it away.
+import { insertBehind, lead, linksOf, newNode, nodeAt, takeAway } from "./inserted_nodes.js";
 import { LOADERS, OURS } from "./loader_table.js";
-import { changeLink, connect, Connections, graphsOf, nextId, readLink } from "./workflow_graphs.js";
+import { connect, Connections, graphsOf, readLink } from "./workflow_graphs.js";
 
 export const PARALLEL = "ParallelVAE";
 const WITHOUT_FILE = ["pixel_space", "taesd", "taesdxl", "taesd3", "taef1", "taef2"]; // of Load VAE's list
@@ -9,15 +10,6 @@ const isLoader = (node) =>
   node.type === "VAELoader" ? !WITHOUT_FILE.includes(node.widgets_values?.[0]) : node.type in LOADERS || node.type in OURS;
 
 export const vaeSlot = (node) => node.outputs?.findIndex((each) => each.type === "VAE") ?? -1;
-
-// Links of an output, as they are saved.
-const linksOf = (graph, id, slot) =>
-  (graph.links ?? []).filter((link) => {
-    const { origin_id, origin_slot } = readLink(link);
-    return String(origin_id) === String(id) && origin_slot === slot;
-  });
-
-const nodeAt = (graph, id) => graph.nodes.find((node) => String(node.id) === String(id));
 
 // How many nodes' VAEs are led through Parallel VAE that were not.
 // only: whether (graph, node) is meant; null for all loaders.
@@ -30,9 +22,12 @@ export function putBehindLoaders(workflow, only = null) {
       const direct = links.filter((link) => !toOurs(link));
       if (!direct.length) continue;
       const there = links.find(toOurs);
-      const added = there ? nodeAt(graph, readLink(there).target_id) : addBehind(workflow, graph, loader);
-      lead(direct, loader, vaeSlot(loader), added, 0);
-      if (!there) shareConfig(workflow, graph, added);
+      const added = there ? nodeAt(graph, readLink(there).target_id) : makeNode(workflow, loader);
+      if (there) lead(direct, loader, vaeSlot(loader), added, 0);
+      else {
+        insertBehind(workflow, graph, loader, vaeSlot(loader), added);
+        shareConfig(workflow, graph, added);
+      }
       count += 1;
     }
   return count;
@@ -43,46 +38,20 @@ export function putBehindLoaders(workflow, only = null) {
 export function takeAllAway(workflow, only = null) {
   let count = 0;
   for (const graph of graphsOf(workflow))
-    for (const node of graph.nodes.filter((each) => each.type === PARALLEL && (!only || only(graph, each)))) {
-      const ids = node.inputs.map((each) => each.link);
-      const given = graph.links.map(readLink).find((link) => link.id === node.inputs[0].link);
-      const giver = given && nodeAt(graph, given.origin_id);
-      if (!giver) continue; // it comes from outside of a subgraph, or from nowhere
-      lead(linksOf(graph, node.id, 0), node, 0, giver, given.origin_slot);
-      graph.nodes.splice(graph.nodes.indexOf(node), 1);
-      graph.links = graph.links.filter((link) => !ids.includes(readLink(link).id));
-      for (const each of graph.nodes)
-        for (const output of each.outputs ?? []) output.links = output.links?.filter((id) => !ids.includes(id)) ?? null;
-      for (const input of graph.inputs ?? []) input.linkIds = input.linkIds?.filter((id) => !ids.includes(id));
-      count += 1;
-    }
+    for (const node of graph.nodes.filter((each) => each.type === PARALLEL && (!only || only(graph, each))))
+      count += takeAway(graph, node);
   return count;
 }
 
-// Links of one output come from another from now on; where they lead is as it was.
-function lead(links, from, fromSlot, to, toSlot) {
-  const ids = links.map((link) => readLink(link).id);
-  for (const link of links) changeLink(link, { origin_id: to.id, origin_slot: toSlot });
-  const output = from.outputs[fromSlot];
-  output.links = (output.links ?? []).filter((id) => !ids.includes(id));
-  to.outputs[toSlot].links = [...(to.outputs[toSlot].links ?? []), ...ids];
-}
-
-function addBehind(workflow, graph, loader) {
-  const added = {
-    id: nextId(workflow, "node"), type: PARALLEL, pos: [loader.pos[0], loader.pos[1] - 120], size: [210, 46],
-    flags: {}, order: loader.order ?? 0, mode: loader.mode ?? 0,
+const makeNode = (workflow, loader) =>
+  newNode(workflow, loader, {
+    type: PARALLEL, size: [210, 46], widgets_values: [],
     inputs: [
       { name: "vae", type: "VAE", link: null },
       { name: "parallel_config", type: "PARALLEL_CONFIG", shape: 7, link: null },
     ],
     outputs: [{ name: "VAE", type: "VAE", links: [] }],
-    properties: { "Node name for S&R": PARALLEL }, widgets_values: [],
-  };
-  graph.nodes.push(added);
-  connect(workflow, graph, { origin_id: loader.id, origin_slot: vaeSlot(loader), node: added, slot: 0 });
-  return added;
-}
+  });
 
 // With the configuration of the loader that it works with, it runs in that one's pool; else in one of all GPUs.
 function shareConfig(workflow, graph, added) {

@@ -1,0 +1,75 @@
+"""On which GPU a text encoder goes that has no room on ComfyUI's beside the model: what *Use all GPUs* offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a text encoder has room.
+
+    Args:
+        gpu, own: that GPU and ComfyUI's, as CUDA counts.
+        encoder, model: bytes on one GPU.
+    """
+
+    gpu: int
+    own: int
+    encoder: int
+    model: int
+
+
+def find_place(encoder: int, model: int, room: Mapping[int, int], pool: Collection[int], own: int) -> Place | None:
+    """The GPU with most room; None where the encoder stays beside the model, or no other GPU has room for it.
+
+    Args:
+        room: GPU -> bytes for weights of the pool and of ComfyUI.
+        pool: GPUs on which the model is.
+    """
+    left = {gpu: size - model * (gpu in pool) for gpu, size in room.items()}
+    if not encoder or not model or own not in pool or left.get(own, encoder) >= encoder:
+        return None
+    best = max(left, key=lambda gpu: (left[gpu], -gpu))
+    return Place(best, own, encoder, model) if left[best] >= encoder else None
+
+
+def place_encoders(
+    wish: Mapping[str, Any],
+    status: Mapping[str, Any],
+    size_of: Callable[[str, str], int],
+    pool: Collection[int],
+    own: int,
+    working_bytes: int,
+) -> list[dict[str, int] | None]:
+    """Answer a canvas: a `Place` as a mapping for each of its text encoders, None for one that stays.
+
+    Args:
+        wish: {"encoders": lists of files, "models": files}.
+        status: see `read_status`; of a model that a pool has, it says what a rank takes.
+        size_of: (kind, file) -> its bytes on disk, 0 where there is none; kind is "encoder" or "model".
+        working_bytes: that ComfyUI leaves free.
+    """
+    room = {gpu["index"]: gpu["total"] - gpu["others"] - working_bytes for gpu in status["gpus"]}
+    known = {model["name"]: model["bytes_per_rank"] for each in status["pools"] for model in each["models"]}
+
+    def model_size(name: str) -> int:
+        return known.get(name.replace("\\", "/").rpartition("/")[2]) or size_of("model", name)
+
+    model = max(map(model_size, _texts(wish.get("models"))), default=0)
+    places = []
+    for files in _listed(wish.get("encoders")):
+        encoder = sum(size_of("encoder", name) for name in _texts(files))
+        place = find_place(encoder, model, room, pool, own)
+        places.append(asdict(place) if place else None)
+    return places
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _texts(value: Any) -> list[str]:
+    return [each for each in _listed(value) if isinstance(each, str)]

@@ -1,0 +1,44 @@
+// Puts ComfyUI's Select CLIP Device behind CLIP loaders of a saved workflow, and takes away those that were put in so.
+import { insertBehind, newNode, takeAway } from "./inserted_nodes.js";
+import { Connections, graphsOf } from "./workflow_graphs.js";
+
+export const SELECT = "SelectCLIPDevice";
+const LOADERS = ["CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader", "QuadrupleCLIPLoader"];
+const MARK = "ParallelDiT.offered";
+
+const textsOf = (node) =>
+  Object.values(node.widgets_values ?? node.widgets_values_named ?? []).filter((each) => typeof each === "string");
+
+// {graph, node, files} of each loader whose CLIP could be on another GPU. Where a node gives the CLIP on (LoRA, another
+// Select CLIP Device), it stays: of ComfyUI 0.33's node on another GPU, a LoRA has no effect on the text encoder.
+export function movableClips(workflow) {
+  const connections = new Connections(workflow);
+  const movable = (graph, node) => {
+    const takers = LOADERS.includes(node.type) ? connections.takers(graph, node.id, 0) : [];
+    const givesOn = (taker) => (taker.node.outputs ?? []).some((each) => ["CLIP", "*"].includes(each.type));
+    return takers.length > 0 && !takers.some(givesOn) && !textsOf(node).includes("cpu");
+  };
+  return connections.graphs.flatMap((graph) =>
+    graph.nodes.filter((node) => movable(graph, node)).map((node) => ({ graph, node, files: textsOf(node) })),
+  );
+}
+
+// chosen: [{graph, node, gpu}] of `workflow`.
+export function putClipsOnGpus(workflow, chosen) {
+  for (const { graph, node, gpu } of chosen) {
+    const added = newNode(workflow, node, {
+      type: SELECT, size: [270, 60], widgets_values: [`gpu:${gpu}`], properties: { [MARK]: true },
+      inputs: [{ name: "clip", type: "CLIP", link: null }], outputs: [{ name: "CLIP", type: "CLIP", links: [] }],
+    });
+    insertBehind(workflow, graph, node, 0, added);
+  }
+}
+
+// How many were taken away of those that `putClipsOnGpus` put in.
+export function takeClipsBack(workflow) {
+  let count = 0;
+  for (const graph of graphsOf(workflow))
+    for (const node of graph.nodes.filter((each) => each.type === SELECT && each.properties?.[MARK]))
+      count += takeAway(graph, node);
+  return count;
+}
