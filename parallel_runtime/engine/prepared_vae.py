@@ -90,6 +90,7 @@ class PreparedVae(Prepared):
             )
         joined = state.meshes.join(ParallelPlan(ulysses=request.ranks))
         results: Results = {}
+        run_of = request.half, tuple(tensors["x"].shape)
         if joined is not None and self.held is not None and self.takes_part:
             held, weights = self.held
             held.activate(lambda done, total: None)
@@ -114,7 +115,7 @@ class PreparedVae(Prepared):
                     tried=bool(agreed[_TRIED]),
                     now_and_then=stop_where_all_do,
                 )
-            weights.tried.add((request.half, tuple(tensors["x"].shape)))
+            weights.tried.add(run_of)
             if output is not None:
                 results["output"] = output
         answer = state.finished(None, started)

@@ -21,7 +21,7 @@ from .rows import Rows, share_rows
 
 LEAST = 2
 """Rows of a latent that a rank has at least: a picture that is mirrored at its border needs two."""
-_CHUNK = 128 << 20
+CHUNK = 128 << 20
 """Bytes that ComfyUI computes at once on a large GPU. On every rank alike, whatever it has: it decides what is sent."""
 
 
@@ -59,6 +59,7 @@ def run_half(
     """Encode or decode. Each of the ranks calls it with the same tensor.
 
     Args:
+        x: empty afterwards where several ranks share it: each keeps its own rows, and the memory of the whole is free.
         unit: see `shared_ranks`, which says how many ranks there are.
         group: that they talk over.
         options: further arguments of the VAE's method.
@@ -82,8 +83,10 @@ def run_half(
             now_and_then()
 
         rows = Rows(rank, tuple(unit * share for share in share_rows(x.shape[-2] // unit, ranks)), vote, group)
+        own = rows.cut(x)
+        x.set_()  # type: ignore[call-overload]  # whoever called holds it, too
         with _shared(getattr(vae, name), half, rows), RowFunctions(rows, vote_now_and_then, half.noise):
-            own = _call(vae, name, rows.cut(x), half, options)
+            own = _call(vae, name, own, half, options)
         return rows.gather(own, to=0)
 
 
@@ -112,7 +115,7 @@ def _shared(part: nn.Module, half: Half, rows: Rows) -> Iterator[None]:
                 stack.enter_context(_replaced(module, "optimized_attention", attend))
         if half.chunks:
             # In proportion to the rows: as many chunks of as many frames as on one rank.
-            share = Fraction(_CHUNK * rows.shares[rows.rank], sum(rows.shares))
+            share = Fraction(CHUNK * rows.shares[rows.rank], sum(rows.shares))
             code = sys.modules[type(part).__module__]
             stack.enter_context(_replaced(code, half.chunks, lambda device: share))
         yield

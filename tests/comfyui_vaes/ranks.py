@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.vae_memory import Case, lone, make_vae, peak_of
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.vae.shared_vae import run_half, shared_ranks
 from tests.comfyui_vaes.tiny import TINY, make
@@ -35,3 +36,28 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[
                 assert ours.shape == alone.shape
                 found.setdefault(name, {})[half] = float((ours - alone).abs().max() / alone.abs().max())
     return {"differences": found, "ran": ran}
+
+
+LARGE = {
+    "KL 2048² decoded": Case("flux", "decoder", (1, 16, 256, 256)),
+    "KL 2048² encoded": Case("flux", "encoder", (1, 3, 2048, 2048), 8),
+    "Wan decoded": Case("wan", "decoder", (1, 16, 4, 60, 104)),
+    "Wan encoded": Case("wan", "encoder", (1, 3, 13, 480, 832), 8),
+}
+
+
+def peaks(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, Any]:
+    """Bytes at once: of small VAEs, run with the others and as if there were any; of large ones, alone and as if."""
+    use_comfyui(comfyui, {"cpu": True})
+    together, as_if = {}, {}
+    for name in names:
+        vae, case = make(TINY[name]), Case(name, "decoder", TINY[name].latent)
+        together[name] = peak_of(vae, case, world_size, rank, torch.float32, dist.group.WORLD)
+        with lone():
+            as_if[name] = peak_of(vae, case, world_size, rank, torch.float32)
+    large = {}
+    for name, case in LARGE.items():
+        vae = make_vae(case.vae, torch.device("meta"))
+        with lone():
+            large[name] = peak_of(vae, case, 1, 0), peak_of(vae, case, world_size, rank)
+    return {"together": together, "as_if": as_if, "large": large}

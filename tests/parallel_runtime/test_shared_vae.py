@@ -40,6 +40,16 @@ def test_ranks_compute_what_every_vae_does(ranks):
     compare(ranks, list(TINY))
 
 
+@pytest.mark.skipif(COMFYUI is None, reason=HOW)
+def test_a_ranks_peak_of_memory_is_its_share():
+    found = run_ranks(2, "tests.comfyui_vaes.ranks:peaks", {"comfyui": str(COMFYUI), "names": USED_MOST})
+    for rank in found:
+        assert rank["together"] == rank["as_if"], "what is reckoned is what an exchange takes"
+        shares = {name: own / alone for name, (alone, own) in rank["large"].items()}
+        assert len(shares) == 4
+        assert {name: share for name, share in shares.items() if share > 0.505} == {}
+
+
 def test_rows_are_shared_as_alike_as_they_can_be():
     assert share_rows(11, 3) == (3, 4, 4)
     assert share_of((3, 4, 4), 88) == [24, 32, 32]

@@ -212,6 +212,7 @@ def test_another_gpu_that_a_node_selects_is_comfyuis_before_it_and_has_no_effect
             again = each.encode(wanted[0])
             assert (again - vae.encode(wanted[0])).abs().max() < 1e-4 * again.abs().max()
         assert client.ran.plan == "Encoded; devices at work: 2."
+    client.release_vaes()
 
 
 def test_a_node_that_changes_its_weights_is_refused_and_one_that_uses_the_network_gets_comfyuis(client, path):
