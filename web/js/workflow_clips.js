@@ -14,7 +14,7 @@ const textsOf = (node) =>
 export function movableClips(workflow) {
   const connections = new Connections(workflow);
   const movable = (graph, node) => {
-    const takers = LOADERS.includes(node.type) ? connections.takers(graph, node.id, 0) : [];
+    const takers = LOADERS.includes(node.type) && !node.mode ? connections.takers(graph, node.id, 0) : [];
     const givesOn = (taker) => (taker.node.outputs ?? []).some((each) => ["CLIP", "*"].includes(each.type));
     return takers.length > 0 && !takers.some(givesOn) && !textsOf(node).includes("cpu");
   };
