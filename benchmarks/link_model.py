@@ -2,6 +2,7 @@
 
     python -m benchmarks.link_model            # the table of docs/slow-links.md
     python -m benchmarks.link_model --checked  # the same prediction of two H100s, beside what was measured there
+    python -m benchmarks.link_model --splits   # other ways to share out a picture, which are not built, beside ours
 
 A cell is how many times as fast a step is as on one such card, by the exact plan that `auto` takes; 1.0 is one card.
 Reckoned are the cards' constants in parallel_runtime/requests/facts.py and a link's rate; a pool measures both.
@@ -10,12 +11,22 @@ Reckoned are the cards' constants in parallel_runtime/requests/facts.py and a li
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from parallel_runtime.config import ParallelConfig
+from parallel_runtime.config import ParallelConfig, ParallelPlan
+from parallel_runtime.planning import cost_constants as fitted
+from parallel_runtime.planning.cost import Cost, predict
 from parallel_runtime.planning.plan import choose
-from parallel_runtime.requests.facts import HOST_MEMORY, NVLINK, LinkFacts, ModelFacts, RequestFacts, known_gpu
+from parallel_runtime.requests.facts import (
+    HOST_MEMORY,
+    NVLINK,
+    LinkFacts,
+    MachineFacts,
+    ModelFacts,
+    RequestFacts,
+    known_gpu,
+)
 
 from .flux_facts import FLUX_DEV, flux_request
 
@@ -107,6 +118,94 @@ def table() -> str:
     return "\n".join(lines)
 
 
+_PIECES = 4
+"""In which a gathered input would come: what has come is multiplied meanwhile."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """One picture of a job at CFG 1, whose tokens cards share out that are joined through the host's memory.
+
+    Args:
+        rate: as in RATES.
+        eight_bit: layers take quantised activations: products are twice as fast, and an input travels in bytes.
+    """
+
+    job: Job
+    card: str
+    count: int
+    rate: float
+    eight_bit: bool = False
+
+    def speed_ups(self) -> tuple[float, float, float]:
+        """Times as fast as one card: with queries, keys and values exchanged; with feed-forward layers beside
+        attention computed meanwhile, too; with the blocks' input gathered."""
+        alone, shared = self._cost(1).seconds, self._cost(self.count)
+        computed = shared.seconds - shared.exchange_seconds
+        today, beside, gathered = (
+            alone / (computed + way) for way in (shared.exchange_seconds, self._beside(), self._gathered())
+        )
+        return today, beside, gathered
+
+    @property
+    def _machine(self) -> MachineFacts:
+        machine = known_gpu(self.card, 0, through_host(self.rate))
+        return replace(machine, matmul=machine.matmul * (2 if self.eight_bit else 1))
+
+    def _cost(self, count: int) -> Cost:
+        request = replace(self.job.request, batch=1)
+        return predict(ParallelPlan(ulysses=count), self.job.model, request, self._machine, compiled=True)
+
+    def _of_block(self) -> tuple[float, float, float, float]:
+        """Seconds of a block on one of the cards: the way of an activation of its tokens, the products that make
+        queries, keys and values, a feed-forward layer, attention."""
+        model, request, machine = self.job.model, self.job.request, self._machine
+        tokens = request.tokens + request.text_tokens
+        own = tokens / self.count
+        way = own * model.width * model.bytes_per_number / (self.rate * 1e9)
+        weight = 2 * own / (machine.matmul * 1e12)  # seconds for each weight of a product
+        feed_forward = fitted.FEED_FORWARD.value * model.image_parameters / model.blocks
+        padded = -(-model.heads // self.count) * self.count / model.heads
+        attention = 4 * own * tokens * model.width * padded / (machine.attention * 1e12)
+        return way, weight * 3 * model.width**2, weight * feed_forward, attention
+
+    def _beside(self) -> float:
+        """Seconds that exchanges show where those of parallel blocks hide behind the feed-forward layer, too."""
+        way, _, feed_forward, attention = self._of_block()
+        moved, today = 4 * way * (self.count - 1) / self.count, self._cost(self.count).exchange_seconds
+        shown = max(fitted.SEEN_OF_EXCHANGE.value * moved / 4, moved - feed_forward - attention)
+        each = min(today / self.job.model.blocks, 2 * HOST_MEMORY.latency + shown)
+        return today + self.job.model.parallel_blocks * (each - today / self.job.model.blocks)
+
+    def _gathered(self) -> float:
+        """Seconds that show where inputs come in pieces behind products of what has come, and attended values leave
+        as today, behind attention with other heads."""
+        way, products, _, attention = self._of_block()
+        others, seen = self.count - 1, fitted.SEEN_OF_EXCHANGE.value
+        comes = way * others / (2 if self.eight_bit else 1)
+        last = products * others / self.count / _PIECES
+        leaves = way * others / self.count
+        shown = max(0.0, comes + last - products) + seen * leaves + max(0.0, (1 - seen) * (leaves - attention))
+        return self.job.model.blocks * (2 * HOST_MEMORY.latency + shown)
+
+
+def splits(count: int, eight_bit: bool, cards: Sequence[str] = CARDS, slots: Sequence[str] = tuple(RATES)) -> str:
+    """Markdown: a row for each job, a column for each card and slot, with `Split.speed_ups` of so many cards."""
+    columns = [(card, slot) for card in cards for slot in slots]
+    shown = " | ".join(f"{card.removeprefix('RTX ')}, {slot}" for card, slot in columns)
+    lines = [f"| {count} cards, {8 if eight_bit else 16} bit | {shown} |", "|---|" + "---|" * len(columns)]
+    for job in JOBS:
+        found = [Split(job, card, count, RATES[slot], eight_bit).speed_ups() for card, slot in columns]
+        cells = ["/".join(f"{each:.2f}" for each in of) for of in found]
+        lines.append(f"| {job.name.removesuffix(', CFG')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def all_splits() -> str:
+    """Markdown: those of two and three cards, with 16 bit and 8."""
+    return "\n\n".join(splits(count, eight_bit) for count in (2, 3) for eight_bit in (False, True))
+
+
 def checked() -> str:
     """Markdown: predicted and measured of two H100s."""
     lines = ["| | predicted | measured |", "|---|---|---|"]
@@ -120,7 +219,9 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checked", action="store_true", help="two H100s over NVLink, beside what was measured")
-    print(checked() if parser.parse_args().checked else table())
+    parser.add_argument("--splits", action="store_true", help="other ways to share out one picture, beside ours")
+    asked = parser.parse_args()
+    print(checked() if asked.checked else all_splits() if asked.splits else table())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.link_model import JOBS, checked, speed_up, table, through_host
+from benchmarks.link_model import JOBS, Split, checked, speed_up, splits, table, through_host
 from parallel_runtime.requests.facts import NVLINK
 
 
@@ -23,3 +23,18 @@ def test_the_document_has_the_tables():
     text = (Path(__file__).resolve().parents[1] / "docs" / "slow-links.md").read_text(encoding="utf-8")
     assert table() in text
     assert checked() in text
+    assert splits(2, False, ("RTX 3090", "RTX 4090"), ("x4", "x8")) in text
+
+
+def test_a_split_gives_what_auto_takes_where_that_is_faster_than_one_card():
+    flux = JOBS[0]
+    assert Split(flux, "RTX 3090", 2, 8.0).speed_ups()[0] == speed_up(flux, "RTX 3090", 2, through_host(8.0)) > 1
+
+
+def test_gathering_moves_three_quarters_as_much_over_two_cards_and_as_much_over_three():
+    """Over a link so slow that nothing hides it."""
+    flux = JOBS[0]
+    for count, sixteen, eight in ((2, 4 / 3, 2), (3, 1, 8 / 5)):
+        for eight_bit, more in ((False, sixteen), (True, eight)):
+            today, _, gathered = Split(flux, "RTX 4090", count, 1e-3, eight_bit).speed_ups()
+            assert gathered / today == pytest.approx(more, rel=0.01)
