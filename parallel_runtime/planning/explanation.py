@@ -311,7 +311,8 @@ def _more(
     machine: MachineFacts,
     loaded: ParallelPlan | None,
 ) -> Said:
-    """What twice the GPUs would give, linked alike."""
+    """What twice the GPUs would give, linked alike: of each as many again."""
+    machine = replace(machine, speeds=machine.speeds * 2)
     more = choose(config, 2 * ranks, model, request, machine, loaded)
     if more.plan.world_size > choice.plan.world_size and more.cost.seconds < choice.cost.seconds:
         return said(

@@ -100,6 +100,14 @@ def test_blocks_that_stay_lie_evenly_between_those_that_come_and_one_comes():
     assert resident_blocks(2, 1) == ()
 
 
+@pytest.mark.parametrize("machine", [LARGE, SMALL, APART])
+def test_the_loader_speaks_of_gpus_of_unlike_speed(machine):
+    """And of more of them, of which there are no speeds."""
+    unlike = replace(machine, speeds=(1.0, 0.5))
+    text = explain(choose_weights(AUTO, 2, FLUX_DEV, unlike, WEIGHTS), 2, FLUX_DEV, TYPICAL, unlike)
+    assert "4 GPUs would take" in text or "More GPUs would not make it faster." in text
+
+
 def test_a_quantised_file_counts_by_its_bytes():
     half = replace(WITHOUT_STAGES, bytes_per_parameter=2)
     assert choose_weights(AUTO, 2, half, SMALL, WEIGHTS * 3 // 4) is AUTO
