@@ -106,14 +106,17 @@ def through_host(rate: float) -> LinkFacts:
 
 def table() -> str:
     """Markdown: a row for each job and card, a column for each number of cards and slot."""
-    columns = [(count, slot) for count in COUNTS for slot in RATES]
+    slots = "/".join(RATES)
     lines = [
-        "| | card | " + " | ".join(f"{count} cards, {slot}" for count, slot in columns) + " |",
-        "|---|---|" + "---|" * len(columns),
+        "| | card | " + " | ".join(f"{count} cards, {slots}" for count in COUNTS) + " |",
+        "|---|---|" + "---|" * len(COUNTS),
     ]
     for job in JOBS:
         for place, card in enumerate(CARDS):
-            cells = [f"{speed_up(job, card, count, through_host(RATES[slot])):.1f}" for count, slot in columns]
+            cells = [
+                "/".join(f"{speed_up(job, card, count, through_host(rate)):.1f}" for rate in RATES.values())
+                for count in COUNTS
+            ]
             lines.append(f"| {'' if place else job.name} | {card.removeprefix('RTX ')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

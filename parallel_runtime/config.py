@@ -37,6 +37,9 @@ _RANGE = said("from 1 to {most}", most=f"{_MOST:,}")
 _LONGEST_SHOWN = 80
 _DEVICES = re.compile(r"auto|cpu(:[1-9]\d{0,3})?|\d{1,4}(,\d{1,4})*", re.ASCII)
 
+_FOUND = ("resident", "held")
+"""Fields that no artist sets."""
+
 
 @dataclass(frozen=True)
 class ParallelConfig:
@@ -56,6 +59,7 @@ class ParallelConfig:
         weights: one of WEIGHTS. Every GPU has all of them; each keeps its share of every block, and gets the others'
             just before the block runs; or blocks come from memory of the host, of which each rank fills its share.
         resident: blocks that stay whole on each GPU where weights stream; `choose_weights` finds it, whatever it is.
+        held: of each rank, how many of the other blocks it keeps, where one has more memory than another; likewise.
         hosts: machines that the pool spans; each brings as many devices (docs/several-hosts.md).
         version: schema of this configuration; a newer one than ours is refused.
 
@@ -77,6 +81,7 @@ class ParallelConfig:
     may_change_pixels: bool = False
     weights: str = "auto"
     resident: int = 0
+    held: tuple[int, ...] = ()
     version: int = CONFIG_VERSION
 
     def __post_init__(self) -> None:
@@ -211,7 +216,7 @@ class ParallelConfig:
         version = values.get("version", CONFIG_VERSION)
         if not isinstance(version, int) or version > CONFIG_VERSION:
             cls(version=version)
-        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+        unknown = sorted(set(values) - {f.name for f in fields(cls) if f.name not in _FOUND})
         if unknown:
             raise ConfigurationError(
                 said(
@@ -222,8 +227,8 @@ class ParallelConfig:
         return cls(**values)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain data, as `from_mapping` reads it."""
-        return asdict(self)
+        """Plain data, as `from_mapping` reads it; each rank finds the rest."""
+        return {name: value for name, value in asdict(self).items() if name not in _FOUND}
 
 
 @dataclass(frozen=True)

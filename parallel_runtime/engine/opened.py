@@ -33,6 +33,7 @@ from ..requests.facts import ModelFacts
 from ..requests.requests import ComfyuiCode, Load
 from ..said import said
 from ..streaming.block_stream import SLOTS, BlockStream
+from ..streaming.deal import held_blocks
 from ..streaming.dealer import Dealer
 from .family import DiffusersFamily, Family
 
@@ -91,8 +92,10 @@ class Opened(ABC):
         if dealer is not None:
             sizes = BlockStream(dealer.resident).coming(sizes)
             coming = min(sum(sizes), self.weight_bytes)
-            share = dealer.device_bytes(sizes) * coming // sum(sizes)
-            return self.weight_bytes - coming + SLOTS * max(sizes) + share
+            held = held_blocks(dealer.held, len(sizes))
+            streamed = [size for block, size in enumerate(sizes) if block not in held]
+            beside = dealer.device_bytes(sizes) - sum(streamed)  # a share of all, less what is not here
+            return self.weight_bytes + beside * coming // sum(sizes) + SLOTS * max(streamed, default=0)
         if owned is None:
             return self.weight_bytes
         blocks = self.facts.block_sizes

@@ -22,7 +22,7 @@ from .prepared import Prepared, Results
 from .rank_state import RankState
 from .resident import Resident
 
-_FREE = "free"
+_FREE = "free on {}"
 _STEP = 512 << 20
 """What is free counts in whole ones, so that a little more or less of it makes no other plan."""
 
@@ -48,7 +48,7 @@ class PreparedSurvey(Prepared):
         """
         load = request.load
         config = ParallelConfig.from_mapping(load.config)
-        machine = replace(load.machine or CPU, speeds=tuple(state.meshes.speeds or ()), free_bytes=0)
+        machine = replace(load.machine or CPU, speeds=tuple(state.meshes.speeds or ()), free_each=())
         opened = state.open(load)
         facts, weight_bytes = opened.facts, opened.weight_bytes
         config = choose_weights(config, load.ranks, facts, machine, weight_bytes)
@@ -56,16 +56,17 @@ class PreparedSurvey(Prepared):
         needs = int(cost.weight_bytes * weight_bytes / (facts.parameters * facts.bytes_per_parameter))
         # A rank that the model does not use may be as full as it likes.
         used = state.rank < load.ranks
-        offers = {_FREE: state.residency.store.could_have()} if used else {}
+        offers = {_FREE.format(state.rank): state.residency.store.could_have()} if used else {}
         return cls(state=state, request=request, needs=needs, offers=offers)
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
     ) -> tuple[Answer, Results]:
-        """Tell what the rank has that has the least."""
+        """Tell what each rank has."""
         held = self.state.held()
         needs = 0 if self.request.load.model in held else self.needs
-        return Surveyed(max(1, agreed[_FREE] // _STEP * _STEP), needs, held), {}
+        each = (agreed[_FREE.format(rank)] for rank in range(self.request.load.ranks))
+        return Surveyed(tuple(max(1, free // _STEP * _STEP) for free in each), needs, held), {}
 
 
 _FACTS = "facts"
@@ -138,7 +139,7 @@ class PreparedLoad(Prepared):
         if not machine.measured and machine.on_gpu:
             control.measuring()
         measured = machine if machine.measured else measure_machine(machine, state.device, state.world_size)
-        state.machine = replace(measured, free_bytes=0)  # requests to come find other models here
+        state.machine = replace(measured, free_each=())  # requests to come find other models here
         picture = typical(*self.request.size) if self.config.patches is None else TYPICAL
         wish = self.config, self.request.ranks, resident.facts, picture, measured, self.loaded
         explanation = explain(*wish)

@@ -89,9 +89,10 @@ class Residency:
         dealer = None
         key: Hashable = (opened.identity, loaded.pipe, owned)
         if mode != "whole":
-            key = (opened.identity, mode, request.ranks, config.resident)
+            key = (opened.identity, mode, request.ranks, config.resident, config.held)
             streaming = Streaming(mode, self._rank, request.ranks, self._folder)
-            dealer = Dealer(streaming, key, self._device, config.resident)
+            held = config.held[self._rank] if self._rank < len(config.held) else 0
+            dealer = Dealer(streaming, key, self._device, config.resident, held)
             dealer.check()
         # Every rank alike, also one that the model does not use.
         self.store.make_way(key)

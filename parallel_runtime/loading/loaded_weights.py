@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -98,7 +99,7 @@ class LoadedWeights(PatchableWeights):
         self.size = 0
         self.here = False
         self.keeps_addresses = False
-        self.stream = BlockStream(dealer.resident) if dealer is not None else None
+        self.stream = BlockStream(dealer.resident, dealer.held) if dealer is not None else None
         self.shared: SharedBlocks | None = None
         self._reader = reader
         self._make_arena = arena or make_arena
@@ -174,6 +175,8 @@ class LoadedWeights(PatchableWeights):
             put(self.network, name, self._tensors[name])
         self._elsewhere.clear()
         self._reopened = None
+        if self.stream is not None:
+            self.stream.forget()
         if self.shared is not None:
             self.shared.give_back()
         if self._arena is not None:
@@ -286,13 +289,13 @@ class LoadedWeights(PatchableWeights):
             if index or name not in self._places
         }
         rest = lay_out(own)
-        slot = max((each.size for each in layouts), default=0)
-        slots = [_aligned(rest.size) + number * _aligned(slot) for number in range(SLOTS)] if slot else []
-        size = slots[-1] + slot if slots else rest.size
+        sizes = [each.size for each in layouts]
+        places, size = self._blocks_behind(rest.size, sizes)
         arena = self._make_arena(size, self.device)
         if self._dealer is not None and self.stream is not None:
-            self.shared = self._dealer.deal([each.size for each in layouts])
-            self.stream.set_up(self.shared, [arena.memory[start : start + slot] for start in slots])
+            self.shared = self._dealer.deal(sizes)
+            slots = [arena.memory[start : start + each] for start, each in zip(places, sizes, strict=True)]
+            self.stream.set_up(self.shared, slots)
         placed: dict[torch.Tensor, torch.Tensor] = {}  # by identity: that is how tensors hash
         for name, weight in weights.items():
             if weight not in placed:
@@ -301,7 +304,7 @@ class LoadedWeights(PatchableWeights):
                     start = rest.starts.get((name, index), 0)
                     if not index and name in self._places:
                         block, start = self._places[name]
-                        start += slots[block % SLOTS]
+                        start += places[block]
                     strides = torch.empty_like(part, device="meta").stride()
                     of.append(place_tensor(arena, start, part.shape, part.dtype, strides))
                 made = made_of(weight, of)
@@ -315,6 +318,19 @@ class LoadedWeights(PatchableWeights):
         self.keeps_addresses = arena.keeps_addresses and self.shared is None
         self.size = size + (self.shared.device_bytes if self.shared is not None else 0)
         return opened
+
+    def _blocks_behind(self, start: int, sizes: Sequence[int]) -> tuple[list[int], int]:
+        """Where in the region blocks of these sizes are that come, behind what stays: in slots, or each in its place;
+        and bytes of the region."""
+        turns = self.stream.turns(len(sizes)) if self.stream is not None else []
+        slot = max((size for size, turn in zip(sizes, turns, strict=True) if turn is not None), default=0)
+        lengths = [slot] * (SLOTS if slot else 0) + [
+            size for size, turn in zip(sizes, turns, strict=True) if turn is None
+        ]
+        starts = list(accumulate((_aligned(length) for length in lengths), initial=_aligned(start)))
+        own = iter(starts[SLOTS if slot else 0 :])
+        places = [next(own) if turn is None else starts[turn] for turn in turns]
+        return places, (starts[-2] + lengths[-1] if lengths else start)
 
     def _coming(self, network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[list[str]]:
         """Of each block that comes, the matrices. Biases, norms and scales are next to nothing, and stay."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..config import STREAMED, ParallelConfig
 from ..requests.facts import LinkFacts, MachineFacts, ModelFacts
-from ..streaming.deal import resident_blocks
+from ..streaming.deal import held_blocks, resident_blocks
 
 SLOTS = 2
 """As `streaming.block_stream` has it; here without torch."""
@@ -19,39 +19,46 @@ class Coming:
     Args:
         weights: "dealt" or "host".
         ranks: that keep shares.
-        resident: see ParallelConfig.
+        resident, held: see ParallelConfig.
     """
 
     weights: str
     ranks: int
     resident: int = 0
+    held: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, config: ParallelConfig, ranks: int) -> Coming | None:
         """As a configuration has them; None where they are on the GPUs."""
-        return cls(config.weights, ranks, config.resident) if config.weights in STREAMED else None
+        return cls(config.weights, ranks, config.resident, config.held) if config.weights in STREAMED else None
 
-    def sizes(self, model: ModelFacts) -> list[int]:
-        """Parameters of each block that comes."""
+    def sizes(self, model: ModelFacts, held: int = 0) -> list[int]:
+        """Parameters of each block that comes to a rank that keeps so many of the others."""
         stay = set(resident_blocks(self.resident, model.blocks))
-        return [size for block, size in enumerate(model.block_sizes) if block not in stay]
+        coming = [size for block, size in enumerate(model.block_sizes) if block not in stay]
+        places = set(held_blocks(held, len(coming)))
+        return [size for block, size in enumerate(coming) if block not in places]
 
-    def kept_bytes(self, model: ModelFacts) -> int:
-        """Bytes of weights on each GPU."""
-        sizes = self.sizes(model)
+    def kept_bytes(self, model: ModelFacts, held: int = 0) -> int:
+        """Bytes of weights on the GPU of such a rank."""
+        sizes = self.sizes(model, held)
         beside = model.parameters - sum(sizes) + SLOTS * max(sizes, default=0)
-        share = -(-sum(sizes) // self.ranks) if self.weights == "dealt" else 0
+        share = -(-sum(self.sizes(model)) // self.ranks) if self.weights == "dealt" else 0
         return (beside + share) * model.bytes_per_parameter
 
-    def copied_bytes(self, model: ModelFacts) -> int:
-        """Bytes that a GPU copies in a step; of its own share it has a copy on the device."""
-        coming = sum(self.sizes(model)) * model.bytes_per_parameter
+    def copied_bytes(self, model: ModelFacts, used: int | None = None) -> int:
+        """Bytes that a GPU copies in a step; of its own share it has a copy on the device.
+
+        Args:
+            used: ranks that compute, the first ones; None for all. It is the one that copies the most.
+        """
+        coming = max(sum(self.sizes(model, held)) for held in self.held[:used] or (0,)) * model.bytes_per_parameter
         return coming - coming // self.ranks if self.weights == "dealt" else coming
 
     def link(self, machine: MachineFacts) -> LinkFacts:
         """What they come over."""
         return machine.link if self.weights == "dealt" else machine.host_link
 
-    def seconds(self, model: ModelFacts, machine: MachineFacts) -> float:
+    def seconds(self, model: ModelFacts, machine: MachineFacts, used: int | None = None) -> float:
         """Seconds of a step's copies over their link; blocks compute meanwhile."""
-        return self.copied_bytes(model) / (self.link(machine).peer * 1e9) if machine.on_gpu else 0.0
+        return self.copied_bytes(model, used) / (self.link(machine).peer * 1e9) if machine.on_gpu else 0.0

@@ -25,10 +25,11 @@ class Cost:
     Args:
         seconds: per step, warm-up steps of PipeFusion averaged in.
         exchange_seconds: of these, waiting for other ranks.
-        weight_bytes, activation_bytes, buffer_bytes: device memory of the rank that needs the most; buffers are the K
-            and V that PipeFusion keeps.
+        weight_bytes, activation_bytes, buffer_bytes: device memory of the rank that needs the most, or of one with the
+            least memory where others keep more blocks; buffers are the K and V that PipeFusion keeps.
         stage_blocks: blocks of every stage.
-        computing_seconds: per step, were all weights there. How long they come makes no difference between plans.
+        computing_seconds: per step, were all weights there. How long they come makes no difference between plans,
+            where ranks are alike.
     """
 
     seconds: float
@@ -205,7 +206,8 @@ class _Step:
 
     def coming_seconds(self) -> float:
         """That a step's weights are on their way; 0 where they are there."""
-        return self.coming.seconds(self.model, self.machine) if self.coming is not None else 0.0
+        coming = self.coming
+        return coming.seconds(self.model, self.machine, self.plan.world_size) if coming is not None else 0.0
 
     def seconds(self) -> tuple[float, float]:
         """Return a step's seconds where all weights are there, and those of them that are exchange."""

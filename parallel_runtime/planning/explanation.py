@@ -36,6 +36,15 @@ def explain(
     coming = Coming.of(config, ranks)
     if coming is not None:
         sentences.append(_coming(choice, coming, model, machine))
+        if coming.held:
+            stay = model.blocks - len(coming.sizes(model))
+            sentences.append(
+                said(
+                    "GPUs with more memory keep more: {counts} of {blocks} blocks, in the order of the devices.",
+                    counts=", ".join(str(stay + held) for held in coming.held),
+                    blocks=model.blocks,
+                )
+            )
     if not model.splits_sequence:
         sentences.append(
             said(
@@ -312,7 +321,7 @@ def _more(
     loaded: ParallelPlan | None,
 ) -> Said:
     """What twice the GPUs would give, linked alike: of each as many again."""
-    machine = replace(machine, speeds=machine.speeds * 2)
+    config, machine = replace(config, held=config.held * 2), replace(machine, speeds=machine.speeds * 2)
     more = choose(config, 2 * ranks, model, request, machine, loaded)
     if more.plan.world_size > choice.plan.world_size and more.cost.seconds < choice.cost.seconds:
         return said(

@@ -182,8 +182,10 @@ class _Search:
         if self.fits(cost) != self.fits(best_cost):
             return self.fits(cost)
         # Weights that stream make all plans as slow as their link. `auto` takes the plan of whole weights then: the
-        # picture is the same only over as many ranks.
+        # picture is the same only over as many ranks. Where one rank has all of them it need not wait for another's.
         seconds, best_seconds = cost.computing_seconds, best_cost.computing_seconds
+        if self.config.held:
+            seconds, best_seconds = cost.seconds, best_cost.seconds
         if plan.ring > best.ring:
             return seconds < best_seconds * _WORTH_A_RING
         return seconds < best_seconds * (_WORTH_A_RANK if plan.world_size > best.world_size else 1 - 1e-9)

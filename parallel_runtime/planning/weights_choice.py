@@ -14,6 +14,9 @@ _FILLED = 2 / 3
 """Of a GPU's memory, what weights may take where blocks stay on it that could as well come: pictures and videos are
 larger than TYPICAL, too."""
 
+_MORE = 2 * GIB
+"""Bytes by which a rank has more memory than the one with the least, or both keep as many blocks."""
+
 _WORTH_THE_HOST = 0.9
 """Weights in the host's memory take at most this share of a step of dealt ones, or the host's memory stays free."""
 _RESERVE = 512 << 20
@@ -33,7 +36,8 @@ def choose_weights(
 
     Weights stream where whole ones certainly do not fit, or where stages would compute in turn for that. What is in
     doubt stays as it is, and stages stay where nothing that streams fits either. Where others hold memory of a GPU,
-    what is free counts, as the ranks have agreed on it, and nothing is in doubt: what is more would be refused.
+    what is free counts, as the ranks have agreed on it, and nothing is in doubt: what is more would be refused. The GPU
+    with the least decides, and where weights stream others keep as many blocks as their own memory holds.
 
     Args:
         machine: as it comes with the request; the same on all ranks.
@@ -133,7 +137,33 @@ def _placed(
         least = resident <= 1 and (not memory or weights * exact + beside <= memory)
         if least or weights <= room:
             break
-    return replace(config, resident=resident), int(weights * exact) + beside
+    placed = replace(config, resident=resident)
+    return replace(placed, held=_held(placed, ranks, model, machine, exact, beside)), int(weights * exact) + beside
+
+
+def _held(
+    config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts, exact: float, beside: int
+) -> tuple[int, ...]:
+    """How many of the blocks that come to the rank with the least memory each rank keeps; () where none keeps more.
+
+    Args:
+        config: with weights that stream, and blocks that stay on all ranks.
+        beside: bytes beside the weights.
+    """
+    coming = Coming(config.weights, ranks, config.resident)
+    blocks, counts = len(coming.sizes(model)), []
+    for free in machine.free_each if len(machine.free_each) == ranks else ():
+        counts.append(0)
+        if free < machine.usable_bytes + _MORE:
+            continue
+        # One that has all needs no room for pictures beyond that of whole weights.
+        if coming.kept_bytes(model, blocks) * exact + beside <= free:
+            counts[-1] = blocks
+            continue
+        room = min(free * _FILLED, free - beside)
+        fitting = (count for count in range(blocks - 1, 0, -1) if coming.kept_bytes(model, count) * exact <= room)
+        counts[-1] = next(fitting, 0)
+    return tuple(counts) if any(counts) else ()
 
 
 def _exact(model: ModelFacts, weight_bytes: int) -> float:

@@ -150,8 +150,9 @@ class MachineFacts:
             start, so they are never kept.
         host_bytes: of the host's memory that weights may take; 0: not known.
         host_rate: 10^9 bytes per second that each GPU copies from the host's memory while all do; 0: not measured.
-        free_bytes: of the rank that has the least, that a model to be loaded can have when all others have left; 0: not
-            known. The ranks were asked before the load, and agreed on it (engine/prepared_load.py); it is never kept.
+        free_each: bytes that a model to be loaded can have of each rank's device when all others have left; () where
+            that is not known. The ranks were asked before the load, and agreed on it (engine/prepared_load.py); it is
+            never kept.
     """
 
     name: str
@@ -166,7 +167,12 @@ class MachineFacts:
     speeds: tuple[float, ...] = ()
     host_bytes: int = 0
     host_rate: float = 0.0
-    free_bytes: int = 0
+    free_each: tuple[int, ...] = ()
+
+    @property
+    def free_bytes(self) -> int:
+        """Of the rank that has the least; 0: not known."""
+        return min(self.free_each, default=0)
 
     @property
     def host_link(self) -> LinkFacts:

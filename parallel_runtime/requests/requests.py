@@ -377,13 +377,13 @@ class Surveyed(msgspec.Struct, frozen=True, tag=True):
     """Answer to `Survey`.
 
     Args:
-        free_bytes: see `MachineFacts`.
+        free_each: see `MachineFacts`.
         needs_bytes: of weights on the rank that has the most, as they would be planned were all of a GPU free; 0 where
             they are there.
         held: see `Finished`.
     """
 
-    free_bytes: int
+    free_each: tuple[int, ...]
     needs_bytes: int
     held: dict[str, int] | None = None
 

@@ -2,18 +2,20 @@
 
 Parameters of a block are views of its slot for good, so that compiled code and recordings see the same addresses; a
 forward that is recorded has its copies recorded with it. Every forward begins with empty slots: what it reads follows
-from nothing that was before.
+from nothing that was before. A rank with more memory than others has places for blocks that come to these, and
+brings them once, when the ranks meet.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 
-from .deal import resident_blocks
+from .deal import held_blocks, resident_blocks
 from .shared_blocks import SharedBlocks
 
 _T = TypeVar("_T")
@@ -26,10 +28,13 @@ class BlockStream:
 
     Args:
         resident: how many blocks stay where they are; see `resident_blocks`.
+        held: how many of the others this rank has places for; see `held_blocks`.
     """
 
-    def __init__(self, resident: int = 0) -> None:
+    def __init__(self, resident: int = 0, held: int = 0) -> None:
         self._resident = resident
+        self._held = held
+        self._brought = 0
         self.set_up(None, [])
 
     def coming(self, blocks: Sequence[_T]) -> list[_T]:
@@ -37,33 +42,51 @@ class BlockStream:
         stay = resident_blocks(self._resident, len(blocks))
         return [block for number, block in enumerate(blocks) if number not in stay]
 
-    def set_up(self, shared: SharedBlocks | None, slots: Sequence[torch.Tensor]) -> None:
+    def turns(self, count: int) -> list[int | None]:
+        """Of so many blocks that come, which slot each uses, in turn; None for one with a place of its own."""
+        held, turn = held_blocks(self._held, count), itertools.count()
+        return [None if block in held else next(turn) % SLOTS for block in range(count)]
+
+    def set_up(self, shared: SharedBlocks | None, places: Sequence[torch.Tensor]) -> None:
         """Take blocks from there.
 
         Args:
-            slots: SLOTS of them, (bytes,) uint8 on the device, each as large as the largest block.
+            places: of each block, (bytes,) uint8 on the device: a slot, as `turns` has it, or its own.
         """
         self._given = shared
-        self._slots = slots
-        self._holds: list[int | None] = [None] * len(slots)
+        self._places = places
+        self._slot = self.turns(len(places))
+        self._streamed = [block for block, slot in enumerate(self._slot) if slot is not None]
+        self._next = dict(zip(self._streamed, self._streamed[SLOTS:], strict=False))
+        self._holds: list[int | None] = [None] * SLOTS
         self._side: Any = None
         self._here: list[Any] = []
-        if shared is not None and shared.device.type == "cuda":
+        self.forget()
+        if shared is not None and shared.device.type == "cuda" and self._streamed:
             self._side = torch.cuda.Stream(shared.device)
-            self._here = [torch.cuda.Event() for _ in slots]
+            self._here = [torch.cuda.Event() for _ in range(SLOTS)]
 
     @property
     def _shared(self) -> SharedBlocks:
         assert self._given is not None, "a stream of weights that are not here"
         return self._given
 
-    @property
-    def _count(self) -> int:
-        return len(self._shared.sizes)
-
     def meet(self) -> bool:
-        """See `SharedBlocks.meet`."""
-        return self._shared.meet()
+        """See `SharedBlocks.meet`. Blocks with places of their own are there afterwards."""
+        shared = self._shared
+        moved = shared.meet()
+        if self._brought != shared.state and len(self._streamed) < len(self._places):
+            self.forget()
+            with shared.reading():
+                for block, place in enumerate(self._places):
+                    if self._slot[block] is None:
+                        shared.fetch(block, place)
+            self._brought = shared.state
+        return moved
+
+    def forget(self) -> None:
+        """What has places of its own is not there any more."""
+        self._brought = 0
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -74,41 +97,43 @@ class BlockStream:
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Around what a forward launches. The first blocks set out at once."""
-        self._holds = [None] * len(self._slots)
+        self._holds = [None] * SLOTS
         if self._side is not None:
             self._after_all()
-            for block in range(min(len(self._slots), self._count)):
-                self._bring(block)
+            for block in self._streamed[:SLOTS]:
+                self._bring(block, self._slot[block])
         try:
             yield
         finally:
-            self._holds = [None] * len(self._slots)
+            self._holds = [None] * SLOTS
             if self._side is not None:
                 torch.cuda.current_stream().wait_stream(self._side)
 
     def before(self, block: int) -> None:
         """A block is about to run: it is there, in the order of the stream."""
-        slot = block % len(self._slots)
+        slot = self._slot[block]
+        if slot is None:
+            return
         if self._holds[slot] != block:  # on a CPU always; on a GPU where blocks run in another order than theirs
             self._after_all()
-            self._bring(block)
+            self._bring(block, slot)
         if self._side is not None:
             torch.cuda.current_stream().wait_event(self._here[slot])
 
     def after(self, block: int) -> None:
         """A block has run, and its slot is free for the next but one."""
-        following = block + len(self._slots)
-        if self._side is not None and following < self._count:
+        following = self._next.get(block)
+        if self._side is not None and following is not None:
             self._after_all()
-            self._bring(following)
+            self._bring(following, self._slot[following])
 
     def _after_all(self) -> None:
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream())
 
-    def _bring(self, block: int) -> None:
-        slot = block % len(self._slots)
-        target = self._slots[slot][: self._shared.sizes[block]]
+    def _bring(self, block: int, slot: int | None) -> None:
+        assert slot is not None
+        target = self._places[block]
         if self._side is None:
             self._shared.fetch(block, target)
         else:

@@ -13,7 +13,16 @@ ALIGNMENT = 512
 def resident_blocks(count: int, blocks: int) -> tuple[int, ...]:
     """Which blocks stay whole on every rank, where so many do: the first, and others evenly between those that come,
     so that these are on their way meanwhile. One block at least comes."""
-    count = min(count, blocks - 1)
+    return _evenly(min(count, blocks - 1), blocks)
+
+
+def held_blocks(count: int, coming: int) -> tuple[int, ...]:
+    """Which of the blocks that come to other ranks a rank with more memory keeps, where it keeps so many; all of them
+    at most."""
+    return _evenly(min(count, coming), coming)
+
+
+def _evenly(count: int, blocks: int) -> tuple[int, ...]:
     return tuple(number * blocks // count for number in range(count))
 
 

@@ -20,12 +20,14 @@ class Dealer:
     Args:
         key: of the weights; the same on all ranks, and on none for other weights.
         resident: how many blocks stay whole on every rank.
+        held: how many of the others this rank keeps, too.
     """
 
     streaming: Streaming
     key: Hashable
     device: torch.device
     resident: int = 0
+    held: int = 0
 
     def check(self) -> None:
         """Refuse what this machine cannot do, on all ranks alike.

@@ -79,6 +79,11 @@ class SharedBlocks:
         return self.deal.sizes
 
     @property
+    def state(self) -> int:
+        """Which weights this rank's share has; 0 for none."""
+        return self.board[STATE]
+
+    @property
     def size(self) -> int:
         """Bytes of this rank's share."""
         return self.deal.share(self.streaming.rank)

@@ -15,7 +15,9 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.loading import host_copies
 from parallel_runtime.loading.comfyui_network import NetworkReader
 from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, Load, Release, tensor_name
-from tests.parallel_runtime.streamed_run import KINDS, PoolRank, staying
+from tests.parallel_runtime.streamed_run import KINDS, PoolRank, staying, unlike_counts
+
+UNLIKE = ", unlike ranks"
 
 
 def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list[str]) -> dict[str, Any]:
@@ -34,19 +36,31 @@ def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list
         dist.barrier()
         code = ComfyuiCode(comfyui, {"cpu": True}, "float32" if name == "plain" else "", False)
         outputs: dict[str, torch.Tensor] = {}
-        for weights in ("whole", *KINDS):
-            config = ParallelConfig(devices=f"cpu:{world_size}", weights=weights)
+        for weights, kind in (("whole", "whole"), *((f"{kind}{how}", kind) for kind in KINDS for how in ("", UNLIKE))):
+            config = ParallelConfig(devices=f"cpu:{world_size}", weights=kind)
             model = f"{name} {weights}"
-            with staying(2) if weights == "host" else nullcontext():
+            unlike = staying(1, unlike_counts(world_size, 3))
+            with unlike if weights.endswith(UNLIKE) else staying(2) if kind == "host" else nullcontext():
                 pool.run(Load(model, str(path), "float32", config.to_mapping(), world_size, comfyui=code))
             outputs[weights] = _forward(pool, model)
             outputs[f"{weights} patched"] = _forward(pool, model, patches)
             outputs[f"{weights} again"] = _forward(pool, model)
+            if weights.endswith(UNLIKE):
+                pool.run(Release(model, park=True))
+                found[f"{model} is away"] = not pool.weights(model).here
+                places = pool.weights(model).stream.turns(len(pool.weights(model).shared.sizes))
+                found[f"{model} keeps"] = places.count(None) == (3 if rank == 0 else 0)
+                found[f"{model} back"] = torch.equal(_forward(pool, model, patches), outputs["whole patched"])
             if weights != "whole":
                 for state in ("", " patched", " again"):
                     found[f"{model}{state}"] = torch.equal(outputs[weights + state], outputs["whole" + state])
                 shared = pool.weights(model).shared
                 found[f"{model} share"] = shared.size / sum(shared.sizes)
+        if name == "plain":
+            alone = PoolRank(0, 1, folder)
+            request = Load(name, str(path), "float32", ParallelConfig(devices="cpu:1").to_mapping(), 1, comfyui=code)
+            alone.run(request)
+            found[f"{name} of one rank"] = torch.allclose(_forward(alone, name), outputs[f"host{UNLIKE}"], atol=1e-5)
         for state, given in (("parked", patches), ("parked again", ("", ""))):
             found[f"{name} {state}"] = _back_from_the_host(pool, f"{name} whole", given)
         assert torch.equal(_forward(pool, f"{name} whole", patches), outputs["whole patched"])

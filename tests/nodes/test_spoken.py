@@ -29,11 +29,12 @@ SEPARATORS = {", ", "; ", " Or: ", " and "}
 FOR_DEVELOPERS = {"report.py", "findings.py", "actions.py"}
 UNET = replace(FLUX_DEV, title="SDXL", splits_sequence=False, has_stages=False, heads=1)
 SMALL = known_gpu("NVIDIA GeForce RTX 4090", 22 * GIB, PCIE)
-CROWDED = replace(SMALL, free_bytes=12 * GIB)
+CROWDED = replace(SMALL, free_each=(12 * GIB,))
 LARGE = known_gpu("NVIDIA H200", 140 * GIB, PCIE)
 CONFIGS = (
     {}, {"pipe": 2}, {"pipe": 4, "patches": 4}, {"ring": 2}, {"ulysses": 2}, {"data": 2}, {"may_change_pixels": True},
     {"weights": "dealt"}, {"weights": "host"}, {"weights": "host", "resident": 2},
+    {"weights": "host", "resident": 2, "held": (20, 0)},
 )  # fmt: skip
 _ENGLISH = re.compile(r"\b(?!faster, slightly different)[a-z]{2,},? [a-z]{2,} [a-z]{2,}\b")
 _NAMES = re.compile(r"\*[^*]+\*|git lfs pull|pip install -r")

@@ -8,19 +8,22 @@ import torch
 
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.requests.requests import Forward, Release
-from tests.parallel_runtime.streamed_run import KINDS, PoolRank, flux_tensors
+from tests.parallel_runtime.streamed_run import KINDS, PoolRank, flux_tensors, staying
 
 _CALLS = 4
 """The second is recorded, the third tried, the fourth a replay."""
 
 
 def compare(rank: int, world_size: int, path: str, folder: str, device: str) -> dict[str, Any]:
-    """{what: whether it holds}: each kind of weights against whole ones, on a plan that gives each rank a picture."""
+    """{what: whether it holds}: each kind of weights against whole ones, on a plan that gives each rank a picture; also
+    where the first rank keeps two blocks more than the other, or all."""
     pool = PoolRank(rank, world_size, folder, torch.device(device))
     found: dict[str, Any] = {}
     expected: torch.Tensor | None = None
-    for weights in ("whole", *KINDS):
-        pool.load(weights, path, weights=weights, data=world_size)
+    unlike = [(f"{kind} {more} more", kind, (more, 0)) for kind in KINDS for more in (2, 4)]
+    for weights, kind, held in [*((kind, kind, ()) for kind in ("whole", *KINDS)), *unlike]:
+        with staying(1, held):
+            pool.load(weights, path, weights=kind, data=world_size)
         outputs = [_forward(pool, weights) for _ in range(_CALLS)]
         expected = outputs[0] if expected is None else expected
         found[weights] = all(torch.equal(output, expected) for output in outputs)

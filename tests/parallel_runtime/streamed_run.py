@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -96,11 +97,11 @@ KINDS = ("dealt", "host")
 
 
 @contextmanager
-def staying(count: int) -> Iterator[None]:
-    """Loads keep so many blocks whole on each rank, whatever fits."""
+def staying(count: int, held: tuple[int, ...] = ()) -> Iterator[None]:
+    """Loads keep so many blocks whole on each rank, and of the others so many as `held` says of each, whatever fits."""
 
     def choose(config: ParallelConfig, *about: Any, **more: Any) -> ParallelConfig:
-        return replace(config, resident=count)
+        return replace(config, resident=count, held=held)
 
     with patch.object(prepared_load, "choose_weights", choose):
         yield
@@ -165,11 +166,14 @@ def compare_patched(
     patches = (pool.keep(comfyui, named or path), "")
     expected: list[torch.Tensor] = []
     found: dict[str, Any] = {}
-    for weights in ("whole", *KINDS):
-        pool.load(weights, path, weights=weights)
+    for weights, held in (("whole", ()), *itertools.product(KINDS, ((), unlike_counts(world_size, 4)))):
+        with staying(1, held):
+            pool.load(weights, path, weights=weights)
         outputs = [forward(pool, weights), forward(pool, weights, patches), forward(pool, weights)]
         expected = expected or outputs
-        found[weights] = [torch.equal(*pair) for pair in zip(outputs, expected, strict=True)]
+        found[f"{weights} unlike" if held else weights] = [
+            torch.equal(*pair) for pair in zip(outputs, expected, strict=True)
+        ]
     found["acts"] = not torch.equal(expected[0], expected[1])
     return found
 
@@ -201,8 +205,57 @@ def compare(rank: int, world_size: int, path: str, other: str, folder: str) -> d
         found[f"{weights} again"] = torch.equal(forward(pool, f"{weights} 0"), expected["0"])
     found["unlike"] = not torch.equal(expected["0"], expected["1"])
     found["repeated"] = _repeat(pool, expected["0"])
+    for weights in KINDS:
+        found |= _unlike(pool, weights, path, expected["0"])
     found |= _choose(pool, path, expected["0"])
     found |= _leave(pool, (path, other), expected)
+    return found
+
+
+def one_rank(path: str) -> torch.Tensor:
+    """The call of `forward`, by one rank that has the whole model."""
+    engine = Engine(CPU, 0, 1)
+    engine.prepare(Load("m", path, "float32", ParallelConfig(devices="cpu:1").to_mapping(), 1), {}, Quiet()).run(
+        {}, Quiet()
+    )
+    reference, tensors = flux_tensors()
+    meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    with torch.no_grad():
+        return engine.prepare(Forward("m", reference), meta, Quiet()).run(tensors, Quiet())[1]["output"]
+
+
+def unlike_counts(ranks: int, coming: int) -> tuple[int, ...]:
+    """Blocks that ranks keep of those that come: the first all, others fewer, the last none."""
+    return tuple(coming * (ranks - 1 - rank) // max(1, ranks - 1) for rank in range(ranks))
+
+
+def _unlike(pool: PoolRank, weights: str, path: str, expected: torch.Tensor) -> dict[str, Any]:
+    """Ranks keep as many blocks as each has memory for: what comes to whom, and what it gives."""
+    name, found = f"{weights} unlike", {}
+    held = unlike_counts(pool.ranks, 4)
+    with staying(1, held):
+        pool.load(name, path, weights=weights)
+    facts, own = pool.engine.residency.get(name).facts, pool.weights(name)
+    planned = Coming(weights, pool.ranks, 1, held).kept_bytes(facts, held[pool.engine.rank])
+    planned -= own.shared.size if weights == "dealt" else 0  # a CPU's share is not on it
+    found[f"{name} bytes as planned"] = abs(own.size - planned) < 0.05 * planned
+    fetched: list[int] = []
+    fetch = own.shared.fetch
+
+    def count(block: int, target: torch.Tensor) -> None:
+        fetched.append(block)
+        fetch(block, target)
+
+    with patch.object(own.shared, "fetch", count):
+        comes = 4 - held[pool.engine.rank]
+        for turn, expects in (("", 4), (" again", comes)):
+            found[f"{name}{turn}"] = torch.equal(forward(pool, name), expected)
+            found[f"{name}{turn} copies"] = len(fetched) == expects
+            fetched.clear()
+        pool.run(Release(name, park=True))
+        found[f"{name} is away"] = not own.here
+        found[f"{name} back"] = torch.equal(forward(pool, name), expected) and len(fetched) == 4
+    found[f"{name} of one rank"] = torch.allclose(one_rank(path), expected, atol=1e-5)
     return found
 
 

@@ -35,7 +35,8 @@ def pool(tmp_path, monkeypatch) -> ThreadedPool:
     ):  # more than so small a network
         monkeypatch.setattr(cost_constants, name, replace(getattr(cost_constants, name), value=0))
     monkeypatch.setattr("parallel_runtime.engine.prepared_load._STEP", 1)
-    monkeypatch.setattr("parallel_runtime.planning.weights_choice._RESERVE", 0)
+    for name in ("_RESERVE", "_MORE"):
+        monkeypatch.setattr(f"parallel_runtime.planning.weights_choice.{name}", 0)
     monkeypatch.setattr("parallel_runtime.requests.facts._CONTEXT_BYTES", 0)
     made = ThreadedPool(3, monkeypatch)
     for rank, engine in enumerate(made.engines):
@@ -62,7 +63,7 @@ def test_ranks_with_unlike_free_memory_load_alike_by_the_least_of_those_that_are
         submitted.append(asked)
         answers = pool.submit(asked, {})
         assert answers is not None
-        assert len({answer.free_bytes for answer, _ in answers}) == 1
+        assert {answer.free_each for answer, _ in answers} == {tuple(has[:ranks])}
         return SimpleNamespace(answer=answers[0][0])
 
     rooms: list[int] = []
@@ -75,8 +76,13 @@ def test_ranks_with_unlike_free_memory_load_alike_by_the_least_of_those_that_are
     assert answers is not None
     configs = {engine.residency.get("m").config for engine in pool.engines}
     assert len(configs) == 1
-    assert configs.pop().weights == ("host" if ranks == 2 else "auto")  # of three, one has no room for any way
-    assert pool.engines[0].machine.free_bytes == 0  # later requests find other models here
+    config = configs.pop()
+    assert config.weights == ("host" if ranks == 2 else "auto")  # of three, one has no room for any way
+    assert config.held == ((5 - config.resident, 0) if ranks == 2 else ())  # the first has room for all blocks
+    sizes = [engine.residency.get("m").size for engine in pool.engines[:ranks]]
+    assert sizes[0] == pytest.approx(whole, rel=0.1)
+    assert (sizes[1] < has[1]) == (ranks == 2)
+    assert pool.engines[0].machine.free_each == ()  # later requests find other models here
     # It is here: nobody is asked to make room for it.
     assert surveyed(request(path, ranks, whole), submit, rooms.append).machine == load.machine
     assert len(rooms) == 1
@@ -93,9 +99,9 @@ def test_what_the_pool_itself_would_let_go_counts_as_free(tmp_path, monkeypatch)
     rank.engine.residency.give_back(str(path))
     assert store.could_have() == 3 * GIB + 5
     load = Load("other", str(path), "float32", ParallelConfig(devices="cpu:1").to_mapping(), 1)
-    assert rank.run(Survey(load))[0] == Surveyed(3 * GIB, pytest.approx(size, rel=0.01), {})
+    assert rank.run(Survey(load))[0] == Surveyed((3 * GIB,), pytest.approx(size, rel=0.01), {})
     monkeypatch.setattr(memory, "free_bytes", lambda device: 600 * MIB)
-    assert rank.run(Survey(load))[0].free_bytes == 512 * MIB
+    assert rank.run(Survey(load))[0].free_each == (512 * MIB,)
 
 
 def test_room_is_asked_for_what_the_plan_has_on_a_gpu_not_for_the_whole_model(tmp_path):

@@ -33,6 +33,11 @@ class _Shared:
 
     def __init__(self, streams: Streams):
         self._streams = streams
+        self.state = 1
+        self.brought: list[int] = []
+
+    def meet(self) -> bool:
+        return False
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -40,12 +45,13 @@ class _Shared:
 
     def fetch(self, block: int, target: torch.Tensor) -> None:
         self._streams.work(f"bring {block}")
+        self.brought.append(block)
 
 
-def stream_of(streams: Streams) -> BlockStream:
-    stream = BlockStream()
+def stream_of(streams: Streams, held: int = 0) -> BlockStream:
+    stream = BlockStream(held=held)
     shared: Any = _Shared(streams)
-    stream.set_up(shared, [torch.empty(8, dtype=torch.uint8) for _ in range(SLOTS)])
+    stream.set_up(shared, [torch.empty(8, dtype=torch.uint8) for _ in range(BLOCKS)])
     return stream
 
 
@@ -88,6 +94,28 @@ def test_blocks_in_another_order_are_there_all_the_same(streams):
         for block in (3, 1, 0):
             run(stream, streams, block)
             assert f"bring {block}" in streams.before[f"run {block}"]
+
+
+@pytest.mark.parametrize("held", [2, 4, BLOCKS])
+def test_blocks_with_places_of_their_own_come_when_weights_have_changed_and_others_in_each_forward(held, streams):
+    stream = stream_of(streams, held)
+    own = [block for block, slot in enumerate(stream.turns(BLOCKS)) if slot is None]
+    streamed = [block for block in range(BLOCKS) if block not in own]
+    assert len(own) == held
+    shared: Any = stream._shared
+    # Of the same name once more, when their memory has gone and come again.
+    for state, gone, comes in ((1, False, own), (1, False, []), (2, False, own), (2, True, own)):
+        shared.state, shared.brought = state, []
+        if gone:
+            stream.forget()
+        stream.meet()
+        assert shared.brought == comes
+        streams.before.clear()
+        with stream.forward():
+            for block in range(BLOCKS):
+                run(stream, streams, block)
+        assert sorted(shared.brought[len(comes) :]) == streamed
+        assert all(f"bring {block}" in streams.before[f"run {block}"] for block in streamed)
 
 
 class _Target:

@@ -115,7 +115,8 @@ def test_a_lora_is_in_the_shares(files, tmp_path):
     arguments = {"path": files[0], "comfyui": str(COMFYUI), "folder": str(tmp_path), "named": str(named)}
     for found in run_ranks(3, "tests.parallel_runtime.streamed_run:compare_patched", arguments):
         assert found.pop("acts")
-        assert found == dict.fromkeys(("whole", *KINDS), [True] * 3)
+        kinds = ("whole", *KINDS, *(f"{weights} unlike" for weights in KINDS))
+        assert found == dict.fromkeys(kinds, [True] * 3)
 
 
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
@@ -124,6 +125,6 @@ def test_a_lora_is_in_the_shares(files, tmp_path):
 def test_a_comfyui_network_gives_the_same_in_every_format(formats, tmp_path):
     arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path), "formats": formats}
     for found in run_ranks(2, "tests.comfyui_networks.streamed:compare", arguments):
-        assert len(found) == (4 * len(KINDS) + 2) * len(formats)
+        assert len(found) == (11 * len(KINDS) + 2) * len(formats) + ("plain" in formats)
         for name, value in found.items():
             assert abs(value - 0.5) < 0.02 if name.endswith("share") else value is True, name

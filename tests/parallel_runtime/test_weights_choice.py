@@ -44,15 +44,15 @@ ONE_BLOCK = replace(WITHOUT_STAGES, block_sizes=(FLUX_DEV.block_parameters,), at
         # It would do, or nearly.
         (AUTO, 2, WITHOUT_STAGES, replace(SMALL, memory_bytes=WEIGHTS + GIB // 4), "whole"),
         # Others hold the rest of a large GPU: what would be refused is not tried.
-        (AUTO, 2, WITHOUT_STAGES, replace(LARGE, free_bytes=WEIGHTS + GIB), "whole"),
-        (AUTO, 2, WITHOUT_STAGES, replace(LARGE, free_bytes=WEIGHTS + GIB // 4), "dealt"),
-        (AUTO, 2, FLUX_DEV, replace(LARGE, free_bytes=11 * GIB), "host"),
+        (AUTO, 2, WITHOUT_STAGES, replace(LARGE, free_each=(WEIGHTS + GIB,)), "whole"),
+        (AUTO, 2, WITHOUT_STAGES, replace(LARGE, free_each=(WEIGHTS + GIB // 4,)), "dealt"),
+        (AUTO, 2, FLUX_DEV, replace(LARGE, free_each=(11 * GIB,)), "host"),
         # The host is faster, and both were measured.
         (AUTO, 2, FLUX_DEV, replace(SMALL, host_rate=54.0), "dealt"),
         (AUTO, 2, FLUX_DEV, replace(SMALL, host_rate=54.0, link=MEASURED), "host"),
         (AUTO, 2, FLUX_DEV, replace(SMALL, host_rate=8.0, link=MEASURED), "dealt"),
         (AUTO, 2, FLUX_DEV, replace(SMALL, host_rate=54.0, link=replace(NVLINK, measured=True)), "dealt"),
-        (AUTO, 2, FLUX_DEV, replace(SMALL, free_bytes=130 * GIB), "dealt"),
+        (AUTO, 2, FLUX_DEV, replace(SMALL, free_each=(130 * GIB,)), "dealt"),
         (ParallelConfig(weights="whole"), 2, FLUX_DEV, SMALL, "stages"),
         (ParallelConfig(may_change_pixels=True), 2, FLUX_DEV, SMALL, "stages"),
         (ParallelConfig(pipe=2), 2, FLUX_DEV, SMALL, "stages"),
@@ -100,12 +100,79 @@ def test_blocks_that_stay_lie_evenly_between_those_that_come_and_one_comes():
     assert resident_blocks(2, 1) == ()
 
 
-@pytest.mark.parametrize("machine", [LARGE, SMALL, APART])
+LARGER, SMALLER = 31 * GIB, 15 * GIB
+PAIR = replace(known_gpu("NVIDIA GeForce RTX 5090", 15 * GIB, HOST_MEMORY), free_each=(LARGER, SMALLER))
+"""An RTX 5090 with an RTX 5060 Ti."""
+
+
+def coming_of(config: ParallelConfig, ranks: int) -> Coming:
+    coming = Coming.of(config, ranks)
+    assert coming is not None
+    return coming
+
+
+def test_a_gpu_with_more_memory_keeps_more_blocks_and_the_one_with_the_least_what_it_kept():
+    alike = choose_weights(AUTO, 2, FLUX_DEV, replace(PAIR, free_each=(SMALLER, SMALLER)), WEIGHTS)
+    assert (alike.weights, alike.held) == ("host", ())
+    for frees in ((LARGER, SMALLER), (SMALLER, LARGER), (LARGER, SMALLER, 20 * GIB)):
+        ranks = len(frees)
+        chosen = choose_weights(AUTO, ranks, FLUX_DEV, replace(PAIR, free_each=frees), WEIGHTS)
+        assert replace(chosen, held=()) == alike
+        coming = coming_of(chosen, ranks)
+        for free, held in zip(frees, chosen.held, strict=True):
+            every = len(coming.sizes(FLUX_DEV))
+            if free == SMALLER:
+                assert held == 0
+            elif free == LARGER:
+                assert held == every  # all of the model
+                assert coming.kept_bytes(FLUX_DEV, held) == WEIGHTS
+            else:
+                fuller = (coming.kept_bytes(FLUX_DEV, count) for count in (held, held + 1))
+                assert next(fuller) <= free * 2 / 3 < next(fuller)
+
+
+@pytest.mark.parametrize(
+    ("config", "machine"),
+    [
+        (AUTO, replace(LARGE, free_each=(120 * GIB, 60 * GIB))),  # whole fits both
+        (AUTO, replace(PAIR, free_each=())),
+        (AUTO, replace(PAIR, free_each=(SMALLER + GIB, SMALLER))),  # nearly alike
+        (ParallelConfig(weights="whole"), PAIR),
+        (ParallelConfig(pipe=2), PAIR),
+    ],
+)
+def test_no_gpu_keeps_more_where_that_is_not_needed_or_not_known(config, machine):
+    assert choose_weights(config, 2, FLUX_DEV, machine, WEIGHTS).held == ()
+
+
+def test_one_that_has_all_weights_does_not_wait_for_another_that_copies_them():
+    """16 GB over a slot take longer than the step of the GPU that holds all."""
+    slow = replace(PAIR, host_rate=8.0, link=replace(HOST_MEMORY, route=8.0))
+    chosen = choose_weights(AUTO, 2, FLUX_DEV, slow, WEIGHTS)
+    unlike, alike = (choose(config, 2, FLUX_DEV, TYPICAL, slow) for config in (chosen, replace(chosen, held=())))
+    assert unlike.plan.world_size == 1
+    assert unlike.cost.seconds == unlike.cost.computing_seconds == unlike.alone.seconds
+    assert alike.cost.seconds > 2 * unlike.cost.seconds
+    # Where the smaller one comes first, both copy.
+    turned = replace(chosen, held=chosen.held[::-1])
+    assert choose(turned, 2, FLUX_DEV, TYPICAL, slow).cost.seconds == alike.cost.seconds
+    text = explain(chosen, 2, FLUX_DEV, TYPICAL, slow)
+    assert f"GPUs with more memory keep more: 57, {chosen.resident} of 57 blocks, in the order of the devices." in text
+    assert "keep more" not in explain(replace(chosen, held=()), 2, FLUX_DEV, TYPICAL, slow)
+
+
+@pytest.mark.parametrize("machine", [LARGE, SMALL, APART, PAIR])
 def test_the_loader_speaks_of_gpus_of_unlike_speed(machine):
     """And of more of them, of which there are no speeds."""
     unlike = replace(machine, speeds=(1.0, 0.5))
     text = explain(choose_weights(AUTO, 2, FLUX_DEV, unlike, WEIGHTS), 2, FLUX_DEV, TYPICAL, unlike)
     assert "4 GPUs would take" in text or "More GPUs would not make it faster." in text
+
+
+def test_where_copies_are_as_fast_as_blocks_both_compute():
+    fast = replace(PAIR, host_rate=500.0, link=replace(NVLINK, measured=True))
+    chosen = replace(ParallelConfig(weights="host"), resident=10, held=(47, 0))
+    assert choose(chosen, 2, FLUX_DEV, TYPICAL, fast).plan.ulysses == 2
 
 
 def test_a_quantised_file_counts_by_its_bytes():
@@ -150,19 +217,19 @@ def test_however_slowly_weights_come_the_plan_is_that_of_whole_ones(weights, com
 
 
 def test_the_loader_says_which_memory_it_reckons_with():
-    crowded = replace(LARGE, free_bytes=16 * GIB)
+    crowded = replace(LARGE, free_each=(16 * GIB,))
     text = explain(choose_weights(AUTO, 2, FLUX_DEV, crowded, WEIGHTS), 2, FLUX_DEV, TYPICAL, crowded)
     assert "Of a GPU's 130.0 GiB only 16.0 are free, and the plan reckons with these." in text
     assert "does not fit a GPU's 16.0 GiB" in text
     assert "of 16.0 GiB are left" in text
     for free in (128.5, 130):  # contexts are usual
-        assert "only" not in explain(AUTO, 2, FLUX_DEV, TYPICAL, replace(LARGE, free_bytes=int(free * GIB)))
+        assert "only" not in explain(AUTO, 2, FLUX_DEV, TYPICAL, replace(LARGE, free_each=(int(free * GIB),)))
 
 
 def test_a_ranks_own_context_counts_once():
     """What is free is less by it, and a whole GPU is not."""
     free = 100 * GIB
-    alone, crowded = (replace(LARGE, memory_bytes=memory, free_bytes=free) for memory in (free, LARGE.memory_bytes))
+    alone, crowded = (replace(LARGE, memory_bytes=memory, free_each=(free,)) for memory in (free, LARGE.memory_bytes))
     assert (alone.is_crowded, crowded.is_crowded) == (False, True)
     assert alone.usable_bytes == crowded.usable_bytes
     costs = [choose(AUTO, 2, FLUX_DEV, TYPICAL, machine).cost for machine in (alone, crowded)]
@@ -170,7 +237,7 @@ def test_a_ranks_own_context_counts_once():
     needs = costs[1].bytes
     assert needs - costs[1].weight_bytes > GIB // 2  # a reserve is left
     for room, fits in ((needs, True), (needs - 1, False)):
-        machine = replace(LARGE, free_bytes=room)
+        machine = replace(LARGE, free_each=(room,))
         assert (
             "may not fit" in explain(ParallelConfig(weights="whole", pipe=1), 2, FLUX_DEV, TYPICAL, machine)
         ) != fits

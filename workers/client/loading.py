@@ -140,7 +140,7 @@ def surveyed(load: Load, submit: Callable[[Survey], Reply], make_room: Callable[
         make_room(seen.needs_bytes)
         seen = ask()
     assert load.machine is not None
-    return msgspec.structs.replace(load, machine=replace(load.machine, free_bytes=seen.free_bytes))
+    return msgspec.structs.replace(load, machine=replace(load.machine, free_each=seen.free_each))
 
 
 def begin_reading(path: str) -> threading.Thread:
