@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from ..acceleration.peer_memory import PeerBuffers
+from ..acceleration.host_exchange import HostBuffers, feed_forward_beside
 from ..attention.kernels import AttentionKernel
+from ..attention.rotary import apply_norms
 from ..errors import UnsupportedModelError
 from ..switches import is_on
 from .attention_operator import the_kernel, through_operator
@@ -87,7 +88,8 @@ class BlockAttention:
         beside: list[torch.Tensor],
         scale: float | None,
     ) -> torch.Tensor | None:
-        """What a compiled block calls first; see `attend_over_peers`. None where heads go another way, or nowhere.
+        """What a compiled block calls first; see `attend_over_peers`. None where there is nothing to be done beside
+        the exchange.
 
         Returns:
             (batch, own tokens, width).
@@ -97,7 +99,8 @@ class BlockAttention:
             return None
         buffers, peers = tokens.buffers, tokens.peers
         if (
-            not isinstance(buffers, PeerBuffers)
+            buffers is None
+            or (isinstance(buffers, HostBuffers) and not beside)
             or peers is None
             or not peers.fits(queries[0])
             or queries[0].shape[2] % tokens.degree
@@ -106,6 +109,12 @@ class BlockAttention:
         if not is_on("blocks"):
             return None
         self.calls += 1
+        if isinstance(buffers, HostBuffers):
+            query, key = apply_norms(queries, keys, norms, eps)
+            value = values[0] if len(values) == 1 else torch.cat(values, 1)
+            return feed_forward_beside(
+                query, key, value, beside, kernel=self._kernel.attend, buffers=buffers, scale=scale
+            )
         attended: torch.Tensor = torch.ops.parallel_dit.peer_attention.default(
             queries, keys, values, norms, eps, beside, buffers.memory, buffers.shape, buffers.table, buffers.group,
             peers.kernel, scale,
