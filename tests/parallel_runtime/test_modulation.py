@@ -114,8 +114,9 @@ def test_compiled_blocks_share_their_graphs_and_a_mesh_of_one_rank_needs_one_mor
         assert len(outputs) == (3 if rank == 0 else 2)
         assert all(relative_error(output, expected) < 1e-5 for output in outputs)
         first, last = result["graphs"][0], result["graphs"][-1]
-        # One per kind of block; one more as diffusers' single blocks hand views to the next.
-        assert first == 3
+        # One per kind of block, also where diffusers' single blocks return views: what `cut_blocks` hands to the next
+        # block is made anew.
+        assert first == 2
         assert last <= (2 * first if rank == 0 else first)
 
 
