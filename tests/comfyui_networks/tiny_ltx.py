@@ -43,6 +43,25 @@ def ltx_2() -> Tiny:
     return Tiny(network, {"plain": plain})
 
 
+@tiny("ltx-2.5")
+def ltx_25() -> Tiny:
+    """With what its files have and those of LTX-2 have not; texts have gone through the connectors."""
+    from comfy.ldm.lightricks.av_model import LTXAVModel
+
+    network = build(
+        LTXAVModel, in_channels=128, audio_in_channels=128, cross_attention_dim=128, audio_cross_attention_dim=64,
+        attention_head_dim=64, audio_attention_head_dim=32, num_attention_heads=2, audio_num_attention_heads=2,
+        caption_channels=48, num_layers=3, cross_attention_adaln=True, apply_gated_attention=True, ff_bias=False,
+        use_keyframes_abs_pos_embedding=True, caption_proj_before_connector=True, use_middle_indices_grid=True,
+        frequencies_precision="float64", **_CONNECTORS,
+    )  # fmt: skip
+    plain = {
+        "x": [noise(1, 128, 3, 4, 7), noise(1, 8, 13, 16)], "timestep": torch.tensor([0.7]),
+        "context": noise(1, 9, 192), "attention_mask": None, "frame_rate": 25,
+    }  # fmt: skip
+    return Tiny(network, {"plain": plain})
+
+
 def _guides(frames: int, batch: int) -> dict[str, Any]:
     """A keyframe of 4 by 6 tokens behind the video, and a stronger and a masked guide in it."""
     mask = torch.ones(batch, 1, frames, 4, 6)

@@ -15,7 +15,7 @@ from tests.ranks import run_ranks
 COMFYUI = find_comfyui()
 pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
 PLANS = {2: [[2, 1], [1, 2]], 3: [[3, 1], [1, 3]]}
-USED_MOST = ["flux2", "qwen-image", "wan t2v", "z-image", "ltx-2", "krea 2", "minimax h3"]
+USED_MOST = ["flux2", "qwen-image", "wan t2v", "z-image", "ltx-2", "krea 2", "minimax h3", "ltx-2.5"]
 # What ComfyUI lists among its models, and is no network that denoises.
 NO_DIFFUSION = {
     "comfy.ldm.rt_detr.rtdetr_v4:RTv4": "finds objects",

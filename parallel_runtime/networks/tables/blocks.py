@@ -129,7 +129,7 @@ class Network:
             blocks before them but their streams, and behind the first stage nothing reads the latent.
         behind: tokens may stand behind the latent's in their stream: of references, or that fill up.
         rescales: its `forward` rescales latents around `_forward`, so a loop in the ranks enters there.
-        read: the version of ComfyUI whose source this was read from; "" where it was run.
+        read: which source of ComfyUI this was read from (a version, a proposed change); "" where it was run.
     """
 
     title: str

@@ -118,6 +118,11 @@ IMAGE: Mapping[str, Network] = {
         "Qwen-Image 2.1", whole="its text and references attend to what stands before them alone, segment by segment",
         read="0.38",
     ),
+    # Its arguments have a row for each branch where x has one for each picture.
+    "comfy.ldm.sensenova.model:SenseNovaU15": Network(
+        "SenseNova U1.5", whole="ComfyUI asks it for the prompt's keys before a run, which no pool gives yet",
+        rows_together=True, read="0.38",
+    ),
     "comfy.ldm.mage_flow.model:MageFlowTransformer2DModel": Network(
         "Mage-Flow", (_QWEN_IMAGE,), heads="transformer_blocks.0.attn.heads", stages=True, behind=True
     ),

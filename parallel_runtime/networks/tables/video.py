@@ -56,7 +56,7 @@ VIDEO: Mapping[str, Network] = {
     ),
     "comfy.ldm.lightricks.model:LTXVModel": Network("LTX-Video", (_LTX_VIDEO,), heads="num_attention_heads"),
     "comfy.ldm.lightricks.av_model:LTXAVModel": Network(
-        "LTX-2", (_LTX_2,), heads="num_attention_heads", width="inner_dim"
+        "LTX-2 to 2.5", (_LTX_2,), heads="num_attention_heads", width="inner_dim"
     ),
     "comfy.ldm.hunyuan_video.model:HunyuanVideo": Network(
         "HunyuanVideo and HunyuanImage", FLUX, sigmas_with="time_r_in", stages=True
@@ -74,6 +74,10 @@ VIDEO: Mapping[str, Network] = {
     ),
     "comfy.ldm.kandinsky6.model:Kandinsky6": Network(
         "Kandinsky 6", whole="its video and sound attend to one another by calls that say nothing of how", read="0.38"
+    ),
+    "comfy.ldm.prism.model:Prism": Network(
+        "Prism", whole="its video and sound attend to one another between blocks that stand in pairs",
+        read="a proposed change",
     ),
     "comfy.ldm.cosmos.predict2:MiniTrainDIT": Network("Cosmos-Predict 2", (PREDICT_2,)),
     "comfy.ldm.cosmos.model:GeneralDIT": Network("Cosmos 1", (_COSMOS,)),
