@@ -15,6 +15,7 @@ from parallel_runtime.networks.comfyui.node_rules import (
     rule_of,
 )
 from parallel_runtime.requests.requests import Guidance, Guider
+from parallel_runtime.said import Said, said
 
 _ONE = "sampler_cfg_function"
 PLACES = (
@@ -23,6 +24,18 @@ PLACES = (
 )  # fmt: skip
 """Entries of `model_options` that hold such functions, one or several."""
 _SCALARS = (bool, int, float, str, type(None))
+
+
+_OF_TWO_MODELS = "comfy_extras.nodes_custom_sampler:Guider_DualModel"
+
+
+def guider_obstacle(code: str) -> Said | None:
+    """Why ranks do not sample with a guider of this class ("module:Class"); None where they do."""
+    if code in GUIDER_RULES:
+        return None
+    if code == _OF_TWO_MODELS:
+        return said("a guider of two models, where a loop in the workers has one")
+    return said("the guider {name}", name=code.rpartition(":")[2])
 
 
 def is_carried(functions: Any) -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 import comfy.samplers
 
 from parallel_runtime.networks.comfyui.module_tree import class_name
-from parallel_runtime.networks.comfyui.node_rules import GUIDER_RULES
 from parallel_runtime.said import Said, said
+
+from .carried_guidance import guider_obstacle
 
 _RULES = ("sampling_function", "calc_cond_batch", "cfg_function", "KSamplerX0Inpaint")
 """What an evaluation goes through, which other packs may have replaced."""
@@ -59,8 +60,9 @@ def guider_obstacles(guider: Any) -> list[Said]:
     """
     kind = type(guider)
     own = vars(guider).keys() & vars(comfy.samplers.CFGGuider).keys()
-    if class_name(kind) not in GUIDER_RULES or own:
-        return [said("the guider {name}", name=kind.__name__)]
+    found = guider_obstacle(class_name(kind))
+    if found is not None or own:
+        return [said("the guider {name}", name=kind.__name__) if found is None else found]
     changed = [name for name in _RULES if getattr(comfy.samplers, name).__module__ != "comfy.samplers"]
     return [said("another comfy.samplers.{name}", name=name) for name in changed]
 

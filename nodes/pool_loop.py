@@ -73,6 +73,9 @@ def _run_loop(
         )
         latent, found = loop.run(sampler, sigmas), loop.obstacles
     remote.notices.loop(found)
+    second = getattr(getattr(guider, "uncond_inner", None), "parallel_remote", None)  # of a guider of two models
+    if second is not None:
+        second.notices.loop(found)
     if latent is not None:
         return latent
     return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from nodes.carried_guidance import guider_obstacle
 from nodes.transportable import condition_obstacles, loop_obstacles
-from parallel_runtime.networks.comfyui.node_rules import GUIDER_RULES
 
 from .judgement import Prompt, Run
 from .node_types import NODE_TYPES
@@ -113,8 +113,8 @@ def _reasons(run: Run, sampler: Path, loaders: set[Path]) -> Iterator[str]:
     latents = run.reached([sampler], lambda node, name: run.carries(node, name, "LATENT"))
     for path in sorted(around):
         node = run.prompt[path]
-        if "GUIDER" in node.outputs and (guider := _GUIDERS.get(node.kind)) not in GUIDER_RULES:
-            yield f"the guider {node.kind if guider is None else guider.partition(':')[2]}"
+        if "GUIDER" in node.outputs and (reason := guider_obstacle(_GUIDERS.get(node.kind, node.kind))):
+            yield str(reason)
         if node.kind in _OWN_SAMPLERS:
             yield _OWN_SAMPLERS[node.kind]
         if node.kind in _MODEL_OPTIONS and not NODE_TYPES[node.kind].idle(node.widgets):

@@ -11,7 +11,7 @@ import torch
 from tests.parallel_runtime.pipefusion_emulator import emulate
 from tests.tiny_flux import make_state_dict, tiny_config
 
-from .workflow import FOLDER, SAVE, Workflow, link, node
+from .workflow import FOLDER, SAVE, Prompt, Workflow, link, node
 
 pytestmark = pytest.mark.host
 
@@ -63,3 +63,29 @@ def test_a_run_over_two_stages_gives_the_emulated_schedules_latent(host, monkeyp
     )  # fmt: skip
     expected = expected / _SCALE + _SHIFT
     assert (found - expected).abs().max() < 2e-5 * expected.abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [None, (2, 3, 1)])
+def test_a_guider_of_two_models_goes_step_by_step_and_says_why(host, stages):
+    workflow = Workflow(sampler_node="SamplerCustomAdvanced", cfg=4.0)
+    over = replace(workflow.on("cpu:2"), stages=stages)
+    expected = host.latent(host.run(_with_two_models(workflow)), SAVE)
+    one = host.latent(host.run(workflow.prompt()), SAVE)
+    assert (one - expected).abs().max() > 0.01  # or else the second model would not be tested
+    found = host.latent(host.run(_with_two_models(over)), SAVE)
+    assert (found - expected).abs().max() < 1e-4 * max(1.0, float(expected.abs().max()))
+    for run in host.get("/parallel_dit/status")["runs"][:2]:  # one of each model
+        assert (run["loop"], run["why"]) == ("steps", "a guider of two models, where a loop in the workers has one")
+
+
+def _with_two_models(workflow: Workflow) -> Prompt:
+    """The negative prompt goes through the same file in float8."""
+    graph = workflow.prompt()
+    second = replace(workflow, weight_dtype="fp8_e4m3fn").prompt()
+    graph["second"] = second["model"]
+    given = {"model": link("model"), "model_negative": link("second")}
+    graph["guider"] = node(
+        "DualModelGuider", **given, positive=link("positive"), negative=link("negative"), cfg=workflow.cfg
+    )
+    return graph
