@@ -145,8 +145,8 @@ def rank_commands(spec: PoolSpec, rank_module: str, meeting: str = "") -> list[t
     """Command lines that start this machine's ranks, each with what its environment has beside `rank_environment`.
 
     On one machine they are the ranks', which find there what torchrun would say: it imports torch before it starts
-    them, a second or more of each start. Those of several machines meet by torchrun; `--max-restarts=0`: a broken pool is
-    replaced whole, not patched up.
+    them, a second or more of each start. Those of several machines meet by torchrun; `--max-restarts=0`: a broken pool
+    is replaced whole, not patched up.
 
     Args:
         meeting: address and port of this machine at which those of other machines come; docs/several-hosts.md has
