@@ -6,6 +6,7 @@ Imports no torch: its processes begin before ComfyUI has.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -114,11 +115,17 @@ def start_early() -> None:
 
 
 def _visible_gpus() -> int:
-    """GPUs that torch will find: the driver's, or those that are left of them."""
+    """GPUs that torch will find: the driver's, or those that are left of them. CUDA reads numbers up to the first that
+    no GPU has: ComfyUI's --default-device names 32."""
     from workers.driver import list_gpus
 
+    present = len(list_gpus())
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return len(list_gpus()) if chosen is None else len(chosen.split(",")) if chosen else 0
+    if chosen is None:
+        return present
+    names = (name.strip() for name in chosen.split(","))
+    exists = {str(number) for number in range(present)}
+    return sum(1 for _ in itertools.takewhile(lambda name: name in exists or name.startswith(("GPU-", "MIG-")), names))
 
 
 def _has_gpus() -> bool:

@@ -89,6 +89,9 @@ def test_a_wish_that_cannot_hold_is_logged_and_does_not_stop_comfyui(caplog):
         ("0,1", None, False, 1, None, None),  # one was taken out
         ("0,1", None, False, 2, "1", None),
         ("0", None, False, 2, "1", "cuda:0"),
+        (None, None, False, 2, ",".join(map(str, range(32))), "cuda:0,1"),  # --default-device names GPUs that are not
+        (None, None, False, 2, "-1", None),
+        (None, None, False, 2, "GPU-8c2e,GPU-11f0", "cuda:0,1"),
         ("0", None, True, 2, None, None),
         ("", None, False, 2, None, None),  # the last session used none
         ("0", "", False, 2, None, None),
