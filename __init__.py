@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import logging
@@ -73,7 +74,12 @@ else:
 
 def comfy_entrypoint():
     """Return the pack's ComfyExtension; ComfyUI calls it once at its start."""
-    # First: where a newer ComfyUI changed something, the next import may be what fails for it.
-    for note in importlib.import_module("parallel_runtime.comfyui_contracts").host_notes():
-        logging.getLogger(__name__).warning("Parallel DiT: %s", note)
-    return importlib.import_module(".nodes.extension", __name__).ParallelExtension()
+    with contextlib.ExitStack() as failed:
+        # Without nodes nobody uses a pool that has begun.
+        failed.callback(importlib.import_module("workers.client.early_start").take_early, None)
+        # First: where a newer ComfyUI changed something, the next import may be what fails for it.
+        for note in importlib.import_module("parallel_runtime.comfyui_contracts").host_notes():
+            logging.getLogger(__name__).warning("Parallel DiT: %s", note)
+        extension = importlib.import_module(".nodes.extension", __name__).ParallelExtension()
+        failed.pop_all()
+    return extension

@@ -80,21 +80,45 @@ def test_node_logic_needs_neither_comfyui_nor_diffusers(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+RUN_BEFORE_TORCH = """
+import runpy, sys, types
+for name in ("comfy", "comfy.cli_args", "folder_paths"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["comfy"].cli_args = sys.modules["comfy.cli_args"]
+sys.modules["comfy.cli_args"].args = types.SimpleNamespace(cpu=True)
+sys.modules["folder_paths"].get_user_directory = lambda: "/nowhere"
+path = list(sys.path)
+runpy.run_path(sys.argv[1] + "/prestartup_script.py")
+from workers.client.early_start import _early
+"""
+
+
 def test_what_comfyui_runs_before_torch_imports_none(tmp_path):
     script = (
-        "import runpy, sys, types\n"
-        "for name in ('comfy', 'comfy.cli_args', 'folder_paths'):\n"
-        "    sys.modules[name] = types.ModuleType(name)\n"
-        "sys.modules['comfy'].cli_args = sys.modules['comfy.cli_args']\n"
-        "sys.modules['comfy.cli_args'].args = types.SimpleNamespace(cpu=True)\n"
-        "sys.modules['folder_paths'].get_user_directory = lambda: '/nowhere'\n"
-        "path = list(sys.path)\n"
-        "runpy.run_path(sys.argv[1] + '/prestartup_script.py')\n"
-        "assert not {'torch', 'numpy', 'nodes'} & sys.modules.keys()\n"
-        "assert sys.path == path\n"
-        "from workers.client.early_start import _early\n"
-        "print(*_early)\n"
+        RUN_BEFORE_TORCH
+        + """
+assert not {"torch", "numpy", "nodes"} & sys.modules.keys()
+assert sys.path == path
+print(*_early)
+"""
     )
     done = run(script, tmp_path, PARALLEL_DIT_START="cpu:2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "cpu:0,1"
+
+
+def test_what_began_before_torch_ends_where_the_nodes_cannot_be_imported(tmp_path):
+    script = (
+        RUN_BEFORE_TORCH
+        + IMPORT_AS_COMFYUI_DOES
+        + """
+assert _early
+sys.modules["a_pack.nodes.extension"] = None  # as where this ComfyUI lacks what the nodes import
+try:
+    module.comfy_entrypoint()
+except ImportError:
+    print(*_early)
+"""
+    )
+    done = run(script, tmp_path, PARALLEL_DIT_START="cpu:2")
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout + done.stderr
