@@ -27,6 +27,7 @@ from parallel_runtime.acceleration.host_memory import HostMemory
 from parallel_runtime.attention.choice import resolve_kernel
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
+from parallel_runtime.mesh.groups import ExchangedHeads
 
 WAYS = ((1, 1), (2, 4), (4, 1), (4, 2), (4, 4), (8, 4))
 """Chunks of heads, and pieces of a chunk."""
@@ -74,7 +75,7 @@ class Case:
         degree = len(self.lengths)
         heads = -(-self.shape.heads // degree) * degree
         memory = HostMemory(world(), chunks, pieces)
-        buffers = memory.buffers(self.lengths, 1, heads, self.shape.head_dim, _DTYPE, self.device)
+        buffers = memory.buffers(ExchangedHeads(self.lengths, 1, heads, self.shape.head_dim, _DTYPE, self.device))
         if buffers is None:
             raise SystemExit("The ranks share no memory of the host; the log says why.")
         return buffers

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..mesh.agreement import all_agree
+from ..mesh.groups import ExchangedHeads
 from ..mesh.mesh import Mesh
 from ..switches import is_on
 from .host_exchange import HostBuffers
@@ -43,25 +44,11 @@ class HeadRoutes:
         self._peers.free()
         self._host.free()
 
-    def buffers(
-        self,
-        lengths: tuple[int, ...],
-        batch: int,
-        heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> PeerBuffers | HostBuffers | None:
-        """Return buffers for ranks of these lengths, None where NCCL has to do it. Collective over the group.
-
-        Args:
-            heads: a multiple of the ranks.
-            device: this rank's GPU.
-        """
-        shape = lengths, batch, heads, head_dim, dtype, device
-        if peers_are_near(self._group, device) and self._peers_reach(device):
-            return self._peers.buffers(*shape)
-        return self._host.buffers(*shape) if may_go_through_host(device) else None
+    def buffers(self, heads: ExchangedHeads) -> PeerBuffers | HostBuffers | None:
+        """Return buffers for such heads, None where NCCL has to do it. Collective over the group."""
+        if peers_are_near(self._group, heads.device) and self._peers_reach(heads.device):
+            return self._peers.buffers(heads)
+        return self._host.buffers(heads) if may_go_through_host(heads.device) else None
 
     def _peers_reach(self, device: torch.device) -> bool:
         """Whether all GPUs of the group reach each other's memory, asked once: which they are, each rank knows of its
@@ -123,6 +110,6 @@ class HeadSharing:
             return None
         heads = -(-self.heads // len(lengths)) * len(lengths)
         buffers: PeerBuffers | HostBuffers | None = mesh.peers.buffers(
-            lengths, batch, heads, self.head_dim, self.dtype, self.device
+            ExchangedHeads(lengths, batch, heads, self.head_dim, self.dtype, self.device)
         )
         return buffers

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import math
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -13,13 +10,8 @@ import torch
 import torch.distributed as dist
 
 from ..mesh.agreement import all_agree
-
-log = logging.getLogger(__name__)
-
-_LEAST = 64 << 20
-"""Bytes of a buffer at least."""
-_KEPT = 64
-"""Kept buffers, one for each shape of attention; they all lie in the same memory."""
+from ..mesh.groups import ExchangedHeads
+from .grown_memory import GrownMemory, first_line
 
 
 @dataclass(frozen=True)
@@ -44,102 +36,44 @@ class PeerBuffers:
     group: str
 
 
-class PeerMemory:
-    """Memory that the ranks of one group share, for attention of any shape; grown where a shape needs more.
+class PeerMemory(GrownMemory[tuple[torch.Tensor, Sequence[int]], PeerBuffers]):
+    """Each rank's memory, and where on this GPU that of every rank is."""
 
-    One for each group, whatever models and plans use it: so it depends on nothing but the forwards over that group,
-    which its ranks run alike, and on their votes.
+    where = "memory"
 
-    Args:
-        group: of the ranks.
-    """
+    def _needed(self, heads: ExchangedHeads) -> int:
+        landing, returned = _sizes(heads)
+        return -(-landing // 512) * 512 + returned
 
-    def __init__(self, group: dist.ProcessGroup):
-        self._group = group
-        self._memory: torch.Tensor | None = None
-        self._pointers: Sequence[int] = ()
-        self._too_large: float = math.inf
-        self._buffers: OrderedDict[Hashable, PeerBuffers] = OrderedDict()
-        self._made = 0
-
-    @property
-    def made(self) -> int:
-        """How often memory was shared, a larger one or again; the same on all ranks."""
-        return self._made
-
-    @property
-    def size(self) -> int:
-        """Bytes that are shared now."""
-        return 0 if self._memory is None else self._memory.numel()
-
-    def free(self) -> None:
-        """Let the memory go; it is made anew when it is asked for. Every rank of the group does so between the same
-        forwards. Buffers stay valid while somebody holds them."""
-        self._memory, self._pointers, self._too_large = None, (), math.inf
-        self._buffers.clear()
-
-    def buffers(
-        self,
-        lengths: tuple[int, ...],
-        batch: int,
-        heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> PeerBuffers | None:
-        """Return buffers for ranks of these lengths, None where the ranks cannot share so much. Collective over the
-        group.
-
-        Args:
-            heads: a multiple of the ranks.
-            device: this rank's GPU.
-        """
-        key = (lengths, batch, heads, head_dim, dtype)
-        if key not in self._buffers:
-            landing = (sum(lengths), batch, 3, heads // len(lengths), head_dim)
-            returned = (max(lengths), batch, heads, head_dim)
-            sizes = [math.prod(shape) * dtype.itemsize for shape in (landing, returned)]
-            if not self._reserve(-(-sizes[0] // 512) * 512 + sizes[1], device):
-                return None
-            self._buffers[key] = self._lay_out(lengths, sizes[1], device)
-            while len(self._buffers) > _KEPT:
-                self._buffers.popitem(last=False)
-        self._buffers.move_to_end(key)
-        return self._buffers[key]
-
-    def _lay_out(self, lengths: tuple[int, ...], returned: int, device: torch.device) -> PeerBuffers:
-        assert self._memory is not None
+    def _lay_out(self, heads: ExchangedHeads, memory: tuple[torch.Tensor, Sequence[int]]) -> PeerBuffers:
+        own, pointers = memory
         # At the end: an attention over fewer of the tokens, in the same forward, then lands clear of what it returns.
-        offset = (self._memory.numel() - returned) // 512 * 512
-        table = [pointer + start for start in (0, offset) for pointer in self._pointers]
-        table += accumulate(lengths, initial=0)
+        offset = (own.numel() - _sizes(heads)[1]) // 512 * 512
+        table = [pointer + start for start in (0, offset) for pointer in pointers]
+        table += accumulate(heads.lengths, initial=0)
         return PeerBuffers(
-            self._memory,
-            torch.tensor([offset, *lengths], dtype=torch.int64),
-            torch.tensor(table, dtype=torch.int64, device=device),
+            own,
+            torch.tensor([offset, *heads.lengths], dtype=torch.int64),
+            torch.tensor(table, dtype=torch.int64, device=heads.device),
             self._group.group_name,
         )
 
-    def _reserve(self, wanted: int, device: torch.device) -> bool:
-        """Make sure of so many bytes on every rank. What is here, and what was too large, all ranks have alike."""
-        if wanted <= self.size:
-            return True
-        size = max(_LEAST, 1 << (wanted - 1).bit_length())  # seldom another one: a new size is a new graph
-        if size >= self._too_large:
-            return False
+    def _share(self, size: int, device: torch.device) -> tuple[tuple[torch.Tensor, Sequence[int]] | None, str]:
         memory, refusal = _allocate(size, device)
         # A rank that has no memory says so before the others wait for it in `rendezvous`.
         if all_agree(memory is not None, self._group, device):
             assert memory is not None
             pointers, refusal = _exchange(memory, self._group)
             if all_agree(bool(pointers), self._group, device):
-                self._memory, self._pointers = memory, pointers
-                self._made += 1
-                self._buffers.clear()  # the old memory goes, but for what a recording still holds
-                return True
-        self._too_large = size
-        log.warning("Heads are exchanged with NCCL, as the GPUs share no memory: %s", refusal or "another rank cannot")
-        return False
+                return (memory, pointers), ""
+        return None, refusal
+
+
+def _sizes(heads: ExchangedHeads) -> tuple[int, int]:
+    """Bytes of `landing` and of `returned`."""
+    width = heads.batch * heads.head_dim * heads.dtype.itemsize
+    landing = sum(heads.lengths) * 3 * (heads.heads // len(heads.lengths)) * width
+    return landing, max(heads.lengths) * heads.heads * width
 
 
 def _allocate(size: int, device: torch.device) -> tuple[torch.Tensor | None, str]:
@@ -149,7 +83,7 @@ def _allocate(size: int, device: torch.device) -> tuple[torch.Tensor | None, str
 
         return symmetric_memory.empty(size, dtype=torch.uint8, device=device), ""
     except Exception as error:  # noqa: BLE001 - a private part of torch, behind which are collectives
-        return None, _first_line(error)
+        return None, first_line(error)
 
 
 def _exchange(memory: torch.Tensor, group: dist.ProcessGroup) -> tuple[Sequence[int], str]:
@@ -159,8 +93,4 @@ def _exchange(memory: torch.Tensor, group: dist.ProcessGroup) -> tuple[Sequence[
 
         return symmetric_memory.rendezvous(memory, group.group_name).buffer_ptrs, ""
     except Exception as error:  # noqa: BLE001 - a private part of torch, behind which are collectives
-        return (), _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+        return (), first_line(error)

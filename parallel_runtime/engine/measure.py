@@ -15,6 +15,7 @@ from ..acceleration.host_exchange import attend_through_host
 from ..acceleration.host_memory import HostMemory
 from ..attention.choice import resolve_kernel
 from ..attention.kernels import KERNELS
+from ..mesh.groups import ExchangedHeads
 from ..pinned_memory import register, unregister
 from ..requests.facts import HOST_MEMORY, NVLINK, LinkFacts, MachineFacts
 
@@ -101,7 +102,7 @@ def measure_route(device: torch.device, world_size: int, share: Share = HostMemo
     tokens *= _LONGER  # replayed in a recording, shorter ones take as long as they travel; launched they do not
     own = torch.zeros(1, tokens // world_size, heads, head_dim, device=device, dtype=torch.bfloat16)
     lengths = (own.shape[1],) * world_size
-    buffers = share(group).buffers(lengths, 1, heads, own.shape[3], own.dtype, device)
+    buffers = share(group).buffers(ExchangedHeads(lengths, 1, heads, own.shape[3], own.dtype, device))
     if buffers is None:
         return 0.0
     seconds = _seconds(lambda: attend_through_host(own, own, own, kernel=_value_alone, buffers=buffers), device)

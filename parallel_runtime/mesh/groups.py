@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +11,24 @@ import torch.distributed as dist
 
 GroupKey = tuple[tuple[int, ...], str]
 """Global ranks, and what the group is for where other messages between the same ranks must not come in between."""
+
+
+@dataclass(frozen=True)
+class ExchangedHeads:
+    """One attention's heads, as the ranks of a group exchange them.
+
+    Args:
+        lengths: tokens of each rank.
+        heads: a multiple of the ranks.
+        device: this rank's GPU.
+    """
+
+    lengths: tuple[int, ...]
+    batch: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 class GroupMemory(Protocol):
@@ -24,16 +43,8 @@ class GroupMemory(Protocol):
         """Let it go; it is made anew when it is asked for."""
         ...
 
-    def buffers(
-        self,
-        lengths: tuple[int, ...],
-        batch: int,
-        heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Any:
-        """Buffers for attention of that shape, None where the ranks cannot share so much. Collective."""
+    def buffers(self, heads: ExchangedHeads) -> Any:
+        """Buffers for such heads, None where the ranks cannot share so much. Collective."""
         ...
 
 

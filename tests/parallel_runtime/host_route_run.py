@@ -19,7 +19,7 @@ from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh.groups import Groups
+from parallel_runtime.mesh.groups import ExchangedHeads, Groups
 from parallel_runtime.mesh.launched import launched
 from parallel_runtime.mesh.mesh import build_mesh
 from parallel_runtime.networks import sequence_attention
@@ -110,7 +110,9 @@ def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any
         generator = torch.Generator().manual_seed(sum(lengths) + heads)
         whole = torch.randn(3, batch, sum(lengths), heads, HEAD_DIM, generator=generator)
         padded = -(-heads // world_size) * world_size
-        buffers = memories[chunks, pieces].buffers(tuple(lengths), batch, padded, HEAD_DIM, whole.dtype, device)
+        buffers = memories[chunks, pieces].buffers(
+            ExchangedHeads(tuple(lengths), batch, padded, HEAD_DIM, whole.dtype, device)
+        )
         assert buffers is not None
         assert (len(buffers.chunks), buffers.pieces) == (min(chunks, padded // world_size), min(pieces, max(lengths)))
         for _ in range(2):
@@ -159,7 +161,9 @@ def compare_beside(rank: int, world_size: int, cases: list[list[Any]]) -> dict[s
             draw(width),
         )  # fmt: skip
         padded = -(-heads // world_size) * world_size
-        buffers = memory.buffers(tuple(lengths), batch, padded, HEAD_DIM, whole.dtype, torch.device("cpu"))
+        buffers = memory.buffers(
+            ExchangedHeads(tuple(lengths), batch, padded, HEAD_DIM, whole.dtype, torch.device("cpu"))
+        )
         assert buffers is not None
         assert len(buffers.chunks) == min(2, padded // world_size)
         start, stop = sum(lengths[:rank]), sum(lengths[: rank + 1])
@@ -181,7 +185,7 @@ def fail_beside(rank: int, world_size: int) -> dict[str, Any]:
     whole, x = torch.zeros(3, 1, 4, heads, HEAD_DIM), torch.zeros(1, 4, width)
     layers = torch.zeros(hidden, width + 1), torch.zeros(hidden), torch.zeros(width, heads * HEAD_DIM + hidden)
     device = torch.device("cpu")
-    buffers = memory.buffers((4,) * world_size, 1, heads, HEAD_DIM, whole.dtype, device)
+    buffers = memory.buffers(ExchangedHeads((4,) * world_size, 1, heads, HEAD_DIM, whole.dtype, device))
     assert buffers is not None
     failed = False
     try:
@@ -206,7 +210,8 @@ def grow(rank: int, world_size: int) -> dict[str, Any]:
     memory = HostMemory(dist.group.WORLD, 2, 1, opened)
 
     def ask(tokens: int) -> bool:
-        return memory.buffers((tokens,) * world_size, 1, 2 * world_size, HEAD_DIM, dtype, device) is not None
+        lengths = (tokens,) * world_size
+        return memory.buffers(ExchangedHeads(lengths, 1, 2 * world_size, HEAD_DIM, dtype, device)) is not None
 
     found: dict[str, Any] = {"small": ask(8), "again": ask(9), "made once": memory.made == 1}
     first = memory.size
@@ -263,9 +268,9 @@ def on_gpu(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]
     found: dict[str, Any] = {"launched": [], "replayed": []}
     for batch, heads, lengths, chunks, pieces, scale in cases:
         padded = -(-heads // world_size) * world_size
-        shape = tuple(lengths), batch, padded, 128, torch.bfloat16, device
+        shape = ExchangedHeads(tuple(lengths), batch, padded, 128, torch.bfloat16, device)
         memory = HostMemory(dist.group.WORLD, chunks, pieces) if chunks else routes
-        buffers = memory.buffers(*shape)
+        buffers = memory.buffers(shape)
         found["through host"] = isinstance(buffers, HostBuffers)
         assert isinstance(buffers, HostBuffers)
         generator = torch.Generator(device).manual_seed(heads)

@@ -10,9 +10,9 @@ import torch
 
 from parallel_runtime.acceleration import head_routes
 from parallel_runtime.acceleration.head_routes import HeadRoutes
+from parallel_runtime.mesh.groups import ExchangedHeads
 
 GPU = torch.device("cuda", 0)
-SHAPE: tuple[Any, ...] = ((4, 4), 1, 8, 16, torch.bfloat16)
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def two_gpus(monkeypatch):
 
 def way(device: torch.device = GPU) -> str | None:
     routes: Any = HeadRoutes(SimpleNamespace(size=lambda: 2))  # type: ignore[arg-type]
-    routes._peers = SimpleNamespace(buffers=lambda *shape: "peers")
-    routes._host = SimpleNamespace(buffers=lambda *shape: "host")
-    return routes.buffers(*SHAPE, device)
+    routes._peers = SimpleNamespace(buffers=lambda heads: "peers")
+    routes._host = SimpleNamespace(buffers=lambda heads: "host")
+    return routes.buffers(ExchangedHeads((4, 4), 1, 8, 16, torch.bfloat16, device))
 
 
 def test_gpus_that_reach_each_other_go_to_their_memory_and_others_through_the_hosts(two_gpus, monkeypatch):
