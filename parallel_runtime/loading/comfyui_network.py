@@ -23,8 +23,8 @@ from ..networks.tables.blocks import Network
 from ..networks.token_split import TokenSplit
 from ..patching.patchable import Names, OwnNames
 from ..said import said
+from ..streaming.block_stream import stream_forwards
 from ..streaming.dealer import Dealer
-from ..streaming.streamed_calls import stream_forwards
 from .files import identity
 from .host_file import HostFile
 from .left_in_file import LeftInFile, MappedFile
@@ -135,8 +135,7 @@ class NetworkWeights(LoadedWeights):
         if self._data is not None:
             prepare_network(network, self._data, self.split)
         if self.stream is not None:
-            paths = self.stream.coming(self._blocks(network))
-            stream_forwards([network.get_submodule(path) for path in paths], self.stream)
+            stream_forwards([network.get_submodule(path) for path in self._blocks(network)], self.stream)
 
     def run_as(self, owned: tuple[int, int] | None) -> None:
         """Have the network run as the stage with these blocks; None: with all."""

@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import mmap
 import os
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 import psutil
-import torch
 
-from ..pinned_memory import register, unregister
+from ..streaming.share_memory import HostShare
 
 log = logging.getLogger(__name__)
 
@@ -30,45 +28,32 @@ def left_free(total: int) -> int:
     return max(_LEFT_FREE, total // 10)
 
 
-class HostCopy:
-    """The bytes of one model's weights as they lie in its region.
+class HostCopy(HostShare):
+    """The bytes of one model's weights as they lie in its region. Pinning takes seconds, once; without, copies are
+    slower.
 
     Args:
-        descriptor: of the memory; taken over.
+        descriptor: of another rank's memory; None makes it.
         owned: the file that says that this rank has made it; None for a copy of another rank.
     """
 
-    def __init__(self, descriptor: int, size: int, owned: Path | None):
-        self._descriptor = descriptor
+    def __init__(self, size: int, descriptor: int | None = None, owned: Path | None = None):
+        super().__init__(size, descriptor)
         self._owned = owned
-        self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
-        self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._pinned = False
-
-    def pin(self) -> None:
-        """Let GPUs copy from it at the full speed of their link; takes seconds, once. Without, copies are slower."""
-        if not self._pinned and torch.cuda.is_available():
-            self._pinned = register(self.memory)
 
     def publish(self) -> None:
         """It is filled: other ranks may read it."""
         assert self._owned is not None
         unfinished = self._owned.with_suffix(".new")
-        unfinished.write_text(f"{os.getpid()} {self._descriptor} {self.memory.nbytes}")
+        unfinished.write_text(self.address)
         unfinished.rename(self._owned.with_suffix(".copy"))
 
     def close(self) -> None:
         """Let it go; the memory is free when every rank has. Nobody may hold a tensor over `memory`."""
-        if self._map is None:
-            return
-        if self._pinned:
-            unregister(self.memory.data_ptr())
         if self._owned is not None:
             self._owned.with_suffix(".copy").unlink(missing_ok=True)
             self._owned.unlink(missing_ok=True)
-        self.memory = torch.empty(0, dtype=torch.uint8)
-        self._map = None  # unmapped with the last tensor over it
-        os.close(self._descriptor)
+        super().close()
 
 
 class HostCopies:
@@ -87,14 +72,14 @@ class HostCopies:
         if key in self._open or self._folder is None:
             return self._open.get(key)
         try:
-            process, descriptor, held = map(int, self._path(key).with_suffix(".copy").read_text().split())
+            process, descriptor, held = map(int, self._path(key).with_suffix(".copy").read_text().split(":")[1:])
             memory = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return None  # none there, not filled yet, or gone meanwhile
         if held != size:
             os.close(memory)
             return None
-        self._open[key] = HostCopy(memory, size, owned=None)
+        self._open[key] = HostCopy(size, memory)
         return self._open[key]
 
     @contextlib.contextmanager
@@ -126,9 +111,7 @@ class HostCopies:
         except OSError:
             return None  # another rank was first
         try:
-            descriptor = os.memfd_create("parallel-dit-weights", os.MFD_CLOEXEC)
-            os.truncate(descriptor, size)
-            return HostCopy(descriptor, size, path)
+            return HostCopy(size, owned=path)
         except OSError as error:
             log.warning("Weights are not parked on the host: %s", error)
             path.unlink(missing_ok=True)

@@ -9,11 +9,12 @@ brings them once, when the ranks meet.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from .deal import held_blocks, resident_blocks
 from .shared_blocks import SharedBlocks
@@ -141,3 +142,25 @@ class BlockStream:
                 self._shared.fetch(block, target)
                 self._here[slot].record(self._side)
         self._holds[slot] = block
+
+
+class _StreamedForward:
+    """The forward of a block that waits for its weights: as it is, compiled, or while it is recorded."""
+
+    def __init__(self, forward: Callable[..., Any], stream: BlockStream, number: int):
+        self._forward = forward
+        self._stream = stream
+        self._number = number
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._stream.before(self._number)
+        returned = self._forward(*args, **kwargs)
+        self._stream.after(self._number)
+        return returned
+
+
+def stream_forwards(blocks: Sequence[nn.Module], stream: BlockStream) -> None:
+    """Let the forwards of a network's blocks, all of them in their order, wait for their weights: outside of what is
+    compiled of them."""
+    for number, block in enumerate(stream.coming(blocks)):
+        block.forward = _StreamedForward(block.forward, stream, number)

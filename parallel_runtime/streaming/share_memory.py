@@ -20,16 +20,8 @@ _STAT_BLOCK = 512
 """Bytes, as stat counts what a file has."""
 
 
-class OwnShare(Protocol):
-    """This rank's share.
-
-    Args:
-        memory: (bytes,) uint8.
-        address: where other processes of the host find it, in words without spaces.
-    """
-
-    memory: torch.Tensor
-    address: str
+class OtherShare(Protocol):
+    """Another rank's share, open."""
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
         """Copy bytes from `start` on to a tensor on the device, on the current stream."""
@@ -40,24 +32,20 @@ class OwnShare(Protocol):
         ...
 
     def close(self) -> None:
-        """Let it go. Of a GPU's memory nobody may have it open any more."""
+        """Let it go; no copy may be under way. Of a GPU's own memory nobody else may have it open any more."""
         ...
 
 
-class OtherShare(Protocol):
-    """Another rank's share, open; methods as those of `OwnShare`."""
+class OwnShare(OtherShare, Protocol):
+    """This rank's share.
 
-    def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """See there."""
-        ...
+    Args:
+        memory: (bytes,) uint8.
+        address: where other processes of the host find it, in words without spaces.
+    """
 
-    def pin(self) -> None:
-        """See there."""
-        ...
-
-    def close(self) -> None:
-        """See there; no copy may be under way."""
-        ...
+    memory: torch.Tensor
+    address: str
 
 
 class HostShare:
@@ -66,7 +54,6 @@ class HostShare:
     Args:
         size: bytes.
         descriptor: of another rank's memory; None makes it.
-
     """
 
     def __init__(self, size: int, descriptor: int | None = None):
@@ -81,16 +68,16 @@ class HostShare:
         self.pinned = False
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """See OwnShare."""
+        """See OtherShare."""
         target.copy_(self.memory[start : start + target.numel()], non_blocking=True)
 
     def pin(self) -> None:
-        """See OwnShare."""
+        """See OtherShare."""
         if not self.pinned and torch.cuda.is_available():
             self.pinned = register(self.memory, MAPPED)
 
     def close(self) -> None:
-        """See OwnShare; the memory is free when every rank has closed it."""
+        """See OtherShare; the memory is free when every rank has closed it."""
         if self._map is None:
             return
         if self.pinned:
@@ -109,14 +96,14 @@ class DeviceShare:
         self.address = f"device:{self._allocation.handle}"
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """See OwnShare."""
+        """See OtherShare."""
         target.copy_(self.memory[start : start + target.numel()], non_blocking=True)
 
     def pin(self) -> None:
         """Nothing."""
 
     def close(self) -> None:
-        """See OwnShare."""
+        """See OtherShare."""
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._allocation.free()
 
@@ -128,7 +115,7 @@ class PeerShare:
         self._opened = OpenedAllocation(handle, device)
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """See OwnShare."""
+        """See OtherShare."""
         self._opened.copy_to(target, start)
 
     def pin(self) -> None:

@@ -365,7 +365,7 @@ def test_a_model_that_leaves_is_parked_once_for_all_ranks_and_comes_back_without
         for path in files:
             rank.run(Release(str(path)))
     assert list(tmp_path.iterdir()) == []
-    assert "parallel-dit-weights" not in mapped_files()
+    assert "parallel-dit-share" not in mapped_files()
 
 
 @pytest.mark.parametrize("reason", ["no room", "no folder"])

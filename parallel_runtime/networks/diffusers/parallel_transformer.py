@@ -16,8 +16,7 @@ from ...attention.rotary import exchange_rotary
 from ...errors import UnsupportedModelError
 from ...mesh.mesh import Mesh
 from ...said import said
-from ...streaming.block_stream import BlockStream
-from ...streaming.streamed_calls import stream_calls
+from ...streaming.block_stream import BlockStream, stream_forwards
 from ..attention_operator import attend_by_kernel
 from ..cut_blocks import cut_blocks, run_blocks, unknown_blocks
 from ..marked_blocks import find_modules, pulse_of
@@ -165,7 +164,7 @@ class ParallelTransformer(Network):
         if record:
             self._record(pulse_of(transformer, spec.block_lists))
         if self.stream is not None:
-            stream_calls(self._blocks, self.stream)
+            stream_forwards(self._blocks, self.stream)
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
