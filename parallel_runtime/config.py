@@ -33,7 +33,8 @@ STREAMED = ("dealt", "host")
 MOST_CPU_RANKS = 64
 _MOST = 10_000
 """Of whatever is counted."""
-_RANGE = said("from 1 to {most}", most=f"{_MOST:,}")
+_COUNT = said("a whole number from 1 to {most}", most=f"{_MOST:,}")
+_AUTO_OR_COUNT = said("auto or {count}", count=_COUNT)
 _LONGEST_SHOWN = 80
 _DEVICES = re.compile(r"auto|cpu(:[1-9]\d{0,3})?|\d{1,4}(,\d{1,4})*", re.ASCII)
 
@@ -114,53 +115,17 @@ class ParallelConfig:
             raise ConfigurationError(
                 said("Devices {devices} names a GPU twice.", devices=_shown(self.devices)), "Name each GPU once."
             )
-        for axis in AXES:
-            degree = getattr(self, axis)
-            if degree is not None and not _is_count(degree):
-                raise ConfigurationError(
-                    said("Degree {axis} is {degree}.", axis=axis, degree=_shown(degree)),
-                    said("Use auto or a whole number {range}.", range=_RANGE),
-                )
-        if self.cfg is not None and self.cfg > 2:
-            raise ConfigurationError(
-                said("Degree cfg is {cfg}, but there are two CFG branches.", cfg=self.cfg), "Set cfg to auto, 1 or 2."
-            )
-        if self.patches is not None and not _is_count(self.patches):
-            raise ConfigurationError(
-                said("Patches is {patches}.", patches=_shown(self.patches)),
-                said("Use auto or a whole number {range}.", range=_RANGE),
-            )
-        if not _is_count(self.warmup_steps):
-            raise ConfigurationError(
-                said("Warm-up steps is {warmup_steps}.", warmup_steps=_shown(self.warmup_steps)),
-                said("Use a whole number {range}: the first step fills every stage's K and V.", range=_RANGE),
-            )
-        if not _is_count(self.hosts):
-            raise ConfigurationError(
-                said("Hosts is {hosts}.", hosts=_shown(self.hosts)), said("Use a whole number {range}.", range=_RANGE)
-            )
-        if self.attention not in ATTENTION_BACKENDS:
-            raise ConfigurationError(
-                said("Attention backend {attention} is not known.", attention=repr(self.attention)),
-                said("Choose one of {attention_backends}.", attention_backends=", ".join(ATTENTION_BACKENDS)),
-            )
-        if not isinstance(self.may_change_pixels, bool):
-            raise ConfigurationError(
-                said("May change pixels is {may_change_pixels}.", may_change_pixels=repr(self.may_change_pixels)),
-                "Use true or false.",
-            )
         if isinstance(self.compile, bool):
             object.__setattr__(self, "compile", "on" if self.compile else "off")
-        if self.compile not in (*COMPILE_MODES, ALWAYS_COMPILE):
-            raise ConfigurationError(
-                said("Compile is {compile}.", compile=repr(self.compile)),
-                said("Choose one of {compile_modes}.", compile_modes=", ".join(COMPILE_MODES)),
-            )
-        if self.weights not in WEIGHTS:
-            raise ConfigurationError(
-                said("Weights is {weights}.", weights=_shown(self.weights)),
-                said("Choose one of {weights}.", weights=", ".join(WEIGHTS)),
-            )
+        for name in (*AXES, "patches"):
+            self._check(name, getattr(self, name) is None or _is_count(getattr(self, name)), _AUTO_OR_COUNT)
+        for name in ("warmup_steps", "hosts"):
+            self._check(name, _is_count(getattr(self, name)), _COUNT)
+        self._check("cfg", self.cfg is None or self.cfg <= 2, said("auto, 1 or 2, as there are two CFG branches"))
+        self._check("may_change_pixels", isinstance(self.may_change_pixels, bool), said("true or false"))
+        self._check("attention", self.attention in ATTENTION_BACKENDS, ", ".join(ATTENTION_BACKENDS))
+        self._check("compile", self.compile in (*COMPILE_MODES, ALWAYS_COMPILE), ", ".join(COMPILE_MODES))
+        self._check("weights", self.weights in WEIGHTS, ", ".join(WEIGHTS))
         if self.weights in STREAMED:
             if (self.pipe or 1) > 1:
                 raise ConfigurationError(
@@ -181,6 +146,11 @@ class ParallelConfig:
                     "Set hosts to 1, or weights to whole.",
                 )
             object.__setattr__(self, "pipe", 1)
+
+    def _check(self, name: str, holds: bool, choices: str) -> None:
+        if not holds:
+            what = said("{name} is {value}.", name=name, value=_shown(getattr(self, name)))
+            raise ConfigurationError(what, said("Choose: {choices}.", choices=choices))
 
     @property
     def device_indices(self) -> tuple[int, ...] | None:
@@ -247,21 +217,11 @@ class ParallelPlan:
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        for axis in AXES:
-            if getattr(self, axis) < 1:
-                raise ConfigurationError(
-                    said("Degree {axis} is {getattr}.", axis=axis, getattr=getattr(self, axis)),
-                    "Every degree is at least 1.",
-                )
-        if self.patches < 1 or self.warmup_steps < 0:
-            raise ConfigurationError(
-                said(
-                    "A plan of {patches} patches and {warmup_steps} warm-up steps cannot be made.",
-                    patches=self.patches,
-                    warmup_steps=self.warmup_steps,
-                ),
-                "Patches are at least 1, warm-up steps at least 0.",
-            )
+        for name in (*AXES, "patches", "warmup_steps"):
+            value, least = getattr(self, name), int(name != "warmup_steps")
+            if value < least:
+                what = said("{name} is {value}.", name=name, value=value)
+                raise ConfigurationError(what, said("It is at least {least}.", least=least))
 
     @property
     def shape(self) -> tuple[int, ...]:
