@@ -119,17 +119,10 @@ def _functional(attend: Attend) -> types.ModuleType:
     dispatch = _dispatch(attend)
 
     def scaled_dot_product_attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options: Any, **named: Any
     ) -> torch.Tensor:
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        return dispatch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).transpose(1, 2)
+        return dispatch(query, key, value, *options, **named).transpose(1, 2)
 
     functional = types.ModuleType("functional")
     functional.__dict__.update(

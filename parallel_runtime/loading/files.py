@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,22 @@ class ModelFiles:
         return self.weights if self.config is None else (self.config, *self.weights)
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Inside, a file is read.
+
+    Raises:
+        CheckpointError: the system says that it cannot be.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            said("{path} cannot be read: {strerror}.", path=_shortened(path), strerror=error.strerror),
+            "Check the path, the rights of the file, and the disk.",
+        ) from error
+
+
 def find_files(path: str | Path) -> ModelFiles:
     """Resolve a file, a diffusers pipeline folder (with transformer/ or unet/), or the folder inside of it.
 
@@ -45,13 +63,8 @@ def find_files(path: str | Path) -> ModelFiles:
         UnsupportedModelError: a pipeline without a transformer, or weights that are not safetensors.
     """
     path = expand(path)
-    try:
+    with reading(path):
         is_file, is_folder = path.is_file(), path.is_dir()
-    except OSError as error:
-        raise CheckpointError(
-            said("{shortened} cannot be read: {strerror}.", shortened=_shortened(path), strerror=error.strerror),
-            "Check the path.",
-        ) from error
     if is_file:
         return ModelFiles((path,))
     if not is_folder:
@@ -149,16 +162,12 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it cannot be read, or is something else.
     """
+    with reading(path), path.open("rb") as file:
+        text = file.read(_LARGEST_JSON + 1)
     try:
-        with path.open("rb") as file:
-            text = file.read(_LARGEST_JSON + 1)
         if len(text) > _LARGEST_JSON:
             raise ValueError(f"it has more than {_LARGEST_JSON} bytes")
         content = json.loads(text.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
-    except OSError as error:
-        raise CheckpointError(
-            said("{path} cannot be read: {strerror}.", path=path, strerror=error.strerror), "Check its rights."
-        ) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             said("{path} is not valid JSON ({error}).", path=path, error=str(error)[:200]), "Download it again."
@@ -214,11 +223,7 @@ def identity(path: str | Path) -> Identity:
     """
     found = []
     for file in find_files(path).all:
-        try:
+        with reading(file):
             status = file.stat()
-        except OSError as error:
-            raise CheckpointError(
-                said("{file} cannot be read: {strerror}.", file=file, strerror=error.strerror), "Check the file."
-            ) from error
         found.append((str(file.resolve()), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
     return tuple(found)

@@ -23,6 +23,7 @@ import torch
 
 from ..errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from ..said import said
+from .files import reading
 
 SUFFIX = ".gguf"
 _LONGEST_REASON = 300
@@ -112,15 +113,9 @@ def check_gguf_header(path: Path, sizes: Mapping[int, tuple[int, int]]) -> None:
     Raises:
         CheckpointError: missing, unreadable, truncated or damaged, with what is wrong.
     """
-    try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            start = file.read(min(size, _LARGEST_HEADER))
-    except OSError as error:
-        raise CheckpointError(
-            said("{path} cannot be read: {strerror}.", path=path, strerror=error.strerror),
-            "Check the path and its rights.",
-        ) from error
+    with reading(path), path.open("rb") as file:
+        size = path.stat().st_size
+        start = file.read(min(size, _LARGEST_HEADER))
     try:
         _Header(start, size).check(sizes)
     except ValueError as error:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.diffusers.spec import TensorInfo
 from ..said import said
+from .files import reading
 
 _LENGTH = struct.Struct("<Q")
 _LARGEST_HEADER = 16 << 20
@@ -67,17 +68,11 @@ def read_header(path: Path) -> FileHeader:
         CheckpointError: missing, unreadable, empty, truncated or damaged.
         UnsupportedModelError: another format, such as GGUF or a pickle.
     """
-    try:
-        with path.open("rb") as file:
-            start = file.read(_LENGTH.size)
-            size = path.stat().st_size
-            length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
-            text = file.read(length) if 2 <= length <= _LARGEST_HEADER else b""
-    except OSError as error:
-        raise CheckpointError(
-            said("{path} cannot be read: {strerror}.", path=path, strerror=error.strerror),
-            "Check the path and its rights.",
-        ) from error
+    with reading(path), path.open("rb") as file:
+        start = file.read(_LENGTH.size)
+        size = path.stat().st_size
+        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
+        text = file.read(length) if 2 <= length <= _LARGEST_HEADER else b""
     if not size:
         raise CheckpointError(said("{path} is empty (0 bytes).", path=path), _AGAIN)
     if not text.startswith(b"{"):

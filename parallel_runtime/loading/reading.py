@@ -21,6 +21,7 @@ import torch
 from ..errors import CheckpointError
 from ..pinned_memory import register, unregister
 from ..said import said
+from .files import reading
 
 THREADS = 8
 BUFFER = 16 << 20
@@ -91,7 +92,7 @@ def read(pieces: Sequence[Piece], device: torch.device, on_bytes: OnBytes) -> No
         # Threads copy on streams of their own: what the caller's still does in memory that is the targets' by now.
         torch.cuda.current_stream(device).synchronize()
     with contextlib.ExitStack() as stack:
-        files = {file: stack.enter_context(_open(file)) for file in {piece.file for piece in pieces}}
+        files = {file: stack.enter_context(opened(file)) for file in {piece.file for piece in pieces}}
         readers = stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="weights"))
         stack.callback(stop.set)  # before the executor's end, which waits for its threads
         running = {readers.submit(_fill, waiting, files, device, counted, stop) for _ in range(THREADS)}
@@ -147,12 +148,8 @@ def _read_exactly(descriptor: int, piece: Piece, buffer: torch.Tensor) -> None:
     # By address: a tensor that was handed to NumPy cannot give its memory back for ever after.
     view, done = memoryview((ctypes.c_ubyte * piece.size).from_address(buffer.data_ptr())), 0
     while done < piece.size:
-        try:
+        with reading(piece.file):
             count = os.preadv(descriptor, [view[done:]], piece.start + done)
-        except OSError as error:
-            raise CheckpointError(
-                said("{file} cannot be read: {strerror}.", file=piece.file, strerror=error.strerror), "Check the disk."
-            ) from error
         if not count:
             raise CheckpointError(
                 said("{file} became shorter while it was read.", file=piece.file), "Copy the file again."
@@ -161,14 +158,14 @@ def _read_exactly(descriptor: int, piece: Piece, buffer: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def _open(file: Path) -> Iterator[int]:
-    try:
+def opened(file: Path) -> Iterator[int]:
+    """The descriptor of a file that is to be read.
+
+    Raises:
+        CheckpointError: it cannot be opened.
+    """
+    with reading(file):
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckpointError(
-            said("{file} cannot be opened: {strerror}.", file=file, strerror=error.strerror),
-            "Check the file and its rights.",
-        ) from error
     try:
         yield descriptor
     finally:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
 
-from ..errors import CheckpointError
-from ..said import said
-from .reading import THREADS, OnBytes
+from .files import reading
+from .reading import THREADS, OnBytes, opened
 
 _PIECE = 64 << 20
 """Bytes of a copy."""
@@ -36,11 +35,8 @@ def to_device(region: torch.Tensor, host: torch.Tensor, on_bytes: OnBytes) -> No
 
 def to_host(host: torch.Tensor, region: torch.Tensor, on_bytes: OnBytes) -> None:
     """Save a region in memory of the host that may be new: several threads, as its pages are made meanwhile."""
-    stop = False
 
     def copy(start: int) -> None:
-        if stop:
-            return
         # A stream of its own, or the threads would wait for each other.
         stream = torch.cuda.Stream(region.device) if region.is_cuda else None
         with torch.no_grad(), torch.cuda.stream(stream):
@@ -48,17 +44,7 @@ def to_host(host: torch.Tensor, region: torch.Tensor, on_bytes: OnBytes) -> None
 
     if region.is_cuda:
         torch.cuda.synchronize(region.device)  # threads copy on streams of their own
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="park") as threads:
-        running = {threads.submit(copy, start) for start in range(0, region.numel(), _PIECE)}
-        total = len(running)
-        try:
-            while running:
-                done, running = wait(running, timeout=_POLL_SECONDS)
-                for future in done:
-                    future.result()
-                on_bytes((total - len(running)) * region.numel() // total, region.numel())
-        finally:
-            stop = True
+    _in_threads(copy, region.numel(), _PIECE, on_bytes)
 
 
 def read_through(path: Path, on_bytes: OnBytes) -> None:
@@ -67,36 +53,33 @@ def read_through(path: Path, on_bytes: OnBytes) -> None:
     Raises:
         CheckpointError: it cannot be read.
     """
-    total = path.stat().st_size
-    starts = itertools.count(0, _READ)
-    turn = threading.Lock()
+    buffers = threading.local()
+
+    def read(start: int) -> None:
+        if not hasattr(buffers, "own"):
+            buffers.own = bytearray(_READ)
+        os.preadv(descriptor, [buffers.own], start)
+
+    with reading(path), opened(path) as descriptor:
+        _in_threads(read, path.stat().st_size, _READ, on_bytes)
+
+
+def _in_threads(work: Callable[[int], None], size: int, piece: int, on_bytes: OnBytes) -> None:
+    """Have several threads do the work of each piece of so many bytes, by its first byte."""
     stop = threading.Event()
-    read = [0] * THREADS
 
-    def work(number: int) -> None:
-        buffer = bytearray(_READ)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            while not stop.is_set():
-                with turn:
-                    start = next(starts)
-                if start >= total:
-                    return
-                read[number] += os.preadv(descriptor, [buffer], start)
-        finally:
-            os.close(descriptor)
+    def run(start: int) -> None:
+        if not stop.is_set():
+            work(start)
 
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="read through") as threads:
-        running = {threads.submit(work, number) for number in range(THREADS)}
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="bytes") as threads:
+        running = {threads.submit(run, start) for start in range(0, size, piece)}
+        total = len(running)
         try:
             while running:
                 done, running = wait(running, timeout=_POLL_SECONDS, return_when="FIRST_EXCEPTION")
                 for future in done:
                     future.result()
-                on_bytes(min(sum(read), total), total)
-        except OSError as error:
-            raise CheckpointError(
-                said("{path} cannot be read: {strerror}.", path=path, strerror=error.strerror), "Check the disk."
-            ) from error
+                on_bytes((total - len(running)) * size // total, size)
         finally:
             stop.set()
