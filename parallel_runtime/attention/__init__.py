@@ -1,0 +1,1 @@
+"""Attention: kernels and their choice, Ulysses, ring, processors rebound, rotation."""

@@ -1,1 +1,1 @@
-"""A loop over branches: predictions, checks, progress."""
+"""A loop over branches: predictions, checks of what is read, progress."""

@@ -1,1 +1,1 @@
-"""Prepares and runs requests: models by name, weights, memory, meshes."""
+"""A file for each kind of request (`prepared_*.py`); models by name, their weights, memory checks, meshes by plan."""

@@ -1,1 +1,1 @@
-"""Ranks, axes, process groups, and how ranks agree."""
+"""Ranks, axes and process groups; how ranks agree; links between stages; unlike speeds."""

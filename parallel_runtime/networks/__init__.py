@@ -1,1 +1,1 @@
-"""A network over a mesh: what is common to all sources of networks."""
+"""A network over a mesh, whoever wrote its class: cut blocks, their attention, rows of the batch, stages."""

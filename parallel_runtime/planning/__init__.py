@@ -1,1 +1,1 @@
-"""What a plan is chosen from: facts of model, request and machine, and what a step costs by them."""
+"""From a wish to a plan: cost, limits, explanation, how blocks and patches are cut."""

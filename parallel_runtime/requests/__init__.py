@@ -1,1 +1,1 @@
-"""What the engine is asked for."""
+"""What the engine is asked for, and facts of model, request and machine."""

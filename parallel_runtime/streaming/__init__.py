@@ -1,1 +1,1 @@
-"""Blocks whose weights are not on the device for good, and come just before they run."""
+"""Blocks that come to a GPU when they run: shares of their bytes, slots, what ranks tell each other of them."""

@@ -1,1 +1,1 @@
-"""What of this machine works for a pool, what does not, and what to do about it."""
+"""`python -m workers.doctor`: facts of the machine, findings, a trial of the links, the report."""

@@ -1,1 +1,1 @@
-"""The process of one GPU."""
+"""The process of one GPU: messages in, engine, messages out."""

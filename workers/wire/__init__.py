@@ -1,1 +1,1 @@
-"""Messages, frames, tensors, connections."""
+"""Messages, frames, tensors, connections, and the memory that tensors go through instead."""
