@@ -33,7 +33,24 @@ class PoolShare(nn.Module):
     """What the pool holds on one more GPU; ComfyUI's console has this name."""
 
 
-class OnAnotherGpu(comfy.model_patcher.ModelPatcher):
+class PatcherOfPool(comfy.model_patcher.ModelPatcher):
+    """A patcher whose weights the pool has."""
+
+    def loaded_size(self) -> int:
+        """More than ComfyUI can miss: so it asks its own models first, and `detach` is for unloading everything."""
+        return ANYTHING_BUT_ALL
+
+    def get_free_memory(self, device) -> int:
+        """What ComfyUI asks before every call, to see whether it must cut the batch: it never must, and asking the
+        driver costs milliseconds while other processes compute on the same GPU."""
+        return sys.maxsize
+
+    def current_loaded_device(self) -> torch.device:
+        """Where ComfyUI's own copy is."""
+        return META
+
+
+class OnAnotherGpu(PatcherOfPool):
     """To ComfyUI's memory management a model's weights cost as much there as on ComfyUI's own GPU."""
 
     remote: RemoteTransformer
@@ -48,18 +65,6 @@ class OnAnotherGpu(comfy.model_patcher.ModelPatcher):
     def model_size(self) -> int:
         """Bytes that the pool still needs on that GPU."""
         return 0 if self.remote.resident_bytes else self.remote.size_bytes
-
-    def loaded_size(self) -> int:
-        """As the MODEL's own."""
-        return ANYTHING_BUT_ALL
-
-    def get_free_memory(self, device) -> int:
-        """Nothing is cut by it."""
-        return sys.maxsize
-
-    def current_loaded_device(self) -> torch.device:
-        """Nothing of it is in this process."""
-        return META
 
     def partially_load(self, device_to, extra_memory=0, force_patch_weights=False) -> int:
         """Called before each run: the ranks load."""

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
-import comfy.model_patcher
 import torch
 from comfy.patcher_extension import CallbacksMP
 
@@ -17,7 +16,7 @@ from parallel_runtime.patching.patch_data import check_patches
 from parallel_runtime.said import said
 
 from .kept_models import keep
-from .other_gpus import ANYTHING_BUT_ALL, META, OnAnotherGpu, give_back, other_gpus
+from .other_gpus import OnAnotherGpu, PatcherOfPool, give_back, other_gpus
 from .real_weights import refuse
 from .transportable import listed, weight_obstacles
 from .weight_patches import is_bypass
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from .remote_transformer import RemoteTransformer
 
 
-class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
+class RemoteModelPatcher(PatcherOfPool):
     """ModelPatcher whose weights are the pool's.
 
     To ComfyUI's memory management the weights cost what the pool holds on ComfyUI's own GPU: `model_size` is what
@@ -72,19 +71,6 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def model_size(self) -> int:
         """Bytes that the pool still needs on ComfyUI's GPU."""
         return self.remote.size_bytes if self.shares_device and not self.remote.resident_bytes else 0
-
-    def loaded_size(self) -> int:
-        """More than ComfyUI can miss: so it asks its own models first, and `detach` is for unloading everything."""
-        return ANYTHING_BUT_ALL
-
-    def get_free_memory(self, device) -> int:
-        """What ComfyUI asks before every call, to see whether it must cut the batch: it never must, and asking the
-        driver costs milliseconds while other processes compute on the same GPU."""
-        return sys.maxsize
-
-    def current_loaded_device(self) -> torch.device:
-        """Where ComfyUI's own copy is."""
-        return META
 
     def add_patches(self, patches, strength_patch=1.0, strength_model=1.0) -> list[Any]:
         """Called by the node that adds a LoRA; the ranks compute the weights.

@@ -9,6 +9,8 @@ from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
 from parallel_runtime.requests.plan_details import PlanDetails
 
 MOST_RUNS = 20
@@ -125,30 +127,17 @@ class RunHistory:
 
 
 def _record(run: RunRecord) -> dict[str, Any]:
-    details = run.details
-    return {
-        "model": run.model,
-        "node": run.node,
-        "plan": run.plan,
-        "latent": list(run.latent),
-        "steps": run.steps,
-        "step_seconds": run.step_seconds,
-        "one_gpu_seconds": run.one_gpu_seconds,
-        "speedup": run.speedup,
-        "ended": run.ended,
-        "loop": "steps" if run.obstacles else "pool",
-        "why": ", ".join(run.obstacles),
-        "details": describe_details(details),
-    }
+    shown = {name: value for name, value in vars(run).items() if name != "obstacles"}
+    loop = {"loop": "steps" if run.obstacles else "pool", "why": ", ".join(run.obstacles)}
+    details = describe_details(run.details)
+    return {**shown, **loop, "latent": list(run.latent), "speedup": run.speedup, "details": details}
 
 
 def describe_details(details: PlanDetails | None) -> dict[str, Any] | None:
     """Plain data of a plan."""
     if details is None:
         return None
-    return {name: getattr(details, name) for name in details.__struct_fields__} | {
-        "stage_blocks": list(details.stage_blocks)
-    }
+    return {**msgspec.structs.asdict(details), "stage_blocks": list(details.stage_blocks)}
 
 
 HISTORY = RunHistory()

@@ -134,16 +134,8 @@ def _model(model: KnownModel) -> dict[str, Any]:
 
 
 def _vae(vae: VaeRequest, size: int) -> dict[str, Any]:
-    return {
-        "name": Path(vae.file.path).name,
-        "network": "VAE",
-        "family": "",
-        "dtype": vae.file.dtype,
-        "state": "resident",
-        "bytes_per_rank": size,
-        "foreseen": "",
-        "details": None,
-    }
+    named = {"name": Path(vae.file.path).name, "network": "VAE", "family": "", "dtype": vae.file.dtype}
+    return {**named, "state": "resident", "bytes_per_rank": size, "foreseen": "", "details": None}
 
 
 def _host() -> dict[str, int]:

@@ -9,10 +9,25 @@ from typing import NamedTuple
 
 import torch
 
+from ..errors import CheckpointError
+from ..mesh.agreement import agreed_same
 from ..requests.control import Cancelled, Control
 from ..requests.requests import Answer, Finished
+from ..said import said
 
 Results = dict[str, torch.Tensor]
+
+
+def require_same(name: str, agreed: Mapping[str, int], path: str) -> None:
+    """Refuse to run with a file that ranks have otherwise (`offer_same`).
+
+    Raises:
+        CheckpointError: on all ranks.
+    """
+    if not agreed_same(name, agreed):
+        raise CheckpointError(
+            said("The hosts have different models at {path}.", path=path), "Copy the same file to all of them."
+        )
 
 
 class Rows(NamedTuple):
@@ -31,16 +46,13 @@ class Prepared(ABC):
             ranks' offers under each name.
         cancelled: the last run ended because the ranks agreed to stop.
         own_rows: what this rank reads of a tensor of which it does not read all, by name.
+        takes_part: this rank has a part in the run, and is not outside of its plan.
     """
 
     offers: Mapping[str, int] = field(default_factory=dict)
     cancelled: bool = False
     own_rows: Mapping[str, Rows] = field(default_factory=dict)
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether this rank has a part in the run, or is outside of its plan."""
-        return True
+    takes_part: bool = True
 
     def names(self, networks: Set[int]) -> bool:
         """Whether it runs one of these networks beside the model."""

@@ -47,11 +47,6 @@ class RepeatedForward(Prepared):
     told: bool = False
     """The client knows the details of the plan."""
 
-    @property
-    def takes_part(self) -> bool:
-        """Whether the plan has a place for this rank."""
-        return self.placed.place is not None
-
     def names(self, networks: Set[int]) -> bool:
         """Whether its conditioning has one of these networks."""
         return self.conditioning.names(networks)
@@ -112,11 +107,6 @@ class PreparedForward(Prepared):
     placed: Placed
     patches: WeightPatches
 
-    @property
-    def takes_part(self) -> bool:
-        """Whether the plan has a place for this rank."""
-        return self.placed.place is not None
-
     @classmethod
     def prepare(
         cls, state: RankState, request: Forward, resident: Resident, meta: Mapping[str, torch.Tensor]
@@ -137,7 +127,10 @@ class PreparedForward(Prepared):
                 check_patches(state, (request.conditioning,), resident, placed.place, 1, facts, x, meta)
             require_memory(resident, placed.place.layout, facts, x.shape[0], 0, state.device, state.rank)
         patches = state.patches.find(request.patches)
-        return cls(state=state, request=request, placed=placed, patches=patches, offers=placed.offers())
+        here = placed.place is not None
+        return cls(
+            state=state, request=request, placed=placed, patches=patches, offers=placed.offers(), takes_part=here
+        )
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
@@ -154,6 +147,7 @@ class PreparedForward(Prepared):
             conditioning=conditioning,
             patches=self.patches,
             residuals=request.residuals,
+            takes_part=self.takes_part,
         )
         if request.kind:
             state.calls[request.kind] = repeated
@@ -168,11 +162,6 @@ class PreparedInvoke(Prepared):
     request: Invoke
     resident: Resident
 
-    @property
-    def takes_part(self) -> bool:
-        """Whether this rank has the network."""
-        return isinstance(self.resident.network, ComfyNetwork)
-
     @classmethod
     def prepare(
         cls, state: RankState, request: Invoke, resident: Resident, meta: Mapping[str, torch.Tensor]
@@ -186,7 +175,8 @@ class PreparedInvoke(Prepared):
         if request.method not in INVOKABLE or not owns:
             raise RequestError(said("The model in the workers has no {method}.", method=request.method), "Report this.")
         state.conditionings.peek(request.arguments, meta)
-        return cls(state=state, request=request, resident=resident)
+        has_it = isinstance(resident.network, ComfyNetwork)
+        return cls(state=state, request=request, resident=resident, takes_part=has_it)
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]

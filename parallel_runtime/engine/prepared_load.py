@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..config import ParallelConfig, ParallelPlan
-from ..errors import CheckpointError
-from ..mesh.agreement import agreed_same, offer_same
+from ..mesh.agreement import offer_same
 from ..planning.explanation import details_of, explain
 from ..planning.plan import TYPICAL, choose, plan_loading, resolve_plan, typical
 from ..planning.weights_choice import choose_weights, ways_out
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
 from ..requests.requests import Answer, Finished, Load, Loaded, Release, Survey, Surveyed
-from ..said import said, together
+from ..said import together
 from .measure import measure_machine
-from .prepared import Prepared, Results
+from .prepared import Prepared, Results, require_same
 from .rank_state import RankState
 from .resident import Resident
 
@@ -130,11 +129,7 @@ class PreparedLoad(Prepared):
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
     ) -> tuple[Answer, Results]:
         """Measure what was not measured yet, and tell of the model."""
-        if not agreed_same(_FACTS, agreed):
-            raise CheckpointError(
-                said("The hosts have different models at {path}.", path=self.request.path),
-                "Copy the same file to all of them.",
-            )
+        require_same(_FACTS, agreed, self.request.path)
         state, resident, machine = self.state, self.resident, self.machine
         if not machine.measured and machine.on_gpu:
             control.measuring()

@@ -35,11 +35,6 @@ class PreparedSample(Prepared):
     denoising: Loop
     patches: WeightPatches
 
-    @property
-    def takes_part(self) -> bool:
-        """Whether this rank has a place in the plan."""
-        return self.placed.place is not None
-
     @classmethod
     def prepare(
         cls, state: RankState, request: Sample, resident: Resident, meta: Mapping[str, torch.Tensor]
@@ -85,6 +80,7 @@ class PreparedSample(Prepared):
             denoising=denoising,
             patches=state.patches.find(request.patches),
             offers=placed.offers(),
+            takes_part=place is not None,
         )
 
     def work(

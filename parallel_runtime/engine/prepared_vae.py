@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
 
 from ..config import ParallelPlan
-from ..errors import CheckpointError, RequestError
-from ..mesh.agreement import agreed_same, offer_same
+from ..errors import RequestError
+from ..mesh.agreement import offer_same
 from ..requests.control import Cancelled, Control
 from ..requests.requests import Answer, RunVae
 from ..said import said
 from ..vae.shared_vae import run_half, shared_ranks
 from ..vae.vae_weights import VaeWeights
 from .loaded_model import LoadedModel
-from .prepared import Prepared, Results
+from .prepared import Prepared, Results, require_same
 from .rank_state import RankState
 
 _DIMS = (3, 4, 5)
@@ -43,11 +43,6 @@ class PreparedVae(Prepared):
     ranks: int
     unit: int
 
-    @property
-    def takes_part(self) -> bool:
-        """Whether this rank computes."""
-        return self.state.rank < self.ranks
-
     @classmethod
     def prepare(
         cls, state: RankState, request: RunVae, meta: Mapping[str, torch.Tensor], control: Control
@@ -67,7 +62,7 @@ class PreparedVae(Prepared):
         if request.half not in ("encoder", "decoder"):
             raise RequestError(said("A VAE has no {half}.", half=request.half), "Report this.")
         if state.rank >= request.ranks:
-            return cls(state=state, request=request, held=None, ranks=1, unit=1)
+            return cls(state=state, request=request, held=None, ranks=1, unit=1, takes_part=False)
         held, weights = state.vaes.bring(request, control)
         unit = 1 if request.half == "decoder" else weights.unit
         ranks = shared_ranks(weights.network, request.half, x.shape, unit, request.ranks)
@@ -75,7 +70,8 @@ class PreparedVae(Prepared):
             held.prepare_run(request.memory // ranks, control.loading)
         offers = offer_same(_SAME, (type(weights.network).__name__, weights.unit, ranks))
         offers[_TRIED] = int((request.half, tuple(x.shape)) in weights.tried)
-        return cls(state=state, request=request, held=(held, weights), ranks=ranks, unit=unit, offers=offers)
+        found = cls(state=state, request=request, held=(held, weights), ranks=ranks, unit=unit, offers=offers)
+        return replace(found, takes_part=state.rank < ranks)
 
     def work(
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
@@ -83,11 +79,7 @@ class PreparedVae(Prepared):
         """Run it; the first rank returns `output`."""
         started = time.perf_counter()
         state, request = self.state, self.request
-        if not agreed_same(_SAME, agreed):
-            raise CheckpointError(
-                said("The hosts have different models at {path}.", path=request.file.path),
-                "Copy the same file to all of them.",
-            )
+        require_same(_SAME, agreed, request.file.path)
         joined = state.meshes.join(ParallelPlan(ulysses=request.ranks))
         results: Results = {}
         run_of = request.half, tuple(tensors["x"].shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from ..switches import is_on
 from .attention_operator import the_kernel, through_operator
 from .latent_patches import PatchStreams
 from .sequence_attention import SequenceAttention
+from .shares import join_both
 from .token_split import TokenSplit, take
 
 log = logging.getLogger(__name__)
@@ -145,18 +146,20 @@ class BlockAttention:
             )  # fmt: skip
         if function is the_kernel:
             function = self._by_kernel
+        how = {
+            "attn_precision": attn_precision,
+            "skip_reshape": skip_reshape,
+            "skip_output_reshape": skip_output_reshape,
+            **kwargs,
+        }
         split = self._split
         streams = split.streams
         if streams is None:
-            return self._over_own(
-                function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
-            )  # fmt: skip
+            return self._over_own(function, q, k, v, heads, mask, how)
         dim = 2 if skip_reshape else 1
         if split.alone is not None and k.shape[dim] == streams.own[split.alone]:
             with split.running(streams.only(split.alone), k.shape[0], k.device):
-                return self(
-                    function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
-                )  # fmt: skip
+                return self(function, q, k, v, heads, mask, **how)
         own = sum(streams.own)
         pieces = split.whole_queries or split.gathers_keys or split.kept > 0
         if k.shape[dim] != split.kept + own or (q.shape[dim] != own and not pieces):
@@ -170,14 +173,9 @@ class BlockAttention:
                     "With this input the network masks single tokens, which stages cannot.", "Set stages to 1."
                 )
             k, v = split.patch.whole(k, v, dim, streams, split.gather)
-            return self._over_own(
-                function, q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
-            )  # fmt: skip
+            return self._over_own(function, q, k, v, heads, mask, how)
         if pieces or (mask is not None and mask.shape[2] > 1):
-            return self._over_gathered_keys(
-                function, q, k, v, heads, mask, dim, attn_precision=attn_precision, skip_reshape=skip_reshape,
-                skip_output_reshape=skip_output_reshape, **kwargs,
-            )  # fmt: skip
+            return self._over_gathered_keys(function, q, k, v, heads, mask, dim, how)
         if mask is not None and mask.shape[3] == streams.total != own:
             mask = take(mask, 3, streams.intervals())
         width = q.shape[3] if skip_reshape else q.shape[2] // heads
@@ -195,21 +193,16 @@ class BlockAttention:
         v: torch.Tensor,
         heads: int,
         mask: torch.Tensor | None,
-        attn_precision: Any,
-        skip_reshape: bool,
-        skip_output_reshape: bool,
-        **kwargs: Any,
+        how: Mapping[str, Any],
     ) -> torch.Tensor:
         """Attention over what is given, which needs no other rank: by the kernel where it suits, else ComfyUI's."""
+        skip_reshape = how["skip_reshape"]
         width = q.shape[3] if skip_reshape else q.shape[2] // heads
         if mask is None and self._suited is not None and self._suited.fits(function, q, width):
-            attended = self._attend_whole(q, k, v, width, skip_reshape, kwargs.get("scale"))
+            attended = self._attend_whole(q, k, v, width, skip_reshape, how.get("scale"))
             if attended is not None:
-                return attended.transpose(1, 2) if skip_output_reshape else attended.flatten(2)
-        return function(
-            q, k, v, heads, mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
-            skip_output_reshape=skip_output_reshape, **kwargs,
-        )  # fmt: skip
+                return attended.transpose(1, 2) if how["skip_output_reshape"] else attended.flatten(2)
+        return function(q, k, v, heads, mask=mask, **how)
 
     def _by_kernel(
         self,
@@ -251,7 +244,7 @@ class BlockAttention:
         heads: int,
         mask: torch.Tensor | None,
         dim: int,
-        **kwargs: Any,
+        how: Mapping[str, Any],
     ) -> torch.Tensor:
         """With whole keys on every rank, as a mask of queries and keys, whole queries, or pieces of them ask for."""
         split = self._split
@@ -265,18 +258,11 @@ class BlockAttention:
             if mask.shape[2] == streams.total and not (split.whole_queries or split.gathers_keys):
                 mask = take(mask, 2, streams.intervals())
         if not (split.gathered and split.gathered[0] is k and split.gathered[1] is v):
-            split.gathered = k, v, *_both_gathered(split, k, v, dim)
+            split.gathered = k, v, *join_both(k, v, lambda own: split.gather_all(own, dim))
         key, value = split.gathered[2:]
-        if not q.shape[dim] and not kwargs["skip_reshape"] and not kwargs["skip_output_reshape"]:
+        if not q.shape[dim] and not how["skip_reshape"] and not how["skip_output_reshape"]:
             return q  # of a piece, this rank has nothing
-        return function(q, key, value, heads, mask=mask, **kwargs)
-
-
-def _both_gathered(split: TokenSplit, k: torch.Tensor, v: torch.Tensor, dim: int) -> Sequence[torch.Tensor]:
-    """Keys and values of all ranks, by one exchange where they are alike but for their width."""
-    if k.shape[:-1] != v.shape[:-1] or k.dtype != v.dtype:
-        return split.gather_all(k, dim), split.gather_all(v, dim)
-    return split.gather_all(torch.cat([k, v], -1), dim).split([k.shape[-1], v.shape[-1]], -1)
+        return function(q, key, value, heads, mask=mask, **how)
 
 
 def _by_tokens(given: torch.Tensor, width: int, skip_reshape: bool) -> torch.Tensor:

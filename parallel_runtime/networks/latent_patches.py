@@ -13,7 +13,7 @@ import torch
 from ..errors import RequestError, UnsupportedModelError
 from ..mesh.mesh import Mesh
 from ..said import said
-from .shares import Streams, split_sizes
+from .shares import Streams, join_both, split_sizes
 from .tables.blocks import Blocks
 
 
@@ -210,7 +210,7 @@ class LatentPatch:
         """Keys and values of all tokens: the patch's as they are given, the others as they were kept. Collective over
         the sequence group."""
         if len(streams.sizes[0]) > 1:
-            key, value = _of_all_ranks(key, value, dim, streams, gather)
+            key, value = join_both(key, value, lambda own: _whole(own, dim, streams, gather))
         layer, self._layer = self._layer, self._layer + 1
         if self._patch is None:
             if self._keeps:
@@ -225,17 +225,6 @@ class LatentPatch:
                     whole.narrow(dim, before + start, size).copy_(fresh.narrow(dim, first, size))
             first, before = first + size, before + streams.lengths[index]
         return kept
-
-
-def _of_all_ranks(
-    key: torch.Tensor, value: torch.Tensor, dim: int, streams: PatchStreams, gather: Gather
-) -> KeysAndValues:
-    """By one exchange where they are alike but for their width."""
-    if key.shape[:-1] != value.shape[:-1] or key.dtype != value.dtype:
-        return _whole(key, dim, streams, gather), _whole(value, dim, streams, gather)
-    both = _whole(torch.cat([key, value], -1), dim, streams, gather)
-    key, value = both.split([key.shape[-1], value.shape[-1]], -1)
-    return key, value
 
 
 def _whole(own: torch.Tensor, dim: int, streams: PatchStreams, gather: Gather) -> torch.Tensor:

@@ -66,7 +66,6 @@ class Network:
         split: of the network's blocks.
         stream: brings the weights of blocks when they run; None where they are there.
         suited: see `BlockAttention`.
-        share: GPUs of one host that can write to each other's memory exchange heads in this way (peer_exchange.py).
         modulate: ranks share out modulation layers, if the family has such.
     """
 
@@ -80,7 +79,6 @@ class Network:
         split: TokenSplit,
         stream: BlockStream | None,
         suited: Suited | None = None,
-        share: bool = True,
         modulate: bool = True,
     ):
         self.mesh = mesh
@@ -90,7 +88,7 @@ class Network:
         self._split = split
         self._attend = BlockAttention(KERNELS[traits.kernel], split, suited)
         self._peers: HeadSharing | None = None
-        if share and is_on("peers") and not traits.why_whole and traits.head_dim * traits.dtype.itemsize % _WORD == 0:
+        if is_on("peers") and not traits.why_whole and traits.head_dim * traits.dtype.itemsize % _WORD == 0:
             self._peers = HeadSharing(traits.heads, traits.head_dim, traits.dtype, traits.device, traits.kernel)
         self._modulates = modulate and is_on("modulation")
         self._run_block: RunBlock | None = None

@@ -3,7 +3,7 @@ same numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -146,3 +146,13 @@ def gather_batch(rows: torch.Tensor, batch: int, mesh: Mesh, together: int = 1) 
         return rows
     groups = rows.reshape(rows.shape[0] // together, together, *rows.shape[1:])
     return gather_shares(groups, 0, batch // together, mesh.batch, mesh.plan.batch).flatten(0, 1)
+
+
+def join_both(
+    key: torch.Tensor, value: torch.Tensor, gather: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of all ranks, by one exchange where they are alike but for their width."""
+    if key.shape[:-1] != value.shape[:-1] or key.dtype != value.dtype:
+        return gather(key), gather(value)
+    key, value = gather(torch.cat([key, value], -1)).split([key.shape[-1], value.shape[-1]], -1)
+    return key, value

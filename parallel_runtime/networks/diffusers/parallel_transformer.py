@@ -34,7 +34,6 @@ def parallelize(
     attention: str = "auto",
     compile: bool = False,
     record: bool = True,
-    share: bool = True,
     stream: BlockStream | None = None,
     modulate: bool = True,
     owned: tuple[int, int] | None = None,
@@ -48,7 +47,7 @@ def parallelize(
         attention: one of config.ATTENTION_BACKENDS.
         compile: regional torch.compile of the blocks in `spec.block_lists`.
         record: on a GPU, forwards that repeat become CUDA graphs (recordings.py). Nothing to gain on a CPU.
-        share, stream, modulate: see `Network`.
+        stream, modulate: see `Network`.
         owned: (start, stop) of the blocks that have weights; None: all.
 
     Raises:
@@ -56,7 +55,7 @@ def parallelize(
         ConfigurationError: the mesh or the attention backend cannot be used here.
     """
     traits = _look_at(transformer, spec, attention)
-    wrapped = ParallelTransformer(transformer, spec, mesh, traits, share, stream, modulate, owned)
+    wrapped = ParallelTransformer(transformer, spec, mesh, traits, stream, modulate, owned)
     wrapped.check_mesh(mesh)
     wrapped.begin(compile, record)
     return wrapped
@@ -112,14 +111,13 @@ class ParallelTransformer(Network):
         spec: ModelSpec,
         mesh: Mesh,
         traits: Traits,
-        share: bool,
         stream: BlockStream | None,
         modulate: bool,
         owned: tuple[int, int] | None,
     ):
         self.transformer = transformer
         self.spec = spec
-        super().__init__(traits, mesh, TokenSplit(mesh), stream, share=share, modulate=modulate)
+        super().__init__(traits, mesh, TokenSplit(mesh), stream, modulate=modulate)
         self._owned = owned
         self._stage: StageBlocks | None = None
         self._signature = inspect.signature(transformer.forward)
