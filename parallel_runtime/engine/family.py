@@ -101,15 +101,7 @@ def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping
             said("{title} needs text conditioning of three dimensions.", title=spec.title),
             "Connect the text encoder that belongs to the model.",
         )
-    if context.shape[0] not in (1, batch):
-        raise RequestError(
-            said(
-                "The conditioning holds {shape} items, but the latent batch holds {batch}.",
-                shape=context.shape[0],
-                batch=batch,
-            ),
-            "Use one prompt, or as many as latents.",
-        )
+    conditioning.check_rows(batch)
     given = {name for name, value in conditioning.extras.items() if value is not None}
     if unknown := sorted(given - spec.adapter.extras):
         raise RequestError(

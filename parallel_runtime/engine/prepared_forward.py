@@ -22,7 +22,7 @@ from ..requests.trees import restore
 from ..said import said
 from .prepared import Prepared, Results, Rows
 from .rank_state import Placed, RankState, StagedRun, WholeRun
-from .request_checks import check_conditioning, check_patches, require_memory
+from .request_checks import check_patches, require_memory
 from .resident import Resident
 
 
@@ -117,8 +117,8 @@ class PreparedForward(Prepared):
             ParallelError: with cause and fix.
         """
         x = meta["x"]
-        seen = check_conditioning(state, request.conditioning, resident, x, meta)
         given = state.conditionings.peek(request.conditioning, meta)
+        seen = resident.family.check(given, x)
         shared = 1 if given.together else x.shape[0] // given.rows_at_once(x.shape[0])
         facts = resident.family.describe(seen, batch=shared)
         placed = state.place(resident, facts)

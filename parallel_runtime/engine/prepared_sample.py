@@ -21,7 +21,7 @@ from ..said import said
 from ..sampling.samplers import SUPPORTED
 from .prepared import Prepared, Results
 from .rank_state import Placed, RankState, StagedRun
-from .request_checks import check_conditioning, check_patches, require_memory
+from .request_checks import check_patches, require_memory
 from .resident import Resident
 
 
@@ -48,7 +48,7 @@ class PreparedSample(Prepared):
         denoising = _loop(state, request, resident.dtype)
         denoising.check(meta, state.device)
         branches = [
-            check_conditioning(state, branch, resident, given, meta)
+            resident.family.check(state.conditionings.peek(branch, meta), given)
             for branch, given in zip(request.branches, denoising.model_inputs(x, meta), strict=True)
         ]
         first = state.conditionings.peek(request.branches[0], meta)

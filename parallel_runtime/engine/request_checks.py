@@ -12,32 +12,13 @@ from ..errors import RequestError
 from ..mesh.mesh import Layout
 from ..pipefusion.runner import cut_for
 from ..planning.cost import kept_bytes
-from ..requests.facts import GIB, RequestFacts, Seen
+from ..requests.facts import GIB, RequestFacts
 from ..requests.patches import CARRIED
 from ..requests.requests import ConditioningRef
 from ..said import said, together
 from .plan_meshes import Place
 from .rank_state import RankState
 from .resident import Resident
-
-
-def check_conditioning(
-    state: RankState,
-    reference: ConditioningRef,
-    resident: Resident,
-    x: torch.Tensor,
-    meta: Mapping[str, torch.Tensor],
-) -> Seen:
-    """Refuse what the model cannot take; return the shapes of the rest.
-
-    Args:
-        x: that the model will see, (B, C, ...), on the meta device as `meta` is.
-
-    Raises:
-        RequestError: with what does not fit.
-    """
-    conditioning = state.conditionings.peek(reference, meta)
-    return resident.family.check(conditioning, x)
 
 
 def check_patches(

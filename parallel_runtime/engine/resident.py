@@ -10,7 +10,7 @@ import torch
 
 from ..config import ParallelConfig, ParallelPlan
 from ..loading.reading import OnBytes
-from ..mesh.agreement import offer_nothing
+from ..mesh.agreement import NONE, offer_history
 from ..mesh.mesh import Mesh
 from ..networks.network import Network
 from ..patching.patch_data import WeightPatches
@@ -100,7 +100,7 @@ class Resident:
         owned = self.owned(place) if stages else None
         if current is not None and current.owned == owned:
             return current.offers(place.layout)
-        return offer_nothing(place.layout.sequence_ranks)  # it will be wrapped anew
+        return offer_history(place.layout.sequence_ranks, NONE)  # it will be wrapped anew
 
     def owned(self, place: Place) -> tuple[int, int]:
         """(start, stop) of this rank's blocks at such a place."""

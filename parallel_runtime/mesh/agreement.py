@@ -34,11 +34,6 @@ def offer_history(ranks: Sequence[int], number: int) -> dict[str, int]:
     return {name: number, f"-{name}": -number} if len(ranks) > 1 else {}
 
 
-def offer_nothing(ranks: Sequence[int]) -> dict[str, int]:
-    """What a rank offers that has no history of any kind."""
-    return offer_history(ranks, NONE)
-
-
 def agreed_history(ranks: Sequence[int], agreed: Mapping[str, int]) -> int | None:
     """The number that all ranks of the group go on with: their own where it is the same, else a new one.
 

@@ -88,6 +88,19 @@ class Conditioning:
             counts.append(frames)
         return max((count for count in counts if 0 < count <= batch and batch % count == 0), default=1)
 
+    def check_rows(self, batch: int) -> None:
+        """RequestError where the text is of another batch."""
+        items = self.context.shape[0]
+        if items not in (1, batch):
+            raise RequestError(
+                said(
+                    "The conditioning holds {items} items, but the latent batch holds {batch}.",
+                    items=items,
+                    batch=batch,
+                ),
+                "Use one prompt, or as many as latents.",
+            )
+
     def names(self, numbers: Set[int]) -> bool:
         """Whether a patch of it has one of these networks."""
         return any(each.number in numbers for each in attached_in(list(self.arguments.values())))

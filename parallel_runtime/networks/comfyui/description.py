@@ -8,10 +8,8 @@ from operator import attrgetter
 import torch
 from torch import nn
 
-from ...errors import RequestError
 from ...requests.conditioning import Conditioning
 from ...requests.facts import ModelFacts, RequestFacts, Seen
-from ...said import said
 from ..cut_blocks import unknown_blocks
 from ..facts import describe, describe_request
 from ..tables.blocks import LATENT_SHAPES, Network
@@ -50,15 +48,7 @@ class HostFamily:
         latents = (tuple(x.shape),) if shapes is None else tuple(tuple(shape) for shape in shapes)
         if not isinstance(context, torch.Tensor) or context.ndim < 2:
             return Seen((x.shape[0], 0, 0), latents)
-        if context.shape[0] not in (1, x.shape[0]):
-            raise RequestError(
-                said(
-                    "The conditioning holds {shape} items, but the latent batch holds {shape2}.",
-                    shape=context.shape[0],
-                    shape2=x.shape[0],
-                ),
-                "Use one prompt, or as many as latents.",
-            )
+        conditioning.check_rows(x.shape[0])
         return Seen((context.shape[0], context.shape[1], context.shape[-1]), latents)
 
     def describe(self, seen: Seen, *, batch: int, steps: int = 0) -> RequestFacts:
