@@ -28,12 +28,15 @@ from ..wire.tensors import pack, unpack_meta
 from .control import RankControl
 from .heartbeat import Heartbeat
 from .inbox import IdleImports, Inbox
+from .laps import Laps
 from .output import RankOutput
 from .sharing import ClientMemory, share, take_copy
 
 _MAY_FAIL_ALIKE = (Forward, Invoke, RunVae, Sample, Step)
 """Requests that change nothing of what the ranks hold: a run of theirs that fails on all ranks need not cost the pool.
 """
+SLOW_SECONDS = 1.0
+"""Jobs that take longer are told of in the log, with their parts."""
 
 log = logging.getLogger("rank")
 
@@ -87,15 +90,21 @@ class Rank:
         if isinstance(job.request, Step):
             self._repeat(frame, job, job.request)
             return
+        laps = Laps()
         prepared = self._prepare(job)
         if prepared is None:
             return
+        laps.end("prepared in")
         verdict = self.inbox.verdict(job.number)
         if isinstance(verdict, Abandon):
             prepared.abandon()
             self.engine.forget_calls()
             return
+        laps.end("waited for the other ranks")
         self._run(frame, job, prepared, verdict.agreed)
+        laps.end("ran in")
+        if laps.total > SLOW_SECONDS:
+            log.info("%s: %s", type(job.request).__name__, laps)
 
     def _repeat(self, frame: Frame, job: Job, step: Step) -> None:
         try:

@@ -28,10 +28,13 @@ from ..processes import DUMP_STACKS, die_with_parent
 from ..wire.connection import Connection, connect_in
 from ..wire.protocol import Hello, Online
 from .elsewhere import host_name, link_ranks, make_environment
+from .laps import Laps
 from .output import RankOutput
 from .rank import Rank
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
+
+log = logging.getLogger("rank")
 
 
 def take_device(spec: PoolSpec, local_rank: int) -> torch.device:
@@ -79,18 +82,24 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     folder = Path(os.environ["PARALLEL_DIT_POOL"])
     output = RankOutput.install(number)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
+    laps = Laps.of_process()
+    laps.end("Python and imports")
     faulthandler.enable()
     faulthandler.register(DUMP_STACKS, all_threads=True)
     connection = None if elsewhere else Connection(connect_in(folder))
     if connection is not None:
         connection.send(Hello(number, int(os.environ["WORLD_SIZE"])))
     torch.set_grad_enabled(False)
+    laps.end("connection")
     device = take_device(spec, int(os.environ["LOCAL_RANK"]))
     join(spec, number, device, folder)
+    laps.end("device and group")
     engine = make_engine(device, number, spec.world_size)
     link = link_ranks(spec, number, connection) if spec.hosts > 1 else connection
     assert link is not None
+    laps.end("engine")
     rank = Rank(link, engine, output, spec.hosts == 1)
+    log.info("start: %s", laps)
     threading.Thread(target=rank.inbox.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.heartbeat.beat, name="heartbeat", daemon=True).start()
     link.send(Online(number, device_name(device), host_name(os.environ) if elsewhere else ""))
