@@ -106,7 +106,9 @@ def _shared(part: nn.Module, half: Half, rows: Rows) -> Iterator[None]:
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         both = rows.gather(torch.cat((key, value), 1))
         assert both is not None
-        q, k, v = (each.flatten(2).transpose(1, 2).unsqueeze(1) for each in (query, *both.chunk(2, 1)))
+        # Channels last in memory, or no kernel but the one that keeps all products takes one head of 512 channels.
+        tokens = (each.flatten(2).transpose(1, 2).unsqueeze(1) for each in (query, *both.chunk(2, 1)))
+        q, k, v = (each.contiguous() for each in tokens)
         return F.scaled_dot_product_attention(q, k, v).squeeze(1).transpose(1, 2).reshape(query.shape)
 
     with contextlib.ExitStack() as stack:

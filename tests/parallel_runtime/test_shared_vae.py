@@ -26,6 +26,7 @@ def compare(ranks: int, names: list[str]) -> None:
     assert {name for name, _ in differences} == set(names)
     assert not {each: difference for each, difference in differences.items() if not difference < 1e-5}
     assert set(found[0]["ran"].values()) == {ranks}
+    assert found[0]["strides"] == [1]
 
 
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
