@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import comfy
 import comfy.cli_args
-import torch
 
 from parallel_runtime.requests.requests import ComfyuiCode, Scalar
+
+if TYPE_CHECKING:
+    import torch
 
 _SCALARS = (bool, int, float, str, type(None))
 

@@ -104,6 +104,8 @@ def start_early() -> None:
     from workers.client import early_start
     from workers.launch import resolve_devices
 
+    from .comfyui_code import comfyui_code
+
     last = None if comfy.cli_args.args.cpu else last_devices()
     devices = wished_devices(settings_file(), os.environ.get(VARIABLE), last)
     if devices is None:
@@ -111,7 +113,7 @@ def start_early() -> None:
     with contextlib.suppress(ParallelError):
         spec = resolve_devices(ParallelConfig(devices=devices), _visible_gpus)
         if spec.device_type == "cuda" or devices.startswith("cpu"):
-            early_start.start_early(spec)
+            early_start.start_early(spec, comfyui_code(None))
 
 
 def _visible_gpus() -> int:

@@ -14,6 +14,8 @@ from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.said import Said, said
 
 PACK_ROOT = Path(__file__).resolve().parent.parent
+EXPECTED_COMFYUI = "PARALLEL_DIT_COMFYUI"
+"""In a rank's environment: the ComfyUI whose code will be wanted, in JSON; see `ComfyuiCode`."""
 _DROPPED_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",  # ComfyUI may have chosen cudaMallocAsync for itself
     "CUBLAS_WORKSPACE_CONFIG",

@@ -24,6 +24,8 @@ def test_the_first_prompt_runs_in_what_began_before_torch(host, tmp_path, monkey
         assert "Torch already imported" not in log
         assert wait_until(lambda: len(pool_pids(second)) == 2)
         began = pool_pids(second)
+        (pool_log,) = (second.base / "pools").glob("pool-*.log")
+        assert wait_until(lambda: "[rank 0] rank: What later jobs need is imported" in pool_log.read_text())
         assert second.run(Workflow(loader="cpu:2", seed=883).prompt()).error is None
         assert pool_pids(second) == began
         assert len(list((second.base / "pools").glob("pool-*.log"))) == 1

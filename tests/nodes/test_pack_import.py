@@ -85,7 +85,10 @@ import runpy, sys, types
 for name in ("comfy", "comfy.cli_args", "folder_paths"):
     sys.modules[name] = types.ModuleType(name)
 sys.modules["comfy"].cli_args = sys.modules["comfy.cli_args"]
-sys.modules["comfy.cli_args"].args = types.SimpleNamespace(cpu=True)
+sys.modules["comfy"].__path__ = ["/nowhere/comfy"]
+arguments = sys.modules["comfy.cli_args"]
+arguments.args = types.SimpleNamespace(cpu=True, fast=None)
+arguments.parser = types.SimpleNamespace(parse_args=lambda words: types.SimpleNamespace())
 sys.modules["folder_paths"].get_user_directory = lambda: "/nowhere"
 path = list(sys.path)
 runpy.run_path(sys.argv[1] + "/prestartup_script.py")

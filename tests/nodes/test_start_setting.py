@@ -112,12 +112,18 @@ def test_processes_begin_before_torch_where_a_pool_would_start(
         (tmp_path / "parallel-dit" / "last_devices").write_text(last)
     comfy, arguments, folders = ModuleType("comfy"), ModuleType("comfy.cli_args"), ModuleType("folder_paths")
     comfy.cli_args = arguments  # type: ignore[attr-defined]
-    arguments.args = SimpleNamespace(cpu=on_cpu)  # type: ignore[attr-defined]
+    arguments.args = SimpleNamespace(cpu=on_cpu, fast=None)  # type: ignore[attr-defined]
+    arguments.parser = SimpleNamespace(parse_args=lambda words: SimpleNamespace())  # type: ignore[attr-defined]
+    comfy.__path__ = [str(tmp_path / "ComfyUI" / "comfy")]
     folders.get_user_directory = lambda: str(tmp_path)  # type: ignore[attr-defined]
     for module in (comfy, arguments, folders):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(driver, "list_gpus", lambda: (None,) * gpus)
     started: list[PoolSpec] = []
-    monkeypatch.setattr(early_start, "start_early", started.append)
+    codes: list[ComfyuiCode] = []
+    monkeypatch.setattr(early_start, "start_early", lambda spec, code: (started.append(spec), codes.append(code)))
+    monkeypatch.delitem(sys.modules, "nodes.comfyui_code", raising=False)
     start_early()
+    sys.modules.pop("nodes.comfyui_code", None)  # it is this test's ComfyUI's
+    assert {code.folder for code in codes} <= {str(tmp_path / "ComfyUI")}
     assert [str(spec) for spec in started] == ([begun] if begun else [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
+from parallel_runtime.requests.requests import ComfyuiCode
 from workers.client import early_start
 from workers.client.client import PoolClient
 from workers.launch import PoolSpec
@@ -16,7 +17,7 @@ SPEC = PoolSpec("cpu", (0,))
 def early(monkeypatch, tmp_path):
     """The supervisor of a pool that began early."""
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
-    early_start.start_early(SPEC)
+    early_start.start_early(SPEC, ComfyuiCode("/no/comfyui"))
     yield psutil.Process(early_start._early[SPEC].pid)
     early_start.take_early(None)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ..launch import PoolSpec
+import msgspec
+
+from parallel_runtime.requests.requests import ComfyuiCode
+
+from ..launch import EXPECTED_COMFYUI, PoolSpec
 from .supervisor_process import SupervisorProcess
 
 RANKS = "workers.rank"
@@ -11,9 +15,11 @@ RANKS = "workers.rank"
 _early: dict[PoolSpec, SupervisorProcess] = {}
 
 
-def start_early(spec: PoolSpec) -> None:
-    """Start a pool's processes, for the pool that starts first; they end with this process."""
-    _early[spec] = SupervisorProcess(spec, RANKS)
+def start_early(spec: PoolSpec, comfyui: ComfyuiCode) -> None:
+    """Start a pool's processes, for the pool that starts first; they end with this process. The ranks import what they
+    will want of ComfyUI's code."""
+    expected = {EXPECTED_COMFYUI: msgspec.json.encode(comfyui).decode()}
+    _early[spec] = SupervisorProcess(spec, RANKS, expected)
 
 
 def take_early(spec: PoolSpec | None) -> SupervisorProcess | None:
