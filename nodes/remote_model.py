@@ -47,6 +47,8 @@ FLOAT8 = {
     "fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fn_fast": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_UNANSWERED = ("preprocess_prefix",)
+"""Methods of ComfyUI's networks that its models call before a run, for more than one tensor (SenseNova U1.5)."""
 _STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
 
@@ -213,6 +215,22 @@ def _invoking(transformer: torch.nn.Module, method: str, remote: RemoteTransform
     return invoke
 
 
+def _refusing(transformer: torch.nn.Module, method: str) -> Callable[..., None]:
+    """A method that needs the weights and has no place in the pool."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UnsupportedModelError(
+            said(
+                "Before a run ComfyUI asks {name} for {method}, which the workers cannot compute.",
+                name=type(transformer).__name__,
+                method=method,
+            ),
+            "Load this model with Load Diffusion Model.",
+        )
+
+    return refuse
+
+
 def reference_method(transformer: Any) -> str | None:
     """Where the network puts reference latents that come without a word of it: a node (FluxKVCache) may change that."""
     holder = getattr(transformer, "params", transformer)
@@ -257,6 +275,9 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
     for method in INVOKABLE:
         if hasattr(transformer, method):
             setattr(transformer, method, _invoking(transformer, method, remote))
+    for method in _UNANSWERED:
+        if hasattr(transformer, method):
+            setattr(transformer, method, _refusing(transformer, method))
     # A wrapper around the call may have replaced this very method, which would then not get to look.
     transformer.register_forward_pre_hook(lambda *_: untouched.check_methods())
     untouched = Untouched(transformer)

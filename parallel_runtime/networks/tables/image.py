@@ -120,7 +120,7 @@ IMAGE: Mapping[str, Network] = {
     ),
     # Its arguments have a row for each branch where x has one for each picture.
     "comfy.ldm.sensenova.model:SenseNovaU15": Network(
-        "SenseNova U1.5", whole="ComfyUI asks it for the prompt's keys before a run, which no pool gives yet",
+        "SenseNova U1.5", whole="ComfyUI asks it for the prompt's keys before a run, which is refused",
         rows_together=True, read="0.38",
     ),
     "comfy.ldm.mage_flow.model:MageFlowTransformer2DModel": Network(
