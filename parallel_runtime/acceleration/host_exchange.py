@@ -59,7 +59,7 @@ def attend_through_host(
         query, key, value: this rank's tokens, (batch, local tokens, heads, head dim), alike in shape and dtype.
         buffers: for these shapes, heads rounded up to a multiple of the ranks.
     """
-    return _attend(query, key, value, kernel, buffers, scale, _nothing, _nothing)
+    return _attend(query, key, value, kernel, buffers, scale, (_nothing, _nothing))
 
 
 def feed_forward_beside(
@@ -87,12 +87,11 @@ def feed_forward_beside(
 
     def feed_forward() -> None:
         made.append(torch.ops.parallel_dit.linear_gelu.default(x, hidden_weight, hidden_bias).flatten(0, 1))
-        made.append(made[0].new_empty((made[0].shape[0], weight.shape[0])))
 
     def project() -> None:
-        torch.addmm(bias, made[0], of_hidden, out=made[1])
+        made.append(torch.addmm(bias, made[0], of_hidden))
 
-    attended = _attend(query, key, value, kernel, buffers, scale, feed_forward, project)
+    attended = _attend(query, key, value, kernel, buffers, scale, (feed_forward, project))
     output = made[1].addmm_(attended.flatten(2).flatten(0, 1), of_attended)
     return output.reshape(*x.shape[:-1], weight.shape[0])
 
@@ -108,16 +107,13 @@ def _attend(
     kernel: Attend,
     buffers: HostBuffers,
     scale: float | None,
-    before: Callable[[], None],
-    behind: Callable[[], None],
+    meanwhile: tuple[Callable[[], None], Callable[[], None]],
 ) -> torch.Tensor:
     degree, heads = len(buffers.lengths), query.shape[2]
     if heads % degree:
         query, key, value = (F.pad(part, (0, 0, 0, -heads % degree)) for part in (query, key, value))
-    way = _Way(query, key, value, buffers)
-    before()  # heads wait for what was packed alone; where it finds no memory, no message is under way
     with unbroken():
-        attended = way.go(kernel, scale, behind)
+        attended = _Way(query, key, value, buffers).go(kernel, scale, meanwhile)
     return attended.narrow(2, 0, heads) if heads % degree else attended
 
 
@@ -141,16 +137,18 @@ class _Way:
         self._loads: list[dict[int, torch.Tensor]] = []
         """That can be sent, by the rank that each goes to; with `_ready`, when."""
         self._ready: list[object] = []
-        for chunk in range(len(chunks)):
-            self._pack(chunk)
 
-    def go(self, kernel: Attend, scale: float | None, behind: Callable[[], None]) -> torch.Tensor:
+    def go(
+        self, kernel: Attend, scale: float | None, meanwhile: tuple[Callable[[], None], Callable[[], None]]
+    ) -> torch.Tensor:
         """Attended values of this rank's tokens, (batch, local tokens, heads, head dim).
 
         Args:
-            behind: launches what is computed behind attention with the last chunk.
+            meanwhile: launches what is computed before attention with the first chunk, and behind that with the last.
         """
         count, pieces, sent = len(self._chunks), self._pieces, 0
+        for chunk in range(count):
+            self._pack(chunk)
         for message in range(2 * count * pieces):
             while sent < min(len(self._loads) * pieces, message + SLOTS):
                 self._send(sent)
@@ -158,10 +156,12 @@ class _Way:
             load, piece = divmod(message, pieces)
             self._exchange.receive(message, self._piece(self._coming(load), piece))
             if load < count and piece == pieces - 1:
+                if load == 0:
+                    meanwhile[0]()
                 self._exchange.take(message)
                 self._attend(load, kernel, scale)
                 if load == count - 1:
-                    behind()
+                    meanwhile[1]()
         for chunk, (start, stop) in enumerate(pairwise(self._cuts)):
             self._exchange.take((count + chunk + 1) * pieces - 1)
             self._output[:, :, :, start:stop] = self._returned[chunk].permute(2, 1, 0, 3, 4)

@@ -20,7 +20,6 @@ from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.mesh.groups import ExchangedHeads, Groups
-from parallel_runtime.mesh.launched import launched
 from parallel_runtime.mesh.mesh import build_mesh
 from parallel_runtime.networks import sequence_attention
 from parallel_runtime.networks.diffusers.flux import FLUX
@@ -130,9 +129,9 @@ def noted(owner: Any, name: str, order: list[str]) -> Any:
     """A patch under which calls of a function note its name."""
     plain = getattr(owner, name)
 
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*given: Any) -> Any:
         order.append(name)
-        return plain(*given, **named)
+        return plain(*given)
 
     return patch.object(owner, name, call)
 
@@ -176,25 +175,6 @@ def compare_beside(rank: int, world_size: int, cases: list[list[Any]]) -> dict[s
         largest = max(largest, float((found - expected).abs().max()))
     dist.barrier()
     return {"largest": largest, "order": order, "words": sorted(memory._memory.words())}  # type: ignore[union-attr]
-
-
-def fail_beside(rank: int, world_size: int) -> dict[str, Any]:
-    """What is left behind where no rank has memory for the feed-forward layer."""
-    memory = HostMemory(dist.group.WORLD, 2, 1, PolledMemory)
-    heads, width, hidden = 2 * world_size, 24, 40
-    whole, x = torch.zeros(3, 1, 4, heads, HEAD_DIM), torch.zeros(1, 4, width)
-    layers = torch.zeros(hidden, width + 1), torch.zeros(hidden), torch.zeros(width, heads * HEAD_DIM + hidden)
-    device = torch.device("cpu")
-    buffers = memory.buffers(ExchangedHeads((4,) * world_size, 1, heads, HEAD_DIM, whole.dtype, device))
-    assert buffers is not None
-    failed = False
-    try:
-        beside = [x, *layers, torch.zeros(width)]  # of no width that fits: it fails where too little memory would
-        feed_forward_beside(*whole, beside, kernel=KERNELS["sdpa"].attend, buffers=buffers)
-    except RuntimeError:
-        failed = True
-    words = sorted(memory._memory.words())  # type: ignore[union-attr]
-    return {"failed": failed, "words": words, "goes on": launched(device) is not None}
 
 
 def grow(rank: int, world_size: int) -> dict[str, Any]:

@@ -61,12 +61,6 @@ def test_a_feed_forward_layer_is_computed_while_heads_and_attended_values_travel
         assert found["order"][last:].count("get") >= others
 
 
-def test_no_message_is_under_way_where_a_feed_forward_layer_finds_no_memory():
-    """So a failure of all ranks alike does not cost the pool."""
-    for found in run_ranks(2, f"{RUN}:fail_beside"):
-        assert found == {"failed": True, "words": [0], "goes on": True}
-
-
 def test_ranks_share_memory_all_or_none():
     for found in run_ranks(2, f"{RUN}:grow"):
         assert all(found.values()), found
