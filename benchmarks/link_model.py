@@ -140,43 +140,56 @@ class Split:
     rate: float
     eight_bit: bool = False
 
-    def speed_ups(self) -> tuple[float, float]:
-        """Times as fast as one card: with queries, keys and values exchanged; with the blocks' input gathered."""
+    def speed_ups(self) -> tuple[float, float, float]:
+        """Times as fast as one card: with queries, keys and values exchanged; with feed-forward layers beside
+        attention computed meanwhile, too; with the blocks' input gathered."""
         alone, shared = self._cost(1).seconds, self._cost(self.count)
         computed = shared.seconds - shared.exchange_seconds
-        return alone / shared.seconds, alone / (computed + self._gathered())
+        today, beside, gathered = (
+            alone / (computed + way) for way in (shared.exchange_seconds, self._beside(), self._gathered())
+        )
+        return today, beside, gathered
 
     @property
     def _machine(self) -> MachineFacts:
         machine = known_gpu(self.card, 0, through_host(self.rate))
         return replace(machine, matmul=machine.matmul * (2 if self.eight_bit else 1))
 
-    @property
-    def _model(self) -> ModelFacts:
-        """Passes find no feed-forward layer beside attention where layers are quantised."""
-        return replace(self.job.model, parallel_blocks=0) if self.eight_bit else self.job.model
-
     def _cost(self, count: int) -> Cost:
         request = replace(self.job.request, batch=1)
-        return predict(ParallelPlan(ulysses=count), self._model, request, self._machine, compiled=True)
+        return predict(ParallelPlan(ulysses=count), self.job.model, request, self._machine, compiled=True)
 
-    def _gathered(self) -> float:
-        """Seconds of a step that show where inputs come in pieces, behind products of what has come and a feed-forward
-        layer beside them, and attended values leave as today, behind attention with other heads."""
-        model, request, machine, others = self._model, self.job.request, self._machine, self.count - 1
+    def _of_block(self) -> tuple[float, float, float, float]:
+        """Seconds of a block on one of the cards: the way of an activation of its tokens, the products that make
+        queries, keys and values, a feed-forward layer, attention."""
+        model, request, machine = self.job.model, self.job.request, self._machine
         tokens = request.tokens + request.text_tokens
         own = tokens / self.count
+        way = own * model.width * model.bytes_per_number / (self.rate * 1e9)
         weight = 2 * own / (machine.matmul * 1e12)  # seconds for each weight of a product
-        products = weight * 3 * model.width**2
-        feed_forward = weight * fitted.FEED_FORWARD.value * model.image_parameters / model.blocks
+        feed_forward = fitted.FEED_FORWARD.value * model.image_parameters / model.blocks
         padded = -(-model.heads // self.count) * self.count / model.heads
         attention = 4 * own * tokens * model.width * padded / (machine.attention * 1e12)
-        way = own * model.width * model.bytes_per_number / (self.rate * 1e9) * others
-        comes = way / (2 if self.eight_bit else 1) + products * others / self.count / _PIECES
-        leaves, seen = way / self.count, fitted.SEEN_OF_EXCHANGE.value
-        each = 2 * HOST_MEMORY.latency + seen * leaves + max(0.0, (1 - seen) * (leaves - attention))
-        shown = model.blocks * each + (model.blocks - model.parallel_blocks) * max(0.0, comes - products)
-        return shown + model.parallel_blocks * max(0.0, comes - products - feed_forward)
+        return way, weight * 3 * model.width**2, weight * feed_forward, attention
+
+    def _beside(self) -> float:
+        """Seconds that exchanges show where those of parallel blocks hide behind the feed-forward layer, too."""
+        way, _, feed_forward, attention = self._of_block()
+        moved, today = 4 * way * (self.count - 1) / self.count, self._cost(self.count).exchange_seconds
+        shown = max(fitted.SEEN_OF_EXCHANGE.value * moved / 4, moved - feed_forward - attention)
+        each = min(today / self.job.model.blocks, 2 * HOST_MEMORY.latency + shown)
+        return today + self.job.model.parallel_blocks * (each - today / self.job.model.blocks)
+
+    def _gathered(self) -> float:
+        """Seconds that show where inputs come in pieces behind products of what has come, and attended values leave
+        as today, behind attention with other heads."""
+        way, products, _, attention = self._of_block()
+        others, seen = self.count - 1, fitted.SEEN_OF_EXCHANGE.value
+        comes = way * others / (2 if self.eight_bit else 1)
+        last = products * others / self.count / _PIECES
+        leaves = way * others / self.count
+        shown = max(0.0, comes + last - products) + seen * leaves + max(0.0, (1 - seen) * (leaves - attention))
+        return self.job.model.blocks * (2 * HOST_MEMORY.latency + shown)
 
 
 def splits(count: int, eight_bit: bool, cards: Sequence[str] = CARDS, slots: Sequence[str] = tuple(RATES)) -> str:

@@ -5,14 +5,10 @@ order: query, key and value of all chunks go out first, then attended values, ch
 GPU's copy engines do the copies, one in each direction, and its multiprocessors are left to attention. What is not
 hidden is the first chunk's way in and the last one's back, or what a slow link takes longer than attention. A chunk
 goes in pieces, so that it comes in on one GPU while the rest of it still goes out of the other.
-
-A feed-forward layer beside attention (FLUX.1's single blocks) hides more: its first product runs while heads are on
-their way, its share of the projection while attended values are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -59,61 +55,11 @@ def attend_through_host(
         query, key, value: this rank's tokens, (batch, local tokens, heads, head dim), alike in shape and dtype.
         buffers: for these shapes, heads rounded up to a multiple of the ranks.
     """
-    return _attend(query, key, value, kernel, buffers, scale, (_nothing, _nothing))
-
-
-def feed_forward_beside(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    beside: list[torch.Tensor],
-    *,
-    kernel: Attend,
-    buffers: HostBuffers,
-    scale: float | None = None,
-) -> torch.Tensor:
-    """The same with the layer beside attention, and the projection of both.
-
-    Args:
-        beside: see `attend_over_peers`.
-
-    Returns:
-        What the block makes of both, (batch, own tokens, width).
-    """
-    x, hidden_weight, hidden_bias, weight, bias = beside
-    inner = weight.shape[1] - hidden_weight.shape[0]
-    of_attended, of_hidden = weight.t().split([inner, hidden_weight.shape[0]])
-    made: list[torch.Tensor] = []
-
-    def feed_forward() -> None:
-        made.append(torch.ops.parallel_dit.linear_gelu.default(x, hidden_weight, hidden_bias).flatten(0, 1))
-
-    def project() -> None:
-        made.append(torch.addmm(bias, made[0], of_hidden))
-
-    attended = _attend(query, key, value, kernel, buffers, scale, (feed_forward, project))
-    output = made[1].addmm_(attended.flatten(2).flatten(0, 1), of_attended)
-    return output.reshape(*x.shape[:-1], weight.shape[0])
-
-
-def _nothing() -> None:
-    """There is nothing to be done meanwhile."""
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    kernel: Attend,
-    buffers: HostBuffers,
-    scale: float | None,
-    meanwhile: tuple[Callable[[], None], Callable[[], None]],
-) -> torch.Tensor:
     degree, heads = len(buffers.lengths), query.shape[2]
     if heads % degree:
         query, key, value = (F.pad(part, (0, 0, 0, -heads % degree)) for part in (query, key, value))
     with unbroken():
-        attended = _Way(query, key, value, buffers).go(kernel, scale, meanwhile)
+        attended = _Way(query, key, value, buffers).go(kernel, scale)
     return attended.narrow(2, 0, heads) if heads % degree else attended
 
 
@@ -138,14 +84,8 @@ class _Way:
         """That can be sent, by the rank that each goes to; with `_ready`, when."""
         self._ready: list[object] = []
 
-    def go(
-        self, kernel: Attend, scale: float | None, meanwhile: tuple[Callable[[], None], Callable[[], None]]
-    ) -> torch.Tensor:
-        """Attended values of this rank's tokens, (batch, local tokens, heads, head dim).
-
-        Args:
-            meanwhile: launches what is computed before attention with the first chunk, and behind that with the last.
-        """
+    def go(self, kernel: Attend, scale: float | None) -> torch.Tensor:
+        """Attended values of this rank's tokens, (batch, local tokens, heads, head dim)."""
         count, pieces, sent = len(self._chunks), self._pieces, 0
         for chunk in range(count):
             self._pack(chunk)
@@ -156,12 +96,8 @@ class _Way:
             load, piece = divmod(message, pieces)
             self._exchange.receive(message, self._piece(self._coming(load), piece))
             if load < count and piece == pieces - 1:
-                if load == 0:
-                    meanwhile[0]()
                 self._exchange.take(message)
                 self._attend(load, kernel, scale)
-                if load == count - 1:
-                    meanwhile[1]()
         for chunk, (start, stop) in enumerate(pairwise(self._cuts)):
             self._exchange.take((count + chunk + 1) * pieces - 1)
             self._output[:, :, :, start:stop] = self._returned[chunk].permute(2, 1, 0, 3, 4)

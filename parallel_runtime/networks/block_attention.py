@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from ..acceleration.host_exchange import HostBuffers, feed_forward_beside
+from ..acceleration.peer_memory import PeerBuffers
 from ..attention.kernels import AttentionKernel
-from ..attention.rotary import apply_norms
 from ..errors import UnsupportedModelError
 from ..switches import is_on
 from .attention_operator import the_kernel, through_operator
@@ -89,8 +88,7 @@ class BlockAttention:
         beside: list[torch.Tensor],
         scale: float | None,
     ) -> torch.Tensor | None:
-        """What a compiled block calls first; see `attend_over_peers`. None where there is nothing to be done beside
-        the exchange.
+        """What a compiled block calls first; see `attend_over_peers`. None where heads go another way, or nowhere.
 
         Returns:
             (batch, own tokens, width).
@@ -100,8 +98,7 @@ class BlockAttention:
             return None
         buffers, peers = tokens.buffers, tokens.peers
         if (
-            buffers is None
-            or (isinstance(buffers, HostBuffers) and not beside)
+            not isinstance(buffers, PeerBuffers)
             or peers is None
             or not peers.fits(queries[0])
             or queries[0].shape[2] % tokens.degree
@@ -110,12 +107,6 @@ class BlockAttention:
         if not is_on("blocks"):
             return None
         self.calls += 1
-        if isinstance(buffers, HostBuffers):
-            query, key = apply_norms(queries, keys, norms, eps)
-            value = values[0] if len(values) == 1 else torch.cat(values, 1)
-            return feed_forward_beside(
-                query, key, value, beside, kernel=self._kernel.attend, buffers=buffers, scale=scale
-            )
         attended: torch.Tensor = torch.ops.parallel_dit.peer_attention.default(
             queries, keys, values, norms, eps, beside, buffers.memory, buffers.shape, buffers.table, buffers.group,
             peers.kernel, scale,

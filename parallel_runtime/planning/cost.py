@@ -156,17 +156,6 @@ class _Step:
         """Heads with those that are padded in, so that each Ulysses rank has as many."""
         return -(-self.model.heads // self.plan.ulysses) * self.plan.ulysses / self.model.heads
 
-    @property
-    def parallel_blocks(self) -> int:
-        """Blocks whose feed-forward layer runs while heads are exchanged: passes find layers of plain weights alone."""
-        plain = self.model.bytes_per_parameter > 1
-        return self.model.parallel_blocks if self.compiled and plain else 0
-
-    def beside_seconds(self, tokens: float) -> float:
-        """Of such a layer, for so many tokens of this rank."""
-        feed_forward = fitted.FEED_FORWARD.value * self.model.image_parameters / self.model.blocks
-        return 2 * self.batch * tokens * feed_forward / self.matmul
-
     def exchange_seconds(self, image: float, text: float, keys: float) -> float:
         """Of Ulysses and ring in all blocks of a stage, for so many tokens of this rank."""
         plan = self.plan
@@ -178,17 +167,16 @@ class _Step:
             moved = sent / (link.all_to_all * 1e9)
             if link.route and plan.sequence == plan.ulysses and plan.pipe == 1:
                 moved = sent / (link.route * 1e9)
-                attention, seen = self.attention_seconds(tokens, keys), fitted.SEEN_OF_EXCHANGE.value
-                shown = moved - min(moved, attention) * (1 - seen)
-                seconds += blocks * (2 * link.latency + shown)
-                # Of the last chunk's way back, a quarter of all ways, as much is seen whatever is computed.
-                seconds -= self.parallel_blocks * min(self.beside_seconds(tokens), max(0.0, shown - seen * moved / 4))
+                hidden = min(moved, self.attention_seconds(tokens, keys)) * (1 - fitted.SEEN_OF_EXCHANGE.value)
+                seconds += blocks * (2 * link.latency + moved - hidden)
             elif plan.sequence > plan.ulysses or plan.pipe > 1 or not link.peer_access:
                 started = link.latency + (fitted.COLLECTIVE_SECONDS.value if self.machine.on_gpu else 0.0)
                 seconds += blocks * (2 * started + moved)
             else:
-                hidden = self.parallel_blocks * min(moved, self.beside_seconds(tokens))
-                seconds += blocks * (2 * link.latency + moved) - hidden
+                hiding = self.model.parallel_blocks if self.compiled else 0
+                feed_forward = fitted.FEED_FORWARD.value * self.model.image_parameters / self.model.blocks
+                beside = 2 * self.batch * tokens * feed_forward / self.matmul
+                seconds += blocks * (2 * link.latency + moved) - hiding * min(moved, beside)
         if plan.ring > 1:
             link = self.machine.link_over(plan.ulysses, plan.ring)
             sent = 2 * self.activation(keys / plan.ring) / plan.ulysses

@@ -31,7 +31,7 @@ class ModelFacts:
         shared_parameters: weights in the blocks that meet one row per picture and that the ranks of a sequence group
             multiply in shares (networks/modulation.py).
         parallel_blocks: blocks that attend and feed forward from one input (FLUX.1's single blocks); compiled, their
-            exchange runs beside matrix products (acceleration/peer_exchange.py, host_exchange.py).
+            exchange over peer memory runs beside matrix products (acceleration/peer_exchange.py).
     """
 
     title: str

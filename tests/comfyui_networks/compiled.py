@@ -12,14 +12,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.acceleration import head_routes, host_memory
-from parallel_runtime.acceleration.head_routes import HeadRoutes
-from parallel_runtime.acceleration.host_memory import HostMemory
 from parallel_runtime.acceleration.recordings import RecordedForward
 from parallel_runtime.config import ParallelPlan
-from parallel_runtime.mesh.groups import Groups
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
-from parallel_runtime.networks import block_attention, compiled_blocks
+from parallel_runtime.networks import compiled_blocks
 from parallel_runtime.networks.comfyui import comfy_network
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
@@ -30,41 +26,15 @@ from parallel_runtime.networks.cut_blocks import cut_blocks
 from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
 from parallel_runtime.switches import VARIABLE
-from tests.parallel_runtime.host_route_run import PolledMemory
 
 
-def through_host(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, Any]:
-    """As `compare` with rewritten blocks, over memory of the host that ranks share; "beside": {network: calls with a
-    layer beside attention}."""
-    host_memory._LEAST_MESSAGE = 1
-    head_routes.may_go_through_host = lambda device: True
-    head_routes.HostMemory = functools.partial(HostMemory, opened=PolledMemory)  # type: ignore[misc]
-    groups = Groups(rank, world_size, HeadRoutes)
-    beside, plain = dict.fromkeys(names, 0), block_attention.feed_forward_beside
-    found: dict[str, Any] = {"differences": {}, "refused": {}}
-    for name in names:
-
-        def count(*parts: Any, name: str = name, **how: Any) -> torch.Tensor:
-            beside[name] += 1
-            return plain(*parts, **how)
-
-        with mock.patch.object(block_attention, "feed_forward_beside", count):
-            one = compare(rank, world_size, comfyui, [name], "rewritten", groups)
-        for key in found:
-            found[key] |= one[key]
-    return found | {"beside": beside}
-
-
-def compare(
-    rank: int, world_size: int, comfyui: str, names: list[str], backend: str, groups: Groups | None = None
-) -> dict[str, Any]:
+def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend: str) -> dict[str, Any]:
     """{"differences": {network: {"ranks, call": largest over the scale}}, "refused": {network: {block: why}},
     "graphs": {network: how many}, "attended": {network: {ranks: calls of graphs}}, "warnings": lines of the log,
     "operators": of ours in rewritten graphs}.
 
     Args:
         backend: of torch.compile; "rewritten" runs the graph as our passes leave it.
-        groups: over which ranks exchange; None: by collectives.
     """
     use_comfyui(comfyui, {"cpu": True})
     import torch._dynamo.utils
@@ -78,7 +48,7 @@ def compare(
     logging.getLogger("parallel_runtime").addHandler(handler)
     meshes = {1: single_rank_mesh()}
     if world_size > 1:
-        meshes[world_size] = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size, groups=groups)
+        meshes[world_size] = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     operators: set[str] = set()
     found: dict[str, Any] = {"differences": {}, "refused": {}, "graphs": {}, "attended": {}, "warnings": lines}
     for name in names:

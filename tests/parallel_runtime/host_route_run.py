@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
 from parallel_runtime.acceleration import head_routes, host_memory
 from parallel_runtime.acceleration.head_routes import HeadRoutes
-from parallel_runtime.acceleration.host_exchange import HostBuffers, attend_through_host, feed_forward_beside
+from parallel_runtime.acceleration.host_exchange import HostBuffers, attend_through_host
 from parallel_runtime.acceleration.host_lanes import SLOTS, Lane, Slots
 from parallel_runtime.acceleration.host_memory import HostMemory
-from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
 from parallel_runtime.config import ParallelPlan
@@ -123,58 +121,6 @@ def compare(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any
     dist.barrier()
     words = {word for memory in memories.values() for word in memory._memory.words()}  # type: ignore[union-attr]
     return {"alike": alike, "words": sorted(words), "largest": largest}
-
-
-def noted(owner: Any, name: str, order: list[str]) -> Any:
-    """A patch under which calls of a function note its name."""
-    plain = getattr(owner, name)
-
-    def call(*given: Any) -> Any:
-        order.append(name)
-        return plain(*given)
-
-    return patch.object(owner, name, call)
-
-
-def compare_beside(rank: int, world_size: int, cases: list[list[Any]]) -> dict[str, Any]:
-    """{"largest": difference of a feed-forward layer beside attention to one rank's that has all tokens, "order": of
-    what one rank does, "words": what words are left behind}."""
-    host_memory._LEAST_MESSAGE = 1
-    largest, order = 0.0, list[str]()
-
-    def kernel(*parts: Any) -> torch.Tensor:
-        order.append("attend")
-        return KERNELS["sdpa"].attend(*parts)
-
-    memory = HostMemory(dist.group.WORLD, 2, 1, PolledMemory)
-    for batch, heads, lengths, scale in cases:
-        generator = torch.Generator().manual_seed(sum(lengths) + heads)
-        inner, hidden, width = heads * HEAD_DIM, 40, 24
-
-        def draw(*shape: int, generator: torch.Generator = generator) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
-
-        whole = draw(3, batch, sum(lengths), heads, HEAD_DIM)
-        x, *layers = (
-            draw(batch, sum(lengths), width), draw(hidden, width), draw(hidden), draw(width, inner + hidden),
-            draw(width),
-        )  # fmt: skip
-        padded = -(-heads // world_size) * world_size
-        buffers = memory.buffers(
-            ExchangedHeads(tuple(lengths), batch, padded, HEAD_DIM, whole.dtype, torch.device("cpu"))
-        )
-        assert buffers is not None
-        assert len(buffers.chunks) == min(2, padded // world_size)
-        start, stop = sum(lengths[:rank]), sum(lengths[: rank + 1])
-        order.clear()
-        own = [x[:, start:stop], *layers]
-        with noted(PolledLane, "put", order), noted(PolledLane, "get", order), noted(torch, "addmm", order):
-            found = feed_forward_beside(*whole[:, :, start:stop], own, kernel=kernel, buffers=buffers, scale=scale)
-        attended = KERNELS["math"].attend(*whole, None, scale).flatten(2)
-        expected = linear_of_parts([attended, linear_gelu(x, *layers[:2])], *layers[2:])[:, start:stop]
-        largest = max(largest, float((found - expected).abs().max()))
-    dist.barrier()
-    return {"largest": largest, "order": order, "words": sorted(memory._memory.words())}  # type: ignore[union-attr]
 
 
 def grow(rank: int, world_size: int) -> dict[str, Any]:

@@ -10,13 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from parallel_runtime.acceleration.host_exchange import HostBuffers
 from parallel_runtime.acceleration.passes import linear_gelu, linear_of_parts
 from parallel_runtime.acceleration.peer_memory import PeerBuffers
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.rotary import norm_rotate
 from parallel_runtime.mesh.mesh import single_rank_mesh
-from parallel_runtime.networks import block_attention, sequence_attention
 from parallel_runtime.networks.attention_operator import attending, block_attention_of_parts
 from parallel_runtime.networks.block_attention import BlockAttention
 from parallel_runtime.networks.token_split import Streams, TokenSplit
@@ -116,32 +114,3 @@ def test_over_peer_memory_all_of_it_goes_into_the_exchange_and_elsewhere_none(gi
     monkeypatch.setenv("PARALLEL_DIT_OFF", "blocks")
     assert attention.over_peers(*front, [], None) is None
     assert len(sent) == 1
-
-
-@pytest.mark.parametrize("beside", [False, True])
-def test_through_the_hosts_memory_a_layer_goes_into_the_exchange_and_attention_alone_as_ever(
-    given, beside, monkeypatch
-):
-    went: list[str] = []
-
-    def through_host(query, key, value, *, kernel, buffers, scale):
-        went.append("attention")
-        return kernel(query, key, value, None, scale)
-
-    def with_layer(query, key, value, beside, **how):
-        attended = through_host(query, key, value, **how).flatten(2)
-        went[-1] = "both"
-        x, hidden_weight, hidden_bias, weight, bias = beside
-        return linear_of_parts([attended, linear_gelu(x, hidden_weight, hidden_bias)], weight, bias)
-
-    monkeypatch.setattr(sequence_attention, "attend_through_host", through_host)
-    monkeypatch.setattr(block_attention, "feed_forward_beside", with_layer)
-    split = TokenSplit(single_rank_mesh())
-    attention = BlockAttention(KERNELS["sdpa"], split)
-    tokens: Any = split.tokens
-    tokens.degree, tokens.buffers = 2, HostBuffers("memory", 0, PARTS, (1,))  # type: ignore[arg-type]
-    tokens.peers = SimpleNamespace(fits=lambda query: query.shape[2:] == (HEADS, HEAD_DIM))
-    split.streams = Streams(PARTS, ((PARTS[0],), (PARTS[1],)), 0)
-    call(given, attention, beside, scale=0.3)
-    assert went == ["both" if beside else "attention"]
-    assert attention.calls == 1

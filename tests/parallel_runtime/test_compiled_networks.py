@@ -116,17 +116,6 @@ def test_blocks_that_are_rewritten_compute_what_they_do():
 
 @with_comfyui
 @pytest.mark.slow
-def test_over_the_hosts_memory_the_layer_beside_attention_is_computed_meanwhile():
-    arguments = {"comfyui": str(COMFYUI), "names": ["flux", "z-image"]}
-    for found in run_ranks(2, "tests.comfyui_networks.compiled:through_host", arguments):
-        assert max(diff for calls in found["differences"].values() for diff in calls.values()) < 1e-5
-        assert not any(found["refused"].values())
-        assert found["beside"]["flux"] > 0
-        assert found["beside"]["z-image"] == 0  # its blocks feed forward behind attention
-
-
-@with_comfyui
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["z-image", pytest.param("flux", marks=pytest.mark.long)])
 def test_what_the_compiler_makes_of_blocks_computes_what_they_do(name):
     compare(2, [name], "inductor")

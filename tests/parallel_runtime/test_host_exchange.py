@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -39,26 +39,6 @@ def test_a_networks_forward_over_the_hosts_memory_has_the_bits_of_one_over_colle
         assert found["alike"] == [True] * 2 * len(cases)
         assert found["attended"] == 2 * 2 * len(cases)  # two blocks
         assert found["in chunks"]
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_a_feed_forward_layer_is_computed_while_heads_and_attended_values_travel(world_size):
-    uneven = list(accumulate([4] + [3] * (world_size - 1)))
-    cases = [[2, 3 * world_size + 1, uneven, None], [1, world_size, [5] * world_size, 0.2]]
-    cases += [[1, 2 * world_size, [6] * world_size, None]]
-    for found in run_ranks(world_size, f"{RUN}:compare_beside", {"cases": cases}):
-        assert found["largest"] < 1e-5
-        assert found["words"] == [0]
-        # Of two chunks: all heads are on their way before the first attention, and the layer's share of the projection
-        # comes before the last values that were attended.
-        order = [step for step, _ in groupby(found["order"])]
-        others = world_size - 1
-        assert order[:3] == ["put", "get", "attend"]
-        assert found["order"].index("attend") >= 3 * others
-        assert found["order"][: 2 * others] == ["put"] * 2 * others
-        last = found["order"].index("addmm")
-        assert found["order"][:last].count("attend") == 2
-        assert found["order"][last:].count("get") >= others
 
 
 def test_ranks_share_memory_all_or_none():
