@@ -20,7 +20,7 @@ _FOLDERS = {"encoder": ("text_encoders",), "model": ("diffusion_models", "checkp
 
 
 def place_here(wish: Mapping[str, Any]) -> list[dict[str, int] | None]:
-    """See `place_encoders`; empty where ComfyUI has its text encoders on no GPU."""
+    """For each text encoder of a canvas the GPU where it has room; empty where ComfyUI has its own on no GPU."""
     from workers.launch import resolve_devices
 
     device = comfy.model_management.text_encoder_device()

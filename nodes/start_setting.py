@@ -22,7 +22,6 @@ from parallel_runtime.errors import ConfigurationError, ParallelError
 from .panel.settings import START_DEVICES, read_settings, settings_file
 
 if TYPE_CHECKING:
-    from parallel_runtime.requests.requests import ComfyuiCode
     from workers.client.client import PoolClient
     from workers.launch import PoolSpec
 
@@ -138,19 +137,16 @@ def _has_gpus() -> bool:
     return not comfy.cli_args.args.cpu and torch.cuda.is_available()
 
 
-def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str, code: ComfyuiCode) -> None:
-    """Start a pool on `devices`, wait for it, and have it import ComfyUI's code; what fails is logged, the first prompt
-    will tell it again."""
+def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str) -> None:
+    """Start a pool on `devices`, by the processes that began early, and wait for it; what fails is logged, the first
+    prompt will tell it again."""
     from workers.client.early_start import take_early
 
     try:
-        pool = get_pool(ParallelConfig(devices=devices))
-        pool.start()
+        get_pool(ParallelConfig(devices=devices)).start()
     except ParallelError as error:
         take_early(None)
         log.warning("Parallel DiT: the pool did not start with ComfyUI. %s", error)
-        return
-    pool.expect_comfyui(code)
 
 
 def start_pool_if_wished() -> None:
@@ -163,8 +159,4 @@ def start_pool_if_wished() -> None:
     if devices is None:
         take_early(None)
         return
-
-    from .comfyui_code import comfyui_code
-
-    arguments = get_pool, devices, comfyui_code(None)
-    threading.Thread(target=start_pool, args=arguments, name="parallel-dit-start", daemon=True).start()
+    threading.Thread(target=start_pool, args=(get_pool, devices), name="parallel-dit-start", daemon=True).start()

@@ -73,7 +73,7 @@ class BlockStream:
         return self._given
 
     def meet(self) -> bool:
-        """See `SharedBlocks.meet`. Blocks with places of their own are there afterwards."""
+        """Wait until all shares have the weights of this forward; bring the blocks that have places of their own."""
         shared = self._shared
         moved = shared.meet()
         if self._brought != shared.state and len(self._streamed) < len(self._places):

@@ -68,16 +68,16 @@ class HostShare:
         self.pinned = False
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """See OtherShare."""
+        """Copy bytes from `start` on to the device, on the current stream."""
         target.copy_(self.memory[start : start + target.numel()], non_blocking=True)
 
     def pin(self) -> None:
-        """See OtherShare."""
+        """Pin it, so that a GPU copies at the speed of its link."""
         if not self.pinned and torch.cuda.is_available():
             self.pinned = register(self.memory, MAPPED)
 
     def close(self) -> None:
-        """See OtherShare; the memory is free when every rank has closed it."""
+        """Unmap it; the memory is free when every rank has closed it."""
         if self._map is None:
             return
         if self.pinned:
@@ -96,14 +96,14 @@ class DeviceShare:
         self.address = f"device:{self._allocation.handle}"
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """See OtherShare."""
+        """Copy bytes from `start` on, within the device."""
         target.copy_(self.memory[start : start + target.numel()], non_blocking=True)
 
     def pin(self) -> None:
         """Nothing."""
 
     def close(self) -> None:
-        """See OtherShare."""
+        """Free it; nobody else may have it open any more."""
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._allocation.free()
 
@@ -115,14 +115,14 @@ class PeerShare:
         self._opened = OpenedAllocation(handle, device)
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """See OtherShare."""
+        """Copy bytes from `start` on, over the GPUs' link."""
         self._opened.copy_to(target, start)
 
     def pin(self) -> None:
         """Nothing."""
 
     def close(self) -> None:
-        """See OtherShare."""
+        """Close it; its owner keeps the memory."""
         self._opened.close()
 
 

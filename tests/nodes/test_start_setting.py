@@ -76,7 +76,7 @@ def test_what_is_no_list_of_gpus_starts_nothing(tmp_path, monkeypatch, content):
 
 
 def test_a_wish_that_cannot_hold_is_logged_and_does_not_stop_comfyui(caplog):
-    start_pool(get_pool, "first gpu", ComfyuiCode("", {}))
+    start_pool(get_pool, "first gpu")
     assert "first gpu" in caplog.text
 
 

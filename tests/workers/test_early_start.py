@@ -6,6 +6,7 @@ import psutil
 import pytest
 
 from parallel_runtime.requests.requests import ComfyuiCode
+from tests.patience import wait_until
 from workers.client import early_start
 from workers.client.client import PoolClient
 from workers.launch import PoolSpec
@@ -30,7 +31,7 @@ def test_the_first_pool_takes_what_began_early(early):
         assert status is not None
         assert status.state == "idle"
         early.kill()
-        early.wait(5)
+        assert wait_until(lambda: client.status() is None)  # the client knows
         assert client.start().pid != early.pid  # and the next one is its own
     finally:
         client.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, KeepPatches, Load
+from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, Load
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.tiny_lora import KINDS, peft, write_lora
 from workers.rank import inbox as idle_imports
@@ -66,7 +66,7 @@ def test_code_that_is_wanted_comes_before_the_compiler_with_what_its_networks_ne
     monkeypatch.setattr(idle_imports, "LOADING", (f"{package}.two",))
     monkeypatch.setattr(idle_imports.compiler, "imports", lambda: [lambda: compiler.append(here(package))])
     imports = IdleImports(torch.device("cuda"))
-    imports.after(KeepPatches(CODE))
+    imports.expect(CODE)
     while imports:
         imports.next()
     assert compiler == [["one", "two"]]
@@ -74,7 +74,7 @@ def test_code_that_is_wanted_comes_before_the_compiler_with_what_its_networks_ne
 
 def test_a_rank_imports_by_its_own_thread_while_it_waits_and_a_job_waits_for_one_part_at_most(package, monkeypatch):
     imports = IdleImports(torch.device("cpu"))
-    imports.after(KeepPatches(CODE))
+    imports.expect(CODE)
     inbox = Inbox(connection=None)
     frames: queue.SimpleQueue = inbox._frames
     seen = []
@@ -105,7 +105,7 @@ def test_a_comfyui_that_cannot_be_imported_costs_a_line_in_the_log(package, monk
     monkeypatch.setattr(idle_imports, "MODULES", (f"{package}.absent", f"{package}.one"))
     caplog.set_level("INFO")
     imports = IdleImports(torch.device("cpu"))
-    imports.after(KeepPatches(CODE))
+    imports.expect(CODE)
     while imports:
         imports.next()
     assert f"ModuleNotFoundError: No module named '{package}.absent'" in caplog.text

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, ParallelError, PoolError, RequestError
+from parallel_runtime.errors import NotLoadedError, OutOfMemoryError, PoolError, RequestError
 from parallel_runtime.patching.patch_data import UNPATCHED, WeightPatches
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.plan_details import PlanDetails
 from parallel_runtime.requests.requests import (
-    ComfyuiCode,
     Finished,
     Invoke,
     KeepPatches,
@@ -232,13 +230,6 @@ class PoolClient:
         """Those on the ranks' devices. Does not wait for a job."""
         there = self._models.vaes() if self._keeper.running is not None else []
         return [self._vaes[name] for name in there if name in self._vaes]  # a model that was let go may be on its way
-
-    def expect_comfyui(self, comfyui: ComfyuiCode) -> None:
-        """Have the ranks of a running pool import ComfyUI's code, for its networks and for weight patches, while they
-        are idle. What is wrong with it is told to the request that needs it."""
-        with self._turns, contextlib.suppress(ParallelError):
-            if (pool := self._keeper.running) is not None and pool.settled:
-                self._submit(Submission(request=KeepPatches(comfyui)))
 
     def release(self, model: ModelRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:
         """Free the model's memory in the pool, if it runs and holds it, and with `park` keep the weights on the host,

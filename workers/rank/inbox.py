@@ -8,7 +8,7 @@ import os
 import queue
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from parallel_runtime.acceleration import compiler
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.patching.comfyui_patches import MODULES
-from parallel_runtime.requests.requests import ComfyuiCode, Forward, KeepPatches, Load, Request, Sample
+from parallel_runtime.requests.requests import ComfyuiCode, Forward, Load, Request, Sample
 
 from ..wire.connection import Channel, ConnectionClosed, FrameError
 from ..wire.frames import Frame
@@ -47,25 +47,24 @@ class IdleImports:
     def __len__(self) -> int:
         return len(self._left)
 
+    def expect(self, code: ComfyuiCode) -> None:
+        """This code will be wanted: it comes before all else, with what its networks need."""
+        self._code = code
+        self._left.extendleft(reversed(self._parts((*MODULES, *LOADING))))
+
     def after(self, request: Request) -> None:
-        """A request was answered. What patches need of ComfyUI's code comes after the first picture; where the client
-        says that this code will be wanted, it comes before all else, with what its networks need."""
-        if self._knows_comfyui:
-            return
-        if isinstance(request, Load):
-            self._code = request.patching or request.comfyui or self._code
-        elif isinstance(request, KeepPatches):
-            self._code = request.comfyui
-        if self._code is None or not isinstance(request, (Forward, Sample, KeepPatches)):
-            return
+        """A request was answered. What patches need of ComfyUI's code comes after the first picture."""
+        if isinstance(request, Load) and self._code is None:
+            self._code = request.patching or request.comfyui
+        if isinstance(request, (Forward, Sample)) and not self._knows_comfyui and self._code is not None:
+            self._left.extend(self._parts(MODULES))
+
+    def _parts(self, modules: Sequence[str]) -> list[Callable[[], object]]:
+        assert self._code is not None
         self._knows_comfyui = True
-        parts: list[Callable[[], object]] = [partial(use_comfyui, self._code.folder, self._options(self._code))]
-        wanted = isinstance(request, KeepPatches)
-        parts += [partial(importlib.import_module, name) for name in (*MODULES, *(LOADING if wanted else ()))]
-        if wanted:
-            self._left.extendleft(reversed(parts))
-        else:
-            self._left.extend(parts)
+        options = {**self._code.options, "cpu": self._device.type == "cpu"}
+        first = partial(use_comfyui, self._code.folder, options)
+        return [first, *(partial(importlib.import_module, name) for name in modules)]
 
     def next(self) -> None:
         """Import the next part."""
@@ -79,12 +78,6 @@ class IdleImports:
         self._seconds += time.monotonic() - started
         if not self._left:
             log.info("What later jobs need is imported, in %.1f s.", self._seconds)
-
-    def _options(self, code: ComfyuiCode) -> dict[str, object]:
-        return {**code.options, "cpu": self._device.type == "cpu"}
-
-
-log = logging.getLogger("rank")
 
 
 class Inbox:

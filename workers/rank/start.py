@@ -23,7 +23,7 @@ import torch.distributed as dist
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.networks.diffusers.lean_imports import leave_out_unused_packages
-from parallel_runtime.requests.requests import ComfyuiCode, KeepPatches
+from parallel_runtime.requests.requests import ComfyuiCode
 
 from ..launch import EXPECTED_COMFYUI, PoolSpec
 from ..processes import DUMP_STACKS, die_with_parent
@@ -102,7 +102,7 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     laps.end("engine")
     rank = Rank(link, engine, output, spec.hosts == 1)
     if expected := os.environ.get(EXPECTED_COMFYUI):
-        rank.imports.after(KeepPatches(msgspec.json.decode(expected, type=ComfyuiCode)))
+        rank.imports.expect(msgspec.json.decode(expected, type=ComfyuiCode))
     log.info("start: %s", laps)
     threading.Thread(target=rank.inbox.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.heartbeat.beat, name="heartbeat", daemon=True).start()
