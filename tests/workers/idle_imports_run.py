@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from parallel_runtime.requests.requests import ComfyuiCode, KeepPatches
+from parallel_runtime.requests.requests import ComfyuiCode
 from workers.rank.inbox import IdleImports
 
 
@@ -24,7 +24,7 @@ def main(comfyui: str, path: str) -> None:
         sets = pickle.load(file)  # it imports, too
     before = set(sys.modules)
     imports = IdleImports(torch.device("cpu"))
-    imports.after(KeepPatches(ComfyuiCode(comfyui)))
+    imports.expect(ComfyuiCode(comfyui))
     while imports:
         imports.next()
     idle = set(sys.modules)
