@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from parallel_runtime.said import NOTHING, Said, said, together
 
-from .panel.run_history import HISTORY, RunHistory, RunRecord, Span, is_one_rank
+from .panel.run_history import HISTORY, RunHistory, RunRecord, Span
 from .transportable import listed
 from .wait_notices import WaitNotices
 
@@ -39,6 +39,24 @@ def describe_loop(obstacles: Sequence[Said], stages: int = 1) -> Said:
     return text if stages == 1 else together((text, IN_TURN))
 
 
+def describe_run(run: RunRecord) -> Said:
+    """The plan that ran, for the latent that it ran on, what a step took, and how that compares."""
+    from parallel_runtime.planning.explanation import show_seconds
+
+    details, seconds, alone = run.details, run.step_seconds, run.one_gpu_seconds
+    sentences: list[str] = [said("Latent {shape}.", shape=" × ".join(map(str, run.latent[2:]))), run.plan]
+    if details is not None and details.used_bytes:
+        sizes = {"predicted": details.memory_bytes, "used": details.used_bytes}
+        gib = {name: f"{size / 2**30:.1f}" for name, size in sizes.items()}
+        sentences.append(said("Memory per GPU: predicted {predicted} GiB, used {used} GiB.", **gib))
+    if seconds is not None:
+        sentences.append(said("{seconds} per step.", seconds=show_seconds(seconds)))
+    if run.speedup is not None and alone is not None:
+        template = "{times} times as fast as one device, which took {alone}."
+        sentences.append(said(template, times=f"{run.speedup:.2f}", alone=show_seconds(alone)))
+    return together(sentences)
+
+
 class RunNotices:
     """The notices of one model's runs.
 
@@ -50,6 +68,9 @@ class RunNotices:
         move_bar: (done, total) of the running node's progress bar.
         history: keeps what ran.
     """
+
+    obstacles: tuple[Said, ...]
+    """Why this run's loop goes step by step; empty where the pool runs it."""
 
     def __init__(
         self,
@@ -67,21 +88,16 @@ class RunNotices:
         self._history = history
         self._epoch = time.time() - time.monotonic()
         self.waits = WaitNotices(show, move_bar, self._note, clock, model)
-        self.obstacles: tuple[Said, ...] = ()
-        """Why this run's loop goes step by step; empty where the pool runs it."""
-        self._told_of_stages = False
-
-        self._ran: Finished | None = None
-        self._details: PlanDetails | None = None
-        self._how: Hashable = None
-        self._steps = 0
-        self._latent: tuple[int, ...] = ()
-        self._times: list[float] = []
+        self.begin()
+        self.obstacles = ()
 
     def begin(self) -> None:
         """A sampling run begins."""
-        self._ran, self._times = None, []
         self.obstacles = (_BY_ITSELF,)
+        self.record: RunRecord | None = None
+        """Of the run, when it is over; None where nothing ran."""
+        self._last: tuple[Finished, PlanDetails | None, tuple[int, ...], int, Hashable] | None = None
+        self._times: list[float] = []
         self._told_of_stages = False
 
     def loop(self, obstacles: Sequence[Said]) -> None:
@@ -99,8 +115,7 @@ class RunNotices:
             steps: of the whole run; 0 where that is not known.
             how: what else a run's time depends on, but for its plan.
         """
-        self._ran, self._details, self._how = ran, details, how
-        self._latent, self._steps = tuple(latent), steps
+        self._last = ran, details, tuple(latent), steps, how
 
     def finish(self, whole: bool = True) -> Said:
         """A run is over: keep what it was, and return its `summary`; "" where nothing ran.
@@ -111,62 +126,35 @@ class RunNotices:
         if not whole:
             self.begin()
             self.waits.tell(STOPPED)
-        if self._ran is not None:
-            record = RunRecord(
+        if self._last is not None:
+            ran, details, latent, steps, how = self._last
+            kind = self._model, latent, how, len(self._times) // (steps or 1)
+            self.record = RunRecord(
                 model=self._model,
                 node=self._where()[1],
-                plan=self._ran.plan,
-                latent=self._latent,
-                steps=self._steps,
-                step_seconds=self.step_seconds,
-                one_gpu_seconds=self._history.one_rank_seconds(self._kind),
-                details=self._details,
+                plan=ran.plan,
+                latent=latent,
+                steps=steps,
+                step_seconds=self._step_seconds(steps),
+                one_gpu_seconds=self._history.one_rank_seconds(kind),
+                details=details,
                 ended=time.time(),
                 obstacles=self.obstacles,
             )
-            self._history.ran(self._kind, record)
+            self._history.ran(kind, self.record)
         return self.summary()
 
-    @property
-    def _kind(self) -> Hashable:
-        """Equal for runs whose times can be compared."""
-        return self._model, self._latent, self._how, len(self._times) // (self._steps or 1)
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Of this run, the first step left out, which may have compiled; None where there was no other."""
+    def _step_seconds(self, steps: int) -> float | None:
+        """The first call left out, which may have compiled; None where there was no other."""
         calls = len(self._times)
         if calls < 2:
             return None
         seconds = (self._times[-1] - self._times[0]) / (calls - 1)
-        return seconds * calls / (self._steps or calls)
+        return seconds * calls / (steps or calls)
 
     def summary(self) -> Said:
-        """The plan that ran, for the latent that it ran on, what a step took, and how that compares; "" where nothing
-        ran."""
-        if self._ran is None:
-            return NOTHING
-        from parallel_runtime.planning.explanation import show_seconds
-
-        shape = " × ".join(map(str, self._latent[2:]))
-        sentences: list[str] = [said("Latent {shape}.", shape=shape), self._ran.plan]
-        if self._details is not None and self._details.used_bytes:
-            sizes = {"predicted": self._details.memory_bytes, "used": self._details.used_bytes}
-            gib = {name: f"{size / 2**30:.1f}" for name, size in sizes.items()}
-            sentences.append(said("Memory per GPU: predicted {predicted} GiB, used {used} GiB.", **gib))
-        seconds = self.step_seconds
-        if seconds is not None:
-            sentences.append(said("{seconds} per step.", seconds=show_seconds(seconds)))
-            alone = self._history.one_rank_seconds(self._kind)
-            if alone is not None and not is_one_rank(self._details):
-                sentences.append(
-                    said(
-                        "{times} times as fast as one device, which took {alone}.",
-                        times=f"{alone / seconds:.2f}",
-                        alone=show_seconds(alone),
-                    )
-                )
-        return together(sentences)
+        """What ran, in sentences; "" where nothing did."""
+        return describe_run(self.record) if self.record is not None else NOTHING
 
     def computed(self) -> None:
         """A step is through: whatever was compiled for it is ready."""

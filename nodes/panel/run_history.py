@@ -67,14 +67,14 @@ class RunRecord:
     @property
     def speedup(self) -> float | None:
         """Beside one GPU, where both were measured."""
-        if self.step_seconds and self.one_gpu_seconds and not is_one_rank(self.details):
+        if self.step_seconds and self.one_gpu_seconds and not self.on_one_rank:
             return self.one_gpu_seconds / self.step_seconds
         return None
 
-
-def is_one_rank(details: PlanDetails | None) -> bool:
-    """Whether one rank computed everything."""
-    return details is not None and all(degree == 1 for degree in details.degrees.values())
+    @property
+    def on_one_rank(self) -> bool:
+        """Whether one rank computed everything."""
+        return self.details is not None and all(degree == 1 for degree in self.details.degrees.values())
 
 
 @dataclass
@@ -113,7 +113,7 @@ class RunHistory:
         """
         with self._lock:
             self.runs.append(record)
-            if record.step_seconds is not None and is_one_rank(record.details):
+            if record.step_seconds is not None and record.on_one_rank:
                 self._on_one_rank[kind] = record
 
     def to_mapping(self) -> dict[str, Any]:
