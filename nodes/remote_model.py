@@ -279,6 +279,6 @@ def _redirect(model: Any, remote: RemoteTransformer, shared: set[str]) -> Untouc
         if hasattr(transformer, method):
             setattr(transformer, method, _refusing(transformer, method))
     # A wrapper around the call may have replaced this very method, which would then not get to look.
-    transformer.register_forward_pre_hook(lambda *_: untouched.check_methods())
+    transformer.register_forward_pre_hook(lambda *_: untouched.check_quickly())
     untouched = Untouched(transformer)
     return untouched

@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 
 from .prompt_graph import Graph, giver, givers
 
@@ -45,18 +46,13 @@ def keys(graph: Graph) -> dict[str, str]:
     """Node -> digest of its type, its values and all nodes above it. A Parallel Config's has the loaders that it is
     linked to besides: what it shows is of their model."""
     links = {name: [each for each in givers(node) if each in graph] for name, node in graph.items()}
+    try:
+        order = list(TopologicalSorter(links).static_order())
+    except CycleError:  # ComfyUI runs none
+        order = list(graph)
     found: dict[str, str] = {}
-    for start in graph:
-        waiting = [start]
-        while waiting:
-            name = waiting[-1]
-            above = [each for each in links[name] if each not in found and each not in waiting]
-            if above and name not in found:
-                waiting += above
-                continue
-            waiting.pop()
-            if name not in found:
-                found[name] = _digest(graph, name, found)
+    for name in order:
+        found[name] = _digest(graph, name, found)
     takers: dict[str, list[str]] = {}
     for name in graph:
         for each in links[name]:

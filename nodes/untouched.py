@@ -31,7 +31,7 @@ class Untouched:
         named = transformer.named_modules(prefix=name)
         self._modules = [_Module(path, module) for path, module in named]
         self._class = type(transformer)
-        self._methods = _methods_of(self._class)
+        self._methods = _callables_of(self._class)
         # How many there are is what a call can afford to look at: some ten nanoseconds each.
         self._attributes = [vars(each.module) for each in self._modules]
         hooks = [hooks for each in self._modules for hooks in each.hooks_now()]
@@ -67,15 +67,6 @@ class Untouched:
         if self._count() != self._counted:
             self.check()
 
-    def check_methods(self) -> None:
-        """Look for methods of the transformer itself alone; a few microseconds.
-
-        Raises:
-            RequestError: see `check`.
-        """
-        if _callables_of(self._modules[0].module) != self._counted[0]:
-            self.check()
-
     def expect(self, path: str, name: str, tensor: torch.Tensor) -> None:
         """Take this tensor of a module for its own from now on."""
         next(each for each in self._modules if each.path == path).expect(name, tensor)
@@ -89,7 +80,7 @@ class Untouched:
         )
 
     def _changes(self) -> Iterator[str]:
-        for name, method in _methods_of(self._class).items():
+        for name, method in _callables_of(self._class).items():
             if self._methods.get(name) is not method:
                 yield f"a replaced {self._class.__name__}.{name}"
         for each in self._modules:
@@ -101,8 +92,7 @@ class _Module:
 
     def __init__(self, path: str, module: nn.Module):
         self.path, self.module = path, module
-        self._callables = _callables_of(module)
-        self._children = dict(module.named_children())
+        self._parts = self._parts_now()
         self._hooks = [set(hooks) for hooks in self.hooks_now()]
         self._tensors = {name: (tensor, _state(tensor)) for name, tensor in _tensors_of(module).items()}
 
@@ -114,15 +104,16 @@ class _Module:
         """Its hooks before and after the forward."""
         return [self.module._forward_pre_hooks, self.module._forward_hooks]
 
+    def _parts_now(self) -> dict[str, Any]:
+        """Submodules, and methods that were put over those of its class."""
+        return {**_callables_of(self.module), **dict(self.module.named_children())}
+
     def changes(self) -> Iterator[str]:
         """What is not as it was, in words."""
-        for kind, before, now in (
-            ("replaced", self._callables, _callables_of(self.module)),
-            ("replaced", self._children, dict(self.module.named_children())),
-        ):
-            for name in sorted(before.keys() | now.keys()):
-                if before.get(name) is not now.get(name):
-                    yield f"a {kind} {self.path}.{name}"
+        parts = self._parts_now()
+        for name in sorted(self._parts.keys() | parts.keys()):
+            if self._parts.get(name) is not parts.get(name):
+                yield f"a replaced {self.path}.{name}"
         if any(set(now) - before for before, now in zip(self._hooks, self.hooks_now(), strict=True)):
             yield f"a hook on {self.path}"
         now = _tensors_of(self.module)
@@ -132,14 +123,9 @@ class _Module:
                 yield f"other numbers in {self.path}.{name}"
 
 
-def _callables_of(module: nn.Module) -> dict[str, Any]:
-    """Attributes of this one object that are functions: methods that were put over those of its class."""
-    return {name: value for name, value in vars(module).items() if callable(value)}
-
-
-def _methods_of(kind: type) -> dict[str, Any]:
-    """Methods that a class defines itself."""
-    return {name: value for name, value in vars(kind).items() if callable(value)}
+def _callables_of(owner: nn.Module | type) -> dict[str, Any]:
+    """Functions that a class defines itself, or that were put into this one object."""
+    return {name: value for name, value in vars(owner).items() if callable(value)}
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

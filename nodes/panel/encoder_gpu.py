@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a text encoder has room.
-
-    Args:
-        gpu, own: that GPU and ComfyUI's, as CUDA counts.
-        encoder, model: bytes on one GPU.
-    """
-
-    gpu: int
-    own: int
-    encoder: int
-    model: int
-
-
-def find_place(encoder: int, model: int, room: Mapping[int, int], pool: Collection[int], own: int) -> Place | None:
+def find_place(encoder: int, model: int, room: Mapping[int, int], pool: Collection[int], own: int) -> int | None:
     """The GPU with most room; None where the encoder stays beside the model, or no other GPU has room for it.
 
     Args:
-        room: GPU -> bytes for weights of the pool and of ComfyUI.
+        encoder, model: bytes on one GPU.
+        room: GPU, as CUDA counts -> bytes for weights of the pool and of ComfyUI.
         pool: GPUs on which the model is.
+        own: ComfyUI's GPU.
     """
     left = {gpu: size - model * (gpu in pool) for gpu, size in room.items()}
     if not encoder or not model or own not in pool or left.get(own, encoder) >= encoder:
         return None
     best = max(left, key=lambda gpu: (left[gpu], -gpu))
-    return Place(best, own, encoder, model) if left[best] >= encoder else None
+    return best if left[best] >= encoder else None
 
 
 def place_encoders(
@@ -44,7 +30,8 @@ def place_encoders(
     own: int,
     working_bytes: int,
 ) -> list[dict[str, int] | None]:
-    """Answer a canvas: a `Place` as a mapping for each of its text encoders, None for one that stays.
+    """Answer a canvas: for each of its text encoders the GPU where it has room, ComfyUI's own, and what encoder and
+    model take; None for one that stays.
 
     Args:
         wish: {"encoders": lists of files, "models": files}.
@@ -59,15 +46,15 @@ def place_encoders(
         return known.get(name.replace("\\", "/").rpartition("/")[2]) or size_of("model", name)
 
     model = max(map(model_size, _texts(wish.get("models"))), default=0)
-    places = []
+    places: list[dict[str, int] | None] = []
     for files in _listed(wish.get("encoders")):
         encoder = sum(size_of("encoder", name) for name in _texts(files))
-        place = find_place(encoder, model, room, pool, own)
-        places.append(asdict(place) if place else None)
+        gpu = find_place(encoder, model, room, pool, own)
+        places.append(None if gpu is None else {"gpu": gpu, "own": own, "encoder": encoder, "model": model})
     return places
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
