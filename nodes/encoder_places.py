@@ -13,7 +13,7 @@ import torch
 from parallel_runtime.errors import ConfigurationError
 
 from .panel.encoder_gpu import place_encoders
-from .panel.settings import default_config, read_settings, settings_file
+from .panel.settings import default_config, read_settings
 from .panel.status import read_status
 
 _FOLDERS = {"encoder": ("text_encoders",), "model": ("diffusion_models", "checkpoints")}
@@ -28,7 +28,7 @@ def place_here(wish: Mapping[str, Any]) -> list[dict[str, int] | None]:
         return []
     own = torch.cuda.current_device() if device.index is None else device.index
     try:
-        pool = resolve_devices(default_config(read_settings(settings_file())), torch.cuda.device_count).devices
+        pool = resolve_devices(default_config(read_settings()), torch.cuda.device_count).devices
     except ConfigurationError:  # the loader tells of it
         return []
     working = int(comfy.model_management.minimum_inference_memory())

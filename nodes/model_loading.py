@@ -23,7 +23,7 @@ from .node_text import (
     show_on_running_node,
     show_text,
 )
-from .panel.settings import default_config, read_settings, settings_file
+from .panel.settings import default_config, read_settings
 from .parallel_config import ConfigSocket
 from .prompt_graph import USUAL, find_config, find_loaders, find_size
 from .wait_notices import OPENING
@@ -67,7 +67,7 @@ def wished_config(parallel_config: Mapping[str, Any] | None) -> ParallelConfig:
         ConfigurationError: one that cannot hold.
     """
     if parallel_config is None:
-        return default_config(read_settings(settings_file()))
+        return default_config(read_settings())
     return ParallelConfig.from_mapping(parallel_config)
 
 
@@ -77,7 +77,7 @@ def file_stamp(find: Callable[[], Path]) -> str:
     from parallel_runtime.loading.files import identity
 
     try:
-        return f"{identity(find())} {default_config(read_settings(settings_file()))}"
+        return f"{identity(find())} {default_config(read_settings())}"
     except ParallelError as error:
         return str(error)  # execute says it to the artist
 

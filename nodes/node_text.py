@@ -14,7 +14,7 @@ from server import PromptServer
 
 from parallel_runtime.errors import ParallelError
 
-from .panel.settings import language_of, read_settings, settings_file
+from .panel.settings import language_of, read_settings
 from .run_notices import STOPPED, RunNotices
 from .shown_texts import ShownTexts
 from .spoken import in_language
@@ -75,7 +75,7 @@ def _move_bar(done: int, total: int) -> None:
 
 def in_canvas_language(text: str) -> str:
     """The text in the language that the artist chose in ComfyUI, as far as there are sentences for it."""
-    return in_language(text, language_of(read_settings(settings_file())))
+    return in_language(text, language_of(read_settings()))
 
 
 @contextlib.contextmanager

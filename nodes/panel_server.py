@@ -1,67 +1,113 @@
-"""Puts panel and API onto ComfyUI's server."""
+"""The HTTP routes of the pack, on ComfyUI's server and under its rules: it refuses the requests of other sites. See
+docs/api.md."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 from server import PromptServer
 
-from parallel_runtime.errors import LAST
+from parallel_runtime.errors import LAST, ParallelError
 
 from .encoder_places import place_here
 from .model_nodes import refused_nodes
 from .node_text import SHOWN, in_canvas_language
+from .panel.actions import ACTIONS
+from .panel.diagnostics import read_newest, write_diagnostics
 from .panel.housekeeping import keep_house
 from .panel.live import Live
-from .panel.routes import add_routes, read_json
-from .panel.settings import default_config, read_settings, settings_file
+from .panel.redaction import clean
+from .panel.settings import default_config, read_settings
 from .panel.status import read_status
+
+log = logging.getLogger("parallel_dit")
+AT_ONCE_SECONDS = 0.3
+LARGEST = 128 << 10
+"""Bytes of a request that anybody has to send here."""
 
 
 def serve_panel() -> None:
     """Add the routes, and do what the settings ask for. Called once, when ComfyUI starts."""
     server = PromptServer.instance
+    routes = server.routes
     live = Live(read_status, server.send_sync, lambda client: client in server.sockets)
-    add_routes(server.routes, live, lambda: default_config(read_settings(settings_file())), refused_nodes())
-    add_error_route()
-    add_texts_route()
-    add_encoders_route()
-    keep_house(lambda: read_settings(settings_file()))
 
+    @routes.get("/parallel_dit/status")
+    async def status(request: web.Request) -> web.Response:
+        return web.json_response(await asyncio.to_thread(read_status))
 
-def add_error_route() -> None:
-    """Serve it: {"text"} in, the same text as `Said.to_data` out; without values where it is none of ours."""
+    @routes.get("/parallel_dit/diagnostics")
+    async def diagnostics(request: web.Request) -> web.Response:
+        return web.json_response({"text": await asyncio.to_thread(write_diagnostics)})
 
-    @PromptServer.instance.routes.post("/parallel_dit/error")
-    async def answer(request: web.Request) -> web.Response:
-        wish = await read_json(request)
+    @routes.get("/parallel_dit/log")
+    async def newest_log(request: web.Request) -> web.Response:
+        from workers.launch import log_directory
+
+        return web.json_response({"text": clean(await asyncio.to_thread(read_newest, log_directory()))})
+
+    @routes.get("/parallel_dit/refused_nodes")
+    async def refused(request: web.Request) -> web.Response:
+        return web.json_response(refused_nodes())
+
+    @routes.get("/parallel_dit/texts")
+    async def texts(request: web.Request) -> web.Response:
+        graph = _graph(request.query.get("prompt_id", ""))
+        return web.json_response({node: in_canvas_language(text) for node, text in SHOWN.of(graph).items()})
+
+    @routes.post("/parallel_dit/error")
+    async def error(request: web.Request) -> web.Response:
+        wish = await _read(request)
         text = wish.get("text") if isinstance(wish, dict) else None
         if not isinstance(text, str):
             return web.json_response({"error": "A text is wanted."}, status=400)
         known = {str(said).strip(): said for said in list(LAST)}
         return web.json_response(known[text].to_data() if text in known else [text, text, {}])
 
-
-def add_texts_route() -> None:
-    """Serve it: a prompt's number in, a text for each of its nodes that showed one."""
-
-    @PromptServer.instance.routes.get("/parallel_dit/texts")
-    async def answer(request: web.Request) -> web.Response:
-        graph = _graph(request.query.get("prompt_id", ""))
-        return web.json_response({node: in_canvas_language(text) for node, text in SHOWN.of(graph).items()})
-
-
-def add_encoders_route() -> None:
-    """Serve it: files of text encoders and models in, for each encoder the GPU where it has room, or null."""
-
-    @PromptServer.instance.routes.post("/parallel_dit/encoders")
-    async def answer(request: web.Request) -> web.Response:
-        wish = await read_json(request)
+    @routes.post("/parallel_dit/encoders")
+    async def encoders(request: web.Request) -> web.Response:
+        wish = await _read(request)
         if not isinstance(wish, dict):
             return web.json_response({"error": "Encoders and models are wanted."}, status=400)
         return web.json_response({"places": await asyncio.to_thread(place_here, wish)})
+
+    @routes.post("/parallel_dit/watch")
+    async def watch(request: web.Request) -> web.Response:
+        wishes = await _wishes(request)
+        live.watch(str(wishes.get("client_id", "")), wishes.get("on") is True)
+        return web.json_response({"watchers": live.watchers})
+
+    for name in ACTIONS:
+        routes.post(f"/parallel_dit/{name}")(_action(name))
+    keep_house(read_settings)
+
+
+def _action(name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def run(wishes: dict[str, Any]) -> ParallelError | None:
+        try:
+            ACTIONS[name](wishes, default_config(read_settings()))
+        except ParallelError as error:
+            log.warning("Parallel DiT: %s: %s", name, error)
+            return error
+        return None
+
+    async def act(request: web.Request) -> web.Response:
+        wishes = await _wishes(request)
+        at_once = wishes.pop("at_once", False) is True
+        acting = asyncio.ensure_future(asyncio.to_thread(run, wishes))
+        # What goes on after that is seen in the status.
+        done, _ = await asyncio.wait({acting}, timeout=AT_ONCE_SECONDS if at_once else None)
+        error = acting.result() if done else None
+        if error is not None:
+            return web.json_response({"error": {"cause": clean(error.cause), "fix": clean(error.fix)}}, status=409)
+        return web.json_response(await asyncio.to_thread(read_status))
+
+    return act
 
 
 def _graph(prompt_id: str) -> dict[str, Any]:
@@ -71,3 +117,33 @@ def _graph(prompt_id: str) -> dict[str, Any]:
     known = [item for item in running if item[1] == prompt_id]
     known += [entry["prompt"] for entry in queue.get_history(prompt_id=prompt_id).values()]
     return known[0][2] if known else {}
+
+
+async def _wishes(request: web.Request) -> dict[str, Any]:
+    """The JSON object of a request; an empty one where there is none.
+
+    Raises:
+        HTTPBadRequest: something else.
+        HTTPRequestEntityTooLarge: see `_read`.
+    """
+    wishes = await _read(request)
+    if not isinstance(wishes, dict) or not all(isinstance(value, str | bool) for value in wishes.values()):
+        raise web.HTTPBadRequest(text="A JSON object of names and texts is expected.")
+    return wishes
+
+
+async def _read(request: web.Request) -> Any:
+    """Its JSON; None where it is none, and an empty object where nothing was sent.
+
+    Raises:
+        HTTPRequestEntityTooLarge: it is longer than `LARGEST`; the rest is not read.
+    """
+    body = b""
+    async for piece in request.content.iter_chunked(LARGEST):  # as they come: the first need not be all
+        body += piece
+        if len(body) > LARGEST:
+            raise web.HTTPRequestEntityTooLarge(max_size=LARGEST, actual_size=len(body))
+    try:
+        return json.loads(body.decode("utf-8", "replace") or "{}")
+    except (ValueError, RecursionError):  # the latter for ten thousand open brackets
+        return None

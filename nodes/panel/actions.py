@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from parallel_runtime.config import ParallelConfig
@@ -25,39 +26,40 @@ def start(wishes: dict[str, Any], default: ParallelConfig) -> None:
     get_pool(ParallelConfig(devices=devices) if devices else default).start()
 
 
-def park(wishes: dict[str, Any], default: ParallelConfig) -> None:
-    """Take models from the devices and keep them on the host: those of `pool`, of `model`, or all."""
-    _release(wishes, keep=True)
-
-
-def unload(wishes: dict[str, Any], default: ParallelConfig) -> None:
-    """Take models from the devices and forget them: those of `pool`, of `model`, or all."""
-    _release(wishes, keep=False)
-
-
-def stop(wishes: dict[str, Any], default: ParallelConfig) -> None:
-    """End pools, whatever they do: `pool`, or all."""
-    for pool in _chosen(wishes):
-        pool.stop()
-
-
-def restart(wishes: dict[str, Any], default: ParallelConfig) -> None:
-    """End pools, whatever they do, and start them again: `pool`, or all.
+def stop(wishes: dict[str, Any], default: ParallelConfig, again: bool = False) -> None:
+    """End pools, whatever they do, and start them again, if wished: `pool`, or all.
 
     Raises:
         ParallelError: one cannot start.
     """
     for pool in _chosen(wishes):
         pool.stop()
-        pool.start()
+        if again:
+            pool.start()
+
+
+def release(wishes: dict[str, Any], default: ParallelConfig, keep: bool) -> None:
+    """Take models from the devices: those of `pool`, of `model`, or all.
+
+    Args:
+        keep: on the host; else they are forgotten.
+    """
+    name = wishes.get("model")
+    for pool in _chosen(wishes):
+        for model in pool.models:
+            if (name is None or model.request.path.endswith(f"/{name}")) and (model.bytes or not keep):
+                pool.release(model.request, park=keep)
+        for vae in pool.vaes:
+            if name is None or vae.file.path.endswith(f"/{name}"):
+                pool.release_vaes(vae)
 
 
 ACTIONS: dict[str, Callable[[dict[str, Any], ParallelConfig], None]] = {
     "start": start,
-    "park": park,
-    "unload": unload,
+    "park": partial(release, keep=True),
+    "unload": partial(release, keep=False),
     "stop": stop,
-    "restart": restart,
+    "restart": partial(stop, again=True),
 }
 
 
@@ -76,14 +78,3 @@ def _chosen(wishes: dict[str, Any]) -> list[PoolClient]:
             said("There is no pool {name}.", name=repr(name)), "Take a name of /parallel_dit/status."
         )
     return pools
-
-
-def _release(wishes: dict[str, Any], keep: bool) -> None:
-    name = wishes.get("model")
-    for pool in _chosen(wishes):
-        for model in pool.models:
-            if (name is None or model.request.path.endswith(f"/{name}")) and (model.bytes or not keep):
-                pool.release(model.request, park=keep)
-        for vae in pool.vaes:
-            if name is None or vae.file.path.endswith(f"/{name}"):
-                pool.release_vaes(vae)

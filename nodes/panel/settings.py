@@ -22,8 +22,6 @@ LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.W
 LOCALE = "Comfy.Locale"
 LANGUAGES = ("en", "zh", "ja")
 
-_read: dict[Path, tuple[tuple[int, int], Mapping[str, Any]]] = {}
-
 
 def settings_file() -> Path:
     """Where ComfyUI keeps the default user's settings."""
@@ -32,17 +30,13 @@ def settings_file() -> Path:
     return Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json"
 
 
-def read_settings(file: Path) -> Mapping[str, Any]:
-    """All settings; none where none were saved, or they cannot be read. Read again only where the file is another."""
+def read_settings(file: Path | None = None) -> Mapping[str, Any]:
+    """All settings, of the default user's file or of this one; none where none were saved, or they cannot be read."""
     try:
-        known = file.stat()
-        stamp = (known.st_mtime_ns, known.st_size)
-        if file not in _read or _read[file][0] != stamp:
-            settings = json.loads(file.read_text(encoding="utf-8"))
-            _read[file] = (stamp, settings if isinstance(settings, dict) else {})
-        return _read[file][1]
+        settings = json.loads((file or settings_file()).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def default_config(settings: Mapping[str, Any]) -> ParallelConfig:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from nodes.panel import settings
 from tests.comfyui_checkout import HOW, find_comfyui, import_with_comfyui
 
 if find_comfyui() is None:
@@ -29,7 +30,7 @@ def places(monkeypatch, tmp_path):
         monkeypatch.setitem(folders.folder_names_and_paths, folder, ([str(path.parent)], {".safetensors"}))
     gpus = [{"index": index, "total": 24 * GIB, "others": 0} for index in range(3)]
     monkeypatch.setattr(places, "read_status", lambda: {"gpus": gpus, "pools": []})
-    monkeypatch.setattr(places, "settings_file", lambda: tmp_path / "settings.json")
+    monkeypatch.setattr(settings, "settings_file", lambda: tmp_path / "settings.json")
     (tmp_path / "settings.json").write_text('{"ParallelDiT.DefaultDevices": "0,1"}')
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(management, "text_encoder_device", lambda: torch.device("cuda", 0))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nodes.panel.actions import park, unload
+from nodes.panel.actions import ACTIONS
 from nodes.panel.status import read_status
 from nodes.run_notices import RunNotices
 from parallel_runtime.config import ParallelConfig
@@ -73,12 +73,12 @@ def test_the_status_lists_it_and_its_actions_free_it(client, path, monkeypatch):
     monkeypatch.setattr("workers.client.pool_registry.known_pools", lambda: [client])
     monkeypatch.setattr("nodes.panel.status.host_notes", list)
     latent = torch.zeros(1, 16, 1, 7, 6)
-    for action, wishes in ((park, {"model": path.name}), (unload, {})):
+    for action, wishes in ((ACTIONS["park"], {"model": path.name}), (ACTIONS["unload"], {})):
         client.run_vae(request_for(path), "decoder", latent)
         (listed,) = read_status()["pools"][0]["models"]
         assert (listed["name"], listed["network"], listed["state"]) == (path.name, "VAE", "resident")
         assert listed["bytes_per_rank"] == client.vae_bytes(request_for(path)) > 0
-        park({"model": "other.safetensors"}, ParallelConfig())
+        ACTIONS["park"]({"model": "other.safetensors"}, ParallelConfig())
         assert read_status()["pools"][0]["models"] == [listed]
         action(wishes, ParallelConfig())
         assert read_status()["pools"][0]["models"] == []
