@@ -17,6 +17,8 @@ from parallel_runtime.networks.comfyui.node_rules import (
 from parallel_runtime.requests.requests import Guidance, Guider
 from parallel_runtime.said import Said, said
 
+from .carried_patches import closure_of
+
 _ONE = "sampler_cfg_function"
 PLACES = (
     _ONE, "sampler_calc_cond_batch_function", "sampler_pre_cfg_function", "sampler_post_cfg_function",
@@ -77,9 +79,9 @@ def _is_data(function: Any) -> bool:
     rule = guidance_rule_of(class_name(function))
     if rule is None:
         return False
-    values = {name: value for name, value in _values(function).items() if name not in (rule.sampling, rule.owner)}
+    values = {name: value for name, value in closure_of(function).items() if name not in (rule.sampling, rule.owner)}
     inside = [values.pop(name) for name in rule.functions if name in values]
-    return all(rule_of(class_name(each)) is not None and not _values(each) for each in inside) and all(
+    return all(rule_of(class_name(each)) is not None and not closure_of(each) for each in inside) and all(
         isinstance(each, _SCALARS)
         for value in values.values()
         for each in (value if isinstance(value, (list, frozenset)) else (value,))
@@ -88,15 +90,9 @@ def _is_data(function: Any) -> bool:
 
 def _read(place: str, function: Any) -> Guidance:
     code = class_name(function)
-    rule, values = guidance_rule_of(code), _values(function)
+    rule, values = guidance_rule_of(code), closure_of(function)
     assert rule is not None
     carried = {name: values[name] for name in rule.values if name in values}
     carried |= {name: sorted(each) for name, each in carried.items() if isinstance(each, frozenset)}
     carried |= {name: class_name(values[name]) for name in rule.functions if name in values}
     return Guidance(place, code, carried)
-
-
-def _values(function: Any) -> dict[str, Any]:
-    code = getattr(function, "__code__", None)
-    cells = getattr(function, "__closure__", None) or ()
-    return {} if code is None else {n: c.cell_contents for n, c in zip(code.co_freevars, cells, strict=True)}

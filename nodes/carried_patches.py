@@ -29,15 +29,7 @@ _RUNNING: weakref.WeakKeyDictionary[CarriedPatches, int] = weakref.WeakKeyDictio
 
 
 class NotCarried(Exception):
-    """A function that no rank can make again.
-
-    Args:
-        maker: who made it, in words.
-    """
-
-    def __init__(self, maker: str):
-        super().__init__(maker)
-        self.maker = maker
+    """A function that no rank can make again; its argument says in words who made it."""
 
 
 class CarriedPatches:
@@ -84,19 +76,6 @@ class CarriedPatches:
         entry = {name: value for name, value in entry.items() if value}
         return {CARRIED: {**entry, TOGETHER: made.together}} if entry else {}
 
-    def check(self, options: Mapping[str, Any]) -> None:
-        """Look at the functions of a MODEL before it is sampled.
-
-        Raises:
-            NotCarried: with what the ranks cannot make again.
-        """
-        functions = [each for several in (options.get("patches") or {}).values() for each in several]
-        for replaced in (options.get("patches_replace") or {}).values():
-            functions += replaced.values()
-        for each in functions:
-            if not _is_known(each):
-                raise NotCarried(who_made(each))
-
     def kept_number(self, value: Any) -> int:
         """Of an object that remembers, for the run."""
         if id(value) not in self._kept:
@@ -110,16 +89,30 @@ class CarriedPatches:
         return _NETWORKS[module]
 
 
+def check_functions(options: Mapping[str, Any]) -> None:
+    """Look at the functions of a MODEL before it is sampled.
+
+    Raises:
+        NotCarried: with what the ranks cannot make again.
+    """
+    for each in _functions_in(options):
+        if not _is_known(each):
+            raise NotCarried(who_made(each))
+
+
 def act_always(options: Mapping[str, Any]) -> bool:
     """Whether no function for the inside of the network is left out at one of the run's sigmas."""
     sigmas = options.get("sample_sigmas")
-    several = [each for place in ("patches", "patches_replace") for each in (options.get(place) or {}).values()]
-    functions = [each for of in several for each in (of.values() if isinstance(of, Mapping) else of)]
-    ranges = [each for function in functions for each in _ranges(function)]
+    ranges = [each for function in _functions_in(options) for each in _ranges(function)]
     return not ranges or (
         sigmas is not None
         and all(least <= float(sigmas.min()) and float(sigmas.max()) <= largest for largest, least in ranges)
     )
+
+
+def _functions_in(options: Mapping[str, Any]) -> list[Any]:
+    several = [each for place in ("patches", "patches_replace") for each in (options.get(place) or {}).values()]
+    return [function for each in several for function in (each.values() if isinstance(each, Mapping) else each)]
 
 
 def _ranges(value: Any) -> Iterator[tuple[float, float]]:
@@ -205,9 +198,7 @@ def who_made(value: Any) -> Said:
 
 def _code_of(value: Any) -> str:
     """ "module:qualified name" of a function, or of an object's class."""
-    if isinstance(value, types.FunctionType):
-        return class_name(value)
-    return class_name(type(value))
+    return class_name(value if isinstance(value, types.FunctionType) else type(value))
 
 
 def _is_known(value: Any) -> bool:
@@ -217,9 +208,14 @@ def _is_known(value: Any) -> bool:
 
 def _values_of(value: Any) -> dict[str, Any]:
     """Closure variables of a function, or attributes of an object."""
-    if isinstance(value, types.FunctionType):
-        return dict(zip(value.__code__.co_freevars, _contents(value), strict=True))
-    return dict(vars(value))
+    return closure_of(value) if isinstance(value, types.FunctionType) else dict(vars(value))
+
+
+def closure_of(function: Any) -> dict[str, Any]:
+    """What a function remembers of where it was made; nothing of any other object."""
+    cells = getattr(function, "__closure__", None) or ()
+    names = function.__code__.co_freevars if cells else ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
 class _WithoutBlocks:
@@ -244,10 +240,6 @@ def _encode(patch: Any, x: torch.Tensor) -> None:
     tokens = x.new_zeros(1, 1, 1)
     trial({"x": x, "img": tokens, "img_input": tokens, "txt": tokens, "block_index": _BEYOND})
     patch.encoded_image, patch.encoded_image_size = trial.encoded_image, trial.encoded_image_size
-
-
-def _contents(function: types.FunctionType) -> Iterator[Any]:
-    return (cell.cell_contents for cell in function.__closure__ or ())
 
 
 def _has_rows(value: Any) -> bool:

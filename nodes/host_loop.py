@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import comfy.model_sampling
 import torch
 from torch import nn
 
-from parallel_runtime.requests.requests import ComfyuiCode, Guidance, Guider, HostLoop, Scalar
+from parallel_runtime.requests.requests import Scalar
 from parallel_runtime.said import Said, said
 
 from .known_samplers import KnownSampler
@@ -55,19 +54,3 @@ def host_obstacles(known: KnownSampler, sampling: Any) -> list[Said]:
     if read_sampling(sampling) is None:
         found.append(said("the model sampling {name}", name=type(sampling).__name__))
     return found
-
-
-def make_host_loop(
-    known: KnownSampler,
-    sampling: Any,
-    comfyui: ComfyuiCode,
-    guider: Guider,
-    guidance: tuple[Guidance, ...],
-    all_branches: bool,
-) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
-    """The loop, and its tensors; for what has no obstacles."""
-    data = read_sampling(sampling)
-    assert data is not None
-    names = tuple(data.tensors)
-    loop = HostLoop(comfyui, dict(known.options), data.bases, data.values, names, guider, guidance, all_branches)
-    return loop, data.tensors

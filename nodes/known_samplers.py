@@ -58,11 +58,10 @@ def guider_obstacles(guider: Any) -> list[Said]:
     Args:
         guider: that samples, with the model of Parallel Loader.
     """
-    kind = type(guider)
-    own = vars(guider).keys() & vars(comfy.samplers.CFGGuider).keys()
-    found = guider_obstacle(class_name(kind))
-    if found is not None or own:
-        return [said("the guider {name}", name=kind.__name__) if found is None else found]
+    if (found := guider_obstacle(class_name(type(guider)))) is not None:
+        return [found]
+    if vars(guider).keys() & vars(comfy.samplers.CFGGuider).keys():
+        return [said("the guider {name}", name=type(guider).__name__)]
     changed = [name for name in _RULES if getattr(comfy.samplers, name).__module__ != "comfy.samplers"]
     return [said("another comfy.samplers.{name}", name=name) for name in changed]
 

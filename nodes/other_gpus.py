@@ -83,7 +83,7 @@ def other_gpus(remote: RemoteTransformer, own: torch.device) -> list[torch.devic
     if known is None or own.type != "cuda":
         return []
     current = torch.cuda.current_device() if own.index is None else own.index
-    return [device for device in known() if device.index != current and remote.shares(device, current)]
+    return [device for device in known() if device.index != current and remote.shares(device)]
 
 
 def give_back(remote: RemoteTransformer, park: bool) -> None:

@@ -22,7 +22,8 @@ from parallel_runtime.sampling.samplers import SAMPLERS
 
 from .asked_loop import AskedLoop, prediction_name
 from .carried_guidance import acts_inside, read_guider
-from .host_loop import make_host_loop
+from .carried_patches import closure_of
+from .host_loop import read_sampling
 from .interrupt import stopping_with_prompt
 from .known_samplers import guider_obstacles, known_sampler
 from .pool_obstacles import find_obstacles
@@ -68,10 +69,8 @@ def _run_loop(
     if known is None:
         found.append(said("the sampler {name}", name=_name_of(sampler)))
     elif not found:
-        loop = PoolLoop(
-            AskedLoop(remote, known, guider, extra_args, callback, noise, latent_image, denoise_mask), disable_pbar
-        )
-        latent, found = loop.run(sampler, sigmas), loop.obstacles
+        asked = AskedLoop(remote, known, guider, extra_args, callback, noise, latent_image, denoise_mask)
+        latent, found = _run_in_pool(asked, sampler, sigmas, disable_pbar)
     remote.notices.loop(found)
     second = getattr(getattr(guider, "uncond_inner", None), "parallel_remote", None)  # of a guider of two models
     if second is not None:
@@ -81,140 +80,129 @@ def _run_loop(
     return executor(guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar)
 
 
-class PoolLoop:
-    """One loop, in the pool.
+def _run_in_pool(
+    asked: AskedLoop, sampler: Any, sigmas: torch.Tensor, disable_pbar: bool
+) -> tuple[torch.Tensor | None, list[Said]]:
+    """The finished latent; None where ComfyUI's own loop has to run, and why, or where there is nothing to do."""
+    steps, sampling = len(sigmas) - 1, asked.sampling
+    found = find_obstacles(asked, steps)
+    if found or steps < 1:
+        return None, found
+    if acts_inside(asked.guidance) and asked.remote.model.comfyui is None:
+        cause = said("The diffusers network cannot carry {what}.", what=said("replaced attention or blocks"))
+        raise RequestError(cause, TAKE_COMFYUIS)
+    x = sampling.noise_scaling(sigmas[0], asked.noise, asked.latent_image, sampler.max_denoise(asked.guider, sigmas))
+    calls = asked.evaluate_dry(x, sigmas[0].expand(x.shape[0]))
+    own_timesteps = asked.own_timesteps(calls, x, sigmas[0])
+    found = _evaluation_obstacles(asked, calls, x, own_timesteps)
+    if found or own_timesteps is None:
+        return None, found
+    request = _request(asked, calls, x, sigmas, own_timesteps)
+    latent = _sample(asked, request, disable_pbar)
+    if request.job.host is None:
+        latent = sampling.inverse_noise_scaling(SAMPLERS[request.job.sampler].end_sigma(sigmas), latent)
+    return latent, found
 
-    After `run`, `obstacles` names why it has to go step by step; empty when it ran in the pool.
-    """
 
-    def __init__(self, asked: AskedLoop, disable_pbar: bool):
-        self.obstacles: list[Said] = []
-        self._asked = asked
-        self._remote = asked.remote
-        self._disable_pbar = disable_pbar
+def _evaluation_obstacles(
+    asked: AskedLoop, calls: list[TransformerCall], x: torch.Tensor, own_timesteps: Mapping[int, Any] | None
+) -> list[Said]:
+    """Name what the pool would do otherwise in one evaluation."""
+    staged = asked.remote.stages > 1
+    cfg = asked.guider.cfg if asked.rule.code == CFG else None
+    found = call_obstacles(calls, tuple(x.shape), asked.rule.conds, cfg)
+    if staged and any(LATENT_SHAPES in call.conditioning for call in calls):
+        found.append(said("several latents in one"))
+    if own_timesteps is None or (own_timesteps and staged):
+        found.append(said("timesteps of the model's own"))
+    return found
 
-    def run(self, sampler: Any, sigmas: torch.Tensor) -> torch.Tensor | None:
-        """The finished latent; None where ComfyUI's own loop has to run, or there is nothing to do."""
-        asked, steps = self._asked, len(sigmas) - 1
-        self.obstacles = find_obstacles(asked, steps)
-        if self.obstacles or steps < 1:
-            return None
-        if acts_inside(asked.guidance) and self._remote.model.comfyui is None:
-            cause = said("The diffusers network cannot carry {what}.", what=said("replaced attention or blocks"))
-            raise RequestError(cause, TAKE_COMFYUIS)
-        sampling = asked.sampling
-        x = sampling.noise_scaling(
-            sigmas[0], asked.noise, asked.latent_image, sampler.max_denoise(asked.guider, sigmas)
-        )
-        calls = asked.evaluate_dry(x, sigmas[0].expand(x.shape[0]))
-        own_timesteps = asked.own_timesteps(calls, x, sigmas[0])
-        self.obstacles = self._evaluation_obstacles(calls, x, own_timesteps)
-        if self.obstacles or own_timesteps is None:
-            return None
-        request = self._request(calls, x, sigmas, own_timesteps)
-        latent = self._sample(request)
-        if request.job.host is not None:
-            return latent
-        return sampling.inverse_noise_scaling(SAMPLERS[request.job.sampler].end_sigma(sigmas), latent)
 
-    def _evaluation_obstacles(
-        self, calls: list[TransformerCall], x: torch.Tensor, own_timesteps: Mapping[int, Any] | None
-    ) -> list[Said]:
-        """Name what the pool would do otherwise in one evaluation."""
-        asked, staged = self._asked, self._remote.stages > 1
-        cfg = asked.guider.cfg if asked.rule.code == CFG else None
-        found = call_obstacles(calls, tuple(x.shape), asked.rule.conds, cfg)
-        if staged and any(LATENT_SHAPES in call.conditioning for call in calls):
-            found.append(said("several latents in one"))
-        if own_timesteps is None or (own_timesteps and staged):
-            found.append(said("timesteps of the model's own"))
-        return found
+def _request(
+    asked: AskedLoop,
+    calls: list[TransformerCall],
+    x: torch.Tensor,
+    sigmas: torch.Tensor,
+    own_timesteps: Mapping[int, Mapping[str, OwnTimestep]],
+) -> LoopRequest:
+    from workers.client.client import Branch, LoopRequest
 
-    def _request(
-        self,
-        calls: list[TransformerCall],
-        x: torch.Tensor,
-        sigmas: torch.Tensor,
-        own_timesteps: Mapping[int, Mapping[str, OwnTimestep]],
-    ) -> LoopRequest:
-        from workers.client.client import Branch, LoopRequest
+    known, sampling = asked.known, asked.sampling
+    host, beside = _host_loop(asked) if asked.by_comfyui else (None, {})
+    # The network does more around a call than ComfyUI's process has done.
+    in_loop = {IN_LOOP: True} if asked.network is not None and asked.network.rescales else {}
+    branches = tuple(Branch(conditioning | in_loop, index) for index, conditioning in split_branches(calls))
+    concat = {
+        concat_name(branch.index): channels
+        for branch, channels in zip(branches, split_extra_channels(calls, x.shape[1]), strict=False)
+    }
+    own = [(index, name, each) for index, named in own_timesteps.items() for name, each in named.items()]
+    inpaint = _inpaint(asked)
+    # A step's preview cannot be left out because a later one comes for certain.
+    each_may_be_last = asked.remote.stages > 1 or known.name == "dpm_adaptive"
+    job = Sample(
+        model="",
+        branches=(),
+        host=host,
+        prediction="flow" if host is not None else prediction_name(sampling),
+        sampler=known.name,
+        cfg=float(asked.guider.cfg),
+        seed=asked.extra_args["seed"],
+        noise_device=x.device.type if host is not None or SAMPLERS[known.name].adds_noise else "cpu",
+        inpaint=bool(inpaint),
+        inpaint_clean=bool(inpaint) and not asked.masks_noised,
+        # Nodes with an output for the denoised latent get it from the last step's preview.
+        preview=_previews() or (each_may_be_last and _keeps_denoised(asked.callback)),
+        concat=bool(concat),
+        joined=len(calls) == 1,
+        own_timesteps=tuple((index, name, each.begin) for index, name, each in own),
+    )
+    tensors = {
+        "x": x,
+        "sigmas": sigmas.float(),
+        # A sigma of 0 is never evaluated, and has no place in some tables.
+        "timesteps": torch.where(sigmas > 0, sampling.timestep(sigmas).float(), 0.0),
+        **concat,
+        **inpaint,
+        **{sampling_name(name): tensor for name, tensor in beside.items()},
+        **{share_name(index, name): each.share for index, name, each in own},
+    }
+    return LoopRequest(job, branches, tensors)
 
-        asked, sampling = self._asked, self._asked.sampling
-        host, beside = self._host_loop() if asked.by_comfyui else (None, {})
-        # The network does more around a call than ComfyUI's process has done.
-        in_loop = {IN_LOOP: True} if asked.network is not None and asked.network.rescales else {}
-        branches = tuple(Branch(conditioning | in_loop, index) for index, conditioning in split_branches(calls))
-        concat = {
-            concat_name(branch.index): channels
-            for branch, channels in zip(branches, split_extra_channels(calls, x.shape[1]), strict=False)
-        }
-        own = [(index, name, each) for index, named in own_timesteps.items() for name, each in named.items()]
-        inpaint = self._inpaint()
-        job = Sample(
-            model="",
-            branches=(),
-            host=host,
-            prediction="flow" if host is not None else prediction_name(sampling),
-            sampler=asked.known.name,
-            cfg=float(asked.guider.cfg),
-            seed=asked.extra_args["seed"],
-            noise_device=x.device.type if host is not None or SAMPLERS[asked.known.name].adds_noise else "cpu",
-            inpaint=bool(inpaint),
-            inpaint_clean=bool(inpaint) and not asked.masks_noised,
-            # Nodes with an output for the denoised latent get it from the last step's preview.
-            preview=_previews() or (self._each_may_be_last and _keeps_denoised(asked.callback)),
-            concat=bool(concat),
-            joined=len(calls) == 1,
-            own_timesteps=tuple((index, name, each.begin) for index, name, each in own),
-        )
-        tensors = {
-            "x": x,
-            "sigmas": sigmas.float(),
-            # A sigma of 0 is never evaluated, and has no place in some tables.
-            "timesteps": torch.where(sigmas > 0, sampling.timestep(sigmas).float(), 0.0),
-            **concat,
-            **inpaint,
-            **{sampling_name(name): tensor for name, tensor in beside.items()},
-            **{share_name(index, name): each.share for index, name, each in own},
-        }
-        return LoopRequest(job, branches, tensors)
 
-    def _host_loop(self) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
-        """The loop by ComfyUI's own code, and its tensors."""
-        asked, model = self._asked, self._remote.model
-        code = model.comfyui or model.patching
-        assert code is not None
-        guider = read_guider(asked.guider)
-        return make_host_loop(asked.known, asked.sampling, code, guider, asked.guidance, asked.all_branches)
+def _host_loop(asked: AskedLoop) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
+    """The loop by ComfyUI's own code, and its tensors."""
+    code = asked.remote.model.comfyui or asked.remote.model.patching
+    data, guider, guidance = read_sampling(asked.sampling), read_guider(asked.guider), asked.guidance
+    assert code is not None
+    assert data is not None
+    options, names = dict(asked.known.options), tuple(data.tensors)
+    loop = HostLoop(code, options, data.bases, data.values, names, guider, guidance, asked.all_branches)
+    return loop, data.tensors
 
-    def _inpaint(self) -> dict[str, torch.Tensor]:
-        """Tensors of a noise mask; none where there is none."""
-        asked, noise, mask = self._asked, self._asked.noise, self._asked.denoise_mask
-        if mask is None:
-            return {}
-        if asked.known.random_inpaint:
-            # ddim: ComfyUI puts another noise under the mask than the one it starts from.
-            generator = torch.Generator("cpu").manual_seed(asked.extra_args["seed"] + 1)
-            noise = torch.randn(noise.shape, generator=generator).to(noise)
-        return {"mask": mask.expand_as(noise), "latent_image": asked.latent_image.expand_as(noise), "noise": noise}
 
-    @property
-    def _each_may_be_last(self) -> bool:
-        """Whether a step's preview cannot be left out because a later one comes for certain."""
-        return self._remote.stages > 1 or self._asked.known.name == "dpm_adaptive"
+def _inpaint(asked: AskedLoop) -> dict[str, torch.Tensor]:
+    """Tensors of a noise mask; none where there is none."""
+    noise, mask = asked.noise, asked.denoise_mask
+    if mask is None:
+        return {}
+    if asked.known.random_inpaint:
+        # ddim: ComfyUI puts another noise under the mask than the one it starts from.
+        generator = torch.Generator("cpu").manual_seed(asked.extra_args["seed"] + 1)
+        noise = torch.randn(noise.shape, generator=generator).to(noise)
+    return {"mask": mask.expand_as(noise), "latent_image": asked.latent_image.expand_as(noise), "noise": noise}
 
-    def _sample(self, request: LoopRequest) -> torch.Tensor:
-        callback = self._asked.callback
-        with trange(request.steps, disable=self._disable_pbar) as bar:
 
-            def on_progress(step: int, total: int, denoised: torch.Tensor | None) -> None:
-                bar.update()
-                if callback is not None:
-                    latent = request.x if denoised is None else denoised.to(request.x)
-                    callback(step, latent, latent, total)
+def _sample(asked: AskedLoop, request: LoopRequest, disable_pbar: bool) -> torch.Tensor:
+    with trange(request.steps, disable=disable_pbar) as bar, stopping_with_prompt() as interrupted:
 
-            with stopping_with_prompt() as interrupted:
-                return self._remote.sample(request, on_progress, interrupted)
+        def on_progress(step: int, total: int, denoised: torch.Tensor | None) -> None:
+            bar.update()
+            if asked.callback is not None:
+                latent = request.x if denoised is None else denoised.to(request.x)
+                asked.callback(step, latent, latent, total)
+
+        return asked.remote.sample(request, on_progress, interrupted)
 
 
 def _previews() -> bool:
@@ -230,7 +218,4 @@ def _name_of(sampler: Any) -> str:
 
 def _keeps_denoised(callback: Any) -> bool:
     """Whether a callback of ComfyUI's nodes keeps the denoised latent for an output."""
-    if callback is None:
-        return False
-    cells = dict(zip(callback.__code__.co_freevars, callback.__closure__ or (), strict=True))
-    return "x0_output_dict" in cells and cells["x0_output_dict"].cell_contents is not None
+    return closure_of(callback).get("x0_output_dict") is not None

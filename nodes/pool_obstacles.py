@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.samplers import SAMPLERS
 
 from .asked_loop import AskedLoop, sampling_obstacles
-from .carried_patches import act_always
+from .carried_patches import act_always, closure_of
 from .host_loop import host_obstacles
 from .transportable import condition_obstacles, loop_obstacles
 
@@ -73,7 +72,7 @@ def _same_noise(loop: AskedLoop) -> bool:
 def is_comfyuis(callback: Any) -> bool:
     """Whether a callback is none, or that of ComfyUI's nodes, which reads the denoised latent alone."""
     if getattr(callback, "__qualname__", "") == _OF_SEVERAL and callback.__module__ == "comfy.samplers":
-        return is_comfyuis(inspect.getclosurevars(callback).nonlocals.get("packed_callback"))
+        return is_comfyuis(closure_of(callback).get("packed_callback"))
     return callback is None or (
         getattr(callback, "__module__", "") == "latent_preview"
         and getattr(callback, "__qualname__", "") == "prepare_callback.<locals>.callback"

@@ -11,14 +11,13 @@ import comfy.model_management
 import torch
 from comfy.patcher_extension import CallbacksMP
 
-from parallel_runtime.errors import RequestError
 from parallel_runtime.patching.patch_data import check_patches
-from parallel_runtime.said import said
 
 from .kept_models import keep
 from .other_gpus import OnAnotherGpu, PatcherOfPool, give_back, other_gpus
 from .real_weights import refuse
-from .transportable import listed, weight_obstacles
+from .transportable import weight_obstacles
+from .travelling_call import check_options, refusal
 from .weight_patches import is_bypass
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ class RemoteModelPatcher(PatcherOfPool):
     @property
     def shares_device(self) -> bool:
         """Whether the pool computes on ComfyUI's own device, too."""
-        index = torch.cuda.current_device() if self.load_device.type == "cuda" else 0
-        return self.remote.shares(self.load_device, index)
+        return self.remote.shares(self.load_device)
 
     @property
     def devices(self) -> list[torch.device]:
@@ -210,11 +208,8 @@ class RemoteModelPatcher(PatcherOfPool):
         others = [name for name, each in self.injections.items() if not is_bypass(each)]
         found = weight_obstacles(self.weight_wrapper_patches, self._other_objects(), others, self.wrappers)
         if found:
-            raise RequestError(
-                said("The workers cannot carry {what}.", what=listed(found)),
-                "Remove the node that adds it, or load the model with Load Diffusion Model.",
-            )
-        self.remote.check_options(self.model_options.get("transformer_options", {}))
+            raise refusal(found)
+        check_options(self.model_options.get("transformer_options", {}))
         self.model.parallel_shapes.take(self.model, self.patches)
         self.model.parallel_untouched.check()
         self._ask()

@@ -19,7 +19,7 @@ from .carried_patches import CarriedPatches
 from .run_notices import RunNotices, describe_loop
 from .start_setting import remember_devices
 from .transformer_call import TransformerCall
-from .travelling_call import check_options, travelling
+from .travelling_call import travelling
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Loaded
@@ -50,16 +50,11 @@ def _never() -> bool:
     return False
 
 
-def check_finite(x: torch.Tensor, what: str = "latent") -> None:
-    """Refuse what could only give NaN.
-
-    Raises:
-        RequestError: `x` holds NaN or infinity.
-    """
-    from workers.client.requests import not_finite
-
-    if not torch.isfinite(x).all():
-        raise not_finite(what)
+def may_compute_on(config: ParallelConfig, device: torch.device) -> bool:
+    """Whether a rank may compute on ComfyUI's device, and so compete for its memory."""
+    if device.type != "cuda":
+        return False
+    return config.may_use_gpu(torch.cuda.current_device() if device.index is None else device.index)
 
 
 class RemoteTransformer:
@@ -107,14 +102,9 @@ class RemoteTransformer:
     def _owns(self) -> bool:
         return _USED.get(self.model.key, self) is self
 
-    def shares(self, device: torch.device, current_index: int) -> bool:
-        """Whether a rank of the pool computes on ComfyUI's `device`, and so competes for its memory.
-
-        Args:
-            current_index: what a device without an index means.
-        """
-        index = current_index if device.index is None else device.index
-        return device.type == "cuda" and self.model.config.may_use_gpu(index)
+    def shares(self, device: torch.device) -> bool:
+        """See `may_compute_on`."""
+        return may_compute_on(self.model.config, device)
 
     def load(self, should_cancel: Callable[[], bool], make_room: Callable[[int], None] | None = None) -> Loaded:
         """Make the model resident; quick when it is.
@@ -176,7 +166,6 @@ class RemoteTransformer:
         Raises:
             As `forward`.
         """
-        check_finite(request.x)
 
         def on_step(step: int, total: int, denoised: torch.Tensor | None) -> None:
             self.notices.computed()
@@ -242,14 +231,6 @@ class RemoteTransformer:
             yield calls
         finally:
             self._capture = None
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Look at a MODEL's `transformer_options` before it is sampled.
-
-        Raises:
-            RequestError: with what neither network takes, and the node that asks for it.
-        """
-        check_options(options, self.functions)
 
     def _use_pool(self) -> PoolClient:
         # Asked for at each request: the pool for these devices may have been replaced by then.

@@ -27,6 +27,7 @@ from parallel_runtime.said import Said, said
 
 from .comfyui_code import comfyui_code
 from .interrupt import stopping_with_prompt
+from .remote_transformer import may_compute_on
 from .run_notices import RunNotices
 
 if TYPE_CHECKING:
@@ -99,10 +100,8 @@ class RemoteVae:
         return self._pool.vae_bytes(self.request) if self._pool is not None else 0
 
     def shares(self, device: torch.device) -> bool:
-        """Whether a rank computes on ComfyUI's device, and so competes for its memory."""
-        if device.type != "cuda":
-            return False
-        return self.config.may_use_gpu(torch.cuda.current_device() if device.index is None else device.index)
+        """See `may_compute_on`."""
+        return may_compute_on(self.config, device)
 
     def run(self, half: str, x: torch.Tensor, memory: float, answer: int, options: dict[str, Any]) -> torch.Tensor:
         """Encode or decode.

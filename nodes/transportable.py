@@ -20,6 +20,7 @@ from parallel_runtime.said import Said, said, together
 from parallel_runtime.sampling.own_timesteps import BESIDE, FIRST
 
 from .carried_guidance import PLACES, is_carried
+from .carried_patches import closure_of
 from .transformer_call import TransformerCall
 
 _TRANSFORMER_PATCHES = {
@@ -88,8 +89,7 @@ def option_obstacles(options: Mapping[str, Any]) -> list[Said]:
 
 def is_pytorchs(override: Any) -> bool:
     """Whether an attention override is ComfyUI's name for PyTorch's attention: what the ranks have is as exact."""
-    cells = [cell.cell_contents for cell in getattr(override, "__closure__", None) or ()]
-    return any(getattr(each, "__name__", "") == "attention_pytorch" for each in cells)
+    return any(getattr(each, "__name__", "") == "attention_pytorch" for each in closure_of(override).values())
 
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from parallel_runtime.networks.diffusers.call import TAKE_COMFYUIS
 from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.said import Said, said
 
-from .carried_patches import CarriedPatches, NotCarried
+from .carried_patches import CarriedPatches, NotCarried, check_functions
 from .model_nodes import MODEL_NODES
 from .transformer_call import TransformerCall
 from .transportable import forward_obstacles, listed, option_obstacles, plain_options
 
 
-def check_options(options: Mapping[str, Any], functions: CarriedPatches) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
     """Look at a MODEL's `transformer_options` before it is sampled.
 
     Raises:
@@ -26,11 +26,11 @@ def check_options(options: Mapping[str, Any], functions: CarriedPatches) -> None
     """
     found = option_obstacles(options)
     try:
-        functions.check(options)
+        check_functions(options)
     except NotCarried as error:
         found.insert(0, _functions_of(error))
     if found:
-        raise _refusal(found)
+        raise refusal(found)
 
 
 def travelling(call: TransformerCall, functions: CarriedPatches, *, comfyui: bool) -> Mapping[str, Any]:
@@ -46,7 +46,7 @@ def travelling(call: TransformerCall, functions: CarriedPatches, *, comfyui: boo
     if comfyui:
         options, found = _carried(call, functions)
         if found:
-            raise _refusal(found)
+            raise refusal(found)
         more = {"control": call.control, "transformer_options": Shared(options)}
         return {**call.conditioning, **{name: value for name, value in more.items() if value is not None}}
     found = forward_obstacles(call.options)
@@ -55,7 +55,7 @@ def travelling(call: TransformerCall, functions: CarriedPatches, *, comfyui: boo
     if not found:
         return call.conditioning
     if others := _carried(call, functions)[1]:
-        raise _refusal(others)
+        raise refusal(others)
     raise RequestError(said("The diffusers network cannot carry {what}.", what=listed(found)), TAKE_COMFYUIS)
 
 
@@ -73,13 +73,14 @@ def _carried(call: TransformerCall, functions: CarriedPatches) -> tuple[dict[str
 def _functions_of(error: NotCarried) -> Said:
     node = MODEL_NODES.get(str(error))
     if node is None:
-        return said("functions that {maker} sets inside of the model", maker=error.maker)
+        return said("functions that {maker} sets inside of the model", maker=error.args[0])
     if not node.why:
         return said("functions that {node} sets inside of the model", node=error)
     return said("functions that {node} sets inside of the model, as {why}", node=error, why=Said(node.why))
 
 
-def _refusal(found: list[Said]) -> RequestError:
+def refusal(found: list[Said]) -> RequestError:
+    """The error of a MODEL that has what no rank could take."""
     return RequestError(
         said("The workers cannot carry {what}.", what=listed(found)),
         "Remove the node that adds it, or load the model with Load Diffusion Model.",

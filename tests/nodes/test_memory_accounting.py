@@ -31,8 +31,7 @@ class Remote:
         self.size_bytes, self.resident_bytes, self.dead = 700, 0, False
         self.parked, self.dropped, self.asked = 0, 0, 0
 
-    def shares(self, device: torch.device, current_index: int) -> bool:
-        assert current_index == 0
+    def shares(self, device: torch.device) -> bool:
         return device in self.gpus
 
     def release(self, park: bool, should_cancel: Callable[[], bool]) -> int:

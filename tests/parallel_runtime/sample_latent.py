@@ -1,4 +1,4 @@
-"""A whole sampling run around the pool's samplers, as PoolLoop and the ranks make it together.
+"""A whole sampling run around the pool's samplers, as nodes/pool_loop.py and the ranks make it together.
 
 Start scaling, noise under the mask and the final scaling, so that a run can be compared with ComfyUI's KSAMPLER.
 """

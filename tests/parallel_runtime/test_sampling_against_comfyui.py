@@ -106,7 +106,7 @@ def latents(device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def our_run(name, sampling, sigmas, cfg, prediction, mask, noise, latent, on_step) -> torch.Tensor:
-    """What PoolLoop and the ranks make of a run together: start and end are scaled by ComfyUI, as there."""
+    """What nodes/pool_loop.py and the ranks make of a run together: start and end are scaled by ComfyUI, as there."""
     sampler, kind = find_sampler(name), find_prediction(prediction)
     inpaint = None
     if mask is not None:

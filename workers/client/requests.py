@@ -166,7 +166,9 @@ class LoopRequest:
     def check_finite(self) -> None:
         """RequestError for what can only end in a picture of nothing."""
         check_filled(self.x)
-        given = {"cfg": torch.tensor(self.job.cfg), "the sigmas": self.tensors["sigmas"], "the latent": self.x}
+        if not torch.isfinite(self.x).all():
+            raise not_finite("latent")
+        given = {"cfg": torch.tensor(self.job.cfg), "the sigmas": self.tensors["sigmas"]}
         for name, values in given.items():
             if not torch.isfinite(values).all():
                 raise RequestError(
