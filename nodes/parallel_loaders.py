@@ -28,21 +28,22 @@ def list_models() -> list[str]:
     return [*files, *list_gguf_files(folder_paths.get_folder_paths("diffusion_models")), *list_folders(_folder_roots())]
 
 
-def find_model(name: str) -> Path:
+def find_model(name: str, folder: str = "diffusion_models") -> Path:
     """Path of a menu entry.
+
+    Args:
+        folder: as ComfyUI calls it; of diffusion models, a name with a slash at its end is a diffusers folder's.
 
     Raises:
         CheckpointError: it is no longer there.
     """
-    folder = name.endswith("/")
-    path = find_folder(name, _folder_roots()) if folder else folder_paths.get_full_path("diffusion_models", name)
+    if folder == "diffusion_models" and name.endswith("/"):
+        path, folder = find_folder(name, _folder_roots()), "diffusers"
+    else:
+        path = folder_paths.get_full_path(folder, name)
     if path is None:
         raise CheckpointError(
-            said(
-                "The model {name} is not in ComfyUI's {value} folders.",
-                name=name,
-                value="diffusers" if folder else "diffusion_models",
-            ),
+            said("The model {name} is not in ComfyUI's {value} folders.", name=name, value=folder),
             "Refresh the list of models (key R) and choose one of it.",
         )
     return Path(path)
@@ -91,21 +92,6 @@ class ParallelLoader(io.ComfyNode):
         return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, text))
 
 
-def find_checkpoint(name: str) -> Path:
-    """Path of a menu entry.
-
-    Raises:
-        CheckpointError: it is no longer there.
-    """
-    path = folder_paths.get_full_path("checkpoints", name)
-    if path is None:
-        raise CheckpointError(
-            said("The checkpoint {name} is not in ComfyUI's checkpoints folders.", name=name),
-            "Refresh the list of models (key R) and choose one of it.",
-        )
-    return Path(path)
-
-
 class ParallelCheckpointLoader(io.ComfyNode):
     """Load Checkpoint, with the diffusion model in the pool."""
 
@@ -143,7 +129,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, ckpt_name: str, **others: Any) -> str:
         """Change when the file behind the name does."""
-        return file_stamp(lambda: find_checkpoint(ckpt_name))
+        return file_stamp(lambda: find_model(ckpt_name, "checkpoints"))
 
     @classmethod
     @failing_shown()
@@ -153,7 +139,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
         Raises:
             ParallelError: see `load_model`.
         """
-        path = find_checkpoint(ckpt_name)
+        path = find_model(ckpt_name, "checkpoints")
         # First, as it is what may be refused.
         model, text = load_on_node(path, cls.hidden, **chosen)
         _, clip, vae, clip_vision = comfy.sd.load_checkpoint_guess_config(
