@@ -5,14 +5,11 @@ import { clearFaults, goTo, markFault, nodesOfPath, withOutside } from "./fault_
 import { OURS } from "./loader_table.js";
 import { defaultTitle, titleOf } from "./node_names.js";
 import { hideNotice, showNotice } from "./notice.js";
-import { obstacles } from "./obstacles.js";
-import { refusedNodes } from "./refused_nodes.js";
+import { BYPASS, NEVER, obstacles, refusedNodes } from "./obstacles.js";
 import { inWords, readTable, valuesOf } from "./said.js";
 import { say } from "./words.js";
 import { Connections } from "./workflow_graphs.js";
 
-const NEVER = 2;
-const BYPASS = 4;
 const REFUSED = "The workers cannot carry {what}."; // a sentence of the pack's own, as its code
 
 let warned = []; // nodes that the warning on the page names
@@ -28,10 +25,8 @@ export async function knownObstacles(workflow) {
       if (!OURS[loader.type] || loader.mode === NEVER || loader.mode === BYPASS) continue;
       for (const each of obstacles(connections, graph, loader, refused)) found.set(each.node, each);
     }
-  return [...found.values()].map((each) => ({ ...each, graph: graphOf(connections, each.node) }));
+  return [...found.values()];
 }
-
-const graphOf = (connections, node) => connections.graphs.find((graph) => graph.nodes.includes(node));
 
 // What an error says, with the artist's titles in the place of nodes and of what other packs made, and those nodes.
 export function inArtistsWords(data, table, workflow) {
@@ -109,29 +104,17 @@ async function warnOfObstacles() {
   showNotice("warning", say("obstacle"), text, [{ text: say("goTo"), press: () => goTo(places[0]) }]);
 }
 
-// Calls it before a prompt goes to the server, which the frontend of ComfyUI 0.8.0 does not announce.
-function beforeQueueing(act) {
-  let announced = false;
-  api.addEventListener("promptQueueing", () => {
-    announced = true;
-    act();
-  });
-  const { queuePrompt } = api;
-  api.queuePrompt = function (...values) {
-    if (!announced) act();
-    return queuePrompt.apply(this, values);
-  };
-}
-
 app.registerExtension({
   name: "ParallelDiT.Errors",
   setup() {
     api.addEventListener("execution_error", ({ detail }) => showError(detail));
-    beforeQueueing(() => {
+    const { queuePrompt } = api;
+    api.queuePrompt = function (...values) {
       for (const kind of ["error", "warning"]) hideNotice(kind);
       clearFaults();
       [warned, failed] = [[], false];
       warnOfObstacles();
-    });
+      return queuePrompt.apply(this, values);
+    };
   },
 });

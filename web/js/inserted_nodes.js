@@ -1,5 +1,5 @@
 // A node between an output and all that it leads to in a saved workflow: put in, and taken away again.
-import { changeLink, connect, nextId, readLink } from "./workflow_graphs.js";
+import { changeLink, connect, nextId, readLink, removeLinks } from "./workflow_graphs.js";
 
 // Links of an output, as they are saved.
 export const linksOf = (graph, id, slot) =>
@@ -33,10 +33,7 @@ export function takeAway(graph, node) {
   if (!giver) return false;
   lead(linksOf(graph, node.id, 0), node, 0, giver, given.origin_slot);
   graph.nodes.splice(graph.nodes.indexOf(node), 1);
-  graph.links = graph.links.filter((link) => !ids.includes(readLink(link).id));
-  for (const each of graph.nodes)
-    for (const output of each.outputs ?? []) output.links = output.links?.filter((id) => !ids.includes(id)) ?? null;
-  for (const input of graph.inputs ?? []) input.linkIds = input.linkIds?.filter((id) => !ids.includes(id));
+  removeLinks(graph, ids);
   return true;
 }
 

@@ -1,34 +1,23 @@
 // Which of our loaders takes the place of which of ComfyUI's: data, in the order in which files hold a node's widgets.
 
-// outputs: slot of ComfyUI's loader -> slot of ours. file: its widget with the file's name, and what ours is called.
+// widgets: that with the file's name first.
 export const LOADERS = {
-  UNETLoader: { ours: "ParallelLoader", widgets: ["unet_name", "weight_dtype"], file: "unet_name", outputs: [0] },
-  UnetLoaderGGUF: { ours: "ParallelLoader", widgets: ["unet_name"], file: "unet_name", outputs: [0] },
+  UNETLoader: { ours: "ParallelLoader", widgets: ["unet_name", "weight_dtype"], outputs: ["MODEL"] },
+  UnetLoaderGGUF: { ours: "ParallelLoader", widgets: ["unet_name"], outputs: ["MODEL"] },
   CheckpointLoaderSimple: {
-    ours: "ParallelCheckpointLoader", widgets: ["ckpt_name"], file: "ckpt_name", outputs: [0, 1, 2],
+    ours: "ParallelCheckpointLoader", widgets: ["ckpt_name"], outputs: ["MODEL", "CLIP", "VAE"],
   },
   ImageOnlyCheckpointLoader: {
-    ours: "ParallelCheckpointLoader", widgets: ["ckpt_name"], file: "ckpt_name", outputs: [0, 3, 2],
+    ours: "ParallelCheckpointLoader", widgets: ["ckpt_name"], outputs: ["MODEL", "CLIP_VISION", "VAE"],
   },
 };
 
 export const OURS = {
-  ParallelLoader: {
-    widgets: ["model_name", "weight_dtype"], file: "model_name", outputs: ["MODEL"],
-  },
-  ParallelCheckpointLoader: {
-    widgets: ["ckpt_name", "weight_dtype"], file: "ckpt_name", outputs: ["MODEL", "CLIP", "VAE", "CLIP_VISION"],
-  },
+  ParallelLoader: { widgets: ["model_name", "weight_dtype"], outputs: ["MODEL"] },
+  ParallelCheckpointLoader: { widgets: ["ckpt_name", "weight_dtype"], outputs: ["MODEL", "CLIP", "VAE", "CLIP_VISION"] },
 };
 
-const THEIR_OUTPUTS = {
-  UNETLoader: ["MODEL"],
-  UnetLoaderGGUF: ["MODEL"],
-  CheckpointLoaderSimple: ["MODEL", "CLIP", "VAE"],
-  ImageOnlyCheckpointLoader: ["MODEL", "CLIP_VISION", "VAE"],
-};
-
-export const outputsOf = (type) => OURS[type]?.outputs ?? THEIR_OUTPUTS[type];
+export const rowOf = (type) => LOADERS[type] ?? OURS[type];
 
 // Values of what ours has and theirs has not; weight_dtype has more choices on ours.
 export const DEFAULTS = { weight_dtype: "default" };

@@ -1,24 +1,36 @@
 // What stands against a MODEL in the pool: nodes on its way that nodes/model_nodes.py refuses by name.
+import { api } from "../../../scripts/api.js";
+import { readTable } from "./said.js";
 
-const NEVER = 2;
-const BYPASS = 4;
+export const NEVER = 2; // modes of a node
+export const BYPASS = 4;
 
-// [{node, why}] between a loader and its samplers, each once; refused: type -> why.
+let asked = null;
+
+// Promise of {type: why}, in the canvas' language; the server is asked once.
+export async function refusedNodes() {
+  asked ??= api.fetchApi("/parallel_dit/refused_nodes").then((answer) => (answer.ok ? answer.json() : {}));
+  const table = await readTable();
+  return Object.fromEntries(Object.entries(await asked).map(([type, why]) => [type, table[why] ?? why]));
+}
+
+// [{graph, node, why}] between a loader and its samplers, each once; refused: type -> why.
 export function obstacles(connections, graph, loader, refused) {
   const found = new Map();
   const seen = new Set();
-  const ask = (node) => {
-    if (refused[node.type] && node.mode !== BYPASS) found.set(node, { node, why: refused[node.type] });
+  const ask = ({ graph: inside, node }) => {
+    const why = node.mode !== BYPASS && refused[node.type];
+    if (why) found.set(node, { graph: inside, node, why });
   };
   const follow = (from, slot) => {
     for (const taker of connections.takers(from.graph, from.node.id, slot)) {
       if (seen.has(taker.node) || taker.node.mode === NEVER) continue;
       seen.add(taker.node);
-      ask(taker.node);
+      ask(taker);
       // What a guider or a sampler node is given to sample with acts on this MODEL, too.
       (taker.node.inputs ?? []).forEach((entry, index) => {
         const giver = entry.type === "SAMPLER" && connections.giver(taker.graph, taker.node, index);
-        if (giver) ask(giver.node);
+        if (giver) ask(giver);
       });
       (taker.node.outputs ?? []).forEach((entry, index) => {
         if (["MODEL", "GUIDER", "*"].includes(entry.type)) follow(taker, index);

@@ -1,6 +1,6 @@
 // Puts our loaders in the place of ComfyUI's in a saved workflow, and back: same file, links, title and place.
-import { DEFAULTS, LOADERS, OURS, THEIR_DTYPES, outputsOf, theirsOf } from "./loader_table.js";
-import { changeLink, graphsOf, readLink } from "./workflow_graphs.js";
+import { DEFAULTS, LOADERS, OURS, THEIR_DTYPES, rowOf, theirsOf } from "./loader_table.js";
+import { changeLink, graphsOf, readLink, removeLinks } from "./workflow_graphs.js";
 
 // The type that would take a node's place; null where none does, undefined where it is no loader.
 export function counterpart(node, toOurs) {
@@ -9,8 +9,8 @@ export function counterpart(node, toOurs) {
 }
 
 export function fileOf(node) {
-  const row = LOADERS[node.type] ?? OURS[node.type];
-  return valuesOf(node, row.widgets)[row.file];
+  const { widgets } = rowOf(node.type);
+  return valuesOf(node, widgets)[widgets[0]];
 }
 
 // chosen: [{graph, node}] of `workflow`, which is changed.
@@ -19,9 +19,10 @@ export function replaceLoaders(workflow, chosen, toOurs, defaultTitle) {
   for (const { graph, node } of chosen) {
     const old = node.type;
     const type = counterpart(node, toOurs);
-    const [from, to] = [LOADERS[old] ?? OURS[old], LOADERS[type] ?? OURS[type]];
+    const [from, to] = [rowOf(old), rowOf(type)];
+    const [file, toFile] = [from.widgets[0], to.widgets[0]];
     const values = { ...DEFAULTS, ...valuesOf(node, from.widgets) };
-    values[to.file] = values[from.file];
+    values[toFile] = values[file];
     if (!toOurs && !THEIR_DTYPES.includes(values.weight_dtype)) values.weight_dtype = DEFAULTS.weight_dtype;
 
     node.type = type;
@@ -30,9 +31,9 @@ export function replaceLoaders(workflow, chosen, toOurs, defaultTitle) {
     const { cnr_id, ver, aux_id, ...properties } = node.properties ?? {}; // those of the other pack
     node.properties = { ...properties, "Node name for S&R": type };
     if (node.title === defaultTitle(old)) delete node.title;
-    replaceInputs(graph, node, from.file, to);
-    replaceOutputs(graph, node, outputsOf(old), toOurs ? from.outputs : inverse(to.outputs), outputsOf(type));
-    if (from.file !== to.file) renamed.push({ graph, id: node.id, from: from.file, to: to.file });
+    replaceInputs(graph, node, file, to.widgets);
+    replaceOutputs(graph, node, from.outputs, to.outputs);
+    if (file !== toFile) renamed.push({ graph, id: node.id, from: file, to: toFile });
   }
   for (const each of renamed) renamePromoted(workflow, each);
 }
@@ -43,52 +44,33 @@ function valuesOf(node, names) {
   return Object.fromEntries(names.slice(0, saved.length).map((name, index) => [name, saved[index]]));
 }
 
-const inverse = (slots) => Object.fromEntries(slots.map((slot, index) => [slot, index]));
-
 // Inputs that the new node has not (Parallel Config's) go, with their links.
-function replaceInputs(graph, node, file, to) {
-  const isOurs = Boolean(OURS[node.type]);
-  const kept = [];
-  for (const entry of node.inputs ?? []) {
-    const name = entry.name === file ? to.file : entry.name;
-    if (!to.widgets.includes(name) && !(isOurs && name === "parallel_config")) {
-      removeLink(graph, entry.link);
-      continue;
-    }
-    if (name !== entry.name) {
-      const { localized_name, ...rest } = entry;
-      kept.push({ ...rest, name, ...(entry.widget && { widget: { ...entry.widget, name } }) });
-    } else kept.push(entry);
-  }
-  node.inputs = kept;
-  kept.forEach((entry, index) => changeLinks(graph, [entry.link], { target_slot: index }));
+function replaceInputs(graph, node, file, widgets) {
+  const known = [...widgets, ...(OURS[node.type] ? ["parallel_config"] : [])];
+  const named = (node.inputs ?? []).map((entry) => {
+    if (entry.name !== file || file === widgets[0]) return entry;
+    const { localized_name, ...rest } = entry;
+    const name = widgets[0];
+    return { ...rest, name, ...(entry.widget && { widget: { ...entry.widget, name } }) };
+  });
+  node.inputs = named.filter((entry) => known.includes(entry.name));
+  removeLinks(graph, named.filter((entry) => !known.includes(entry.name)).map((entry) => entry.link));
+  node.inputs.forEach((entry, index) => changeLinks(graph, [entry.link], { target_slot: index }));
 }
 
-function replaceOutputs(graph, node, names, slots, wanted) {
+// By their names; of one that the new node has not, nothing is connected, or there would be no counterpart.
+function replaceOutputs(graph, node, names, wanted) {
   const old = node.outputs ?? [];
-  const outputs = wanted.map((name) => ({ name, type: name, links: null }));
-  names.forEach((_, slot) => {
-    const links = old[slot]?.links ?? [];
-    if (slots[slot] === undefined) return; // nothing is connected, or there would be no counterpart
-    outputs[slots[slot]].links = links.length ? [...links] : null;
-    if (old[slot]?.label) outputs[slots[slot]].label = old[slot].label;
-    changeLinks(graph, links, { origin_slot: slots[slot] });
+  node.outputs = wanted.map((name, slot) => {
+    const before = old[names.indexOf(name)];
+    const links = before?.links?.length ? [...before.links] : null;
+    changeLinks(graph, links ?? [], { origin_slot: slot });
+    return { name, type: name, links, ...(before?.label && { label: before.label }) };
   });
-  node.outputs = outputs;
 }
 
 function changeLinks(graph, ids, changes) {
   for (const link of graph.links ?? []) if (ids.includes(readLink(link).id)) changeLink(link, changes);
-}
-
-function removeLink(graph, id) {
-  if (id == null) return;
-  graph.links = graph.links.filter((link) => readLink(link).id !== id);
-  const extensions = graph.extra?.linkExtensions; // by which reroutes a link goes
-  if (extensions) graph.extra.linkExtensions = extensions.filter((each) => each.id !== id);
-  for (const node of graph.nodes)
-    for (const output of node.outputs ?? []) output.links = output.links?.filter((each) => each !== id) ?? null;
-  for (const input of graph.inputs ?? []) input.linkIds = input.linkIds?.filter((each) => each !== id);
 }
 
 // Widgets shown on a subgraph's outside, in files that name them by node and widget; and those of the app view.

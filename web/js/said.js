@@ -1,5 +1,8 @@
 // Our texts in the artist's language, by the sentences that they were made of: as nodes/spoken.py, with the same tables.
-import { language } from "./language.js";
+import { app } from "../../../scripts/app.js";
+
+// The canvas' language.
+export const language = () => String(app.extensionManager?.setting?.get?.("Comfy.Locale") ?? "en").slice(0, 2);
 
 const tables = { en: Promise.resolve({}) };
 

@@ -1,14 +1,12 @@
 // "Use all GPUs", the same for VAEs too, and "Use one GPU": in a loader's menu, the canvas' and the workflow's menu, and as commands.
 import { app } from "../../../scripts/app.js";
-import { clipOffers } from "./clip_offers.js";
 import { LOADERS, OURS } from "./loader_table.js";
 import { choicesOf, defaultTitle, titleOf } from "./node_names.js";
 import { showNotice } from "./notice.js";
-import { isUsed, obstacles } from "./obstacles.js";
-import { refusedNodes } from "./refused_nodes.js";
+import { isUsed, obstacles, refusedNodes } from "./obstacles.js";
 import { counterpart, fileOf, replaceLoaders } from "./replace_loaders.js";
 import { say } from "./words.js";
-import { putClipsOnGpus, takeClipsBack } from "./workflow_clips.js";
+import { clipOffers, putClipsOnGpus, takeClipsBack } from "./workflow_clips.js";
 import { Connections } from "./workflow_graphs.js";
 import { PARALLEL, putBehindLoaders, takeAllAway, vaeSlot } from "./workflow_vaes.js";
 
@@ -31,10 +29,10 @@ export async function judgeLoaders(workflow, toOurs, only = null) {
 }
 
 function whyNot(connections, graph, node, refused) {
-  const { ours, file } = LOADERS[node.type];
+  const { ours, widgets } = LOADERS[node.type];
   const name = fileOf(node);
   // A file that is not there yet is offered for download by ours as by theirs.
-  const unread = choicesOf(node.type, file)?.includes(name) && !choicesOf(ours, OURS[ours].file)?.includes(name);
+  const unread = choicesOf(node.type, widgets[0])?.includes(name) && !choicesOf(ours, OURS[ours].widgets[0])?.includes(name);
   const found = obstacles(connections, graph, node, refused).map((each) => `${titleOf(each.node)}: ${each.why}`);
   return unread ? [say("notRead"), ...found] : found;
 }

@@ -1,5 +1,5 @@
 // Words and sentences of the canvas side in the artist's language, of web/words.
-import { language } from "./language.js";
+import { language } from "./said.js";
 
 async function read(name) {
   const answer = await fetch(new URL(`../words/${name}.json`, import.meta.url)).catch(() => null); // the server has gone

@@ -1,8 +1,14 @@
 // Puts ComfyUI's Select CLIP Device behind CLIP loaders of a saved workflow, and takes away those that were put in so.
+import { api } from "../../../scripts/api.js";
 import { insertBehind, newNode, takeAway } from "./inserted_nodes.js";
+import { OURS } from "./loader_table.js";
+import { choicesOf, titleOf } from "./node_names.js";
+import { bytes } from "./panel/numbers.js";
+import { fileOf } from "./replace_loaders.js";
+import { say } from "./words.js";
 import { Connections, graphsOf } from "./workflow_graphs.js";
 
-export const SELECT = "SelectCLIPDevice";
+const SELECT = "SelectCLIPDevice";
 const LOADERS = ["CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader", "QuadrupleCLIPLoader"];
 const MARK = "ParallelDiT.offered";
 
@@ -11,7 +17,7 @@ const textsOf = (node) =>
 
 // {graph, node, files} of each loader whose CLIP could be on another GPU. Where a node gives the CLIP on (LoRA, another
 // Select CLIP Device), it stays: of ComfyUI 0.33's node on another GPU, a LoRA has no effect on the text encoder.
-export function movableClips(workflow) {
+function movableClips(workflow) {
   const connections = new Connections(workflow);
   const movable = (graph, node) => {
     const takers = LOADERS.includes(node.type) && !node.mode ? connections.takers(graph, node.id, 0) : [];
@@ -21,6 +27,25 @@ export function movableClips(workflow) {
   return connections.graphs.flatMap((graph) =>
     graph.nodes.filter((node) => movable(graph, node)).map((node) => ({ graph, node, files: textsOf(node) })),
   );
+}
+
+// What Use all GPUs offers for text encoders that have no room beside the model, as the server knows:
+// [{graph, node, gpu, text}]; chosen: loaders that move to all GPUs now.
+export async function clipOffers(workflow, chosen) {
+  const gpus = choicesOf(SELECT, "device") ?? []; // of an older ComfyUI, which has no such node, none
+  const ours = graphsOf(workflow).flatMap((graph) => graph.nodes.filter((node) => node.type in OURS));
+  const models = [...chosen.map(({ node }) => node), ...ours].map(fileOf);
+  const clips = gpus.includes("gpu:1") && models.length ? movableClips(workflow) : [];
+  if (!clips.length) return [];
+  const body = JSON.stringify({ encoders: clips.map(({ files }) => files), models });
+  const answer = await api.fetchApi("/parallel_dit/encoders", { method: "POST", body }).catch(() => null);
+  const { places } = answer?.ok ? await answer.json() : { places: [] };
+  return clips.flatMap(({ graph, node }, index) => {
+    const place = places[index];
+    if (!place || !gpus.includes(`gpu:${place.gpu}`)) return [];
+    const sizes = { encoder: bytes(place.encoder), model: bytes(place.model) };
+    return [{ graph, node, gpu: place.gpu, text: say("clipSaves", { ...place, ...sizes, node: titleOf(node) }) }];
+  });
 }
 
 // chosen: [{graph, node, gpu}] of `workflow`.

@@ -49,6 +49,16 @@ export function connect(workflow, graph, { origin_id, origin_slot, node, slot })
   }
 }
 
+export function removeLinks(graph, ids) {
+  const left = (id) => !ids.includes(id);
+  if (graph.links) graph.links = graph.links.filter((link) => left(readLink(link).id));
+  const extensions = graph.extra?.linkExtensions; // by which reroutes a link goes
+  if (extensions) graph.extra.linkExtensions = extensions.filter((each) => left(each.id));
+  for (const node of graph.nodes)
+    for (const output of node.outputs ?? []) output.links = output.links?.filter(left) ?? null;
+  for (const input of graph.inputs ?? []) input.linkIds = input.linkIds?.filter(left);
+}
+
 // Ends of connections, wherever they lead: {graph, node}, each node as saved.
 export class Connections {
   constructor(workflow) {

@@ -60,7 +60,7 @@ SEEN = """() => {
   return { error: seen("error"), warning: seen("warning"), foreseen: window.foreseen, marked };
 }"""
 _KNOWN = """async () => {
-  await (await import("/extensions/parallel-dit/js/refused_nodes.js")).refusedNodes(); }"""
+  await (await import("/extensions/parallel-dit/js/obstacles.js")).refusedNodes(); }"""
 _FORESEEN = """() => { window.foreseen = "";
   window.watching ??= new MutationObserver(() => {
     window.foreseen = document.querySelector(".parallel-dit-notice.warning")?.innerText || window.foreseen;
