@@ -159,12 +159,12 @@ def load_model(
             get_pool(config).begin(str(path))
     chosen = choose_network(path, weight_dtype)
     blueprint = draw_blueprint(chosen.opened)
-    types = choose_types(blueprint, weight_dtype)
-    plain = None if blueprint.stored_dtype is None else types.weights
+    weights, cast = choose_types(blueprint, weight_dtype)
+    plain = None if blueprint.stored_dtype is None else weights
     pack = getattr(chosen.opened, "pack", None)
     gguf = pack.folder if pack is not None else ""
     code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf) if blueprint.own_network else None
-    dtype = str(types.compute).removeprefix("torch.")
+    dtype = str(cast or weights).removeprefix("torch.")
     request = ModelRequest(str(path), dtype, config, chosen.opened.identity, code, comfyui_code(None), size)
 
     remote = RemoteTransformer(
@@ -172,7 +172,7 @@ def load_model(
         notices=notices_on_running_node(path.name),
         show_on_loader=lambda text: show_plan(together((text, chosen.why))),
     )
-    model = build_model(blueprint, types, remote)
+    model = build_model(blueprint, weights, cast, remote)
     add_loop(model)
 
     loaded = remote.load(interrupted, model.make_room if model.devices else None)

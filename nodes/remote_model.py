@@ -74,24 +74,6 @@ class Blueprint:
         return self.size is not None
 
 
-@dataclass(frozen=True)
-class Types:
-    """The types that ComfyUI would choose.
-
-    Args:
-        weights: of plain weights.
-        cast: that it computes in where that is another one.
-    """
-
-    weights: torch.dtype
-    cast: torch.dtype | None = None
-
-    @property
-    def compute(self) -> torch.dtype:
-        """That it computes in."""
-        return self.cast or self.weights
-
-
 def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
     """Let ComfyUI recognise a checkpoint by its header.
 
@@ -128,37 +110,37 @@ def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
     return Blueprint(config, build, counts.total(), counts.most_common(1)[0][0])
 
 
-def choose_types(blueprint: Blueprint, weight_dtype: str) -> Types:
-    """The types as named, or what Load Diffusion Model would take for this file.
+def choose_types(blueprint: Blueprint, weight_dtype: str) -> tuple[torch.dtype, torch.dtype | None]:
+    """Type of plain weights, as named or as Load Diffusion Model would take it for this file, and that which ComfyUI
+    computes in where that is another one.
 
     Raises:
         RequestError: ComfyUI was started with a type that the pool does not have.
     """
-    supported = blueprint.model_config.supported_inference_dtypes
+    supported = list(blueprint.model_config.supported_inference_dtypes)
     device = comfy.model_management.get_torch_device()
     weights = (DTYPES | FLOAT8).get(weight_dtype) or comfy.model_management.unet_dtype(
-        model_params=blueprint.parameters, supported_dtypes=list(supported), weight_dtype=blueprint.stored_dtype
+        model_params=blueprint.parameters, supported_dtypes=supported, weight_dtype=blueprint.stored_dtype
     )
     quantised = blueprint.stored_dtype is None
-    types = Types(
-        weights, comfy.model_management.unet_manual_cast(None if quantised else weights, device, list(supported))
-    )
-    if types.compute not in DTYPES.values():
+    cast = comfy.model_management.unet_manual_cast(None if quantised else weights, device, supported)
+    compute = cast or weights
+    if compute not in DTYPES.values():
         raise RequestError(
-            said(
-                "ComfyUI would compute this model in {compute}, which the workers do not have.", compute=types.compute
-            ),
+            said("ComfyUI would compute this model in {compute}, which the workers do not have.", compute=compute),
             "Set weight_dtype to bf16, fp16 or fp32.",
         )
     if not blueprint.own_network:  # diffusers' network computes in the type of its weights
-        return Types(DTYPES.get(weight_dtype, types.compute))
-    return types
+        return DTYPES.get(weight_dtype, compute), None
+    return weights, cast
 
 
-def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -> RemoteModelPatcher:
-    """Make the MODEL. Costs no memory; the weights of `remote` need not be loaded yet."""
+def build_model(
+    blueprint: Blueprint, weights: torch.dtype, cast: torch.dtype | None, remote: RemoteTransformer
+) -> RemoteModelPatcher:
+    """Make the MODEL, of types as `choose_types` gives. Costs no memory; the weights of `remote` need not be loaded."""
     config = blueprint.model_config
-    config.set_inference_dtype(types.weights, types.cast)
+    config.set_inference_dtype(weights, cast)
     config.custom_operations = operations_elsewhere()
     model = blueprint.build()
     model.parallel_remote = remote
@@ -168,7 +150,7 @@ def build_model(blueprint: Blueprint, types: Types, remote: RemoteTransformer) -
     shared: set[str] = set()
     model.extra_conds = keeping(model, shared)
     quantised = getattr(config, "quant_config", None)
-    source = Source(lambda: remote.model.path, None if quantised else types.weights, lambda: remote.patches)
+    source = Source(lambda: remote.model.path, None if quantised else weights, lambda: remote.patches)
     model.parallel_source = source
     give_weights(model.diffusion_model, source)
     data = find_network(type(model.diffusion_model))

@@ -22,7 +22,7 @@ from torch import nn
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import OutOfMemoryError, ParallelError, RequestError
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import Scalar, VaeFile
+from parallel_runtime.requests.requests import VaeFile
 from parallel_runtime.said import Said, said
 
 from .comfyui_code import comfyui_code
@@ -68,7 +68,7 @@ def find_file(vae: Any) -> VaeFile:
 
 
 class RemoteVae:
-    """A VAE in a pool.
+    """A VAE in a pool. It is in the place of ComfyUI's network; what else nodes look at there is the network's own.
 
     Args:
         source: ComfyUI's object, which knows what it takes of memory.
@@ -76,6 +76,8 @@ class RemoteVae:
         connect: configuration -> pool.
         ranks: that share a picture.
     """
+
+    comfy_has_chunked_io = False
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class RemoteVae:
 
         self.request: VaeRequest = VaeRequest(find_file(source), ranks)
         self.source = source
-        self.config = config
+        self._config = config
         self._connect = connect
         self._notices = notices
         self._pool: PoolClient | None = None
@@ -101,7 +103,21 @@ class RemoteVae:
 
     def shares(self, device: torch.device) -> bool:
         """See `may_compute_on`."""
-        return may_compute_on(self.config, device)
+        return may_compute_on(self._config, device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source.first_stage_model, name)
+
+    def decode(self, z: torch.Tensor, **options: Any) -> torch.Tensor:
+        """In the pool."""
+        source = self.source
+        pixels = math.prod(_scaled(z.shape, source.upscale_ratio, source.latent_dim)) * source.output_channels
+        memory = source.memory_used_decode(z.shape, z.dtype)
+        return self.run("decoder", z, memory, z.shape[0] * pixels * z.dtype.itemsize, options)
+
+    def encode(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        """In the pool; the answer is smaller than what was asked."""
+        return self.run("encoder", x, self.source.memory_used_encode(x.shape, x.dtype), 0, options)
 
     def run(self, half: str, x: torch.Tensor, memory: float, answer: int, options: dict[str, Any]) -> torch.Tensor:
         """Encode or decode.
@@ -121,9 +137,8 @@ class RemoteVae:
                 said("The VAE is given {what}, which cannot be sent to the workers.", what=", ".join(foreign)),
                 "Decode without Parallel VAE.",
             )
-        scalars: dict[str, Scalar] = options
         with stopping_with_prompt() as interrupted:
-            pool = self._pool = self._connect(self.config)
+            pool = self._pool = self._connect(self._config)
             try:
                 output = pool.run_vae(
                     self.request,
@@ -132,7 +147,7 @@ class RemoteVae:
                     memory=int(memory),
                     answer_bytes=answer,
                     seed=torch.initial_seed() & (2**63 - 1),
-                    options=scalars,
+                    options=options,
                     should_cancel=self._notices.waits.watching(pool, interrupted, "load"),
                 )
             except OutOfMemoryError as error:
@@ -149,29 +164,6 @@ class RemoteVae:
                 self._pool.release_vaes(self.request, comfy.model_management.processing_interrupted)
             except (ParallelError, Cancelled) as error:
                 log.info("Parallel DiT: the VAE stays. %s", error)
-
-
-class _Network:
-    """In the place of ComfyUI's network; what else nodes look at is the network's own."""
-
-    comfy_has_chunked_io = False
-
-    def __init__(self, remote: RemoteVae):
-        self._remote = remote
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._remote.source.first_stage_model, name)
-
-    def decode(self, z: torch.Tensor, **options: Any) -> torch.Tensor:
-        """In the pool."""
-        source = self._remote.source
-        pixels = math.prod(_scaled(z.shape, source.upscale_ratio, source.latent_dim)) * source.output_channels
-        memory = source.memory_used_decode(z.shape, z.dtype)
-        return self._remote.run("decoder", z, memory, z.shape[0] * pixels * z.dtype.itemsize, options)
-
-    def encode(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
-        """In the pool; the answer is smaller than what was asked."""
-        return self._remote.run("encoder", x, self._remote.source.memory_used_encode(x.shape, x.dtype), 0, options)
 
 
 def _scaled(shape: torch.Size, ratio: Any, dims: int) -> list[int]:
@@ -273,9 +265,9 @@ class ParallelVae(comfy.sd.VAE):
     def device(self, device: torch.device) -> None: ...
 
     @property
-    def first_stage_model(self) -> _Network:
+    def first_stage_model(self) -> RemoteVae:
         """In the pool."""
-        return _Network(self.remote)
+        return self.remote
 
     @first_stage_model.setter
     def first_stage_model(self, network: Any) -> None: ...

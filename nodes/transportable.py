@@ -26,7 +26,6 @@ from .transformer_call import TransformerCall
 _TRANSFORMER_PATCHES = {
     "patches": said("patches inside the model's blocks"),
     "patches_replace": said("replaced attention or blocks"),
-    "optimized_attention_override": said("another attention function (choose the kernel in Parallel Config)"),
 }
 _HERE_ALONE = {
     "uuids", "sigmas", "sample_sigmas", "prefetch_dynamic_vbars", "wrappers", "callbacks", "easycache", "ar_config",
@@ -38,6 +37,7 @@ _REBUILT = {"patches", "patches_replace", "animate2_cache"}
 _WRITTEN = {"ar_state": said("the memory of an autoregressive sampler")}
 """Options that a network writes into: what a rank wrote would not come back."""
 _ATTENTION = "optimized_attention_override"
+_OTHER_ATTENTION = said("another attention function (choose the kernel in Parallel Config)")
 _SENT = {"diffusion_model.params.default_ref_method", "diffusion_model.default_ref_method"}
 """Attributes of the network that are read and sent with each call."""
 _PLAIN_MODEL_OPTIONS = {"transformer_options", "disable_cfg1_optimization", "to_load_options"}
@@ -77,7 +77,7 @@ AROUND_LOOP = {
 def option_obstacles(options: Mapping[str, Any]) -> list[Said]:
     """Name what of `transformer_options` no data can say, beside the functions for the inside of the network."""
     override = options.get(_ATTENTION)
-    found = [_TRANSFORMER_PATCHES[_ATTENTION]] if _is_set(override) and not is_pytorchs(override) else []
+    found = [_OTHER_ATTENTION] if _is_set(override) and not is_pytorchs(override) else []
     found += [text for key, text in _WRITTEN.items() if _is_set(options.get(key))]
     known = _REBUILT | _HERE_ALONE | _WRITTEN.keys() | {_ATTENTION}
     return found + [
@@ -100,12 +100,9 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forward_obstacles(options: Mapping[str, Any]) -> list[Said]:
-    """Name what `transformer_options` asks of the transformer and is not transportable in its call."""
-    found = [
-        text
-        for key, text in _TRANSFORMER_PATCHES.items()
-        if _is_set(options.get(key)) and not (key == _ATTENTION and is_pytorchs(options[key]))
-    ]
+    """Name what of `transformer_options` the diffusers network does not take."""
+    found = [text for key, text in _TRANSFORMER_PATCHES.items() if _is_set(options.get(key))]
+    found += option_obstacles(options)
     rope = options.get("rope_options") or {}
     if any(value != (1.0 if key.startswith("scale") else 0.0) for key, value in rope.items()):
         found.append(said("scaled or shifted positions (RoPE options)"))

@@ -139,11 +139,8 @@ def _vae(vae: VaeRequest, size: int) -> dict[str, Any]:
 
 
 def _host() -> dict[str, int]:
-    memory = psutil.virtual_memory()
-    own = 0
-    with contextlib.suppress(psutil.Error):
-        own = psutil.Process().memory_info().rss
-    return {"total": memory.total, "available": memory.available, "comfyui": own}
+    memory, own = psutil.virtual_memory(), psutil.Process().memory_info()
+    return {"total": memory.total, "available": memory.available, "comfyui": own.rss}
 
 
 def _resident_bytes(processes: Sequence[psutil.Process]) -> int:

@@ -24,7 +24,7 @@ def test_a_model_goes_with_the_last_reference_to_it(tmp_path):
     path = write_diffusers_folder(SD3, tmp_path / "model", tiny_config())
     blueprint = remote_model.draw_blueprint(open_checkpoint(path))
     remote = SimpleNamespace(patches=UNPATCHED, model=None)
-    patcher = remote_model.build_model(blueprint, remote_model.choose_types(blueprint, "bf16"), remote)
+    patcher = remote_model.build_model(blueprint, *remote_model.choose_types(blueprint, "bf16"), remote)
     model = weakref.ref(patcher.model)
     gc.collect()
     gc.disable()
