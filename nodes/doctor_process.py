@@ -24,6 +24,7 @@ COMMAND = (sys.executable, "-m", "workers.doctor", "--json", "--end-with-parent"
 LIMIT_SECONDS = 300.0  # the doctor bounds each of its parts; this is for a doctor that hangs itself
 POLL_SECONDS = 0.1
 END_SECONDS = 15.0
+FIX = said("Run python -m workers.doctor in {pack_root} to see more.", pack_root=PACK_ROOT)
 WORKS, BROKEN, WRONG_ARGUMENTS = 0, 1, 2  # its exit codes
 
 
@@ -52,7 +53,7 @@ def run_doctor(
         ConfigurationError: devices that are not there.
         PoolError: it came to no report.
     """
-    deadline, told = time.monotonic() + limit_seconds, 0
+    deadline, told = time.monotonic() + limit_seconds, None
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaint:
         process = subprocess.Popen(
             [*command, "--devices", devices],
@@ -67,18 +68,26 @@ def run_doctor(
                 if should_cancel():
                     raise Cancelled
                 if time.monotonic() > deadline:
-                    raise _hangs(limit_seconds)
-                if len(reports := _lines(output)) > told:
-                    told = len(reports)
-                    if (part := _read(reports[-1])) is not None:
-                        on_part(part.text)
+                    seconds = f"{limit_seconds:.0f}"
+                    raise PoolError(
+                        said("The doctor came to no end within {limit_seconds} seconds.", limit_seconds=seconds), FIX
+                    )
+                if (part := _last_report(output)) not in (None, told):
+                    on_part(part.text)
+                    told = part
                 time.sleep(POLL_SECONDS)
         finally:
             if process.poll() is None:  # asked to end, it takes its ranks along
                 end_tree(process.pid, END_SECONDS)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # one inside of a driver ends when that lets go
                     process.wait(POLL_SECONDS)
-        return _judge(_lines(output), _lines(complaint), process.returncode)
+        code = process.returncode
+        if code in (WORKS, BROKEN) and (verdict := _last_report(output)) is not None:
+            return verdict
+        last = next((line.strip() for line in reversed(_lines(complaint)) if line.strip()), "nothing")
+    if code == WRONG_ARGUMENTS:
+        raise ConfigurationError(last, "")
+    raise PoolError(said("The doctor ended with code {code} and no report. It said: {last}", code=code, last=last), FIX)
 
 
 def _lines(file: IO[bytes]) -> list[str]:
@@ -87,30 +96,9 @@ def _lines(file: IO[bytes]) -> list[str]:
     return written[: written.rfind(b"\n") + 1].decode(errors="replace").splitlines()
 
 
-def _read(line: str) -> Verdict | None:
-    """None: that is no report."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        report = json.loads(line)
+def _last_report(output: IO[bytes]) -> Verdict | None:
+    """None where the last line is none."""
+    with contextlib.suppress(IndexError, ValueError, KeyError, TypeError):
+        report = json.loads(_lines(output)[-1])
         return Verdict(bool(report["works"]), Said.from_data(report["said"]))
     return None
-
-
-def _judge(reports: list[str], complaint: list[str], code: int) -> Verdict:
-    """The last report, where the doctor came to its end."""
-    verdict = _read(reports[-1]) if reports and code in (WORKS, BROKEN) else None
-    if verdict is not None:
-        return verdict
-    last = next((line.strip() for line in reversed(complaint) if line.strip()), "nothing")
-    if code == WRONG_ARGUMENTS:
-        raise ConfigurationError(last, "")
-    raise PoolError(
-        said("The doctor ended with code {code} and no report. It said: {last}", code=code, last=last),
-        said("Run python -m workers.doctor in {pack_root} to see more.", pack_root=PACK_ROOT),
-    )
-
-
-def _hangs(seconds: float) -> PoolError:
-    return PoolError(
-        said("The doctor came to no end within {limit_seconds} seconds.", limit_seconds=f"{seconds:.0f}"),
-        said("Run python -m workers.doctor in {pack_root} and see where it waits.", pack_root=PACK_ROOT),
-    )

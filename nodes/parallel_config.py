@@ -51,6 +51,11 @@ def _menu(name: str, options: Sequence[str], tooltip: str, advanced: bool = True
     return io.Combo.Input(name, options=list(options), default=AUTO, optional=True, extra_dict=extra, tooltip=tooltip)
 
 
+def _count(name: str, most: int, tooltip: str) -> io.Input:
+    extra = {"advanced": True}
+    return io.Int.Input(name, default=1, min=1, max=most, optional=True, extra_dict=extra, tooltip=tooltip)
+
+
 class ParallelConfigNode(io.ComfyNode):
     """Outputs `ParallelConfig.to_mapping()`: plain data, so that it travels and is compared like any value."""
 
@@ -102,13 +107,9 @@ class ParallelConfigNode(io.ComfyNode):
                     tooltip="Compiles the model's blocks with torch.compile, which makes every step faster. Auto: on "
                     "GPUs, before the first step, once per machine.",
                 ),
-                io.Int.Input(
+                _count(
                     "hosts",
-                    default=1,
-                    min=1,
-                    max=64,
-                    optional=True,
-                    extra_dict={"advanced": True},
+                    64,
                     tooltip="How many machines take part. Above 1, start torchrun on each other machine first; "
                     "the help page shows it.",
                 ),
@@ -132,13 +133,9 @@ class ParallelConfigNode(io.ComfyNode):
                     tooltip="Parts of the picture that travel through the stages one behind the other; auto: as many "
                     "as stages. More of them change the picture more. Without stages, nothing.",
                 ),
-                io.Int.Input(
+                _count(
                     "warmup_steps",
-                    default=1,
-                    min=1,
-                    max=100,
-                    optional=True,
-                    extra_dict={"advanced": True},
+                    100,
                     tooltip="How many steps the stages first compute exactly. More of them are slower and closer to "
                     "the picture of one GPU. Without stages, nothing.",
                 ),

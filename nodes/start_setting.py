@@ -30,7 +30,6 @@ NONE = "none"
 """Setting with which the first prompt starts the pool."""
 
 FIRST = "auto"
-_FILE = "last_devices"
 _NUMBERS = re.compile(r"\d{1,3}(,\d{1,3}){0,63}")
 
 log = logging.getLogger("parallel_dit")
@@ -51,17 +50,28 @@ def wished_devices(file: Path, environment: str | None, last: str | None) -> str
     return None if devices == NONE else devices
 
 
+def _file() -> Path:
+    """Raises ConfigurationError where there is no folder for it."""
+    from workers.launch import state_directory
+
+    return state_directory() / "last_devices"
+
+
+def _note(devices: str) -> bool:
+    """For the next session; whether that can be noted."""
+    with contextlib.suppress(OSError, ConfigurationError):
+        file = _file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(devices, encoding="ascii")
+        return True
+    return False
+
+
 @lru_cache(maxsize=1)  # asked for at every request
 def remember_devices(spec: PoolSpec) -> None:
     """Note a pool's GPUs; one over several machines is started by hand, and ranks on a CPU are for tests."""
-    from workers.launch import state_directory
-
-    if spec.device_type != "cuda" or spec.hosts > 1:
-        return
-    with contextlib.suppress(OSError, ConfigurationError):  # then the next first prompt starts the pool
-        folder = state_directory()
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / _FILE).write_text(",".join(map(str, spec.devices)), encoding="ascii")
+    if spec.device_type == "cuda" and spec.hosts == 1:
+        _note(",".join(map(str, spec.devices)))  # else the next first prompt starts the pool
 
 
 def last_devices() -> str | None:
@@ -71,10 +81,8 @@ def last_devices() -> str | None:
         Devices as Parallel Config has them: the last session's, or "auto" in the first one after the pack was
         installed. None where the last session did not use its pool, or the file holds something else.
     """
-    from workers.launch import state_directory
-
     try:
-        file = state_directory() / _FILE
+        file = _file()
         text = file.read_text(encoding="ascii") if file.exists() else FIRST
     except (OSError, ValueError, ConfigurationError):
         return None
@@ -83,16 +91,8 @@ def last_devices() -> str | None:
 
 def take_last_devices() -> str | None:
     """`last_devices`, and note that this session has not used them yet; None where that cannot be noted."""
-    from workers.launch import state_directory
-
     devices = last_devices()
-    try:
-        file = state_directory() / _FILE
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("", encoding="ascii")
-    except (OSError, ConfigurationError):
-        return None
-    return devices
+    return devices if _note("") else None
 
 
 def start_early() -> None:

@@ -120,7 +120,7 @@ def test_what_is_known_already_is_handed_on_as_it_comes(tmp_path):
         (tmp_path / text).touch()
 
     assert run_doctor("auto", never, doctor(script), on_part=on_part).text == "all"
-    assert told == ["first", "second"]
+    assert told[:2] == ["first", "second"]  # and the whole, where the process takes a moment to end
 
 
 def test_the_real_doctor_says_something_soon_and_before_it_is_through():
