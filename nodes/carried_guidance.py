@@ -14,7 +14,7 @@ from parallel_runtime.networks.comfyui.node_rules import (
     guidance_rule_of,
     rule_of,
 )
-from parallel_runtime.requests.requests import Guidance, Guider
+from parallel_runtime.requests.requests import Guidance, Guider, Scalar
 from parallel_runtime.said import Said, said
 
 from .carried_patches import closure_of
@@ -25,7 +25,6 @@ PLACES = (
     "denoise_mask_function",
 )  # fmt: skip
 """Entries of `model_options` that hold such functions, one or several."""
-_SCALARS = (bool, int, float, str, type(None))
 
 
 _OF_TWO_MODELS = "comfy_extras.nodes_custom_sampler:Guider_DualModel"
@@ -82,7 +81,7 @@ def _is_data(function: Any) -> bool:
     values = {name: value for name, value in closure_of(function).items() if name not in (rule.sampling, rule.owner)}
     inside = [values.pop(name) for name in rule.functions if name in values]
     return all(rule_of(class_name(each)) is not None and not closure_of(each) for each in inside) and all(
-        isinstance(each, _SCALARS)
+        isinstance(each, Scalar)
         for value in values.values()
         for each in (value if isinstance(value, (list, frozenset)) else (value,))
     )

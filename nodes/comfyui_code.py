@@ -13,8 +13,6 @@ from parallel_runtime.requests.requests import ComfyuiCode, Scalar
 if TYPE_CHECKING:
     import torch
 
-_SCALARS = (bool, int, float, str, type(None))
-
 
 def comfyui_code(weights: torch.dtype | None, fast_float8: bool = False, gguf: str = "") -> ComfyuiCode:
     """This ComfyUI, for a request.
@@ -28,7 +26,7 @@ def comfyui_code(weights: torch.dtype | None, fast_float8: bool = False, gguf: s
     options: dict[str, Scalar] = {
         name: value
         for name, value in vars(comfy.cli_args.args).items()
-        if isinstance(value, _SCALARS) and value != usual.get(name)
+        if isinstance(value, Scalar) and value != usual.get(name)
     }
     options["fast"] = ",".join(sorted(feature.value for feature in comfy.cli_args.args.fast or ()))
     name = "" if weights is None else str(weights).removeprefix("torch.")

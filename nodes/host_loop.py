@@ -14,7 +14,6 @@ from parallel_runtime.said import Said, said
 
 from .known_samplers import KnownSampler
 
-_SCALARS = (bool, int, float, str, type(None))
 _OF_A_CLASS = {"__module__", "__doc__", "__qualname__", "__static_attributes__", "__firstlineno__"}
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -38,7 +37,7 @@ def read_sampling(sampling: Any) -> SamplingData | None:
     held = {name: value for name, value in vars(sampling).items() if name not in _OF_EVERY_MODULE}
     tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
     tensors |= {name: value for name, value in sampling._buffers.items() if value is not None}
-    values = {name: value for name, value in held.items() if isinstance(value, _SCALARS)}
+    values = {name: value for name, value in held.items() if isinstance(value, Scalar)}
     if sampling._parameters or sampling._modules or held.keys() - tensors.keys() - values.keys():
         return None
     return SamplingData(tuple(base.__name__ for base in bases), values, tensors)
@@ -49,7 +48,7 @@ def host_obstacles(known: KnownSampler, sampling: Any) -> list[Said]:
     options = known.options
     found = []
     # Samplers take what they churn up from the process's own random numbers.
-    if options.get("s_churn") or not all(isinstance(value, _SCALARS) for value in options.values()):
+    if options.get("s_churn") or not all(isinstance(value, Scalar) for value in options.values()):
         found.append(said("the sampler {name}", name=known.title))
     if read_sampling(sampling) is None:
         found.append(said("the model sampling {name}", name=type(sampling).__name__))

@@ -22,7 +22,7 @@ from torch import nn
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import OutOfMemoryError, ParallelError, RequestError
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import VaeFile
+from parallel_runtime.requests.requests import Scalar, VaeFile
 from parallel_runtime.said import Said, said
 
 from .comfyui_code import comfyui_code
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("parallel_dit")
 
-_SCALARS = (bool, int, float, str, type(None))
 _LOADERS = {"load_vae_patcher": False, "load_checkpoint_vae_patcher": True}
 """What ComfyUI notes as the way to load a VAE again -> whether its file is a checkpoint."""
 
@@ -62,7 +61,7 @@ def find_file(vae: Any) -> VaeFile:
     path, given = noted[1][0], noted[1][1]
     metadata = None
     if not _LOADERS[name] and given:
-        metadata = {key: value for key, value in given.items() if isinstance(value, _SCALARS)}
+        metadata = {key: value for key, value in given.items() if isinstance(value, Scalar)}
     dtype = str(vae.vae_dtype).removeprefix("torch.")
     return VaeFile(str(path), _LOADERS[name], dtype, vae.model_size(), comfyui_code(None), metadata)
 
@@ -132,7 +131,7 @@ class RemoteVae:
             ParallelError: see PoolClient.run_vae.
             InterruptProcessingException: the artist stopped the prompt.
         """
-        if foreign := [name for name, value in options.items() if not isinstance(value, _SCALARS)]:
+        if foreign := [name for name, value in options.items() if not isinstance(value, Scalar)]:
             raise RequestError(
                 said("The VAE is given {what}, which cannot be sent to the workers.", what=", ".join(foreign)),
                 "Decode without Parallel VAE.",

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from parallel_runtime.requests.conditioning import Shared
+from parallel_runtime.requests.requests import Scalar
 
 _NOT_CONDITIONING = ("control", "transformer_options")
-_SCALARS = (bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def read_call(
     x, timestep = (arguments.pop(name) for name in list(signature.parameters)[:2])
     control, options = (arguments.pop(name, None) for name in _NOT_CONDITIONING)
     conditioning = {
-        name: Shared(value) if name in shared and not isinstance(value, _SCALARS) else value
+        name: Shared(value) if name in shared and not isinstance(value, Scalar) else value
         for name, value in arguments.items()
         if value is not None
     }

@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class GpuMemory:
-    """Of one GPU, in bytes.
-
-    Args:
-        index: as CUDA, and so ComfyUI, counts.
-        others: what is taken and neither the pool's nor ComfyUI's, what the driver needs itself included.
-        exact: the driver knows these processes. In a container it often does not; then pool and ComfyUI are what they
-            know of themselves, and the rest counts as others'.
-    """
-
-    index: int
-    name: str
-    total: int
-    pool: int
-    comfyui: int
-    others: int
-    exact: bool
+from typing import Any
 
 
 def share_out(
-    index: int,
-    name: str,
-    total: int,
-    used: int,
-    by_process: Mapping[int, int],
-    pool_pids: Collection[int],
-    own_pid: int,
-    known: tuple[int, int],
-) -> GpuMemory:
-    """Say whose the used bytes are.
+    used: int, by_process: Mapping[int, int], pool_pids: Collection[int], own_pid: int, known: tuple[int, int]
+) -> dict[str, int]:
+    """Whose the used bytes of a GPU are: `pool`, `comfyui`, and `others`, what the driver needs itself included.
+
+    `exact` where the driver knows these processes. In a container it often does not; then pool and ComfyUI are what
+    they know of themselves, and the rest counts as others'.
 
     Args:
         by_process: process -> bytes on this GPU, as the driver has it.
@@ -53,11 +29,11 @@ def share_out(
         pool, comfyui = known
     pool = min(pool, used)
     comfyui = min(comfyui, used - pool)
-    return GpuMemory(index, name, total, pool, comfyui, used - pool - comfyui, exact)
+    return {"pool": pool, "comfyui": comfyui, "others": used - pool - comfyui, "exact": exact}
 
 
-def read_gpus(pool_pids: Collection[int], held: Mapping[int, int]) -> list[GpuMemory]:
-    """Every GPU that ComfyUI sees.
+def read_gpus(pool_pids: Collection[int], held: Mapping[int, int]) -> list[dict[str, Any]]:
+    """Every GPU that ComfyUI sees, `index` as CUDA, and so ComfyUI, counts, and in bytes its `total` and `share_out`.
 
     Args:
         held: GPU -> bytes of weights that a pool's rank has there.
@@ -76,7 +52,6 @@ def read_gpus(pool_pids: Collection[int], held: Mapping[int, int]) -> list[GpuMe
         uuid = str(getattr(properties, "uuid", ""))
         known = (held.get(index, 0), torch.cuda.memory_reserved(index))
         used = driver[uuid].memory_used if uuid in driver else sum(known)
-        by_process = processes.get(uuid, {})
-        total = properties.total_memory
-        found.append(share_out(index, properties.name, total, used, by_process, pool_pids, os.getpid(), known))
+        shares = share_out(used, processes.get(uuid, {}), pool_pids, os.getpid(), known)
+        found.append({"index": index, "name": properties.name, "total": properties.total_memory, **shares})
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +35,10 @@ def read_status(history: RunHistory = HISTORY) -> dict[str, Any]:
     statuses = [_ask(pool) for pool in pools]
     ranks = [_processes(pool) for pool in pools]
     held = {device: _held(pool) for pool in pools if pool.spec.device_type == "cuda" for device in pool.spec.devices}
-    gpus = read_gpus({process.pid for processes in ranks for process in processes}, held)
     return {
         "version": VERSION,
         "pools": [_pool(*each) for each in zip(pools, statuses, ranks, strict=True)],
-        "gpus": [asdict(gpu) for gpu in gpus],
+        "gpus": read_gpus({process.pid for processes in ranks for process in processes}, held),
         "host": _host(),
         "notes": [note.to_data() for note in host_notes()],
         **history.to_mapping(),
