@@ -21,13 +21,12 @@ from parallel_runtime.sampling.samplers import SAMPLERS
 
 from .carried_guidance import PLACES, read_guidance
 from .known_samplers import KnownSampler
-from .transportable import split_timesteps
+from .transformer_call import TransformerCall, split_timesteps
 
 if TYPE_CHECKING:
     from parallel_runtime.requests.requests import Guidance
 
     from .remote_transformer import RemoteTransformer
-    from .transformer_call import TransformerCall
 
 _PREDICTIONS = {
     "flow": comfy.model_sampling.CONST,

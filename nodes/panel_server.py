@@ -84,7 +84,7 @@ def serve_panel() -> None:
 
     for name in ACTIONS:
         routes.post(f"/parallel_dit/{name}")(_action(name))
-    keep_house(read_settings)
+    keep_house()
 
 
 def _action(name: str) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -27,13 +27,13 @@ from .host_loop import read_sampling
 from .interrupt import stopping_with_prompt
 from .known_samplers import guider_obstacles, known_sampler
 from .pool_obstacles import find_obstacles
-from .transportable import call_obstacles, split_branches, split_extra_channels
+from .transformer_call import TransformerCall, split_branches, split_extra_channels
+from .transportable import call_obstacles
 
 if TYPE_CHECKING:
     from workers.client.client import LoopRequest
 
     from .remote_patcher import RemoteModelPatcher
-    from .transformer_call import TransformerCall
 
 
 def add_loop(model: RemoteModelPatcher) -> None:

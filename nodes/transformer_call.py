@@ -1,4 +1,5 @@
-"""The call `diffusion_model(x, timestep, context, **extras)` as data, read from any family's own signature."""
+"""The call `diffusion_model(x, timestep, context, **extras)` as data, read from any family's own signature, and what
+of it is each branch's."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.requests.conditioning import Shared
+from parallel_runtime.requests.conditioning import BRANCHES, OPTIONS, Shared
 from parallel_runtime.requests.requests import Scalar
+from parallel_runtime.sampling.own_timesteps import BESIDE, FIRST
 
 _NOT_CONDITIONING = ("control", "transformer_options")
 
@@ -65,3 +67,47 @@ def read_call(
         if value is not None
     }
     return TransformerCall(x, timestep, conditioning, control, options or {})
+
+
+def split_branches(calls: Sequence[TransformerCall]) -> list[tuple[int, dict[str, Any]]]:
+    """Return (branch index, conditioning of that branch alone) in the order of the index, from batched calls."""
+    branches = []
+    for call in calls:
+        count = len(call.cond_or_uncond)
+        for position, index in enumerate(call.cond_or_uncond):
+            part = {name: _chunk(value, count, position) for name, value in call.conditioning.items()}
+            if OPTIONS in part:
+                part[OPTIONS] = Shared({**part[OPTIONS].value, BRANCHES: [index]})
+            branches.append((index, part))
+    return sorted(branches, key=lambda branch: branch[0])
+
+
+def split_extra_channels(calls: Sequence[TransformerCall], channels: int) -> list[torch.Tensor]:
+    """Return what follows the latent's channels in x, per branch in the order of the index; empty if nothing does.
+
+    ComfyUI appends the same ones at every step (c_concat: FLUX Fill, Canny and Depth).
+    """
+    extra = {
+        index: part[:, channels:]
+        for call in calls
+        for index, part in zip(call.cond_or_uncond, call.x.chunk(len(call.cond_or_uncond)), strict=True)
+        if part.shape[1] > channels
+    }
+    return [extra[index] for index in sorted(extra)]
+
+
+def split_timesteps(calls: Sequence[TransformerCall]) -> dict[int, dict[str, torch.Tensor]]:
+    """Of each branch, by name: its timestep, and arguments that are timesteps, too."""
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    for call in calls:
+        named = {FIRST: call.timestep} | {name: call.conditioning[name] for name in BESIDE if name in call.conditioning}
+        count = len(call.cond_or_uncond)
+        for position, index in enumerate(call.cond_or_uncond):
+            found[index] = {name: each.chunk(count)[position] for name, each in named.items()}
+    return found
+
+
+def _chunk(value: Any, count: int, position: int) -> Any:
+    if isinstance(value, list):
+        return [_chunk(item, count, position) for item in value]
+    return value.chunk(count)[position] if isinstance(value, torch.Tensor) else value

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 
 from parallel_runtime.networks.comfyui.node_rules import AROUND_GUIDER
-from parallel_runtime.requests.conditioning import BRANCHES, OPTIONS, Shared
 from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import Said, said, together
-from parallel_runtime.sampling.own_timesteps import BESIDE, FIRST
 
 from .carried_guidance import PLACES, is_carried
 from .carried_patches import closure_of
@@ -216,44 +214,6 @@ def call_obstacles(
     return found
 
 
-def split_branches(calls: Sequence[TransformerCall]) -> list[tuple[int, dict[str, Any]]]:
-    """Return (branch index, conditioning of that branch alone) in the order of the index, from batched calls."""
-    branches = []
-    for call in calls:
-        count = len(call.cond_or_uncond)
-        for position, index in enumerate(call.cond_or_uncond):
-            part = {name: _chunk(value, count, position) for name, value in call.conditioning.items()}
-            if OPTIONS in part:
-                part[OPTIONS] = Shared({**part[OPTIONS].value, BRANCHES: [index]})
-            branches.append((index, part))
-    return sorted(branches, key=lambda branch: branch[0])
-
-
-def split_extra_channels(calls: Sequence[TransformerCall], channels: int) -> list[torch.Tensor]:
-    """Return what follows the latent's channels in x, per branch in the order of the index; empty if nothing does.
-
-    ComfyUI appends the same ones at every step (c_concat: FLUX Fill, Canny and Depth).
-    """
-    extra = {
-        index: part[:, channels:]
-        for call in calls
-        for index, part in zip(call.cond_or_uncond, call.x.chunk(len(call.cond_or_uncond)), strict=True)
-        if part.shape[1] > channels
-    }
-    return [extra[index] for index in sorted(extra)]
-
-
-def split_timesteps(calls: Sequence[TransformerCall]) -> dict[int, dict[str, torch.Tensor]]:
-    """Of each branch, by name: its timestep, and arguments that are timesteps, too."""
-    found: dict[int, dict[str, torch.Tensor]] = {}
-    for call in calls:
-        named = {FIRST: call.timestep} | {name: call.conditioning[name] for name in BESIDE if name in call.conditioning}
-        count = len(call.cond_or_uncond)
-        for position, index in enumerate(call.cond_or_uncond):
-            found[index] = {name: each.chunk(count)[position] for name, each in named.items()}
-    return found
-
-
 def listed(found: Iterable[Said]) -> Said:
     """Obstacles as one phrase, each once."""
     return together(dict.fromkeys(found), ", ")
@@ -278,9 +238,3 @@ def _is_batched(value: Any, rows: int) -> bool:
     if isinstance(value, list):
         return all(_is_batched(item, rows) for item in value)
     return not isinstance(value, torch.Tensor) or (value.ndim > 0 and value.shape[0] == rows)
-
-
-def _chunk(value: Any, count: int, position: int) -> Any:
-    if isinstance(value, list):
-        return [_chunk(item, count, position) for item in value]
-    return value.chunk(count)[position] if isinstance(value, torch.Tensor) else value

@@ -6,12 +6,12 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from parallel_runtime.errors import ParallelError
 
-from .settings import LOG_LEVEL, LOG_LEVELS, PARK_MINUTES
+from .settings import LOG_LEVEL, LOG_LEVELS, PARK_MINUTES, read_settings
 
 SECONDS = 5.0
 UNUSED_SECONDS = 600.0
@@ -59,12 +59,12 @@ def end_unused() -> None:
             log.info("Parallel DiT: the pool on %s has not been used, and ends; a prompt starts it again.", pool.spec)
 
 
-def keep_house(read: Callable[[], Mapping[str, Any]]) -> None:
+def keep_house() -> None:
     """Start the thread that looks at the settings every few seconds."""
 
     def run() -> None:
         while True:
-            settings = read()
+            settings = read_settings()
             log.setLevel(log_level(settings))
             if (seconds := park_seconds(settings)) > 0:
                 park_idle(seconds)

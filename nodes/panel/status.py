@@ -14,7 +14,7 @@ from parallel_runtime.errors import ParallelError
 
 from .gpu_memory import read_gpus
 from .redaction import clean
-from .run_history import HISTORY, RunHistory, describe_details
+from .run_history import HISTORY, describe_details
 
 if TYPE_CHECKING:
     from workers.client.client import PoolClient
@@ -27,7 +27,7 @@ VERSION = 1
 ANSWER_SECONDS = 1.0
 
 
-def read_status(history: RunHistory = HISTORY) -> dict[str, Any]:
+def read_status() -> dict[str, Any]:
     """The whole answer; see docs/api.md. Asks each pool's supervisor, so it takes a moment."""
     from workers.client.pool_registry import known_pools
 
@@ -41,7 +41,7 @@ def read_status(history: RunHistory = HISTORY) -> dict[str, Any]:
         "gpus": read_gpus({process.pid for processes in ranks for process in processes}, held),
         "host": _host(),
         "notes": [note.to_data() for note in host_notes()],
-        **history.to_mapping(),
+        **HISTORY.to_mapping(),
     }
 
 

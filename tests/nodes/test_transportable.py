@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 
-from nodes.transformer_call import TransformerCall, read_call
+from nodes.transformer_call import TransformerCall, read_call, split_branches, split_extra_channels
 from nodes.transportable import (
     call_obstacles,
     condition_obstacles,
@@ -15,8 +15,6 @@ from nodes.transportable import (
     loop_obstacles,
     option_obstacles,
     plain_options,
-    split_branches,
-    split_extra_channels,
     weight_obstacles,
 )
 from parallel_runtime.requests.conditioning import Shared

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nodes.transformer_call import TransformerCall
-from nodes.transportable import split_timesteps
+from nodes.transformer_call import TransformerCall, split_timesteps
 from parallel_runtime.sampling.own_timesteps import FIRST, are_plain, find_own_timesteps
 
 SIGMAS = (0.87, 0.435, 0.123)
