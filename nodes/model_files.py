@@ -128,25 +128,14 @@ def choose_network(path: Path, weight_dtype: str = "default") -> Chosen:
     from parallel_runtime.loading.host_file import open_host_file
     from parallel_runtime.networks.diffusers.package import absent, is_installed
 
-    float8 = weight_dtype.startswith("fp8")
-    if is_gguf(path):
-        if float8:
-            raise UnsupportedModelError(
-                said(
-                    "{path} is a GGUF file, whose weights stay as they are: {setting} does not take them.",
-                    path=path,
-                    setting=f"weight_dtype {weight_dtype}",
-                ),
-                "Set weight_dtype to default.",
-            )
-        return _of_comfyui(open_host_file(path, find_gguf_pack(path)))
-    if not path.is_dir():
-        return _of_comfyui(open_host_file(path))
-    if float8:
+    gguf, folder = is_gguf(path), path.is_dir()
+    if weight_dtype.startswith("fp8") and (gguf or folder):
+        text = "In {path} weights stay as they are: {setting} does not take them."
         raise UnsupportedModelError(
-            said("The diffusers network has no weights of the type {weight_dtype}.", weight_dtype=weight_dtype),
-            "Set weight_dtype to default.",
+            said(text, path=path, setting=f"weight_dtype {weight_dtype}"), "Set weight_dtype to default."
         )
+    if not folder:
+        return _of_comfyui(open_host_file(path, find_gguf_pack(path) if gguf else ""))
     if not is_installed():
         raise absent()
     return Chosen(open_checkpoint(path))
