@@ -31,14 +31,9 @@ def load_here(path: str, dtype: torch.dtype | None) -> Any:
     Raises:
         RequestError: it is a folder of diffusers', which ComfyUI does not read, or a GGUF file.
     """
-    if Path(path).is_dir():
+    if Path(path).is_dir() or is_gguf(Path(path)):
         raise RequestError(
-            said("{path} is a diffusers folder, whose weights ComfyUI does not read.", path=path),
-            "Choose a .safetensors file in Parallel Loader.",
-        )
-    if is_gguf(Path(path)):
-        raise RequestError(
-            said("{path} is a GGUF file, whose weights no node can take out of it.", path=path),
+            said("{path} is no .safetensors file: no node can take weights out of it.", path=path),
             "Choose a .safetensors file in Parallel Loader.",
         )
     return comfy.sd.load_diffusion_model(path, model_options={} if dtype is None else {"dtype": dtype})
