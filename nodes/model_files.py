@@ -7,7 +7,6 @@ import inspect
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,20 +104,11 @@ def find_gguf_pack(path: Path) -> str:
 _OF_COMFYUI = "comfy."
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A file, opened for the network that runs it: diffusers' or ComfyUI's own.
-
-    Args:
-        why: what the node should say of it, a sentence; "" for nothing.
-    """
-
-    opened: Checkpoint | HostFile
-    why: Said = NOTHING
-
-
-def choose_network(path: Path, weight_dtype: str = "default") -> Chosen:
+def choose_network(path: Path, weight_dtype: str = "default") -> tuple[Checkpoint | HostFile, Said]:
     """Open a file for ComfyUI's own network, or a folder for diffusers' class.
+
+    Returns:
+        Also what the node should say of it, a sentence; "" for nothing.
 
     Raises:
         CheckpointError: missing or damaged files.
@@ -138,10 +128,10 @@ def choose_network(path: Path, weight_dtype: str = "default") -> Chosen:
         return _of_comfyui(open_host_file(path, find_gguf_pack(path) if gguf else ""))
     if not is_installed():
         raise absent()
-    return Chosen(open_checkpoint(path))
+    return open_checkpoint(path), NOTHING
 
 
-def _of_comfyui(file: HostFile) -> Chosen:
+def _of_comfyui(file: HostFile) -> tuple[HostFile, Said]:
     """A file for ComfyUI's network; refuses what ComfyUI cannot build, with its reason, and what is a node pack's own:
     no rank has its code."""
     network = file.build()
@@ -164,4 +154,4 @@ def _of_comfyui(file: HostFile) -> Chosen:
             count=len(missing),
             name=missing[0],
         )
-    return Chosen(file, why)
+    return file, why

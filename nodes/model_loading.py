@@ -157,20 +157,20 @@ def load_model(
         # Its processes come up while ComfyUI looks at the file. What is wrong with them is told after that.
         with contextlib.suppress(ParallelError):
             get_pool(config).begin(str(path))
-    chosen = choose_network(path, weight_dtype)
-    blueprint = draw_blueprint(chosen.opened)
+    opened, why = choose_network(path, weight_dtype)
+    blueprint = draw_blueprint(opened)
     weights, cast = choose_types(blueprint, weight_dtype)
     plain = None if blueprint.stored_dtype is None else weights
-    pack = getattr(chosen.opened, "pack", None)
+    pack = getattr(opened, "pack", None)
     gguf = pack.folder if pack is not None else ""
     code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf) if blueprint.own_network else None
     dtype = str(cast or weights).removeprefix("torch.")
-    request = ModelRequest(str(path), dtype, config, chosen.opened.identity, code, comfyui_code(None), size)
+    request = ModelRequest(str(path), dtype, config, opened.identity, code, comfyui_code(None), size)
 
     remote = RemoteTransformer(
         request,
         notices=notices_on_running_node(path.name),
-        show_on_loader=lambda text: show_plan(together((text, chosen.why))),
+        show_on_loader=lambda text: show_plan(together((text, why))),
     )
     model = build_model(blueprint, weights, cast, remote)
     add_loop(model)
@@ -178,4 +178,4 @@ def load_model(
     loaded = remote.load(interrupted, model.make_room if model.devices else None)
     keep(model)
     drop_others(model)
-    return model, loaded, chosen.why
+    return model, loaded, why

@@ -176,8 +176,8 @@ def said(run):
 describe()
 said(lambda: load_network(open_host_file(sys.argv[3]), torch.float32, False, lambda done, total: None))
 said(lambda: choose_network(Path(sys.argv[4])))
-print(choose_network(Path(sys.argv[2])).why)
-print(choose_network(Path(sys.argv[5])).why)
+print(choose_network(Path(sys.argv[2]))[1])
+print(choose_network(Path(sys.argv[5]))[1])
 
 class Newer(flux.DoubleStreamBlock):
     def forward(self, img, txt, vec, pe, registers=None):
