@@ -137,10 +137,8 @@ class PreparedForward(Prepared):
     ) -> tuple[Answer, Results]:
         """Take the conditioning in, keep the call where the client asks for it, and run it."""
         state, request = self.state, self.request
-        state.conditionings.drop(request.dropped)
-        for kind in request.dropped_kinds:
-            state.calls.pop(kind, None)
-        conditioning = state.conditionings.take(request.conditioning, tensors)
+        state.calls = {kind: call for kind, call in state.calls.items() if kind in request.kept_kinds}
+        (conditioning,) = state.conditionings.take([request.conditioning], tensors, request.kept)
         repeated = RepeatedForward(
             state=state,
             placed=self.placed,
@@ -184,10 +182,9 @@ class PreparedInvoke(Prepared):
         """Call it; ranks with the network return `output`."""
         started = time.perf_counter()
         state, request, network = self.state, self.request, self.resident.network
-        state.conditionings.drop(request.dropped)
-        arguments = state.conditionings.take(request.arguments, tensors).arguments
+        (given,) = state.conditionings.take([request.arguments], tensors, request.kept)
         results: Results = {}
         if isinstance(network, ComfyNetwork):
             self.resident.activate(patches=state.patches.find(request.patches))
-            results["output"] = network.invoke(request.method, arguments)
+            results["output"] = network.invoke(request.method, given.arguments)
         return state.finished(None, started), results

@@ -29,7 +29,8 @@ class PreparedAttach(Prepared):
         """Keep the tensors; with the last of them the network is made."""
         started = time.perf_counter()
         state, request = self.state, self.request
-        state.detach(request.dropped)
+        if request.kept is not None:
+            state.detach(request.kept)
         if tensors:
             state.arriving.setdefault(request.number, {}).update(tensors)
         if request.form is not None:

@@ -97,8 +97,7 @@ class PreparedSample(Prepared):
         self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
     ) -> torch.Tensor | None:
         state, denoising, plan = self.state, self.denoising, self.placed.plan
-        state.conditionings.drop(self.request.dropped)
-        branches = [state.conditionings.take(branch, tensors) for branch in self.request.branches]
+        branches = state.conditionings.take(self.request.branches, tensors, self.request.kept)
         run = state.join(self.placed, agreed, control)
         if run is None:
             return None

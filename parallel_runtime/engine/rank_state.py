@@ -122,10 +122,9 @@ class RankState:
         self.conditionings.clear()
         self.arriving.clear()
 
-    def detach(self, networks: Iterable[int]) -> None:
-        """Forget networks beside the model, and the calls that are kept with them."""
-        gone = set(networks)
-        self.conditionings.detach(gone)
+    def detach(self, kept: Iterable[int]) -> None:
+        """Forget networks beside the model but these, and the calls that are kept with them."""
+        gone = self.conditionings.detach(kept)
         for kind in [kind for kind, call in self.calls.items() if call.names(gone)]:
             del self.calls[kind]
 

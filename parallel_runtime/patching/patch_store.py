@@ -24,9 +24,10 @@ class PatchStore:
         Raises:
             RequestError: a set that is not what it says.
         """
-        for name in request.dropped:
-            self._sets.pop(name, None)
-            self._factors.pop(name, None)
+        if request.kept is not None:
+            self._sets = {name: each for name, each in self._sets.items() if name in request.kept}
+            used = {factor for each in self._sets.values() for factor in each.factors}
+            self._factors = {name: factor for name, factor in self._factors.items() if name in used}
         for name in request.factors:
             # A copy of its own: what the tensors came in goes.
             self._factors[name] = as_bytes(tensors[name]).clone()

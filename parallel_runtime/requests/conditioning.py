@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,9 @@ import torch
 
 from ..errors import RequestError
 from ..said import said
-from .patches import CARRIED, TOGETHER, Attached, Patch, attached_in, map_patch
+from .patches import CARRIED, TOGETHER, attached_in
 from .requests import ConditioningRef, tensor_name
-from .trees import map_tensors, restore
+from .trees import flatten, map_tensors, restore
 
 CONTROL = "control"
 """ComfyUI's argument for what ControlNets add."""
@@ -119,13 +119,24 @@ def hollow(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
-def assemble(reference: ConditioningRef, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
-    """Gather a new conditioning's arguments from a request's tensors (or from their meta twins)."""
-    arguments: dict[str, Any] = {key: tensors[tensor_name(reference.id, key)] for key in reference.tensors}
-    for key, count in reference.counts.items():
-        items = [tensors[tensor_name(reference.id, key, place)] for place in range(count)]
-        arguments[key] = restore(reference.trees[key], items)
-    return Conditioning(arguments, frozenset(reference.shared))
+def refer(number: int, arguments: Mapping[str, Any], index: int = 0) -> tuple[ConditioningRef, dict[str, torch.Tensor]]:
+    """A new conditioning as the ranks get it, and its tensors by the names under which they travel.
+
+    Raises:
+        RequestError: an argument is or holds what does not travel.
+    """
+    trees: dict[str, Any] = {}
+    tensors: list[torch.Tensor] = []
+    for key, value in arguments.items():
+        try:
+            trees[key] = flatten(value.value if isinstance(value, Shared) else value, tensors)
+        except TypeError as error:
+            template = "The model's input {key} is or holds {error}, which cannot be sent to the workers."
+            fix = "Remove the node that adds it, or load the model with Load Diffusion Model."
+            raise RequestError(said(template, key=repr(key), error=error), fix) from error
+    shared = tuple(key for key, value in arguments.items() if isinstance(value, Shared))
+    named = {tensor_name(number, place): tensor for place, tensor in enumerate(tensors)}
+    return ConditioningRef(number, True, trees, len(tensors), shared, index), named
 
 
 class ConditioningStore:
@@ -139,60 +150,46 @@ class ConditioningStore:
         """The conditioning as far as PREPARE can know it: shapes for a new one, the real one otherwise.
 
         Raises:
-            RequestError: it is neither new nor kept, or its tensors did not come along.
+            RequestError: it is neither new nor kept, its tensors did not come along, or a network that it names is not
+                here.
         """
         if not reference.new and reference.id not in self._kept:
             raise RequestError(
                 said("Conditioning {id} is not known to the workers.", id=reference.id), "Queue the prompt again."
             )
         try:
-            return assemble(reference, meta) if reference.new else self._kept[reference.id]
+            return self._assemble(reference, meta) if reference.new else self._kept[reference.id]
         except KeyError as error:
             raise RequestError(
                 said("Conditioning tensor {error} did not come with the request.", error=error), "Report this."
             ) from error
 
-    def take(self, reference: ConditioningRef, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
-        """The conditioning itself; a new one is kept for later requests."""
-        if reference.new:
-            given = assemble(reference, tensors)
-            self._kept[reference.id] = Conditioning(self._with_networks(dict(given.arguments)), given.shared)
-        return self._kept[reference.id]
+    def take(
+        self, references: Sequence[ConditioningRef], tensors: Mapping[str, torch.Tensor], kept: Iterable[int] = ()
+    ) -> list[Conditioning]:
+        """The conditionings of a request. They are kept for later ones, as are those of `kept`, and no others."""
+        named = {*kept, *(reference.id for reference in references)}
+        self._kept = {number: each for number, each in self._kept.items() if number in named}
+        self._kept |= {each.id: self._assemble(each, tensors) for each in references if each.new}
+        return [self._kept[reference.id] for reference in references]
+
+    def _assemble(self, reference: ConditioningRef, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
+        """A new conditioning, of a request's tensors or of their meta twins."""
+        items = [tensors[tensor_name(reference.id, place)] for place in range(reference.count)]
+        arguments = {key: restore(tree, items, self._attached) for key, tree in reference.trees.items()}
+        return Conditioning(arguments, frozenset(reference.shared))
 
     def attach(self, number: int, network: Any) -> None:
         """Keep a network that conditionings name by this number."""
         self._attached[number] = network
 
-    def detach(self, numbers: Iterable[int]) -> None:
-        """Forget networks that the client will not name again, nor a conditioning that has them."""
-        gone = set(numbers)
+    def detach(self, kept: Iterable[int]) -> set[int]:
+        """Forget networks but these, and conditionings that have one of them; return which went."""
+        gone = self._attached.keys() - set(kept)
         for number in gone:
-            self._attached.pop(number, None)
+            del self._attached[number]
         self._kept = {number: each for number, each in self._kept.items() if not each.names(gone)}
-
-    def _with_networks(self, value: Any) -> Any:
-        """The value with the networks that it names in their places.
-
-        Raises:
-            RequestError: one is not here.
-        """
-        if isinstance(value, Attached):
-            if value.number not in self._attached:
-                raise RequestError(
-                    said("Network {number} is not known to the workers.", number=value.number),
-                    "Queue the prompt again.",
-                )
-            return Attached(value.number, self._attached[value.number])
-        if isinstance(value, Patch):
-            return map_patch(value, self._with_networks)
-        if isinstance(value, dict):
-            return {key: self._with_networks(item) for key, item in value.items()}
-        return type(value)(map(self._with_networks, value)) if type(value) in (list, tuple) else value
-
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Forget conditionings that the client will not name again."""
-        for number in numbers:
-            self._kept.pop(number, None)
+        return gone
 
     def clear(self) -> None:
         """Forget all."""

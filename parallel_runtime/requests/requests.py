@@ -20,29 +20,27 @@ class ConditioningRef(msgspec.Struct, frozen=True):
     """Arguments of the transformer's call that stay the same over a sampling run: context and extras.
 
     Sent once; later requests name it by `id` alone (`new` is false). Tensors of a new one travel under
-    `tensor_name(id, key)`, or `tensor_name(id, key, i)` for the i-th inside of an argument.
+    `tensor_name(id, place)`.
 
     Args:
         id: chosen by the client, unique in the life of a pool.
         new: the tensors come with this request.
-        tensors: argument names whose value is a tensor.
-        trees: arguments of any other kind (trees.py); counts: how many tensors are inside of each.
+        trees: each argument as plain data (trees.py); count: how many tensors are inside of them.
         shared: arguments that are one for all rows of the batch, whatever their shape.
         index: CFG branch, 0 positive and 1 negative (ComfyUI's cond_or_uncond).
     """
 
     id: int
     new: bool = False
-    tensors: tuple[str, ...] = ()
     trees: dict[str, Any] = {}
-    counts: dict[str, int] = {}
+    count: int = 0
     shared: tuple[str, ...] = ()
     index: int = 0
 
 
-def tensor_name(conditioning: int, key: str, position: int | None = None) -> str:
+def tensor_name(conditioning: int, place: int) -> str:
     """Name under which a conditioning tensor travels."""
-    return f"c{conditioning}.{key}" if position is None else f"c{conditioning}.{key}.{position}"
+    return f"c{conditioning}.{place}"
 
 
 def concat_name(branch: int) -> str:
@@ -115,18 +113,18 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     `residual_name(place)` for each of a ControlNet's residuals.
 
     Args:
-        dropped: conditionings that are forgotten first.
+        kept: earlier conditionings that stay; all others are forgotten.
         kind: under which the call is kept, prepared, so that a `Step` can repeat it; 0: it is not kept.
-        dropped_kinds: prepared calls that are forgotten first.
+        kept_kinds: earlier calls that stay prepared; all others are forgotten.
         patches: that the weights are to have.
         residuals: of a ControlNet, as `trees.flatten` gives them; they are others in each step.
     """
 
     model: str
     conditioning: ConditioningRef
-    dropped: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
     kind: int = 0
-    dropped_kinds: tuple[int, ...] = ()
+    kept_kinds: tuple[int, ...] = ()
     patches: PatchNames = ("", "")
     residuals: Any = None
 
@@ -231,7 +229,7 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     inpaint_clean: bool = False
     own_timesteps: tuple[tuple[int, str, float], ...] = ()
     preview: bool = False
-    dropped: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
     prediction: str = "flow"
     concat: bool = False
     patches: PatchNames = ("", "")
@@ -245,13 +243,13 @@ class Invoke(msgspec.Struct, frozen=True, tag=True):
     Args:
         method: one of INVOKABLE.
         arguments: by name, as a conditioning.
-        dropped, patches: as in `Forward`.
+        kept, patches: as in `Forward`.
     """
 
     model: str
     method: str
     arguments: ConditioningRef
-    dropped: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
     patches: PatchNames = ("", "")
 
 
@@ -303,14 +301,14 @@ class KeepPatches(msgspec.Struct, frozen=True, tag=True):
     Tensors: each factor and each set, (bytes,) uint8, by its name.
 
     Args:
-        dropped: sets and factors that are forgotten first.
         comfyui: whose code is to compute with them.
+        kept: earlier sets that stay, with their factors; all others are forgotten first. None: all stay.
     """
 
     comfyui: ComfyuiCode
     factors: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
+    kept: tuple[str, ...] | None = None
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
@@ -320,12 +318,12 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
 
     Args:
         form: what it is made of (networks/comfyui/module_tree.py), with the last tensors; None before.
-        dropped: networks that are forgotten first, with the calls that name them.
+        kept: earlier networks that stay; all others are forgotten, with the calls that name them. None: all stay.
     """
 
     number: int = 0
     form: Any = None
-    dropped: tuple[int, ...] = ()
+    kept: tuple[int, ...] | None = None
 
 
 def attached_name(place: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -60,11 +61,11 @@ def place_of(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> int:
     return len(tensors) - 1
 
 
-def restore(tree: Any, tensors: Sequence[Any]) -> Any:
-    """The value that `flatten` was given, with these in the places of its tensors.
+def restore(tree: Any, tensors: Sequence[Any], networks: Mapping[int, Any] = MappingProxyType({})) -> Any:
+    """The value that `flatten` was given, with these in the places of its tensors and of the networks that it names.
 
     Raises:
-        RequestError: no such data.
+        RequestError: no such data, or one of the networks is not here.
     """
     if isinstance(tree, Mapping) and len(tree) == 1:
         ((kind, inner),) = tree.items()
@@ -75,30 +76,33 @@ def restore(tree: Any, tensors: Sequence[Any]) -> Any:
         if kind == "dtype" and isinstance(dtype := getattr(torch, str(inner), None), torch.dtype):
             return dtype
         if kind in ("list", "tuple") and isinstance(inner, list):
-            items = [restore(item, tensors) for item in inner]
+            items = [restore(item, tensors, networks) for item in inner]
             return items if kind == "list" else tuple(items)
         if kind == "dict" and isinstance(inner, list):
-            return {key: restore(item, tensors) for key, item in inner}
+            return {key: restore(item, tensors, networks) for key, item in inner}
         if kind == "set" and isinstance(inner, list):
             return frozenset(inner)
         if kind == "patch" and isinstance(inner, list) and len(inner) == 5:
             code, number, kept, since, values = inner
-            return Patch(str(code), int(number), int(kept), int(since), restore(values, tensors))
+            return Patch(str(code), int(number), int(kept), int(since), restore(values, tensors, networks))
         if kind == "attached" and isinstance(inner, int):
-            return Attached(inner)
+            if inner not in networks:
+                unknown = said("Network {number} is not known to the workers.", number=inner)
+                raise RequestError(unknown, "Queue the prompt again.")
+            return Attached(inner, networks[inner])
         if kind == "object" and isinstance(inner, list) and len(inner) == 3:
             module, name, fields = inner
-            return _restore_object(str(module), str(name), fields, tensors)
+            return _restore_object(str(module), str(name), restore(fields, tensors, networks))
     raise RequestError("The workers were sent an argument that is not what it says.", "Report this.")
 
 
-def _restore_object(module: str, name: str, fields: Any, tensors: Sequence[Any]) -> Any:
+def _restore_object(module: str, name: str, fields: Mapping[str, Any]) -> Any:
     """An object of one of ComfyUI's networks' own classes, its attributes put in as they were: nothing of it runs."""
     found = getattr(importlib.import_module(module), name, None) if module.startswith(_OBJECTS) else None
     if not isinstance(found, type):
         raise RequestError(said("The workers know no {module}.{name}.", module=module, name=name), "Restart ComfyUI.")
     made: Any = object.__new__(found)
-    made.__dict__.update(restore(fields, tensors))
+    made.__dict__.update(fields)
     return made
 
 

@@ -13,10 +13,8 @@ from nodes.carried_patches import CarriedPatches
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.live_patches import LivePatches
 from parallel_runtime.networks.comfyui.module_tree import build_module, describe_module
-from parallel_runtime.requests.conditioning import ConditioningStore
+from parallel_runtime.requests.conditioning import ConditioningStore, refer
 from parallel_runtime.requests.patches import attached_in
-from parallel_runtime.requests.requests import ConditioningRef, tensor_name
-from parallel_runtime.requests.trees import flatten
 
 SIGMA = 0.5
 
@@ -46,18 +44,15 @@ class _Vae:
 
 def travel(options: Mapping[str, Any], x: torch.Tensor) -> dict[str, Any]:
     """The options as a rank has them, after all that is done on the way but the socket."""
-    tensors: list[torch.Tensor] = []
     carried = CarriedPatches().carry(options, x)
-    tree = flatten(carried, tensors)
     store = ConditioningStore()
     for network in attached_in(carried):
         parts: list[torch.Tensor] = []
         form = describe_module(network.module, parts)
         store.attach(network.number, build_module(form, [part.clone() for part in parts]))
-    reference = ConditioningRef(1, new=True, trees={"options": tree}, counts={"options": len(tensors)})
-    named = {tensor_name(1, "options", place): tensor.clone() for place, tensor in enumerate(tensors)}
-    given = store.take(reference, named).arguments["options"]
-    return LivePatches(torch.device("cpu")).put_in(given)
+    reference, tensors = refer(1, {"options": carried})
+    (given,) = store.take([reference], {name: tensor.clone() for name, tensor in tensors.items()})
+    return LivePatches(torch.device("cpu")).put_in(given.arguments["options"])
 
 
 def _qwen() -> Any:

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.loading import host_copies
 from parallel_runtime.loading.comfyui_network import NetworkReader
-from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, Load, Release, tensor_name
+from parallel_runtime.requests.conditioning import refer
+from parallel_runtime.requests.requests import ComfyuiCode, Forward, Load, Release
 from tests.parallel_runtime.streamed_run import KINDS, PoolRank, staying, unlike_counts
 
 UNLIKE = ", unlike ranks"
@@ -89,9 +90,8 @@ def _back_from_the_host(pool: PoolRank, model: str, patches: tuple[str, str]) ->
 def _forward(pool: PoolRank, model: str, patches: tuple[str, str] = ("", "")) -> torch.Tensor:
     generator = torch.Generator().manual_seed(5)
     given = {"context": torch.randn(1, 7, 3584, generator=generator)}
-    tensors = {tensor_name(1, name): tensor for name, tensor in given.items()}
+    reference, tensors = refer(1, given)
     tensors |= {"x": torch.randn(1, 16, 10, 12, generator=generator), "timestep": torch.full((1,), 0.7)}
-    reference = ConditioningRef(1, new=True, tensors=tuple(given))
     return pool.run(Forward(model, reference, patches=patches), tensors)[1]["output"]
 
 

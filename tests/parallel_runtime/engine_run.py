@@ -12,7 +12,8 @@ from parallel_runtime.engine import rank_state
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import OutOfMemoryError
 from parallel_runtime.networks.latent_patches import LatentPatch
-from parallel_runtime.requests.requests import ConditioningRef, Load, Sample, tensor_name
+from parallel_runtime.requests.conditioning import refer
+from parallel_runtime.requests.requests import Load, Sample
 from tests.parallel_runtime.staged_run import Quiet
 
 CPU = torch.device("cpu")
@@ -27,9 +28,8 @@ def sample_tensors(steps: int = 4) -> tuple[Sample, dict[str, torch.Tensor]]:
         "guidance": torch.full((1,), 3.5),
     }
     sigmas = torch.linspace(1, 0, steps + 1)
-    tensors = {tensor_name(1, key): tensor for key, tensor in given.items()}
+    branch, tensors = refer(1, given)
     tensors |= {"x": torch.randn(1, 16, 12, 6, generator=generator), "sigmas": sigmas, "timesteps": sigmas}
-    branch = ConditioningRef(1, new=True, tensors=tuple(given))
     return Sample("m", "euler", (branch,), 1.0, 0, "cpu"), tensors
 
 

@@ -22,6 +22,7 @@ from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
 from parallel_runtime.planning import cost_constants
 from parallel_runtime.planning.coming_blocks import Coming
+from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.facts import PCIE, known_gpu
 from parallel_runtime.requests.requests import (
     ComfyuiCode,
@@ -32,7 +33,6 @@ from parallel_runtime.requests.requests import (
     Release,
     Sample,
     Step,
-    tensor_name,
 )
 from parallel_runtime.streaming import dealer, shared_blocks
 from parallel_runtime.streaming.share_memory import HostShare
@@ -133,9 +133,8 @@ def flux_tensors(rows: int = 1) -> tuple[ConditioningRef, dict[str, torch.Tensor
         return torch.randn(*shape, generator=generator)
 
     given = {"context": draw(rows, 7, 64), "y": draw(rows, 32), "guidance": torch.full((rows,), 3.5)}
-    tensors = {tensor_name(1, key): tensor for key, tensor in given.items()}
-    tensors |= {"x": draw(rows, 16, 12, 6), "timestep": torch.full((rows,), 0.7)}
-    return ConditioningRef(1, new=True, tensors=tuple(given)), tensors
+    reference, tensors = refer(1, given)
+    return reference, tensors | {"x": draw(rows, 16, 12, 6), "timestep": torch.full((rows,), 0.7)}
 
 
 def forward(rank: PoolRank, name: str, patches: Any = None) -> torch.Tensor:

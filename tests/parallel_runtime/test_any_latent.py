@@ -17,7 +17,8 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import ParallelError
 from parallel_runtime.networks.tables.diffusers import DIFFUSERS
-from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Request, Sample, tensor_name
+from parallel_runtime.requests.conditioning import refer
+from parallel_runtime.requests.requests import Forward, Load, Request, Sample
 from tests.families import STAGED, Family
 from tests.parallel_runtime.staged_run import Quiet
 from tests.ranks import run_ranks
@@ -90,9 +91,8 @@ def make_requests(family: Family, size: tuple[int, ...]) -> tuple[Forward, Sampl
     x = torch.randn(1, shape[1], *frames, *size[1:], generator=torch.Generator().manual_seed(sum(size)))
     given = {name: value for name, value in family.call.items() if name not in ("x", "timestep")}
     sigmas = torch.tensor([1.0, 0.5, 0.0])
-    tensors = {tensor_name(1, key): tensor for key, tensor in given.items()}
+    text, tensors = refer(1, given)
     tensors |= {"x": x, "timestep": torch.tensor([0.5]), "sigmas": sigmas, "timesteps": sigmas}
-    text = ConditioningRef(1, new=True, tensors=tuple(given))
     return Forward("m", text), Sample("m", "euler", (text,), 1.0, 0, "cpu"), tensors
 
 

@@ -10,7 +10,8 @@ import torch
 
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.engine import Engine
-from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, tensor_name
+from parallel_runtime.requests.conditioning import refer
+from parallel_runtime.requests.requests import Forward, Load, Release
 from tests.parallel_runtime.gpu_streamed_run import count_recordings
 from tests.parallel_runtime.staged_run import Quiet
 from tests.tiny_flux import tiny_config, weights_file, write_diffusers_folder
@@ -42,9 +43,8 @@ class GpuRank:
         generator = torch.Generator().manual_seed(3)
         draw = lambda *shape: torch.randn(*shape, generator=generator).bfloat16()  # noqa: E731
         given = {"context": draw(1, 64, 64), "y": draw(1, 32), "guidance": torch.full((1,), 3.5)}
-        tensors = {tensor_name(1, key): tensor for key, tensor in given.items()}
+        reference, tensors = refer(1, given)
         tensors |= {"x": draw(1, 16, 64, 64), "timestep": torch.full((1,), 0.7)}
-        reference = ConditioningRef(1, new=True, tensors=tuple(given))
         return self.run(Forward(str(path), reference), tensors)[1]["output"].cpu()
 
     def free(self) -> int:

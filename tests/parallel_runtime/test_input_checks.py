@@ -17,14 +17,18 @@ from parallel_runtime.errors import RequestError
 from parallel_runtime.networks.diffusers.registry import MODELS
 from parallel_runtime.networks.diffusers.spec import ModelSpec
 from parallel_runtime.networks.diffusers.wan import WAN
-from parallel_runtime.requests.conditioning import Conditioning
-from parallel_runtime.requests.requests import ConditioningRef, Load, Request, Sample, concat_name, tensor_name
+from parallel_runtime.requests.conditioning import Conditioning, refer
+from parallel_runtime.requests.requests import Load, Request, Sample, concat_name
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 from tests.tiny_wan import image_config
 from tests.tiny_wan import tiny_config as wan_config
 
 X = (2, 16, 6, 4)
-BRANCHES = (ConditioningRef(0, True, ("context", "y"), index=0), ConditioningRef(1, True, ("context", "y"), index=1))
+DRAWN = torch.Generator().manual_seed(0)
+TEXTS = [
+    {"context": torch.randn(2, 5, 64, generator=DRAWN), "y": torch.randn(2, 32, generator=DRAWN)} for _ in range(2)
+]
+BRANCHES = tuple(refer(branch, text, branch)[0] for branch, text in enumerate(TEXTS))
 REQUEST = Sample("tiny", "euler", BRANCHES, cfg=3.0, seed=1, noise_device="cpu", inpaint=True, concat=True)
 
 
@@ -55,12 +59,11 @@ class Quiet:
 def sample_tensors() -> dict[str, torch.Tensor]:
     """All that REQUEST asks for."""
     generator = torch.Generator().manual_seed(0)
-    texts = {tensor_name(branch, "context"): torch.randn(2, 5, 64, generator=generator) for branch in (0, 1)}
-    pooled = {tensor_name(branch, "y"): torch.randn(2, 32, generator=generator) for branch in (0, 1)}
+    texts = {name: each for branch, text in enumerate(TEXTS) for name, each in refer(branch, text)[1].items()}
     latents = {name: torch.randn(X, generator=generator) for name in ("x", "latent_image", "noise")}
     fixed = {concat_name(branch): torch.randn(X, generator=generator) for branch in (0, 1)}
     sigmas = torch.tensor([1.0, 0.5, 0.0])
-    return {**texts, **pooled, **latents, **fixed, "mask": torch.ones(X), "sigmas": sigmas, "timesteps": sigmas}
+    return {**texts, **latents, **fixed, "mask": torch.ones(X), "sigmas": sigmas, "timesteps": sigmas}
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,9 @@ from parallel_runtime.patching import patchable
 from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
 from parallel_runtime.patching.patchable import OwnNames
+from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, KeepPatches, Release, tensor_name
+from parallel_runtime.requests.requests import ComfyuiCode, Forward, KeepPatches, Release
 from tests import tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.model_forward import apply_rules, rules_of
@@ -90,19 +91,18 @@ def merged(path: Path, strength: float, seed: int = 0) -> Path:
 class PatchingRank(Rank):
     """Keeps sets, and runs calls with them."""
 
-    def keep(self, *sets: PatchSet, dropped: tuple[str, ...] = ()) -> None:
+    def keep(self, *sets: PatchSet, kept: tuple[str, ...] | None = None) -> None:
         tensors = {name: factor.view(torch.uint8).reshape(-1) for each in sets for name, factor in each.factors.items()}
         names = tuple(each.name for each in sets)
-        request = KeepPatches(ComfyuiCode(str(COMFYUI)), tuple(tensors), names, dropped)
+        request = KeepPatches(ComfyuiCode(str(COMFYUI)), tuple(tensors), names, kept)
         self.run(request, {**tensors, **{each.name: each.to_bytes() for each in sets}})
 
     def forward(self, name: Path | str, *sets: PatchSet) -> torch.Tensor:
         generator = torch.Generator().manual_seed(3)
         draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
         given = {"context": draw(1, 7, 64), "y": draw(1, 32), "guidance": torch.full((1,), 3.5)}
-        tensors = {tensor_name(1, key): tensor for key, tensor in given.items()}
+        reference, tensors = refer(1, given)
         tensors |= {"x": draw(1, 16, 8, 6), "timestep": torch.full((1,), 0.7)}
-        reference = ConditioningRef(1, new=True, tensors=tuple(given))
         first, second = (*(each.name for each in sets), "", "")[:2]
         request = Forward(str(name), reference, patches=(first, second))
         with torch.no_grad():
@@ -152,7 +152,7 @@ def test_hooks_come_on_top_and_sets_that_are_dropped_are_not_known(files):
     both = predicted(merged(merged(path, 0.6), 0.9, seed=1))
     assert_same(rank.forward(path, first, second), both)
     assert_same(rank.forward(path, second), predicted(merged(path, 0.9, seed=1)))
-    rank.keep(dropped=(second.name, *second.factors))
+    rank.keep(kept=(first.name,))
     with pytest.raises(NotLoadedError, match="LoRA"):
         rank.forward(path, second)
     assert_same(rank.forward(path, first), predicted(merged(path, 0.6)))

@@ -18,7 +18,8 @@ from parallel_runtime.engine import plan_meshes as meshes
 from parallel_runtime.engine import rank_state
 from parallel_runtime.engine.opened import Opened, open_model
 from parallel_runtime.errors import CheckpointError
-from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, Sample, Step, tensor_name
+from parallel_runtime.requests.conditioning import refer
+from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, Sample, Step
 from tests import tiny_flux
 from tests.threaded_ranks import PartedWays, ThreadedPool
 
@@ -148,8 +149,7 @@ class Client:
             "y": torch.randn(batch, 32, generator=generator),
             "guidance": torch.full((batch,), 3.5),
         }
-        reference = ConditioningRef(self.conditionings, new=True, tensors=tuple(given), index=index)
-        return reference, {tensor_name(reference.id, key): tensor for key, tensor in given.items()}
+        return refer(self.conditionings, given, index)
 
     def sample(self, request: Prompt, model: str) -> tuple[Sample, dict[str, torch.Tensor]]:
         sigmas = torch.linspace(1, 0, request.times + 1)

@@ -13,7 +13,8 @@ from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.engine import rank_state
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.errors import RequestError
-from parallel_runtime.requests.requests import ConditioningRef, Load, Sample, tensor_name
+from parallel_runtime.requests.conditioning import refer
+from parallel_runtime.requests.requests import ConditioningRef, Load, Sample
 from parallel_runtime.sampling import noise as noise_module
 from tests.parallel_runtime.staged_run import Quiet
 from tests.ranks import run_ranks
@@ -35,8 +36,9 @@ def make_request(branches: int) -> tuple[Sample, dict[str, torch.Tensor]]:
             "y": torch.randn(1, 32, generator=generator),
             "guidance": torch.full((1,), 3.5),
         }
-        tensors |= {tensor_name(index + 1, key): tensor for key, tensor in given.items()}
-        references.append(ConditioningRef(index + 1, new=True, tensors=tuple(given), index=index))
+        reference, named = refer(index + 1, given, index)
+        tensors |= named
+        references.append(reference)
     return Sample("m", "euler_ancestral", tuple(references), 3.0 if branches > 1 else 1.0, 7, "cpu"), tensors
 
 

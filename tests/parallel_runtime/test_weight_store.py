@@ -28,8 +28,9 @@ from parallel_runtime.loading.files import identity
 from parallel_runtime.loading.host_copies import HostCopies
 from parallel_runtime.loading.loaded_weights import LoadedWeights
 from parallel_runtime.loading.weights import CheckpointReader
+from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import ConditioningRef, Forward, Load, Release, tensor_name
+from parallel_runtime.requests.requests import Forward, Load, Release
 from tests.parallel_runtime.staged_run import Quiet
 from tests.tiny_flux import make_state_dict, tiny_config, weights_file, write_diffusers_folder
 
@@ -63,9 +64,8 @@ class Rank:
         generator = torch.Generator().manual_seed(3)
         draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
         given = {"context": draw(1, 7, 64), "y": draw(1, 32), "guidance": torch.full((1,), 3.5)}
-        tensors = {tensor_name(1, key): tensor for key, tensor in given.items()}
+        reference, tensors = refer(1, given)
         tensors |= {"x": draw(1, 16, 8, 6), "timestep": torch.full((1,), 0.7)}
-        reference = ConditioningRef(1, new=True, tensors=tuple(given))
         with torch.no_grad():
             return self.run(Forward(str(name), reference), tensors)[1]["output"]
 

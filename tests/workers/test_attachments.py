@@ -12,10 +12,8 @@ import torch
 
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared_forward import RepeatedForward
-from parallel_runtime.requests.conditioning import OPTIONS
+from parallel_runtime.requests.conditioning import OPTIONS, refer
 from parallel_runtime.requests.patches import CARRIED, PATCHES, Attached, Patch
-from parallel_runtime.requests.requests import ConditioningRef, tensor_name
-from parallel_runtime.requests.trees import flatten
 from tests.parallel_runtime.staged_run import Quiet
 from workers.client.calls import Attachments
 from workers.client.requests import Callbacks, Submission
@@ -39,13 +37,8 @@ class Pool:
     def call(self, number: int, network: Attached) -> None:
         """Keep a conditioning that names the network, and a call with it, as a `Forward` does."""
         options = {CARRIED: {PATCHES: {"double_block": [Patch("some:code", 1, values={"network": network})]}}}
-        tensors: list[torch.Tensor] = [torch.ones(1, 1, 4)]
-        tree = flatten(options, tensors)
-        given = {tensor_name(number, "context"): tensors[0]}
-        reference = ConditioningRef(
-            number, new=True, tensors=("context",), trees={OPTIONS: tree}, counts={OPTIONS: len(tensors) - 1}
-        )
-        conditioning = self.engine.conditionings.take(reference, given)
+        reference, given = refer(number, {"context": torch.ones(1, 1, 4), OPTIONS: options})
+        (conditioning,) = self.engine.conditionings.take([reference], given, kept=range(number))
         self.engine.calls[number] = RepeatedForward(
             state=self.engine, placed=SimpleNamespace(), conditioning=conditioning, patches=SimpleNamespace()
         )
@@ -68,7 +61,7 @@ def test_a_network_that_nobody_has_any_more_leaves_the_ranks_with_the_next_call(
     gc.collect()
     attachments.bring([], Callbacks())  # a call without any
     gc.collect()
-    assert pool.asked[-1].dropped == (1,)
+    assert pool.asked[-1].kept == (2,)
     assert [found() is None for found in there] == [True, False]
     assert list(pool.engine.calls) == [2]
     attachments.bring(networks, Callbacks())
@@ -82,7 +75,7 @@ def test_what_may_not_be_there_any_more_is_sent_again_and_let_go_when_nobody_has
     attachments.bring([network], Callbacks())
     attachments.forget()
     attachments.bring([network], Callbacks())
-    assert [(each.number, each.dropped) for each in pool.asked] == [(1, ()), (1, ()), (1, (1,)), (1, ())]
+    assert [(each.number, each.kept) for each in pool.asked] == [(1, None)] * 2 + [(0, ())] + [(1, None)] * 2
     there = pool.network(1)
     attachments.forget()
     del network

@@ -19,10 +19,10 @@ def conditioning(seed: int = 0, **extra):
 
 def test_equal_contents_in_new_tensors_are_sent_once():
     cache = ConditioningCache()
-    first, tensors, _ = cache.refer(conditioning(ref_latents=[torch.ones(1, 2)], method="offset", missing=None))
-    again, nothing, _ = cache.refer(conditioning(ref_latents=[torch.ones(1, 2)], method="offset"))
+    first, tensors = cache.refer(conditioning(ref_latents=[torch.ones(1, 2)], method="offset", missing=None))
+    again, nothing = cache.refer(conditioning(ref_latents=[torch.ones(1, 2)], method="offset"))
     assert first.new
-    assert set(tensors) == {"c1.context", "c1.y", "c1.ref_latents.0"}
+    assert set(tensors) == {"c1.0", "c1.1", "c1.2"}
     assert (again.id, again.new, nothing) == (first.id, False, {})
 
 
@@ -39,7 +39,7 @@ def test_equal_contents_in_new_tensors_are_sent_once():
 def test_any_change_is_sent_again(change):
     cache = ConditioningCache()
     cache.refer(conditioning(ref_latents=[torch.ones(1, 2)], method="offset"))
-    reference, tensors, _ = cache.refer({**conditioning(ref_latents=[torch.ones(1, 2)], method="offset"), **change})
+    reference, tensors = cache.refer({**conditioning(ref_latents=[torch.ones(1, 2)], method="offset"), **change})
     assert reference.new
     assert tensors
 
@@ -55,12 +55,22 @@ def test_a_tensor_that_its_owner_wrote_into_is_sent_again():
 def test_the_ranks_store_never_outgrows_the_cache_whatever_the_client_forgets():
     cache, store = ConditioningCache(), ConditioningStore()
     for seed in range(60):
-        reference, tensors, dropped = cache.refer(conditioning(seed % 25))
-        store.drop(dropped)
-        assert torch.equal(store.take(reference, tensors).context, conditioning(seed % 25)["context"])
+        reference, tensors = cache.refer(conditioning(seed % 25))
+        (taken,) = store.take([reference], tensors, cache.kept)
+        assert torch.equal(taken.context, conditioning(seed % 25)["context"])
+        assert store._kept.keys() == {*cache.kept, reference.id}
         if seed % 7 == 0:
             cache.clear()
-        assert len(store._kept) <= 17
+
+
+def test_a_request_of_more_branches_than_are_kept_has_all_of_them():
+    cache, store = ConditioningCache(), ConditioningStore()
+    for seeds in ([0], [*range(1, 12), 0]):  # the last was known when the request began
+        referred = [cache.refer(conditioning(seed)) for seed in seeds]
+        tensors = {name: each for _, named in referred for name, each in named.items()}
+        taken = store.take([reference for reference, _ in referred], tensors, cache.kept)
+        expected = [conditioning(seed)["context"] for seed in seeds]
+        assert all(torch.equal(each.context, text) for each, text in zip(taken, expected, strict=True))
 
 
 def test_an_argument_that_cannot_travel_is_refused_by_name():
@@ -72,8 +82,9 @@ def test_tensors_deep_inside_of_an_argument_travel():
     cache, store = ConditioningCache(), ConditioningStore()
     control = {"input": [torch.ones(2, 3), None], "scale": 0.5, "sizes": (1, [2, torch.zeros(1)])}
     given = conditioning(control=Shared(control))
-    reference, tensors, _ = cache.refer(given)
-    taken = store.take(msgspec.msgpack.decode(msgspec.msgpack.encode(reference), type=ConditioningRef), tensors)
+    reference, tensors = cache.refer(given)
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(reference), type=ConditioningRef)
+    (taken,) = store.take([sent], tensors)
     assert taken.shared == {"control"}
     got = taken.arguments["control"]
     assert (got["scale"], got["input"][1], got["sizes"][0]) == (0.5, None, 1)
@@ -104,7 +115,7 @@ def test_a_change_of_the_last_element_of_any_tensor_is_found(name):
         return {**conditioning(), "odd": odd, "flag": torch.tensor(True), "none": torch.tensor([1.0, torch.nan])}
 
     cache = ConditioningCache()
-    first, _, _ = cache.refer(tensors())
+    first, _ = cache.refer(tensors())
     assert cache.refer(tensors())[0].id == first.id
     changed = tensors()
     changed[name].view(-1)[-1] = 0
@@ -115,6 +126,6 @@ def test_a_conditioning_is_compared_wherever_it_lies_in_its_memory():
     # At [1:5] it begins four bytes behind a multiple of eight.
     cache = ConditioningCache()
     row = torch.arange(6.0)
-    first, _, _ = cache.refer({"context": row[:4].clone()})
-    again, _, _ = cache.refer({"context": torch.cat([torch.zeros(1), row])[1:5]})
+    first, _ = cache.refer({"context": row[:4].clone()})
+    again, _ = cache.refer({"context": torch.cat([torch.zeros(1), row])[1:5]})
     assert again.id == first.id

@@ -102,16 +102,12 @@ def test_after_a_failure_everything_is_sent_again():
     assert len(pool.factors) == 2
 
 
-def test_what_is_dropped_fits_into_messages_however_much_it_is():
+def test_what_the_client_is_not_certain_of_goes_with_the_next_request():
     pool = Pool()
-    cache = PatchCache(pool.submit)
-    many = patches(1.0, *torch.rand(3000, 2))
+    cache, many, one = PatchCache(pool.submit), patches(1.0, *torch.rand(3000, 2)), patches(1.0, torch.rand(4))
     cache.send(many)
     cache.clear()
-    pool.sent.clear()
-    one = patches(1.0, torch.rand(4))
     cache.send(one)
-    dropped = [name for request, _ in pool.sent for name in request.dropped]
-    assert {*many.patches.factors, many.patches.name} == {*dropped}
-    assert max(len(request.dropped) for request, _ in pool.sent) <= 1024
     assert contents(pool, one).name == one.patches.name
+    assert pool.store._sets.keys() == {one.patches.name}
+    assert pool.store._factors.keys() == one.patches.factors.keys()

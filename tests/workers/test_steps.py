@@ -116,7 +116,7 @@ def test_a_step_that_the_ranks_do_not_keep_is_refused_by_all_of_them_and_prepare
         wrong.setattr(client._calls._prepared, "find", lambda fits: next(found, None))
         assert torch.equal(step(), first)
     assert asked == [Step, Load, Forward]
-    number = list(client._calls._prepared)[-1]
+    number = client._calls._prepared.numbers[-1]
     tensors = {"x": latent(0), "timestep": torch.tensor([0.5])}
     with pytest.raises(Exception, match="cannot carry unknown"):
         client.forward(model(path), latent(0), torch.tensor([0.5]), {**given(), "unknown": torch.zeros(1)})
@@ -221,30 +221,14 @@ def test_more_kinds_than_are_kept_are_forgotten_by_the_ranks_too(client, path, a
     assert asked[-1] is Step
 
 
-def test_what_a_mirror_forgets_is_told_once_and_the_oldest_goes_first():
-    mirror: Mirror[int, str] = Mirror(most=16)
+def test_of_more_than_a_mirror_takes_the_oldest_goes_first():
+    mirror: Mirror[str] = Mirror(most=16)
     for number in range(20):
         mirror.hold(number, f"kind {number}")
-    assert mirror.untold() == (0, 1, 2, 3)
-    assert mirror.untold() == ()
+    assert mirror.numbers == (*range(4, 20),)
     assert [mirror.find(lambda known, n=n: known == f"kind {n}") for n in (3, 4)] == [None, 4]
     mirror.hold(20, "kind 20")  # 4 was used a moment ago
-    assert mirror.untold() == (5,)
-    mirror.forget()
-    assert 4 not in mirror
-    assert len(mirror.untold(10)) == 10
-    assert len(mirror.untold(10)) == 6
-
-
-def test_what_was_told_by_a_request_that_failed_is_told_again():
-    mirror: Mirror[str, None] = Mirror(most=1)
-    for name in "abc":
-        mirror.hold(name, None)
-    assert mirror.untold() == ("a", "b")
-    mirror.hold("b", None)  # given to the ranks anew
-    mirror.doubt()
-    assert sorted(mirror.untold()) == ["a", "b", "c"]
-    assert mirror.untold() == ()
+    assert mirror.numbers == (*range(6, 20), 4, 20)
 
 
 def test_a_call_that_fails_before_it_ends_leaves_nothing_with_the_ranks():
@@ -259,9 +243,9 @@ def test_a_call_that_fails_before_it_ends_leaves_nothing_with_the_ranks():
         with pytest.raises(Cancelled):
             calls.run(Call("m", torch.zeros(1, 2), torch.zeros(1), given()), Callbacks())
         calls.forget()  # as the client does
-    first, second = (each.request for each in asked)
-    assert first.kind in second.dropped_kinds
-    assert first.conditioning.id in second.dropped
+    _, second = (each.request for each in asked)
+    assert second.kept_kinds == (second.kind,)
+    assert second.kept == (second.conditioning.id,)
 
 
 @pytest.mark.slow

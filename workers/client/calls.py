@@ -32,37 +32,37 @@ class Attachments:
 
     def __init__(self, submit: Callable[[Submission], Reply]):
         self._submit = submit
-        self._mirror: Mirror[int, None] = Mirror()
+        self._held: set[int] = set()
         self._gone: list[int] = []
+        self._certain = True  # the ranks have no others than these
 
     def bring(self, networks: Iterable[Attached], callbacks: Callbacks) -> None:
         """Have the ranks know these, and forget those that nobody here has any more."""
+        while self._gone:  # which the collector of any thread adds to
+            if (number := self._gone.pop()) in self._held:
+                self._held.remove(number)
+                self._certain = False
+        if not self._certain:
+            self._submit(Submission(request=Attach(kept=tuple(sorted(self._held))), callbacks=callbacks))
+            self._certain = True
         for each in networks:
-            if each.number not in self._mirror:
-                self._send(each, callbacks)
-                self._mirror.hold(each.number, None)
+            if each.number not in self._held:
+                self._held.add(each.number)
                 weakref.finalize(each.module, self._gone.append, each.number)
-        if gone := self._let_go():
-            self._submit(Submission(request=Attach(dropped=gone), callbacks=callbacks))
+                self._send(each, callbacks)
 
     def forget(self) -> None:
         """Trust none of them any more."""
-        self._mirror.doubt()
-
-    def _let_go(self) -> tuple[int, ...]:
-        """Numbers that the ranks have not been told to forget yet."""
-        while self._gone:  # which the collector of any thread adds to
-            self._mirror.let_go(self._gone.pop())
-        return tuple(sorted(self._mirror.untold()))
+        self._certain = self._certain and not self._held
+        self._held.clear()
 
     def _send(self, network: Attached, callbacks: Callbacks) -> None:
         tensors: list[torch.Tensor] = []
         form: Any = describe_module(network.module, tensors)
         named = {attached_name(place): tensor for place, tensor in enumerate(tensors)}
         for piece in in_pieces(named, _PIECE):
-            request = Attach(network.number, dropped=self._let_go())
-            self._submit(Submission(request=request, tensors=piece, callbacks=callbacks))
-        self._submit(Submission(request=Attach(network.number, form, self._let_go()), callbacks=callbacks))
+            self._submit(Submission(request=Attach(network.number), tensors=piece, callbacks=callbacks))
+        self._submit(Submission(request=Attach(network.number, form), callbacks=callbacks))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Calls:
     def __init__(self, submit: Callable[[Submission], Reply]):
         self.cache = ConditioningCache()
         self._numbers = itertools.count(1)
-        self._prepared: Mirror[int, Hashable] = Mirror(_MOST_PREPARED)
+        self._prepared: Mirror[Hashable] = Mirror(_MOST_PREPARED)
         """By what two calls have in common of which one prepares the other."""
         self._attachments = Attachments(submit)
         self._submit = submit
@@ -107,20 +107,19 @@ class Calls:
         form, residuals = _flat(call.conditioning.get(CONTROL))
         shapes = repr([form, *((each.shape, each.dtype) for each in residuals.values())]) if residuals else ""
         self.attach(conditioning, callbacks)
-        reference, tensors, dropped = self.cache.refer(conditioning)
+        reference, tensors = self.cache.refer(conditioning)
         given = ((each.shape, each.dtype) for each in (call.x, call.timestep))
         kind = (call.model, reference.id, reference.index, *given, call.patches, shapes)
         number = self._prepared.find(lambda known: known == kind)
         request: Forward | Step
-        if number is None or dropped:
-            if number is not None:
-                self._prepared.let_go(number)
+        if number is None:
             number = next(self._numbers)
-            request = Forward(call.model, reference, dropped, number, self._prepared.untold(), call.patches, form)
+            self._prepared.hold(number, kind)
+            kept = self.cache.kept, number, self._prepared.numbers
+            request = Forward(call.model, reference, *kept, call.patches, form)
         else:
             request = Step(number)
         tensors |= {"x": call.x, "timestep": call.timestep, **residuals}
-        self._prepared.hold(number, kind)  # first: where the request fails, the ranks are told to forget it
         reply = self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks, device=call.x.device))
         if not reply.finite:  # the last step's would be the picture, with nobody to look at it again
             raise no_number("The model's prediction")
@@ -132,12 +131,12 @@ class Calls:
 
     def prepare_anew(self) -> None:
         """The next call of each kind goes through PREPARE again."""
-        self._prepared.forget()
+        self._prepared.clear()
 
     def forget(self) -> None:
         """Trust nothing any more that the ranks may keep."""
         self.cache.clear()
-        self._prepared.doubt()
+        self._prepared.clear()
         self._attachments.forget()
 
 

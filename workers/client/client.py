@@ -170,8 +170,8 @@ class PoolClient:
         """What a method of ComfyUI's own network (one of INVOKABLE) gives, outside of its forward."""
 
         def run() -> torch.Tensor:
-            reference, tensors, dropped = self._calls.cache.refer(arguments)
-            request = Invoke(model.key, method, reference, dropped, patches.names)
+            reference, tensors = self._calls.cache.refer(arguments)
+            request = Invoke(model.key, method, reference, self._calls.cache.kept, patches.names)
             callbacks = Callbacks(should_cancel=should_cancel)
             reply = self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks))
             return require_finite(reply.tensors["output"])

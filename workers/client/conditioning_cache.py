@@ -9,12 +9,8 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.errors import RequestError
-from parallel_runtime.requests.conditioning import Shared
-from parallel_runtime.requests.patches import Patch
-from parallel_runtime.requests.requests import ConditioningRef, tensor_name
-from parallel_runtime.requests.trees import flatten, place_of
-from parallel_runtime.said import said
+from parallel_runtime.requests.conditioning import refer
+from parallel_runtime.requests.requests import ConditioningRef
 
 from .mirror import Mirror
 
@@ -26,7 +22,7 @@ _WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 class _Kept:
     """A conditioning: what can be compared without looking into its tensors, and copies of these."""
 
-    form: Any
+    form: str
     tensors: list[torch.Tensor]
 
 
@@ -35,68 +31,29 @@ class ConditioningCache:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._mirror: Mirror[int, _Kept] = Mirror(_CAPACITY)
+        self._mirror: Mirror[_Kept] = Mirror(_CAPACITY)
 
-    def refer(
-        self, conditioning: Mapping[str, Any], index: int = 0
-    ) -> tuple[ConditioningRef, dict[str, torch.Tensor], tuple[int, ...]]:
-        """Return (reference, tensors to send along, numbers to drop); RequestError for what does not travel."""
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Numbers of those that the ranks are to keep."""
+        return self._mirror.numbers
+
+    def refer(self, conditioning: Mapping[str, Any], index: int = 0) -> tuple[ConditioningRef, dict[str, torch.Tensor]]:
+        """Return (reference, tensors to send along); RequestError for what does not travel."""
         arguments = {name: value for name, value in conditioning.items() if value is not None}
-        tensors: list[torch.Tensor] = []
-        form = _form(arguments, tensors)
+        reference, named = refer(next(self._numbers), arguments, index)
+        tensors = list(named.values())
+        form = repr((reference.trees, reference.shared, [(each.dtype, each.shape, each.device) for each in tensors]))
         number = self._mirror.find(lambda kept: kept.form == form and all(map(_same, kept.tensors, tensors)))
         if number is not None:
-            return ConditioningRef(number, index=index), {}, self._mirror.untold()
-        number = next(self._numbers)
-        reference, sent = _describe(number, arguments, index)
+            return ConditioningRef(number, index=index), {}
         # Copies: the caller may write into its tensors later, and a comparison with itself would not notice.
-        self._mirror.hold(number, _Kept(form, [tensor.clone() for tensor in tensors]))
-        return reference, sent, self._mirror.untold()
+        self._mirror.hold(reference.id, _Kept(form, [tensor.clone() for tensor in tensors]))
+        return reference, named
 
     def clear(self) -> None:
-        """Trust none of them any more; the pool drops with the next request what it may still hold."""
-        self._mirror.doubt()
-
-
-def _describe(number: int, arguments: Mapping[str, Any], index: int) -> tuple[ConditioningRef, dict[str, torch.Tensor]]:
-    names: list[str] = []
-    trees: dict[str, Any] = {}
-    counts: dict[str, int] = {}
-    tensors: dict[str, torch.Tensor] = {}
-    for key, given in arguments.items():
-        value = given.value if isinstance(given, Shared) else given
-        if isinstance(value, torch.Tensor):
-            names.append(key)
-            tensors[tensor_name(number, key)] = value
-            continue
-        inside: list[torch.Tensor] = []
-        try:
-            trees[key] = flatten(value, inside)
-        except TypeError as error:
-            template = "The model's input {key} is or holds {error}, which cannot be sent to the workers."
-            fix = "Remove the node that adds it, or load the model with Load Diffusion Model."
-            raise RequestError(said(template, key=repr(key), error=error), fix) from error
-        counts[key] = len(inside)
-        tensors |= {tensor_name(number, key, place): each for place, each in enumerate(inside)}
-    shared = tuple(key for key, value in arguments.items() if isinstance(value, Shared))
-    return ConditioningRef(number, True, tuple(names), trees, counts, shared, index), tensors
-
-
-def _form(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """What two values have in common that are equal but for what their tensors hold; those are added to `tensors`."""
-    if isinstance(value, torch.Tensor):
-        known = len(tensors)
-        place = place_of(value, tensors)
-        return value.dtype, value.shape, value.device, place - known  # one that is there twice, as such
-    if isinstance(value, Patch):
-        return value.code, value.number, value.kept, _form(dict(value.values), tensors)
-    if isinstance(value, Shared):
-        return Shared(_form(value.value, tensors))
-    if isinstance(value, dict):
-        return {name: _form(item, tensors) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_form(item, tensors) for item in value]
-    return type(value), value
+        """Trust none of them any more."""
+        self._mirror.clear()
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

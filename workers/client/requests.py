@@ -181,13 +181,11 @@ class LoopRequest:
         """The request that ranks get, and its tensors; the conditionings' only where the pool does not hold them."""
         references: list[ConditioningRef] = []
         tensors = dict(self.tensors)
-        dropped: tuple[int, ...] = ()
         for branch in self.branches:
-            reference, new, old = cache.refer(branch.conditioning, branch.index)
+            reference, new = cache.refer(branch.conditioning, branch.index)
             references.append(reference)
             tensors |= new
-            dropped += old
-        named = {"model": model, "branches": tuple(references), "dropped": dropped, "patches": patches}
+        named = {"model": model, "branches": tuple(references), "kept": cache.kept, "patches": patches}
         return msgspec.structs.replace(self.job, **named), tensors
 
 
