@@ -317,7 +317,7 @@ def _repeat(pool: PoolRank, expected: torch.Tensor) -> bool:
     """Steps of two kinds of weights in turn, without a PREPARE."""
     reference, tensors = flux_tensors()
     for kind, name in enumerate(("dealt 0", "host 0"), 1):
-        pool.run(Forward(name, reference, kind=kind), tensors)
+        pool.run(Forward(name, reference, kind=kind, kept_kinds=tuple(range(kind))), tensors)
     step = {name: tensors[name] for name in ("x", "timestep")}
     outputs = []
     for kind in (1, 2, 1):

@@ -167,7 +167,8 @@ class Client:
         batch = len(request.texts)
         reference, tensors = self.refer(0, batch, request.texts[0])
         tensors |= {"x": torch.zeros(batch, 16, *SIZES[request.size]), "timestep": torch.full((batch,), 0.5)}
-        return Forward(model, reference, kind=reference.id), tensors
+        kept = tuple(range(reference.id))
+        return Forward(model, reference, kind=reference.id, kept_kinds=kept), tensors
 
 
 @pytest.fixture(scope="module")

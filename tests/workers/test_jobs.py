@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any, get_args
 
 import pytest
@@ -11,8 +12,9 @@ from parallel_runtime.requests.requests import Finished, Step
 from workers.supervisor.job import ActiveJob
 from workers.supervisor.jobs import Jobs
 from workers.supervisor.supervisor import OF_CLIENT, OF_RANK
+from workers.wire.connection import Endpoint
 from workers.wire.error_info import ErrorInfo
-from workers.wire.frames import Frame
+from workers.wire.frames import Frame, encode_header
 from workers.wire.protocol import Abandon, Cancel, Done, Failed, Heartbeat, Hello, Job, Message, Run, Status
 
 
@@ -20,7 +22,7 @@ class Ends:
     """What `Jobs` talks to: keeps what it is told."""
 
     size = 2  # ranks
-    hung_up = False
+    complete = True
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -40,47 +42,58 @@ async def answer(jobs: Jobs, frame: Frame) -> None:
     await jobs.answer(frame, frame.message)  # type: ignore[arg-type]
 
 
-def test_an_answer_goes_out_and_the_next_job_begins_when_all_ranks_are_through():
+def test_an_answer_goes_out_when_all_ranks_are_through_and_the_next_job_may_come():
     ranks, client = Ends(), Ends()
     jobs = Jobs(ranks, client, None, lambda failed: pytest.fail(str(failed)))  # type: ignore[arg-type]
-    steps = [Frame(Job(number, Step(1)), b"", None) for number in (1, 2, 3)]
-    done = [[Frame(Done(number, rank, Finished()), b"", None) for rank in range(2)] for number in (1, 3)]
+    done = [[Frame(Done(number, rank, Finished()), b"", None) for rank in range(2)] for number in (1, 2)]
 
     async def work() -> None:
-        await jobs.open()
-        for step in steps:
-            await jobs.add(step)
-        await jobs.cancel(Cancel(2))  # no rank has heard of it
-        assert [message.number for message in client.told] == [2]
-        await answer(jobs, done[0][0])
-        assert [message.number for message in ranks.told] == [1]
-        assert len(client.told) == 1
-        await answer(jobs, done[0][1])
-        assert [message.number for message in ranks.told] == [1, 3]
-        assert client.told[1:] == [done[0][0].message]
-        for each in done[1]:
-            await answer(jobs, each)
-        assert jobs.active is None
-        assert not jobs.waiting
+        for number, answers in enumerate(done, 1):
+            job = Job(number, Step(1))
+            await jobs.begin(Frame(job, b"", None), job)
+            await jobs.cancel(Cancel(number + 1))  # which is another one
+            await answer(jobs, answers[0])
+            assert [message.number for message in ranks.told] == [*range(1, number + 1)]
+            assert len(client.told) == number - 1
+            await answer(jobs, answers[1])
+            assert client.told[number - 1] == answers[0].message
+            assert jobs.active is None
 
     asyncio.run(work())
 
 
-def test_a_job_that_comes_after_a_rank_hung_up_is_given_to_nobody():
+def test_a_job_that_comes_when_a_rank_is_known_to_have_ended_is_given_to_nobody():
     ranks, client = Ends(), Ends()
-    ranks.hung_up = True  # its last words are being read still
     jobs = Jobs(ranks, client, None, lambda failed: pytest.fail(str(failed)))  # type: ignore[arg-type]
-
-    async def work() -> None:
-        await jobs.open()
-        adding = asyncio.create_task(jobs.add(Frame(Job(1, Step(1)), b"", None)))
-        await asyncio.sleep(0.05)
-        jobs.close()  # its end is known
-        await adding
-
-    asyncio.run(work())
+    job = Job(1, Step(1))
+    jobs.close()
+    asyncio.run(jobs.begin(Frame(job, b"", None), job))
     assert not ranks.told
-    assert jobs.waiting == [1]
+    assert jobs.active is not None
+    assert jobs.active.unread
+
+
+@pytest.mark.parametrize("sent", ["before it ended", "afterwards"])
+def test_what_a_rank_that_ended_has_not_read_is_known(sent):
+    ours, theirs = socket.socketpair()
+    job = Job(1, Step(1))
+    frame = Frame(job, encode_header(job), None)
+
+    async def work() -> bool:
+        endpoint = Endpoint(ours, "rank")
+        theirs.sendall(b"x" * 1000)  # what it said before
+        if sent == "before it ended":
+            await endpoint.forward(frame)
+        theirs.close()
+        if sent == "afterwards":
+            await endpoint.forward(frame)
+        for _ in range(1000):
+            await asyncio.get_running_loop().sock_recv(ours, 1)
+        assert await endpoint.receive() is None
+        return endpoint.left_unread
+
+    assert asyncio.run(work())
+    ours.close()
 
 
 def test_a_step_ends_without_harm_only_if_every_rank_refused_it():

@@ -28,7 +28,7 @@ class ActiveJob:
     result: Frame | None = None
     cancelled: bool = False
     unread: bool = False
-    """The rank whose end ends the pool had not read of it: to be done again, it does no harm."""
+    """The rank whose end ends the pool had not read of it, or none was given it: done again, it does no harm."""
     _used: int = 0
 
     def answer(self, frame: Frame) -> None:

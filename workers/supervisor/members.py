@@ -162,11 +162,6 @@ class Members:
     def _host(self, rank: int) -> str:
         return self._hosts.get(rank, "?")
 
-    @property
-    def hung_up(self) -> bool:
-        """A rank of this machine has ended, of which `on_loss` may not be told yet."""
-        return any(endpoint.hung_up for endpoint in self._endpoints.values())
-
     async def tell(self, message: Message) -> None:
         """Send a message to every rank of the pool; rank 0 passes it on to other machines."""
         for endpoint in list(self._endpoints.values()):

@@ -141,8 +141,6 @@ class Supervisor:
         """A rank has its device."""
         self.members.arrive(online)
         await self.client.send(self.status())  # it counts who has come, and then that all have
-        if self.members.complete:
-            await self.jobs.open()
 
     async def compile(self, frame: Frame) -> None:
         """A rank compiles: the others may be waiting for it in a collective."""
@@ -240,8 +238,6 @@ class Supervisor:
         rank, active = error.rank or 0, self.jobs.active
         if active is not None:
             await self.client.send(Failed(active.number, rank, error, unbegun=active.unread, pool_alive=False))
-        for number in self.jobs.waiting:
-            await self.client.send(Failed(number, rank, error, unbegun=True, pool_alive=False))
         await self.client.send(self.status())
 
 
@@ -256,7 +252,7 @@ async def _lose(pool: Supervisor, _: Frame, lost: protocol.Lost) -> None:
 Handler = Callable[[Supervisor, Frame, Any], Awaitable[None]]
 """Gets the frame as it came, and the message in it."""
 OF_CLIENT: dict[type, Handler] = {
-    protocol.Job: lambda pool, frame, _: pool.jobs.add(frame),
+    protocol.Job: lambda pool, frame, job: pool.jobs.begin(frame, job),
     protocol.Cancel: lambda pool, _, cancel: pool.jobs.cancel(cancel),
     protocol.AskStatus: lambda pool, *_: pool.client.send(pool.status()),
     protocol.Shutdown: _end,

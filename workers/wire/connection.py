@@ -130,20 +130,13 @@ class Endpoint:
         self.socket = sock
         self.name = name
         self.left_unread = False
-        """The other side ended, and had not read all that was sent to it: of a Unix socket, the kernel tells."""
+        """The other side ended, and had not read all that was sent to it."""
         self._sending = asyncio.Lock()
 
     @property
     def sending(self) -> bool:
         """Something is on its way out: the other side has not read all of it."""
         return self._sending.locked()
-
-    @property
-    def hung_up(self) -> bool:
-        """The other side has closed its end, though what it said before may not be read yet."""
-        watch = select.poll()
-        watch.register(self.socket, select.POLLRDHUP)
-        return bool(watch.poll(0))
 
     async def receive(self) -> Frame | None:
         """The next frame, or None at the end of the connection; FrameError where what comes is none."""
@@ -152,8 +145,10 @@ class Endpoint:
             header = bytes(await self._read(header_bytes))
             message = decode_header(header, payload_bytes, flags)
             payload = memoryview(await self._read(payload_bytes)) if payload_bytes else None
-        except (OSError, EOFError) as error:  # a pulled cable is an OSError of its own kind
-            self._note(error)
+        except ConnectionResetError:  # which the kernel tells once, to whoever reads or sends first
+            self.left_unread = True
+            return None
+        except (OSError, EOFError):
             return None
         return Frame(message, header, payload)
 
@@ -186,12 +181,7 @@ class Endpoint:
                 await loop.sock_sendall(self.socket, prefix + frame.header)
                 if payload is not None:
                     await loop.sock_sendall(self.socket, payload)
-        except OSError as error:
-            self._note(error)
-
-    def _note(self, error: Exception) -> None:
-        """The kernel tells it once, to whoever reads or sends first."""
-        if isinstance(error, ConnectionResetError) and self.socket.family == socket.AF_UNIX:
+        except OSError:
             self.left_unread = True
 
 

@@ -28,7 +28,6 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     consequence: bool = False
 
 
-CANCELLED = ErrorInfo("PoolError", said("Cancelled."), Said(""))
 _POOL_FAILED = "The workers failed with {error}."
 _RANK_FAILED = "Worker {rank} failed with {error}."
 
