@@ -140,7 +140,6 @@ class RemoteTransformer:
             conditioning,
             patches=self.patches,
             should_cancel=watching,
-            on_compile=self.notices.waits.compiling,
         )
         self.notices.computed()
         sigmas = call.options.get("sample_sigmas")
@@ -179,7 +178,6 @@ class RemoteTransformer:
             patches=self.patches,
             on_progress=on_step,
             should_cancel=watching,
-            on_compile=self.notices.waits.compiling,
         )
         self._note(pool, request.x, request.steps, (request.job.sampler, len(request.branches)))
         return output.to(request.x)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from workers.client.client import PoolClient
     from workers.client.life import Wait
 
-COMPILE = "compile"
 _WORDS = {
     "turn": "Waiting for another prompt's turn on these GPUs ({seconds} s).",
     "cancelled": "Waiting for the cancelled prompt's last step to end ({seconds} s).",
@@ -21,7 +20,7 @@ _WORDS = {
     "start": "Starting: {done} of {total} devices are ready ({seconds} s).",
     "weights": "Loading: {done} of {total} GB.",
     "measuring": "Measuring kernels and links, once for this machine ({seconds} s).",
-    COMPILE: "Compiling {model}, once per machine: {seconds} s.",
+    "compile": "Compiling {model}, once per machine: {seconds} s.",
     "load": "Preparing the model ({seconds} s).",
     "step": "Computing ({seconds} s).",
 }
@@ -73,15 +72,8 @@ class WaitNotices:
         self._share = self._floor = 0.0
 
     def about(self, wait: Wait) -> None:
-        """What the request waits for now; while ranks compile, that is it."""
-        if self._reason != COMPILE:
-            self._about(self._doing if wait.reason == "job" else wait.reason, wait.done, wait.total)
-
-    def compiling(self) -> None:
-        """A rank compiles; several may, and each says so every second."""
-        self._about(COMPILE, 0, 0)
-
-    def _about(self, reason: str, done: int, total: int) -> None:
+        """What the request waits for now."""
+        reason, done, total = self._doing if wait.reason == "job" else wait.reason, wait.done, wait.total
         now = self.clock()
         self._began.setdefault(reason, now)
         if reason != self._reason:
@@ -141,7 +133,7 @@ def _bar(reason: str, done: int, total: int, seconds: float) -> float | None:
     knows."""
     if reason == "weights":
         return done / max(total, 1)
-    if reason == COMPILE:
+    if reason == "compile":
         return min(0.95, seconds / _COMPILE_SECONDS)
     if reason == "start":
         arrived = done / total if total else 0.0

@@ -48,16 +48,16 @@ class DoublingPool:
         self.held = 100
         return SimpleNamespace(bytes_per_rank=100, stages=self.stages)
 
-    def forward(self, model, x, timestep, conditioning, patches, should_cancel, on_compile):
+    def forward(self, model, x, timestep, conditioning, patches, should_cancel):
         self.requests.append("forward")
         self._bring(should_cancel)
         self.held = 100
-        self._compile(on_compile)
+        self._compile(should_cancel)
         return 2 * x.float()
 
-    def sample(self, model, request, patches, on_progress, should_cancel, on_compile):
+    def sample(self, model, request, patches, on_progress, should_cancel):
         self.requests.append("sample")
-        self._compile(on_compile)
+        self._compile(should_cancel)
         on_progress(0, 1, None)
         return 2 * request.x
 
@@ -67,11 +67,11 @@ class DoublingPool:
             should_cancel()
         self.waits_for, self.loads = Wait(), ()
 
-    def _compile(self, on_compile):
+    def _compile(self, should_cancel):
         for moment in self.compiles:
-            self.now = moment
-            on_compile()
-        self.compiles = ()
+            self.now, self.waits_for = moment, Wait("compile")
+            should_cancel()
+        self.waits_for, self.compiles = Wait(), ()
 
     def release(self, model, park=False, should_cancel=never):
         self.requests.append("release")

@@ -16,7 +16,7 @@ from parallel_runtime.requests.conditioning import OPTIONS, refer
 from parallel_runtime.requests.patches import CARRIED, PATCHES, Attached, Patch
 from tests.parallel_runtime.staged_run import Quiet
 from workers.client.calls import Attachments
-from workers.client.requests import Callbacks, Submission
+from workers.client.requests import Submission
 
 
 class Pool:
@@ -52,19 +52,19 @@ def test_a_network_that_nobody_has_any_more_leaves_the_ranks_with_the_next_call(
     attachments = Attachments(pool.submit)
     networks = [Attached(number, torch.nn.Linear(4, 4)) for number in (1, 2)]
     for each in networks:
-        attachments.bring([each], Callbacks())
+        attachments.bring([each])
         pool.call(each.number, each)
     there = [pool.network(number) for number in (1, 2)]
-    attachments.bring(networks, Callbacks())
+    attachments.bring(networks)
     assert len(pool.asked) == 4
     del networks[0], each
     gc.collect()
-    attachments.bring([], Callbacks())  # a call without any
+    attachments.bring([])  # a call without any
     gc.collect()
     assert pool.asked[-1].kept == (2,)
     assert [found() is None for found in there] == [True, False]
     assert list(pool.engine.calls) == [2]
-    attachments.bring(networks, Callbacks())
+    attachments.bring(networks)
     assert len(pool.asked) == 5
 
 
@@ -72,14 +72,14 @@ def test_what_may_not_be_there_any_more_is_sent_again_and_let_go_when_nobody_has
     pool = Pool()
     attachments = Attachments(pool.submit)
     network = Attached(1, torch.nn.Linear(4, 4))
-    attachments.bring([network], Callbacks())
+    attachments.bring([network])
     attachments.forget()
-    attachments.bring([network], Callbacks())
+    attachments.bring([network])
     assert [(each.number, each.kept) for each in pool.asked] == [(1, None)] * 2 + [(0, ())] + [(1, None)] * 2
     there = pool.network(1)
     attachments.forget()
     del network
     gc.collect()
-    attachments.bring([], Callbacks())
+    attachments.bring([])
     gc.collect()
     assert there() is None

@@ -26,12 +26,18 @@ def sample(model: ModelRequest) -> tuple[torch.Tensor, list[str]]:
     told: list[str] = []
     request = make_loop("euler", torch.linspace(1, 0, 4), latent(), (Branch(conditioning(), 0),), 1.0, 0)
     client = PoolClient(PoolSpec("cpu", (0,)))
+
+    def listen() -> bool:
+        if client.waits_for.reason == "compile":
+            told.append("compiling")
+        return False
+
     try:
         result = client.sample(
             model,
             request,
             on_progress=lambda step, *_: told.append(f"step {step}"),
-            on_compile=lambda: told.append("compiling"),
+            should_cancel=listen,
         )
     finally:
         client.close()

@@ -20,7 +20,7 @@ from workers.rank.control import RankControl
 from workers.rank.rank import Rank
 from workers.supervisor.stall import Stall, StallWatch
 from workers.wire.frames import Frame
-from workers.wire.protocol import Done, Failed, Job, Loading, Progress
+from workers.wire.protocol import Doing, Done, Failed, Job, Progress
 
 STEPS = 4
 JOB = Job(7, Release("m"), ())
@@ -166,7 +166,7 @@ def test_a_load_is_told_of_a_few_times_a_second_and_hears_a_cancel(monkeypatch):
         now[0] = moment
         control.loading(done, 9)
     connection: Any = rank.connection
-    assert [message for message, _ in connection.sent] == [Loading(7, 0, 9), Loading(7, 2, 9), Loading(7, 4, 9)]
+    assert [message for message, _ in connection.sent] == [Doing(7, "weights", done, 9) for done in (0, 2, 4)]
     rank.inbox.cancelled = 7
     with pytest.raises(Cancelled):
         control.loading(5, 9)

@@ -47,7 +47,7 @@ for line in sys.stdin:
             try:
                 pool.sample(steps=2000, on_progress=lambda step, *_: stop.set(), should_cancel=stop.is_set)
             except Cancelled:
-                pool.client.pool.settle(lambda: False)
+                pool.client.pool.settle()
                 print("cancelled", pool.client.pool.life.state, flush=True)
         elif line.strip() == "restart":
             pool.client.stop()

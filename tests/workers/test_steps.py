@@ -22,7 +22,7 @@ from tests.workers.loops import make_loop
 from workers.client.calls import Call, Calls
 from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient
 from workers.client.mirror import Mirror
-from workers.client.requests import Callbacks, Reply, Submission
+from workers.client.requests import Reply, Submission
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec
 from workers.wire.shared_memory import Segment, Transport
@@ -241,7 +241,7 @@ def test_a_call_that_fails_before_it_ends_leaves_nothing_with_the_ranks():
     calls = Calls(submit)
     for _ in range(2):
         with pytest.raises(Cancelled):
-            calls.run(Call("m", torch.zeros(1, 2), torch.zeros(1), given()), Callbacks())
+            calls.run(Call("m", torch.zeros(1, 2), torch.zeros(1), given()))
         calls.forget()  # as the client does
     _, second = (each.request for each in asked)
     assert second.kept_kinds == (second.kind,)

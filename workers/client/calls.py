@@ -21,7 +21,7 @@ from parallel_runtime.said import said
 from ..wire.tensors import in_pieces
 from .conditioning_cache import ConditioningCache
 from .mirror import Mirror
-from .requests import Callbacks, Reply, Submission, check_filled, no_number, not_finite
+from .requests import Reply, Submission, check_filled, not_finite, require_finite
 
 _PIECE = 256 << 20
 """Bytes of tensors in one request."""
@@ -36,33 +36,33 @@ class Attachments:
         self._gone: list[int] = []
         self._certain = True  # the ranks have no others than these
 
-    def bring(self, networks: Iterable[Attached], callbacks: Callbacks) -> None:
+    def bring(self, networks: Iterable[Attached]) -> None:
         """Have the ranks know these, and forget those that nobody here has any more."""
         while self._gone:  # which the collector of any thread adds to
             if (number := self._gone.pop()) in self._held:
                 self._held.remove(number)
                 self._certain = False
         if not self._certain:
-            self._submit(Submission(request=Attach(kept=tuple(sorted(self._held))), callbacks=callbacks))
+            self._submit(Submission(request=Attach(kept=tuple(sorted(self._held)))))
             self._certain = True
         for each in networks:
             if each.number not in self._held:
                 self._held.add(each.number)
                 weakref.finalize(each.module, self._gone.append, each.number)
-                self._send(each, callbacks)
+                self._send(each)
 
     def forget(self) -> None:
         """Trust none of them any more."""
         self._certain = self._certain and not self._held
         self._held.clear()
 
-    def _send(self, network: Attached, callbacks: Callbacks) -> None:
+    def _send(self, network: Attached) -> None:
         tensors: list[torch.Tensor] = []
         form: Any = describe_module(network.module, tensors)
         named = {attached_name(place): tensor for place, tensor in enumerate(tensors)}
         for piece in in_pieces(named, _PIECE):
-            self._submit(Submission(request=Attach(network.number), tensors=piece, callbacks=callbacks))
-        self._submit(Submission(request=Attach(network.number, form), callbacks=callbacks))
+            self._submit(Submission(request=Attach(network.number), tensors=piece))
+        self._submit(Submission(request=Attach(network.number, form)))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Calls:
         self._attachments = Attachments(submit)
         self._submit = submit
 
-    def run(self, call: Call, callbacks: Callbacks) -> torch.Tensor:
+    def run(self, call: Call) -> torch.Tensor:
         """The prediction, on x's device."""
         check_filled(call.x)
         if not torch.isfinite(call.x).all():
@@ -106,7 +106,7 @@ class Calls:
         conditioning = {name: value for name, value in call.conditioning.items() if name != CONTROL}
         form, residuals = _flat(call.conditioning.get(CONTROL))
         shapes = repr([form, *((each.shape, each.dtype) for each in residuals.values())]) if residuals else ""
-        self.attach(conditioning, callbacks)
+        self.attach(conditioning)
         reference, tensors = self.cache.refer(conditioning)
         given = ((each.shape, each.dtype) for each in (call.x, call.timestep))
         kind = (call.model, reference.id, reference.index, *given, call.patches, shapes)
@@ -120,14 +120,12 @@ class Calls:
         else:
             request = Step(number)
         tensors |= {"x": call.x, "timestep": call.timestep, **residuals}
-        reply = self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks, device=call.x.device))
-        if not reply.finite:  # the last step's would be the picture, with nobody to look at it again
-            raise no_number("The model's prediction")
-        return reply.tensors["output"]
+        reply = self._submit(Submission(request=request, tensors=tensors, device=call.x.device))
+        return require_finite(reply, "The model's prediction")["output"]
 
-    def attach(self, conditioning: Mapping[str, Any], callbacks: Callbacks) -> None:
+    def attach(self, conditioning: Mapping[str, Any]) -> None:
         """Have the ranks know the networks that a conditioning names."""
-        self._attachments.bring(attached_in(_arguments(conditioning)), callbacks)
+        self._attachments.bring(attached_in(_arguments(conditioning)))
 
     def prepare_anew(self) -> None:
         """The next call of each kind goes through PREPARE again."""

@@ -33,10 +33,8 @@ from .loading import KnownModel, LoadedModels, begin, load_model
 from .patch_cache import PatchCache
 from .requests import (
     Branch,
-    Callbacks,
     LoopRequest,
     ModelRequest,
-    OnCompile,
     OnProgress,
     Reply,
     ShouldCancel,
@@ -73,7 +71,7 @@ class PoolClient:
         self._vaes: dict[str, VaeRequest] = {}  # that ran, by their names
         self._calls = Calls(self._submit)
         self._patches = PatchCache(self._submit)
-        self._keeper = Keeper(spec, rank_module, on_change=self._forget)
+        self._keeper = Keeper(spec, rank_module, on_change=self._forget, should_cancel=self._turns.cancelled)
 
     @property
     def spec(self) -> PoolSpec:
@@ -88,12 +86,12 @@ class PoolClient:
     def start(self, should_cancel: ShouldCancel = never) -> RunningPool:
         """The running pool, started if need be."""
         with self._turns.take(should_cancel):
-            return self._keeper.start(should_cancel)
+            return self._keeper.start()
 
     def begin(self, path: str) -> None:
         """Start the pool if need be, and do not wait for its ranks: a load of this file is about to come."""
         with self._turns:
-            begin(path, self._keeper, never)
+            begin(path, self._keeper)
 
     def load(
         self,
@@ -108,9 +106,7 @@ class PoolClient:
                 who has others on it may let them go. None where nobody has.
         """
         with self._turns.take(should_cancel):
-            answer = in_a_living_pool(
-                lambda: load_model(model, self._keeper, self._models, self._submit, should_cancel, make_room)
-            )
+            answer = in_a_living_pool(lambda: load_model(model, self._keeper, self._models, self._submit, make_room))
             self._calls.prepare_anew()
             return answer
 
@@ -123,7 +119,6 @@ class PoolClient:
         *,
         patches: WeightPatches = UNPATCHED,
         should_cancel: ShouldCancel = never,
-        on_compile: OnCompile = ignore,
     ) -> torch.Tensor:
         """One call of the transformer: the prediction, shaped like the latent part of x, on its device.
 
@@ -133,8 +128,7 @@ class PoolClient:
             patches: that the weights are to have.
         """
         call = Call(model.key, x, timestep, conditioning, patches.names)
-        callbacks = Callbacks(on_compile=on_compile, should_cancel=should_cancel)
-        return self._with(model, patches, lambda: self._calls.run(call, callbacks), should_cancel)
+        return self._with(model, patches, lambda: self._calls.run(call), should_cancel)
 
     def sample(
         self,
@@ -144,22 +138,20 @@ class PoolClient:
         patches: WeightPatches = UNPATCHED,
         on_progress: OnProgress = ignore,
         should_cancel: ShouldCancel = never,
-        on_compile: OnCompile = ignore,
     ) -> torch.Tensor:
         """A whole denoising loop in the pool; returns the latent (B, C, ...) float32 on the CPU."""
         request.check_finite()
-        callbacks = Callbacks(on_progress=on_progress, on_compile=on_compile, should_cancel=should_cancel)
 
         def run() -> torch.Tensor:
             for branch in request.branches:
-                self._calls.attach(branch.conditioning, callbacks)
+                self._calls.attach(branch.conditioning)
             try:
                 job, tensors = request.on_the_wire(model.key, self._calls.cache, patches.names)
             except RequestError:
                 self._calls.forget()  # branches before the one that does not travel are noted, and never sent
                 raise
-            reply = self._submit(Submission(request=job, tensors=tensors, callbacks=callbacks))
-            return require_finite(reply.tensors["latent"])
+            reply = self._submit(Submission(request=job, tensors=tensors, on_progress=on_progress))
+            return require_finite(reply, "The latent")["latent"]
 
         return self._with(model, patches, run, should_cancel)
 
@@ -172,9 +164,8 @@ class PoolClient:
         def run() -> torch.Tensor:
             reference, tensors = self._calls.cache.refer(arguments)
             request = Invoke(model.key, method, reference, self._calls.cache.kept, patches.names)
-            callbacks = Callbacks(should_cancel=should_cancel)
-            reply = self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks))
-            return require_finite(reply.tensors["output"])
+            reply = self._submit(Submission(request=request, tensors=tensors))
+            return require_finite(reply, "The latent")["output"]
 
         return self._with(model, patches, run, should_cancel)
 
@@ -198,13 +189,11 @@ class PoolClient:
         """
         check_filled(x)
         request = RunVae(vae.key, vae.file, half, vae.ranks, memory, seed, dict(options))
-        callbacks = Callbacks(should_cancel=should_cancel)
-
         self._vaes[vae.key] = vae
 
         def run() -> torch.Tensor:
-            self._keeper.start(should_cancel)
-            given = Submission(request=request, tensors={"x": x}, callbacks=callbacks, answer_bytes=answer_bytes)
+            self._keeper.start()
+            given = Submission(request=request, tensors={"x": x}, answer_bytes=answer_bytes)
             return self._submit(given).tensors["output"]
 
         with self._turns.take(should_cancel):
@@ -215,7 +204,7 @@ class PoolClient:
         if not self._models.vaes():
             return  # without a turn: who asks all the time keeps no pool from being idle
         with self._turns.take(should_cancel):
-            self._keeper.settle(should_cancel)
+            self._keeper.settle()
             there = self._models.vaes() if self._keeper.running is not None else []
             for name in there if only is None else {only.key}.intersection(there):
                 self._calls.forget()
@@ -235,7 +224,7 @@ class PoolClient:
         """Free the model's memory in the pool, if it runs and holds it, and with `park` keep the weights on the host,
         where that has memory; return the bytes freed per rank."""
         with self._turns.take(should_cancel):
-            self._keeper.settle(should_cancel)
+            self._keeper.settle()
             if self._keeper.running is None or not self._models.knows(model.key):
                 return 0
             if not park:
@@ -306,7 +295,7 @@ class PoolClient:
         ranks have forgotten the model or its patches."""
 
         def with_patches() -> torch.Tensor:
-            self._patches.send(patches, should_cancel)
+            self._patches.send(patches)
             return run()
 
         def with_weights() -> torch.Tensor:
@@ -322,7 +311,7 @@ class PoolClient:
             return in_a_living_pool(with_weights)
 
     def _ensure(self, model: ModelRequest, should_cancel: ShouldCancel) -> None:
-        self._keeper.settle(should_cancel)
+        self._keeper.settle()
         if self._keeper.running is None or not self._models.knows(model.key):
             self.load(model, should_cancel)
         elif self._models.has_left(model.key):

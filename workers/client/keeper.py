@@ -12,7 +12,7 @@ from parallel_runtime.requests.control import Cancelled
 
 from ..launch import PoolSpec
 from .life import Wait
-from .requests import ShouldCancel
+from .requests import ShouldCancel, never
 from .running_pool import RunningPool
 
 log = logging.getLogger("parallel_dit")
@@ -32,14 +32,17 @@ def in_a_living_pool(run: Callable[[], _Result]) -> _Result:
 
 
 class Keeper:
-    """At most one running pool. Its caller sees to it that one request works with it at a time, and hears by
-    `on_change` that a pool starts: what ranks held by name is gone then."""
+    """At most one running pool. Its caller sees to it that one request works with it at a time, says whether that is to
+    end, and hears by `on_change` that a pool starts: what ranks held by name is gone then."""
 
-    def __init__(self, spec: PoolSpec, rank_module: str, *, on_change: Callable[[], None]):
+    def __init__(
+        self, spec: PoolSpec, rank_module: str, *, on_change: Callable[[], None], should_cancel: ShouldCancel = never
+    ):
         self.spec = spec
         self.pool: RunningPool | None = None
         self._rank_module = rank_module
         self._on_change = on_change
+        self._should_cancel = should_cancel
         self._end: PoolError | None = None
         """Why no pool starts any more."""
         self._pauses = False
@@ -57,31 +60,31 @@ class Keeper:
             return Wait("pause")
         return self.pool.life.waits_for if self.pool is not None else Wait()
 
-    def start(self, should_cancel: ShouldCancel) -> RunningPool:
+    def start(self) -> RunningPool:
         """The running pool, started if need be; see `PoolClient.start`."""
-        pool = self.begin(should_cancel)
-        pool.wait_until_ready(should_cancel)
+        pool = self.begin()
+        pool.wait_until_ready()
         return pool
 
-    def begin(self, should_cancel: ShouldCancel) -> RunningPool:
+    def begin(self) -> RunningPool:
         """The pool, started if need be, whose ranks may be about to come."""
         if self._end is not None:
             raise self._end
-        self.settle(should_cancel)
+        self.settle()
         if self.pool is not None and not self.pool.alive:
             self.close()
             self._deaths += 1
         if self.pool is None:
-            self._back_off(should_cancel)
+            self._back_off()
             log.info("Parallel DiT: starting a pool on %s", self.spec)
             self._on_change()
-            self.pool = RunningPool(self.spec, self._rank_module)
+            self.pool = RunningPool(self.spec, self._rank_module, self._should_cancel)
         return self.pool
 
-    def settle(self, should_cancel: ShouldCancel) -> None:
+    def settle(self) -> None:
         """Wait for jobs that were cancelled; see `RunningPool.settle`."""
         if self.pool is not None:
-            self.pool.settle(should_cancel)
+            self.pool.settle()
 
     def worked(self) -> None:
         """A job has succeeded: this pool does not die as it starts."""
@@ -100,14 +103,14 @@ class Keeper:
         if self.pool is not None:
             self.pool.close(seconds)
 
-    def _back_off(self, should_cancel: ShouldCancel) -> None:
+    def _back_off(self) -> None:
         """A pool that died once is replaced at once; one that dies again and again is replaced ever more slowly."""
         wait = min(2.0 ** (self._deaths - 2), MAX_BACK_OFF_SECONDS) if self._deaths > 1 else 0.0
         until = time.monotonic() + wait
         self._pauses = wait > 0
         try:
             while time.monotonic() < until:
-                if should_cancel():
+                if self._should_cancel():
                     raise Cancelled
                 time.sleep(0.05)
         finally:

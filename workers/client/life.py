@@ -13,7 +13,7 @@ from parallel_runtime.errors import PoolError
 
 from ..wire.error_info import revive
 from ..wire.frames import Frame
-from ..wire.protocol import Compiling, Done, Failed, Loading, Status
+from ..wire.protocol import Doing, Done, Failed, Status
 
 COMPILING_SECONDS = 5.0
 """A rank that compiles says so once a second."""
@@ -21,7 +21,7 @@ COMPILING_SECONDS = 5.0
 State = Literal["starting", "idle", "busy", "cancelled", "dying", "gone"]
 """`starting`: not all ranks are online. `idle`: it can take a job. `busy`: a job is waited for. `cancelled`: one goes
 on that nobody waits for any more. `dying`: it takes no job, and ends. `gone`: nothing comes of it any more."""
-Reason = Literal["turn", "cancelled", "pause", "start", "weights", "measuring", "job"]
+Reason = Literal["turn", "cancelled", "pause", "start", "weights", "measuring", "compile", "job"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Wait:
     Args:
         reason: `turn`: another request is being served; `cancelled`: a job that was cancelled ends; `pause`: a pool
             that died again and again is not replaced at once; `start`: ranks come up; `weights`: they go to
-            the devices; `measuring`: kernels and links are timed; `job`: the ranks are at work.
+            the devices; `measuring`: kernels and links are timed; `compile`: a graph is made; `job`: the ranks are at
+            work.
         done, total: ranks that are up, or bytes of weights that are on the device; 0 where nothing is counted.
     """
 
@@ -95,8 +96,10 @@ class Life:
         with self.changed:
             if isinstance(message, Status):
                 self._take_status(message)
-            elif isinstance(message, Loading):
-                self._wait = Wait("weights" if message.total else "measuring", message.done, message.total)
+            elif isinstance(message, Doing):
+                self._wait = Wait(message.what, message.done, message.total)
+                if message.what == "compile":
+                    self._compiled = time.monotonic()
             else:
                 self._wait = Wait()
                 self._take_of_job(frame)
@@ -112,8 +115,6 @@ class Life:
 
     def _take_of_job(self, frame: Frame) -> None:
         message, job = frame.message, self._job
-        if isinstance(message, Compiling):
-            self._compiled = time.monotonic()
         if isinstance(message, Failed) and not message.pool_alive:
             self.die(None)  # its last status is still on the way
         if getattr(message, "number", None) != job.number:

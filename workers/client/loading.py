@@ -19,7 +19,7 @@ from parallel_runtime.requests.requests import Answer, Load, Loaded, Survey, Sur
 from ..launch import resolve_devices
 from ..machine_facts import find_machine, remember
 from .keeper import Keeper
-from .requests import Callbacks, ModelRequest, Reply, ShouldCancel, Submission
+from .requests import ModelRequest, Reply, Submission
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ _STEP = 128 << 10
 """Bytes that are asked for at a time. The kernel brings no more than a device reads ahead, and forgets the rest."""
 
 
-def begin(path: str, keeper: Keeper, should_cancel: ShouldCancel) -> None:
+def begin(path: str, keeper: Keeper) -> None:
     """Start the pool for a load of this file, which the system reads meanwhile; nothing is waited for."""
     if keeper.running is None:
         begin_reading(path)  # while the ranks start
-    keeper.begin(should_cancel)
+    keeper.begin()
 
 
 def load_model(
@@ -102,24 +102,22 @@ def load_model(
     keeper: Keeper,
     models: LoadedModels,
     submit: Callable[[Submission], Reply],
-    should_cancel: ShouldCancel,
     make_room: Callable[[int], None] | None,
 ) -> Loaded:
     """See `PoolClient.load`."""
     model.check_files()
     ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
-    begin(model.path, keeper, should_cancel)
-    pool = keeper.start(should_cancel)
+    begin(model.path, keeper)
+    pool = keeper.start()
     machine = find_machine(pool.spec)
     config = model.config.to_mapping()
     request = Load(
         model.key, model.path, model.dtype, config, ranks, machine, model.comfyui, model.patching, model.size
     )
     models.discard(model.key)
-    callbacks = Callbacks(should_cancel=should_cancel)
     if machine.memory_bytes:
-        request = surveyed(request, lambda asked: submit(Submission(request=asked, callbacks=callbacks)), make_room)
-    answer = submit(Submission(request=request, callbacks=callbacks)).answer
+        request = surveyed(request, lambda asked: submit(Submission(request=asked)), make_room)
+    answer = submit(Submission(request=request)).answer
     assert isinstance(answer, Loaded)
     if answer.machine is not None and answer.machine != machine:
         remember(pool.spec, answer.machine)

@@ -11,7 +11,7 @@ from parallel_runtime.patching.patch_data import PatchSet, WeightPatches, as_byt
 from parallel_runtime.requests.requests import KeepPatches
 
 from ..wire.tensors import in_pieces
-from .requests import Callbacks, Reply, ShouldCancel, Submission, never
+from .requests import Reply, Submission
 
 MOST_SETS = 32
 MOST_BYTES = 4 << 30
@@ -28,14 +28,13 @@ class PatchCache:
         self._submit = submit
         self._sets: OrderedDict[str, dict[str, int]] = OrderedDict()
 
-    def send(self, patches: WeightPatches, should_cancel: ShouldCancel = never) -> None:
+    def send(self, patches: WeightPatches) -> None:
         """Have patches in the pool; ParallelError where it has no ComfyUI to compute them, or died."""
-        callbacks = Callbacks(should_cancel=should_cancel)
         if new := [each for each in patches.sets if each.name not in self._sets]:
             self._make_room([each.name for each in patches.sets])
             try:
                 for request, tensors in self._requests(patches, new):
-                    self._submit(Submission(request=request, tensors=tensors, callbacks=callbacks))
+                    self._submit(Submission(request=request, tensors=tensors))
             except BaseException:
                 self.clear()  # whether the ranks have kept them is not certain
                 raise

@@ -28,8 +28,6 @@ from .conditioning_cache import ConditioningCache
 
 OnProgress = Callable[[int, int, "torch.Tensor | None"], None]
 """Gets the step that has ended, how many there are, and the denoised latent where a preview was wished."""
-OnCompile = Callable[[], None]
-"""Called about once a second by each rank that compiles, while it does."""
 ShouldCancel = Callable[[], bool]
 
 
@@ -42,17 +40,7 @@ def never() -> bool:
     return False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Callbacks:
-    """Who hears of a request while it runs, and may cancel it."""
-
-    on_progress: OnProgress = ignore
-    on_compile: OnCompile = ignore
-    should_cancel: ShouldCancel = never
-
-
 _CPU = torch.device("cpu")
-_UNHEARD = Callbacks()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +54,7 @@ class Submission:
 
     request: Request
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    callbacks: Callbacks = _UNHEARD
+    on_progress: OnProgress = ignore
     device: torch.device = _CPU
     answer_bytes: int = 0
 
@@ -206,16 +194,12 @@ def not_finite(what: str) -> RequestError:
     )
 
 
-def require_finite(latent: torch.Tensor) -> torch.Tensor:
-    """Return a latent that came out of the pool; RequestError where it holds what is no number."""
-    if torch.isfinite(latent).all():
-        return latent
-    raise no_number("The latent")
-
-
-def no_number(what: str) -> RequestError:
-    """The error for a result of the pool's that holds what is no number."""
-    return RequestError(
+def require_finite(reply: Reply, what: str) -> Mapping[str, torch.Tensor]:
+    """The tensors of an answer; RequestError where they hold what is no number: the last step's would be the picture,
+    with nobody to look at it again."""
+    if reply.finite:
+        return reply.tensors
+    raise RequestError(
         said("{what} came out with values that are no numbers (NaN or infinite).", what=what),
         "Choose bf16 or fp32 as weight_dtype if it is fp16; otherwise the model file or a conditioning is damaged.",
     )

@@ -17,15 +17,15 @@ from parallel_runtime.said import Said, said
 from ..launch import PoolSpec
 from ..wire.connection import ConnectionClosed, FrameError
 from ..wire.error_info import revive
-from ..wire.protocol import AskStatus, Cancel, Compiling, Done, Failed, Job, Progress, Shutdown, Status
+from ..wire.protocol import AskStatus, Cancel, Done, Failed, Job, Progress, Shutdown, Status
 from ..wire.shared_memory import Transport
 from ..wire.tensors import unpack
 from .early_start import RANKS, take_early
 from .life import Life, OpenJob, Silence
-from .requests import Callbacks, Reply, ShouldCancel, Submission
+from .requests import OnProgress, Reply, ShouldCancel, Submission, never
 from .supervisor_process import SupervisorProcess
+from .turns import POLL_SECONDS
 
-POLL_SECONDS = 0.05
 EXIT_SECONDS = 10.0
 CANCEL_SECONDS = 1.5
 """A job that has not ended so long after its cancel is left to end by itself."""
@@ -38,9 +38,10 @@ log = logging.getLogger("parallel_dit")
 class RunningPool:
     """Started by its constructor, which does not wait for the ranks; `wait_until_ready` does."""
 
-    def __init__(self, spec: PoolSpec, rank_module: str = RANKS):
+    def __init__(self, spec: PoolSpec, rank_module: str = RANKS, should_cancel: ShouldCancel = never):
         self.spec = spec
         self.life = Life(spec.world_size)
+        self._should_cancel = should_cancel
         self._silence = Silence(time.monotonic())
         self._transport = Transport()
         early = take_early(spec if rank_module == RANKS else None)
@@ -60,21 +61,21 @@ class RunningPool:
         """No job goes on that was cancelled."""
         return self.life.state != "cancelled"
 
-    def wait_until_ready(self, should_cancel: ShouldCancel) -> None:
+    def wait_until_ready(self) -> None:
         """Wait until every rank is online; PoolError where they do not come. A cancel leaves the pool starting."""
         with self.life.changed:
             while self.life.state == "starting":
-                if should_cancel():
+                if self._should_cancel():
                     raise Cancelled
                 self._mind_silence()
                 self.life.changed.wait(POLL_SECONDS)
         if not self.alive:
             raise self.death()
 
-    def settle(self, should_cancel: ShouldCancel) -> None:
+    def settle(self) -> None:
         """Wait until no job goes on that was cancelled, or end the pool: whoever comes next had no part in it."""
         while not self.settled:
-            if should_cancel():
+            if self._should_cancel():
                 raise Cancelled
             with contextlib.suppress(PoolError):
                 self._mind_silence()
@@ -102,8 +103,8 @@ class RunningPool:
         open_job = self.life.begin()
         job = Job(open_job.number, submission.request, specs, segment)
         try:
-            self._send(job, submission.callbacks.should_cancel, buffers, bool(segment))
-            done, payload = self._await(open_job, submission.callbacks)
+            self._send(job, buffers, bool(segment))
+            done, payload = self._await(open_job, submission.on_progress)
             return Reply(done.answer, self._transport.take(done, payload, submission.device), done.finite)
         except SegmentError as error:
             self._transport.give_up(error)
@@ -111,7 +112,7 @@ class RunningPool:
             self.life.end(open_job)
         return self.submit(submission)
 
-    def _await(self, job: OpenJob, callbacks: Callbacks) -> tuple[Done, memoryview | None]:
+    def _await(self, job: OpenJob, on_progress: OnProgress) -> tuple[Done, memoryview | None]:
         """A job's end, and the payload that came with it."""
         cancelled_at: float | None = None
         told = False
@@ -121,7 +122,7 @@ class RunningPool:
                 if self.life.state == "gone" and job.frames.empty():
                     raise self.death()
                 self._mind_silence()
-            if cancelled_at is None and callbacks.should_cancel():
+            if cancelled_at is None and self._should_cancel():
                 cancelled_at = time.monotonic()
             if cancelled_at is not None:
                 told = told or self._connection.offer(Cancel(job.number))
@@ -134,9 +135,7 @@ class RunningPool:
             message = frame.message
             if isinstance(message, Progress):
                 denoised = unpack(message.tensors, frame.payload).get("denoised")
-                callbacks.on_progress(message.step, message.total, denoised)
-            elif isinstance(message, Compiling):
-                callbacks.on_compile()
+                on_progress(message.step, message.total, denoised)
             elif isinstance(message, Failed):
                 raise Cancelled if message.cancelled else explain(message, self.spec)
             elif isinstance(message, Done):
@@ -144,14 +143,12 @@ class RunningPool:
                     raise Cancelled
                 return message, frame.payload
 
-    def _send(
-        self, message: Job, should_cancel: ShouldCancel, buffers: Sequence[memoryview] = (), elsewhere: bool = False
-    ) -> None:
+    def _send(self, message: Job, buffers: Sequence[memoryview], elsewhere: bool) -> None:
         started = time.monotonic()
 
         def while_stuck() -> None:
             self._mind_silence()
-            if should_cancel() and time.monotonic() - started > CANCEL_SECONDS:
+            if self._should_cancel() and time.monotonic() - started > CANCEL_SECONDS:
                 self._give_up(said("did not take in a job that was cancelled"))
                 raise Cancelled
 

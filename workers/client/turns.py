@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 from parallel_runtime.requests.control import Cancelled
 
-from .requests import ShouldCancel
-from .running_pool import POLL_SECONDS
+from .requests import ShouldCancel, never
+
+POLL_SECONDS = 0.05
 
 
 class Turns:
@@ -20,6 +21,11 @@ class Turns:
         self._lock = threading.RLock()
         self._queue: set[int] = set()
         self._ended = time.monotonic()
+        self._should_cancel: ShouldCancel = never
+
+    def cancelled(self) -> bool:
+        """Whether the request that has its turn is to end. Asked by its thread alone, many times a second."""
+        return self._should_cancel()
 
     @property
     def waiting(self) -> bool:
@@ -41,7 +47,7 @@ class Turns:
         self._lock.release()
 
     @contextmanager
-    def take(self, should_cancel: ShouldCancel) -> Iterator[None]:
+    def take(self, should_cancel: ShouldCancel = never) -> Iterator[None]:
         """Hold the pool for one request, after those of other threads."""
         thread = threading.get_ident()
         try:
@@ -51,8 +57,10 @@ class Turns:
                     raise Cancelled
         finally:
             self._queue.discard(thread)
+        before, self._should_cancel = self._should_cancel, should_cancel
         try:
             yield
         finally:
+            self._should_cancel = before
             self._ended = time.monotonic()
             self._lock.release()

@@ -13,7 +13,7 @@ from parallel_runtime.denoising.progress import StepTelling
 from parallel_runtime.requests.control import Cancelled, Control
 
 from ..wire.connection import Channel
-from ..wire.protocol import Job, Loading, Progress
+from ..wire.protocol import Doing, Job, Progress
 from ..wire.tensors import pack
 from .heartbeat import Heartbeat
 from .inbox import Inbox
@@ -68,11 +68,11 @@ class RankControl(Control):
         now = time.monotonic()
         if self._rank.rank == 0 and now - self._reported_loading >= LOADING_SECONDS:
             self._reported_loading = now
-            self._rank.connection.send(Loading(self._number, done, total))
+            self._rank.connection.send(Doing(self._number, "weights", done, total))
 
     def measuring(self) -> None:
         if self._rank.rank == 0:
-            self._rank.connection.send(Loading(self._number))
+            self._rank.connection.send(Doing(self._number, "measuring"))
 
     def all_stop(self, members: dist.ProcessGroup | None) -> bool:
         return self.vote_stop(members)()

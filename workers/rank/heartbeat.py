@@ -13,7 +13,7 @@ import torch.distributed as dist
 from parallel_runtime.acceleration.compiler import watch
 
 from ..wire.connection import Channel, ConnectionClosed
-from ..wire.protocol import Compiling
+from ..wire.protocol import Doing
 from ..wire.protocol import Heartbeat as Beat
 from .output import RankOutput
 
@@ -52,7 +52,7 @@ class Heartbeat:
                 self._connection.send(Beat(self._rank, self.progress, in_collective()))
                 since, job = self._compiling_since, self._output.job
                 if since is not None and job is not None and time.monotonic() - since < COMPILE_SECONDS:
-                    self._connection.send(Compiling(job, self._rank))
+                    self._connection.send(Doing(job, "compile"))
             except ConnectionClosed:
                 return
 

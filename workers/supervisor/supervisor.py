@@ -142,9 +142,10 @@ class Supervisor:
         self.members.arrive(online)
         await self.client.send(self.status())  # it counts who has come, and then that all have
 
-    async def compile(self, frame: Frame) -> None:
-        """A rank compiles: the others may be waiting for it in a collective."""
-        self.jobs.stall.waited(time.monotonic())
+    async def tell(self, frame: Frame, message: protocol.Doing | protocol.Progress) -> None:
+        """How far a job is. Where a rank compiles, the others may be waiting for it in a collective."""
+        if isinstance(message, protocol.Doing) and message.what == "compile":
+            self.jobs.stall.waited(time.monotonic())
         await self.client.forward(frame)
 
     async def _serve_client(self) -> None:
@@ -260,9 +261,8 @@ OF_CLIENT: dict[type, Handler] = {
 """Who answers what the client says."""
 OF_RANK: dict[type, Handler] = {
     protocol.Online: lambda pool, _, online: pool.arrive(online),
-    protocol.Compiling: lambda pool, frame, _: pool.compile(frame),
     protocol.Lost: _lose,
-    **dict.fromkeys((protocol.Loading, protocol.Progress), lambda pool, frame, _: pool.client.forward(frame)),
+    **dict.fromkeys((protocol.Doing, protocol.Progress), lambda pool, frame, message: pool.tell(frame, message)),
     **dict.fromkeys(
         (protocol.Ready, protocol.Done, Failed), lambda pool, frame, answer: pool.jobs.answer(frame, answer)
     ),

@@ -15,7 +15,7 @@ from parallel_runtime.requests.requests import Answer, Request
 
 from .error_info import ErrorInfo
 
-VERSION = 14
+VERSION = 15
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
@@ -120,18 +120,13 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     tensors: tuple[TensorSpec, ...] = ()
 
 
-class Compiling(msgspec.Struct, frozen=True, tag=True):
-    """This rank compiles; with each heartbeat until the graph is made. The others may wait for it meanwhile."""
+class Doing(msgspec.Struct, frozen=True, tag=True):
+    """What a rank is at that takes long, again and again while it is: rank 0 brings `weights` to its device, as the
+    others do, of which `done` of `total` bytes are there, or is `measuring` kernels or links, once for this machine;
+    any rank may `compile`, and the others may wait for it meanwhile."""
 
     number: int
-    rank: int
-
-
-class Loading(msgspec.Struct, frozen=True, tag=True):
-    """Rank 0 brings weights to its device, as the others do: so many bytes are there, of so many; of none, and it times
-    kernels or links, once for this machine."""
-
-    number: int
+    what: Literal["weights", "measuring", "compile"]
     done: int = 0
     total: int = 0
 
@@ -197,5 +192,5 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
 _OfClient = Job | Cancel | AskStatus | Shutdown
 _OfSupervisor = Run | Abandon | Status
-_OfRank = Hello | Lost | Online | Ready | Heartbeat | Progress | Compiling | Loading | Done | Failed
+_OfRank = Hello | Lost | Online | Ready | Heartbeat | Progress | Doing | Done | Failed
 Message = _OfClient | _OfSupervisor | _OfRank
