@@ -156,7 +156,7 @@ def load_model(
     if path.exists() and not any(pool.pool is not None for pool in known_pools()):
         # Its processes come up while ComfyUI looks at the file. What is wrong with them is told after that.
         with contextlib.suppress(ParallelError):
-            get_pool(config).begin(str(path))
+            get_pool(config).begin()
     opened, why = choose_network(path, weight_dtype)
     blueprint = draw_blueprint(opened)
     weights, cast = choose_types(blueprint, weight_dtype)

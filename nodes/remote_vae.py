@@ -98,7 +98,7 @@ class RemoteVae:
     @property
     def resident_bytes(self) -> int:
         """Bytes that one rank holds of it now."""
-        return self._pool.vae_bytes(self.request) if self._pool is not None else 0
+        return self._pool.held_bytes(self.request) if self._pool is not None else 0
 
     def shares(self, device: torch.device) -> bool:
         """See `may_compute_on`."""
@@ -158,9 +158,9 @@ class RemoteVae:
 
     def release(self) -> None:
         """Free its weights in the pool."""
-        if self._pool is not None:
+        if self._pool is not None and self.resident_bytes:
             try:
-                self._pool.release_vaes(self.request, comfy.model_management.processing_interrupted)
+                self._pool.release(self.request, should_cancel=comfy.model_management.processing_interrupted)
             except (ParallelError, Cancelled) as error:
                 log.info("Parallel DiT: the VAE stays. %s", error)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 
 import psutil
 
@@ -33,10 +31,9 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-async def end_descendants(grace_seconds: float) -> None:
+def end_descendants(grace_seconds: float) -> None:
     """End every process below this one: first asked, then killed, however long that takes."""
-    for pause in _ending(_descendants, grace_seconds):
-        await asyncio.sleep(pause)
+    _end(psutil.Process(), set(), grace_seconds, math.inf)
 
 
 def end_tree(pid: int, grace_seconds: float = 0.0, kill_seconds: float = KILL_SECONDS) -> None:
@@ -47,30 +44,21 @@ def end_tree(pid: int, grace_seconds: float = 0.0, kill_seconds: float = KILL_SE
         grace_seconds: between asking and killing; 0 does not ask.
         kill_seconds: how long to wait for killed ones: one inside of a driver may take its time, and ends all the same.
     """
-    tree: set[psutil.Process] = set()
+    root = psutil.Process(pid)
+    _end(root, {root}, grace_seconds, kill_seconds)
+
+
+def _end(root: psutil.Process, tree: set[psutil.Process], grace_seconds: float, kill_seconds: float) -> None:
+    """The one way in which processes are ended, those of `tree` and all below `root`: asked, with time to do so, then
+    killed. They are looked for again and again, as processes start others while they end; what was seen once stays in
+    sight when its parent ends. psutil checks create times, so no pid is mistaken."""
 
     def living() -> list[psutil.Process]:
-        # What was seen once stays in sight when its parent ends.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            tree.add(psutil.Process(pid))
-        for process in list(tree):
+        for process in (root, *tree):
             with contextlib.suppress(psutil.NoSuchProcess):
                 tree.update(process.children(recursive=True))
         return [process for process in tree if _lives(process)]
 
-    for pause in _ending(living, grace_seconds, kill_seconds):
-        time.sleep(pause)
-
-
-def _ending(
-    living: Callable[[], list[psutil.Process]], grace_seconds: float, kill_seconds: float = math.inf
-) -> Iterator[float]:
-    """The one way in which processes are ended: asked, with time to do so, then killed. Yields seconds to wait before
-    it goes on.
-
-    `living` is asked again and again: processes start others while they end. psutil checks create times, so no pid is
-    mistaken.
-    """
     deadline = time.monotonic() + grace_seconds
     asked: set[psutil.Process] = set()
     while time.monotonic() < deadline and (remaining := living()):
@@ -79,13 +67,13 @@ def _ending(
                 process.terminate()
                 process.send_signal(signal.SIGCONT)  # a stopped process handles no SIGTERM
         asked.update(remaining)
-        yield _GRACE_POLL_SECONDS
+        time.sleep(_GRACE_POLL_SECONDS)
     deadline = time.monotonic() + kill_seconds
     while (remaining := living()) and time.monotonic() < deadline:
         for process in remaining:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        yield _KILL_POLL_SECONDS
+        time.sleep(_KILL_POLL_SECONDS)
 
 
 def is_descendant(pid: int) -> bool:
@@ -102,12 +90,3 @@ def _lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _descendants() -> list[psutil.Process]:
-    """Living processes below this one. Dead ones that were handed to us as the subreaper are reaped on the way."""
-    living = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            living += [process for process in (child, *child.children(recursive=True)) if _lives(process)]
-    return living

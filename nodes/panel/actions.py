@@ -51,7 +51,7 @@ def release(wishes: dict[str, Any], default: ParallelConfig, keep: bool) -> None
                 pool.release(model.request, park=keep)
         for vae in pool.vaes:
             if name is None or vae.file.path.endswith(f"/{name}"):
-                pool.release_vaes(vae)
+                pool.release(vae)
 
 
 ACTIONS: dict[str, Callable[[dict[str, Any], ParallelConfig], None]] = {

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallel_runtime.errors import ParallelError
 
 from .settings import LOG_LEVEL, LOG_LEVELS, PARK_MINUTES, read_settings
+
+if TYPE_CHECKING:
+    from workers.client.client import ModelRequest, VaeRequest
 
 SECONDS = 5.0
 UNUSED_SECONDS = 600.0
@@ -39,15 +41,13 @@ def park_idle(seconds: float) -> None:
     for pool in known_pools():
         if pool.idle_seconds < seconds:
             continue
-        for model in pool.models:
-            if model.bytes:
-                log.info("Parallel DiT: %s has not been used, and leaves the GPUs.", model.request.path)
-                try:
-                    pool.release(model.request, park=True)
-                except ParallelError as error:
-                    log.info("Parallel DiT: %s", error)
-        with contextlib.suppress(ParallelError):
-            pool.release_vaes()
+        unused: list[ModelRequest | VaeRequest] = [model.request for model in pool.models if model.bytes]
+        for each in unused + pool.vaes:
+            log.info("Parallel DiT: %s has not been used, and leaves the GPUs.", each.path)
+            try:
+                pool.release(each, park=True)
+            except ParallelError as error:
+                log.info("Parallel DiT: %s", error)
 
 
 def end_unused() -> None:

@@ -63,7 +63,7 @@ def _processes(pool: PoolClient) -> list[psutil.Process]:
 
 
 def _held(pool: PoolClient) -> int:
-    return sum(model.bytes for model in pool.models) + sum(map(pool.vae_bytes, pool.vaes))
+    return sum(model.bytes for model in pool.models) + sum(map(pool.held_bytes, pool.vaes))
 
 
 def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Process]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Pr
         "error_said": _cleaned(death.said.to_data()) if death is not None else None,
         "ranks": _ranks(status),
         "host_bytes": _resident_bytes(processes),
-        "models": [*_models(pool.models), *(_vae(vae, pool.vae_bytes(vae)) for vae in pool.vaes)],
+        "models": [*_models(pool.models), *(_vae(vae, pool.held_bytes(vae)) for vae in pool.vaes)],
         "plan": pool.ran.plan if pool.ran is not None else "",
         "plan_said": pool.ran.plan.to_data() if pool.ran is not None else None,
         "details": describe_details(pool.details),

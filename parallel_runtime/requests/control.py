@@ -52,7 +52,7 @@ class Control(Protocol):
             members: all ranks of the plan, the pool's first among them; None where it is alone. Ranks outside do not
                 vote: where all that compute fail alike, nobody waits for them.
         """
-        ...
+        return self.vote_stop(members)()
 
     def vote_stop(self, members: dist.ProcessGroup | None) -> Callable[[], bool]:
         """Begin the same without waiting for the other ranks; what is returned waits, and tells. All ranks call both

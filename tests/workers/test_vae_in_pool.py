@@ -64,9 +64,9 @@ def test_weights_come_and_go(client, path, vae):
         ours = client.run_vae(request, "decoder", latent, answer_bytes=wanted.nbytes)
         assert (ours - wanted).abs().max() < 1e-5 * wanted.abs().max()
         assert client.ran.plan == "Decoded; devices at work: 2."
-        assert path.stat().st_size * 0.99 < client.vae_bytes(request) < path.stat().st_size * 1.01
-        client.release_vaes()
-        assert client.vae_bytes(request) == 0
+        assert path.stat().st_size * 0.99 < client.held_bytes(request) < path.stat().st_size * 1.01
+        client.release(request)
+        assert client.held_bytes(request) == 0
 
 
 def test_the_status_lists_it_and_its_actions_free_it(client, path, monkeypatch):
@@ -77,7 +77,7 @@ def test_the_status_lists_it_and_its_actions_free_it(client, path, monkeypatch):
         client.run_vae(request_for(path), "decoder", latent)
         (listed,) = read_status()["pools"][0]["models"]
         assert (listed["name"], listed["network"], listed["state"]) == (path.name, "VAE", "resident")
-        assert listed["bytes_per_rank"] == client.vae_bytes(request_for(path)) > 0
+        assert listed["bytes_per_rank"] == client.held_bytes(request_for(path)) > 0
         ACTIONS["park"]({"model": "other.safetensors"}, ParallelConfig())
         assert read_status()["pools"][0]["models"] == [listed]
         action(wishes, ParallelConfig())
@@ -149,7 +149,8 @@ def test_where_one_rank_fails_all_do_and_the_pool_goes_on(path, planted, faulty)
         ("other", RequestError, "failed with ValueError: planted fault"),
     ):
         for rank, call in ((0, 0), (1, 7), (0, LAST_CALL), (1, LAST_CALL)):
-            faulty.release_vaes()  # else it has run, and nobody votes
+            for there in faulty.vaes:
+                faulty.release(there)  # else it has run, and nobody votes
             planted.write_text(f"{fault} {rank} {call}")
             begun = time.monotonic()
             with pytest.raises(error, match=says.format(rank=rank)):
@@ -212,7 +213,8 @@ def test_another_gpu_that_a_node_selects_is_comfyuis_before_it_and_has_no_effect
             again = each.encode(wanted[0])
             assert (again - vae.encode(wanted[0])).abs().max() < 1e-4 * again.abs().max()
         assert client.ran.plan == "Encoded; devices at work: 2."
-    client.release_vaes()
+    for there in client.vaes:
+        client.release(there)
 
 
 def test_a_node_that_changes_its_weights_is_refused_and_one_that_uses_the_network_gets_comfyuis(client, path):
@@ -232,4 +234,4 @@ def test_a_model_that_comes_or_goes_is_no_vae(client, path, vae):
     client.run_vae(request, "decoder", torch.zeros(1, 16, 1, 7, 6))
     client._models._bytes = {**client._models._bytes, "a model": 5}
     assert client.vaes == [request]
-    client.release_vaes(request)
+    client.release(request)

@@ -29,7 +29,7 @@ from ..wire.protocol import Status
 from .calls import Call, Calls
 from .keeper import Keeper, in_a_living_pool
 from .life import Wait
-from .loading import KnownModel, LoadedModels, begin, load_model
+from .loading import KnownModel, LoadedModels, load_model
 from .patch_cache import PatchCache
 from .requests import (
     Branch,
@@ -88,10 +88,10 @@ class PoolClient:
         with self._turns.take(should_cancel):
             return self._keeper.start()
 
-    def begin(self, path: str) -> None:
-        """Start the pool if need be, and do not wait for its ranks: a load of this file is about to come."""
+    def begin(self) -> None:
+        """Start the pool if need be, and do not wait for its ranks: a load is about to come."""
         with self._turns:
-            begin(path, self._keeper)
+            self._keeper.begin()
 
     def load(
         self,
@@ -199,33 +199,21 @@ class PoolClient:
         with self._turns.take(should_cancel):
             return in_a_living_pool(run)
 
-    def release_vaes(self, only: VaeRequest | None = None, should_cancel: ShouldCancel = never) -> None:
-        """Free the memory of one VAE in the pool, or of all."""
-        if not self._models.vaes():
-            return  # without a turn: who asks all the time keeps no pool from being idle
-        with self._turns.take(should_cancel):
-            self._keeper.settle()
-            there = self._models.vaes() if self._keeper.running is not None else []
-            for name in there if only is None else {only.key}.intersection(there):
-                self._calls.forget()
-                self._submit(Submission(request=Release(name)))
-
-    def vae_bytes(self, vae: VaeRequest) -> int:
-        """Bytes of the VAE's weights on one rank's device now. Does not wait for a job."""
-        return self._models.bytes_of(vae.key) if self._keeper.running is not None else 0
-
     @property
     def vaes(self) -> list[VaeRequest]:
         """Those on the ranks' devices. Does not wait for a job."""
         there = self._models.vaes() if self._keeper.running is not None else []
         return [self._vaes[name] for name in there if name in self._vaes]  # a model that was let go may be on its way
 
-    def release(self, model: ModelRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:
-        """Free the model's memory in the pool, if it runs and holds it, and with `park` keep the weights on the host,
-        where that has memory; return the bytes freed per rank."""
+    def release(self, model: ModelRequest | VaeRequest, park: bool = False, should_cancel: ShouldCancel = never) -> int:
+        """Free the memory of a model or a VAE in the pool, if it runs and holds it; return the bytes freed per rank.
+
+        Args:
+            park: keep a model's weights on the host, where that has memory.
+        """
         with self._turns.take(should_cancel):
             self._keeper.settle()
-            if self._keeper.running is None or not self._models.knows(model.key):
+            if not self.knows(model):
                 return 0
             if not park:
                 self._models.discard(model.key)  # the next use asks for a load: is the file the same?
@@ -234,13 +222,13 @@ class PoolClient:
             assert isinstance(answer, Finished)
             return answer.bytes_freed
 
-    def held_bytes(self, model: ModelRequest) -> int:
-        """Bytes of the model's weights on one rank's device now. Does not wait for a job."""
+    def held_bytes(self, model: ModelRequest | VaeRequest) -> int:
+        """Bytes of its weights on one rank's device now. Does not wait for a job."""
         return self._models.bytes_of(model.key) if self._keeper.running is not None else 0
 
-    def knows(self, model: ModelRequest) -> bool:
-        """Whether the ranks have the model, on their devices or, as far as is known, on the host."""
-        return self._keeper.running is not None and self._models.knows(model.key)
+    def knows(self, model: ModelRequest | VaeRequest) -> bool:
+        """Whether the ranks have it, on their devices or, as far as is known, on the host."""
+        return bool(self.held_bytes(model)) or (self._keeper.running is not None and self._models.knows(model.key))
 
     @property
     def waits_for(self) -> Wait:

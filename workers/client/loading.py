@@ -1,19 +1,13 @@
-"""Has a model loaded by the ranks of a pool, which is started for it; its file comes to memory meanwhile."""
+"""Has a model loaded by the ranks of a pool, which is started for it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
-import psutil
 import torch
 
-from parallel_runtime.errors import ParallelError
-from parallel_runtime.loading.files import find_files
 from parallel_runtime.requests.requests import Answer, Load, Loaded, Survey, Surveyed
 
 from ..launch import resolve_devices
@@ -86,17 +80,6 @@ class LoadedModels:
         self._bytes = None
 
 
-_STEP = 128 << 10
-"""Bytes that are asked for at a time. The kernel brings no more than a device reads ahead, and forgets the rest."""
-
-
-def begin(path: str, keeper: Keeper) -> None:
-    """Start the pool for a load of this file, which the system reads meanwhile; nothing is waited for."""
-    if keeper.running is None:
-        begin_reading(path)  # while the ranks start
-    keeper.begin()
-
-
 def load_model(
     model: ModelRequest,
     keeper: Keeper,
@@ -107,7 +90,6 @@ def load_model(
     """See `PoolClient.load`."""
     model.check_files()
     ranks = resolve_devices(model.config, torch.cuda.device_count).world_size
-    begin(model.path, keeper)
     pool = keeper.start()
     machine = find_machine(pool.spec)
     config = model.config.to_mapping()
@@ -139,22 +121,3 @@ def surveyed(load: Load, submit: Callable[[Survey], Reply], make_room: Callable[
         seen = ask()
     assert load.machine is not None
     return msgspec.structs.replace(load, machine=replace(load.machine, free_each=seen.free_each))
-
-
-def begin_reading(path: str) -> threading.Thread:
-    """Have the system read a model's files, at most half of the memory that is available, in a thread that ends by
-    itself. What is cached already costs nothing; what is wrong with a file, the ranks will say."""
-    thread = threading.Thread(target=_ask_for, args=(path,), name="parallel-dit-read-ahead", daemon=True)
-    thread.start()
-    return thread
-
-
-def _ask_for(path: str) -> None:
-    left = psutil.virtual_memory().available // 2
-    with contextlib.suppress(ParallelError, OSError):
-        for file in find_files(path).weights:
-            with file.open("rb") as opened:
-                size = min(left, os.fstat(opened.fileno()).st_size)
-                for start in range(0, size, _STEP):
-                    os.posix_fadvise(opened.fileno(), start, _STEP, os.POSIX_FADV_WILLNEED)
-            left -= size

@@ -74,9 +74,6 @@ class RankControl(Control):
         if self._rank.rank == 0:
             self._rank.connection.send(Doing(self._number, "measuring"))
 
-    def all_stop(self, members: dist.ProcessGroup | None) -> bool:
-        return self.vote_stop(members)()
-
     def vote_stop(self, members: dist.ProcessGroup | None) -> Callable[[], bool]:
         stop = self._rank.inbox.cancelled == self._number
         if members is None:

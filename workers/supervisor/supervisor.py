@@ -77,7 +77,7 @@ class Supervisor:
         self._watch(asyncio.to_thread(prune, state_directory() / "compiled"))
         await self.ended.wait()
         await asyncio.wait([start])
-        await end_descendants(EXIT_GRACE_SECONDS if self.error is None else 0.0)
+        await asyncio.to_thread(end_descendants, EXIT_GRACE_SECONDS if self.error is None else 0.0)
         for process in self.started:
             await process.wait()
         if self._hearing:
