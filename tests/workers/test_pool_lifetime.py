@@ -85,7 +85,7 @@ def test_a_pool_that_dies_again_and_again_is_replaced_ever_more_slowly(monkeypat
     waits = []
     for deaths in (0, 1, 2, 3, 50):
         keeper._deaths, now[0] = deaths, 0.0
-        keeper._back_off(lambda: False)
+        keeper._back_off()
         waits.append(round(now[0]))
     assert waits == [0, 0, 1, 2, keeping.MAX_BACK_OFF_SECONDS]
     now[0] = 0.0

@@ -35,8 +35,8 @@ class Members:
 
     Args:
         on_frame: called with what a rank sent.
-        on_loss: called with the sign that a lost connection is, and with who was lost, in words.
-        on_unread: called before, with a rank that ended and had not read all that was sent to it.
+        on_loss: called with the sign that a lost connection is, with who was lost, in words, and with the rank's number
+            where it ended and had not read all that was sent to it.
         watch: has something go on beside.
     """
 
@@ -45,8 +45,7 @@ class Members:
         spec: PoolSpec,
         log: PoolLog,
         on_frame: Callable[[int, Frame], Coroutine[Any, Any, None]],
-        on_loss: Callable[[Blame, Said], None],
-        on_unread: Callable[[int], None],
+        on_loss: Callable[[Blame, Said, int | None], None],
         watch: Callable[[Coroutine[Any, Any, None]], Any],
     ):
         self.size = spec.world_size
@@ -59,7 +58,6 @@ class Members:
         self._log = log
         self._on_frame = on_frame
         self._on_loss = on_loss
-        self._on_unread = on_unread
         self._watch = watch
         self._endpoints: dict[int, Endpoint] = {}
         self._hosts: dict[int, str] = {}
@@ -129,9 +127,8 @@ class Members:
         self._endpoints[rank], self.pids[rank] = endpoint, pid
         while (frame := await endpoint.receive()) is not None:
             await self._on_frame(getattr(frame.message, "rank", rank), frame)
-        if endpoint.left_unread:
-            self._on_unread(rank)
-        self._on_loss(Blame.RANK_ENDED, said("Worker {rank} (process {pid}) ended", rank=rank, pid=pid))
+        what = said("Worker {rank} (process {pid}) ended", rank=rank, pid=pid)
+        self._on_loss(Blame.RANK_ENDED, what, rank if endpoint.left_unread else None)
 
     def arrive(self, online: Online) -> None:
         """A rank has its device."""
@@ -148,7 +145,8 @@ class Members:
 
     def lose(self, rank: int) -> None:
         """Rank 0 says that this one, on another machine, is gone."""
-        self._on_loss(Blame.HOST_LOST, said("Worker {rank} on host {host} was lost", rank=rank, host=self._host(rank)))
+        what = said("Worker {rank} on host {host} was lost", rank=rank, host=self._host(rank))
+        self._on_loss(Blame.HOST_LOST, what, None)
 
     def stalled(self, rank: int, seconds: float) -> Said:
         """That a rank does not get on, in words."""

@@ -59,7 +59,7 @@ class Supervisor:
         self.directory = directory
         self.log = log
         self.rank_module = rank_module
-        self.members = Members(spec, log, self._from_rank, self._lost, self._rank_never_read, self._watch)
+        self.members = Members(spec, log, self._from_rank, self._lost, self._watch)
         self.jobs = Jobs(self.members, self.client, log, self._rank_failed)
         self.started: list[Started] = []
         self.error: ErrorInfo | None = None
@@ -208,11 +208,9 @@ class Supervisor:
         fix = together((failed.error.fix, self._fresh()))
         self._suspect(blame, msgspec.structs.replace(failed.error, fix=fix))
 
-    def _rank_never_read(self, rank: int) -> None:
-        if self.jobs.active is not None and not self._verdict.of_rank:
-            self.jobs.active.note_unread(rank)
-
-    def _lost(self, blame: Blame, what: Said) -> None:
+    def _lost(self, blame: Blame, what: Said, unread_by: int | None = None) -> None:
+        if unread_by is not None and self.jobs.active is not None and not self._verdict.of_rank:
+            self.jobs.active.note_unread(unread_by)
         self._suspect(blame, self._loss(what))
 
     def _suspect(self, blame: Blame, error: ErrorInfo) -> None:
