@@ -81,7 +81,6 @@ class Load(msgspec.Struct, frozen=True, tag=True):
         ranks: how many of the pool's ranks, from rank 0, the configuration may use.
         machine: what plans reckon with; None: exchange costs nothing, as between ranks on the CPU.
         comfyui: whose network it is; None for diffusers'.
-        patching: whose code will compute weight patches, should any come: ranks import it when they are idle.
         size: (width, height) of the picture that the answer explains a plan for.
     """
 
@@ -92,7 +91,6 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     ranks: int
     machine: MachineFacts | None = None
     comfyui: ComfyuiCode | None = None
-    patching: ComfyuiCode | None = None
     size: tuple[int, int] = (1024, 1024)
 
 

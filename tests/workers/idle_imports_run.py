@@ -23,8 +23,7 @@ def main(comfyui: str, path: str) -> None:
     with open(path, "rb") as file:
         sets = pickle.load(file)  # it imports, too
     before = set(sys.modules)
-    imports = IdleImports(torch.device("cpu"))
-    imports.expect(ComfyuiCode(comfyui))
+    imports = IdleImports(torch.device("cpu"), ComfyuiCode(comfyui))
     while imports:
         imports.next()
     idle = set(sys.modules)

@@ -9,7 +9,7 @@ from parallel_runtime.requests.requests import ComfyuiCode
 from tests.patience import wait_until
 from workers.client import early_start
 from workers.client.client import PoolClient
-from workers.launch import PoolSpec
+from workers.launch import EXPECTED_COMFYUI, PoolSpec
 
 SPEC = PoolSpec("cpu", (0,))
 
@@ -18,6 +18,7 @@ SPEC = PoolSpec("cpu", (0,))
 def early(monkeypatch, tmp_path):
     """The supervisor of a pool that began early."""
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
+    monkeypatch.setenv(EXPECTED_COMFYUI, "")  # so that it is as before when the test ends
     early_start.start_early(SPEC, ComfyuiCode("/no/comfyui"))
     yield psutil.Process(early_start._early[SPEC].pid)
     early_start.take_early(None)

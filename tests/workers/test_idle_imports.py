@@ -13,15 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_runtime.requests.requests import ComfyuiCode, ConditioningRef, Forward, Load
+from parallel_runtime.requests.requests import ComfyuiCode
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.tiny_lora import KINDS, peft, write_lora
 from workers.rank import inbox as idle_imports
 from workers.rank.inbox import IdleImports, Inbox
 
 CODE = ComfyuiCode("/comfyui")
-LOAD = Load("m", "p", "float32", {}, 1, patching=CODE)
-FORWARD = Forward("m", ConditioningRef(1))
 PARTS = ("one", "two", "three")
 
 
@@ -47,34 +45,19 @@ def here(package: str) -> list[str]:
     return [part for part in PARTS if f"{package}.{part}" in sys.modules]
 
 
-def test_what_patches_need_comes_after_the_first_picture_and_once(package):
-    imports = IdleImports(torch.device("cpu"))
-    imports.after(LOAD)
-    assert not imports  # the first step is to come
-    imports.after(FORWARD)
-    assert here(package) == []
-    while imports:
-        imports.next()
-    assert here(package) == list(PARTS)
-    imports.after(FORWARD)
-    assert not imports
-
-
 def test_code_that_is_wanted_comes_before_the_compiler_with_what_its_networks_need(package, monkeypatch):
     compiler = []
     monkeypatch.setattr(idle_imports, "MODULES", (f"{package}.one",))
     monkeypatch.setattr(idle_imports, "LOADING", (f"{package}.two",))
     monkeypatch.setattr(idle_imports.compiler, "imports", lambda: [lambda: compiler.append(here(package))])
-    imports = IdleImports(torch.device("cuda"))
-    imports.expect(CODE)
+    imports = IdleImports(torch.device("cuda"), CODE)
     while imports:
         imports.next()
     assert compiler == [["one", "two"]]
 
 
 def test_a_rank_imports_by_its_own_thread_while_it_waits_and_a_job_waits_for_one_part_at_most(package, monkeypatch):
-    imports = IdleImports(torch.device("cpu"))
-    imports.expect(CODE)
+    imports = IdleImports(torch.device("cpu"), CODE)
     inbox = Inbox(connection=None)
     frames: queue.SimpleQueue = inbox._frames
     seen = []
@@ -104,8 +87,7 @@ def test_a_rank_on_a_gpu_begins_with_the_compiler_and_one_on_a_cpu_does_not(monk
 def test_a_comfyui_that_cannot_be_imported_costs_a_line_in_the_log(package, monkeypatch, caplog):
     monkeypatch.setattr(idle_imports, "MODULES", (f"{package}.absent", f"{package}.one"))
     caplog.set_level("INFO")
-    imports = IdleImports(torch.device("cpu"))
-    imports.expect(CODE)
+    imports = IdleImports(torch.device("cpu"), CODE)
     while imports:
         imports.next()
     assert f"ModuleNotFoundError: No module named '{package}.absent'" in caplog.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 from parallel_runtime.requests.requests import ComfyuiCode
@@ -16,10 +18,10 @@ _early: dict[PoolSpec, SupervisorProcess] = {}
 
 
 def start_early(spec: PoolSpec, comfyui: ComfyuiCode) -> None:
-    """Start a pool's processes, for the pool that starts first; they end with this process. The ranks import what they
-    will want of ComfyUI's code."""
-    expected = {EXPECTED_COMFYUI: msgspec.json.encode(comfyui).decode()}
-    _early[spec] = SupervisorProcess(spec, RANKS, expected)
+    """Start a pool's processes, for the pool that starts first; they end with this process. Its ranks, and those of
+    later pools, import what they will want of ComfyUI's code."""
+    os.environ[EXPECTED_COMFYUI] = msgspec.json.encode(comfyui).decode()
+    _early[spec] = SupervisorProcess(spec, RANKS)
 
 
 def take_early(spec: PoolSpec | None) -> SupervisorProcess | None:

@@ -93,9 +93,7 @@ def load_model(
     pool = keeper.start()
     machine = find_machine(pool.spec)
     config = model.config.to_mapping()
-    request = Load(
-        model.key, model.path, model.dtype, config, ranks, machine, model.comfyui, model.patching, model.size
-    )
+    request = Load(model.key, model.path, model.dtype, config, ranks, machine, model.comfyui, model.size)
     models.discard(model.key)
     if machine.memory_bytes:
         request = surveyed(request, lambda asked: submit(Submission(request=asked)), make_room)

@@ -78,7 +78,7 @@ class ModelRequest:
         config: degrees, attention and compile belong to the request; its devices choose the pool.
         identity: of the files that the artist's MODEL was made from; empty where any will do.
         comfyui: whose own network runs it; None for diffusers'.
-        patching, size: see Load; they make no other request.
+        patching: whose code computes weight patches, should any come; size: see Load. They make no other request.
     """
 
     path: str

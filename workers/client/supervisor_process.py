@@ -7,8 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from parallel_runtime.errors import PoolError
 from parallel_runtime.said import Said, said
@@ -24,20 +22,16 @@ KILL_SECONDS = 2.0
 
 
 class SupervisorProcess:
-    """Started by its constructor.
+    """Started by its constructor."""
 
-    Args:
-        environment: of the supervisor and its ranks, beside this process's.
-    """
-
-    def __init__(self, spec: PoolSpec, rank_module: str, environment: Mapping[str, str] = MappingProxyType({})):
+    def __init__(self, spec: PoolSpec, rank_module: str):
         remove_leftovers()
         logs = log_directory()
         self._folder = make_folder()
         self.directory = self._folder.path
         self.log = logs / f"pool-{self.directory.name.rpartition('-')[2]}.log"
         try:
-            self._process, self.connection = self._start(spec, rank_module, environment)
+            self._process, self.connection = self._start(spec, rank_module)
         except OSError as error:
             self._folder.remove()
             raise PoolError(
@@ -47,9 +41,7 @@ class SupervisorProcess:
         self.pid = self._process.pid
         self._folder.let_go()  # the supervisor holds it now
 
-    def _start(
-        self, spec: PoolSpec, rank_module: str, environment: Mapping[str, str]
-    ) -> tuple[subprocess.Popen[bytes], Connection]:
+    def _start(self, spec: PoolSpec, rank_module: str) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "workers.supervisor", str(theirs.fileno()), str(os.getpid())]
         command += [str(self.directory), str(self.log), str(spec), rank_module]
@@ -59,7 +51,6 @@ class SupervisorProcess:
                 process = subprocess.Popen(
                     command,
                     cwd=PACK_ROOT,
-                    env={**os.environ, **environment},
                     pass_fds=[theirs.fileno(), self._folder.descriptor],
                     stdin=subprocess.DEVNULL,
                     stdout=log,

@@ -8,7 +8,7 @@ import os
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from parallel_runtime.acceleration import compiler
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.patching.comfyui_patches import MODULES
-from parallel_runtime.requests.requests import ComfyuiCode, Forward, Load, Request, Sample
+from parallel_runtime.requests.requests import ComfyuiCode
 
 from ..wire.connection import Channel, ConnectionClosed, FrameError
 from ..wire.frames import Frame
@@ -35,36 +35,21 @@ class IdleImports:
 
     The rank's own thread does it, part by part: two threads that import modules which import each other get half of
     them. A job that comes meanwhile waits for no more than the part at hand. No rank depends on another's.
+
+    Args:
+        code: whose networks and patches will be wanted.
     """
 
-    def __init__(self, device: torch.device):
-        self._device = device
+    def __init__(self, device: torch.device, code: ComfyuiCode | None = None):
         self._left: deque[Callable[[], object]] = deque(compiler.imports() if device.type == "cuda" else ())
-        self._code: ComfyuiCode | None = None
-        self._knows_comfyui = False
+        if code is not None:  # before all else
+            options = {**code.options, "cpu": device.type == "cpu"}
+            wanted = [partial(importlib.import_module, name) for name in (*MODULES, *LOADING)]
+            self._left.extendleft(reversed([partial(use_comfyui, code.folder, options), *wanted]))
         self._seconds = 0.0
 
     def __len__(self) -> int:
         return len(self._left)
-
-    def expect(self, code: ComfyuiCode) -> None:
-        """This code will be wanted: it comes before all else, with what its networks need."""
-        self._code = code
-        self._left.extendleft(reversed(self._parts((*MODULES, *LOADING))))
-
-    def after(self, request: Request) -> None:
-        """A request was answered. What patches need of ComfyUI's code comes after the first picture."""
-        if isinstance(request, Load) and self._code is None:
-            self._code = request.patching or request.comfyui
-        if isinstance(request, (Forward, Sample)) and not self._knows_comfyui and self._code is not None:
-            self._left.extend(self._parts(MODULES))
-
-    def _parts(self, modules: Sequence[str]) -> list[Callable[[], object]]:
-        assert self._code is not None
-        self._knows_comfyui = True
-        options = {**self._code.options, "cpu": self._device.type == "cpu"}
-        first = partial(use_comfyui, self._code.folder, options)
-        return [first, *(partial(importlib.import_module, name) for name in modules)]
 
     def next(self) -> None:
         """Import the next part."""

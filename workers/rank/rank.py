@@ -17,7 +17,7 @@ from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import NotLoadedError, ParallelError, PeerFailedError
 from parallel_runtime.mesh.launched import launched
 from parallel_runtime.requests.control import Cancelled
-from parallel_runtime.requests.requests import Forward, Invoke, RunVae, Sample, Step
+from parallel_runtime.requests.requests import ComfyuiCode, Forward, Invoke, RunVae, Sample, Step
 
 from ..wire.connection import Channel
 from ..wire.error_info import describe
@@ -50,6 +50,7 @@ class Rank:
         engine: Engine,
         output: RankOutput,
         one_host: bool = True,
+        code: ComfyuiCode | None = None,
     ):
         self.connection = connection
         self.output = output
@@ -59,7 +60,7 @@ class Rank:
         self.client_memory = ClientMemory(for_all=one_host, rank=self.rank)
         self.inbox = Inbox(connection)
         self.heartbeat = Heartbeat(connection, self.rank, blocks=lambda: engine.residency.pulse.count, output=output)
-        self.imports = IdleImports(engine.device)
+        self.imports = IdleImports(engine.device, code)
         self.spent = self._ends = False
 
     @property
@@ -155,7 +156,6 @@ class Rank:
             return
         self.heartbeat.got_on()
         self.connection.send(done, buffers or (), buffers is None)
-        self.imports.after(job.request)
 
     def _put(
         self, done: Done, results: Mapping[str, torch.Tensor], segment: Segment | None

@@ -100,9 +100,9 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     link = link_ranks(spec, number, connection) if spec.hosts > 1 else connection
     assert link is not None
     laps.end("engine")
-    rank = Rank(link, engine, output, spec.hosts == 1)
-    if expected := os.environ.get(EXPECTED_COMFYUI):
-        rank.imports.expect(msgspec.json.decode(expected, type=ComfyuiCode))
+    expected = os.environ.get(EXPECTED_COMFYUI)
+    code = msgspec.json.decode(expected, type=ComfyuiCode) if expected else None
+    rank = Rank(link, engine, output, spec.hosts == 1, code)
     log.info("start: %s", laps)
     threading.Thread(target=rank.inbox.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.heartbeat.beat, name="heartbeat", daemon=True).start()
