@@ -282,6 +282,18 @@ def test_whoever_works_with_a_pool_that_is_stopped_reads_so(faulty_pool):
     pool.remember()
 
 
+def test_who_raises_something_while_he_listens_leaves_a_job_that_ends_and_a_pool_that_works(faulty_pool):
+    pool = faulty_pool(1)
+
+    def listen(*_: object) -> None:
+        raise InterruptedError  # as ComfyUI's bar does where its prompt was stopped
+
+    with pytest.raises(InterruptedError):
+        pool.sample(steps=100_000, on_progress=listen)
+    pool.check_works()
+    assert all(alive(process) for process in pool.processes)
+
+
 @pytest.mark.slow  # a cancel of a real model is in the first tier: test_pool.py
 @pytest.mark.parametrize("step", [0, 3])
 def test_cancel_at_a_step_stops_all_ranks_there_and_keeps_them(faulty_pool, step):

@@ -43,11 +43,12 @@ class Wait:
 
 @dataclass
 class OpenJob:
-    """A job that was sent. `since`: when it was cancelled and left to itself."""
+    """A job that is sent. `goes_on`: nothing was heard of its end; `since`: when it was left to itself."""
 
     number: int
     frames: queue.SimpleQueue[Frame] = field(default_factory=queue.SimpleQueue)
     awaited: bool = True
+    goes_on: bool = True
     since: float = 0.0
 
     def hear(self, seconds: float) -> Frame | None:
@@ -119,9 +120,11 @@ class Life:
             self.die(None)  # its last status is still on the way
         if getattr(message, "number", None) != job.number:
             return
+        if isinstance(message, (Done, Failed)):
+            job.goes_on = False
         if job.awaited:
             job.frames.put(frame)
-        elif self.state == "cancelled" and isinstance(message, (Done, Failed)):
+        elif self.state == "cancelled" and not job.goes_on:
             self.state = "idle"
 
     def begin(self) -> OpenJob:
@@ -132,25 +135,13 @@ class Life:
                 self.state = "busy"
             return self._job
 
-    def abandon(self, job: OpenJob, since: float) -> None:
-        """Wait no longer for a job that was cancelled then; its end is noted when it comes."""
+    def end(self, job: OpenJob) -> bool:
+        """Wait no longer for a job; return whether it goes on, for nobody: its end is noted when it comes."""
         with self.changed:
-            job.since = since
+            job.awaited, job.since = False, time.monotonic()
             if self.state == "busy":
-                self.state = "cancelled"
-            self._leave(job)
-
-    def end(self, job: OpenJob) -> None:
-        """Wait no longer for a job: it has ended, or what comes of it is nobody's."""
-        with self.changed:
-            if job.awaited and self.state == "busy":
-                self.state = "idle"
-            self._leave(job)
-
-    def _leave(self, job: OpenJob) -> None:
-        job.awaited = False
-        while not job.frames.empty():  # what has come since the last look
-            self._take_of_job(job.frames.get())
+                self.state = "cancelled" if job.goes_on else "idle"
+            return self.state == "cancelled"
 
     def die(self, error: PoolError | None) -> None:
         """It takes no job any more."""

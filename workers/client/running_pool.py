@@ -106,10 +106,15 @@ class RunningPool:
             self._send(job, buffers, bool(segment))
             done, payload = self._await(open_job, submission.on_progress)
             return Reply(done.answer, self._transport.take(done, payload, submission.device), done.finite)
+        except FrameError:
+            open_job.goes_on = False  # it was not sent
+            raise
         except SegmentError as error:
             self._transport.give_up(error)
         finally:
-            self.life.end(open_job)
+            if self.life.end(open_job):  # a cancel took too long, or who listens has raised something
+                self._connection.offer(Cancel(open_job.number))
+                self._transport.close()  # the ranks may be reading and writing it still
         return self.submit(submission)
 
     def _await(self, job: OpenJob, on_progress: OnProgress) -> tuple[Done, memoryview | None]:
@@ -128,8 +133,6 @@ class RunningPool:
                 told = told or self._connection.offer(Cancel(job.number))
             if frame is None:
                 if cancelled_at is not None and time.monotonic() - cancelled_at > CANCEL_SECONDS:
-                    self._transport.close()  # the ranks may be reading and writing it still
-                    self.life.abandon(job, cancelled_at)
                     raise Cancelled
                 continue
             message = frame.message
