@@ -18,6 +18,7 @@ from parallel_runtime.config import ParallelConfig, ParallelPlan
 from parallel_runtime.planning import cost_constants as fitted
 from parallel_runtime.planning.cost import Cost, predict
 from parallel_runtime.planning.plan import choose
+from parallel_runtime.planning.wish import Wish
 from parallel_runtime.requests.facts import (
     HOST_MEMORY,
     NVLINK,
@@ -95,7 +96,7 @@ JOBS = (
 
 def speed_up(job: Job, card: str, count: int, link: LinkFacts) -> float:
     """Times as fast as one card, by what `auto` takes of `count` cards; memory is enough."""
-    choice = choose(ParallelConfig(), count, job.model, job.request, known_gpu(card, 0, link))
+    choice = choose(Wish(ParallelConfig(), count, job.model, job.request, known_gpu(card, 0, link)))
     return choice.alone.seconds / choice.cost.seconds
 
 

@@ -10,8 +10,9 @@ import torch
 from ..config import ParallelConfig, ParallelPlan
 from ..mesh.agreement import offer_same
 from ..planning.explanation import details_of, explain
-from ..planning.plan import TYPICAL, choose, plan_loading, resolve_plan, typical
+from ..planning.plan import choose, plan_loading
 from ..planning.weights_choice import choose_weights, ways_out
+from ..planning.wish import TYPICAL, Wish, typical
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts
 from ..requests.requests import Answer, Finished, Load, Loaded, Release, Survey, Surveyed
@@ -50,8 +51,8 @@ class PreparedSurvey(Prepared):
         machine = replace(load.machine or CPU, speeds=tuple(state.meshes.speeds or ()), free_each=())
         opened = state.open(load)
         facts, weight_bytes = opened.facts, opened.weight_bytes
-        config = choose_weights(config, load.ranks, facts, machine, weight_bytes)
-        cost = choose(config, load.ranks, facts, TYPICAL, machine).cost
+        wish = Wish(config, load.ranks, facts, TYPICAL, machine)
+        cost = choose(replace(wish, config=choose_weights(wish, weight_bytes))).cost
         needs = int(cost.weight_bytes * weight_bytes / (facts.parameters * facts.bytes_per_parameter))
         # A rank that the model does not use may be as full as it likes.
         used = state.rank < load.ranks
@@ -105,13 +106,14 @@ class PreparedLoad(Prepared):
         machine = replace(request.machine or CPU, speeds=tuple(state.meshes.speeds or ()))
         # Whatever fails on all ranks alike comes before any model is let go.
         opened = state.take_opened(request)
-        about = request.ranks, opened.facts, machine, opened.weight_bytes
-        config = choose_weights(config, *about)
-        loaded = plan_loading(config, request.ranks, opened.facts, machine)
-        resolve_plan(config, request.ranks, opened.facts, TYPICAL, machine, loaded)
+        wish = Wish(config, request.ranks, opened.facts, TYPICAL, machine)
+        config = choose_weights(wish, opened.weight_bytes)
+        wish = replace(wish, config=config)
+        loaded = plan_loading(wish)
+        choose(replace(wish, loaded=loaded))
         place = state.meshes.place(loaded) if loaded.pipe > 1 else None
         resident, reused = state.residency.load(
-            request, config, opened, loaded, place, machine.memory_bytes, control, ways_out(config, *about)
+            request, config, opened, loaded, place, machine.memory_bytes, control, ways_out(wish, opened.weight_bytes)
         )
         return cls(
             state=state,
@@ -136,18 +138,17 @@ class PreparedLoad(Prepared):
         measured = machine if machine.measured else measure_machine(machine, state.device, state.world_size)
         state.machine = replace(measured, free_each=())  # requests to come find other models here
         picture = typical(*self.request.size) if self.config.patches is None else TYPICAL
-        wish = self.config, self.request.ranks, resident.facts, picture, measured, self.loaded
-        explanation = explain(*wish)
+        wish = Wish(self.config, self.request.ranks, resident.facts, picture, measured, self.loaded)
         answer = Loaded(
             resident.family.name,
             resident.parameters,
             resident.size,
             self.reused,
-            together((explanation, self.notes)),
+            together((explain(wish), self.notes)),
             replace(state.machine, speeds=()),
             self.loaded.pipe,
             state.held(),
-            details_of(*wish),
+            details_of(wish),
         )
         return answer, {}
 

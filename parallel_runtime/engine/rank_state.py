@@ -22,7 +22,8 @@ from ..patching.patch_store import PatchStore
 from ..pipefusion.runner import StageRunner
 from ..planning.cost_constants import CONTEXT_BYTES
 from ..planning.explanation import details_of, what_runs
-from ..planning.plan import resolve_plan
+from ..planning.plan import choose
+from ..planning.wish import Wish
 from ..requests.conditioning import Conditioning, ConditioningStore
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts, RequestFacts
@@ -151,16 +152,15 @@ class RankState:
         Raises:
             ConfigurationError: the configuration cannot run it.
         """
-        facts = resident.facts
-        wish = resident.config, resident.ranks, facts, request, self.machine, resident.loaded
-        plan = resolve_plan(*wish)
+        wish = Wish(resident.config, resident.ranks, resident.facts, request, self.machine, resident.loaded)
+        plan = choose(wish).plan
         place = self.meshes.place(plan)
         if place is not None and resident.network is not None:
             resident.network.check_ring(place.layout)
-        details, size = details_of(*wish), (resident.key, request, plan)
+        details, size = details_of(wish), (resident.key, request, plan)
         if size in self._beside:
             details = msgspec.structs.replace(details, memory_bytes=resident.size + self._beside[size])
-        return Placed(resident, plan, place, what_runs(*wish), details, size)
+        return Placed(resident, plan, place, what_runs(wish), details, size)
 
     def watch_memory(self) -> None:
         """A run begins whose peak `finished` tells; its weights are here."""

@@ -7,30 +7,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..config import AXES, FASTER, ParallelConfig, ParallelPlan
-from ..requests.facts import GIB, LinkFacts, MachineFacts, ModelFacts, RequestFacts
+from ..requests.facts import GIB, LinkFacts, MachineFacts, ModelFacts
 from ..requests.plan_details import PlanDetails
 from ..said import Said, said, together
 from .coming_blocks import Coming
 from .cost import Cost
 from .plan import Choice, choose
 from .weights_choice import ways_out
+from .wish import Wish
 
 
-def explain(
-    config: ParallelConfig,
-    ranks: int,
-    model: ModelFacts,
-    request: RequestFacts,
-    machine: MachineFacts,
-    loaded: ParallelPlan | None = None,
-) -> Said:
-    """Return the plan, why, what it is predicted to take, and what more GPUs would give; arguments as `resolve_plan`.
+def explain(wish: Wish) -> Said:
+    """Return the plan, why, what it is predicted to take, and what more GPUs would give.
 
     Raises:
         ConfigurationError: see `check_limits`.
     """
-    choice = choose(config, ranks, model, request, machine, loaded)
-    sentences: list[str] = [_what(choice, model, request)]
+    choice, config, ranks, model, machine = choose(wish), wish.config, wish.ranks, wish.model, wish.machine
+    sentences: list[str] = [_what(choice, wish)]
     if choice.reason:
         sentences.append(_why_pipe(choice, machine))
     coming = Coming.of(config, ranks)
@@ -61,44 +55,30 @@ def explain(
                 free=_gib(machine.free_bytes),
             )
         )
-    predictable = _predictable(model, machine)
+    predictable = _predictable(wish)
     if predictable:
         sentences += _predicted(choice, machine, ranks)
         if machine.usable_bytes and choice.cost.bytes > machine.usable_bytes:
             weight_bytes = model.parameters * model.bytes_per_parameter
-            sentences += ways_out(config, ranks, model, machine, weight_bytes)[:2]
+            sentences += ways_out(wish, weight_bytes)[:2]
     if ranks > choice.plan.world_size:
         sentences.append(_idle(choice, config, ranks))
     if predictable:
-        sentences.append(_faster(choice, config, ranks, model, request, machine, loaded))
-        sentences.append(_more(choice, config, ranks, model, request, machine, loaded))
+        sentences.append(_faster(choice, wish))
+        sentences.append(_more(choice, wish))
     return together(sentences)
 
 
-def what_runs(
-    config: ParallelConfig,
-    ranks: int,
-    model: ModelFacts,
-    request: RequestFacts,
-    machine: MachineFacts,
-    loaded: ParallelPlan | None = None,
-) -> Said:
-    """The plan in one sentence: the short form of `explain`, with its arguments and errors."""
-    return _what(choose(config, ranks, model, request, machine, loaded), model, request)
+def what_runs(wish: Wish) -> Said:
+    """The plan in one sentence: the short form of `explain`, with its errors."""
+    return _what(choose(wish), wish)
 
 
-def details_of(
-    config: ParallelConfig,
-    ranks: int,
-    model: ModelFacts,
-    request: RequestFacts,
-    machine: MachineFacts,
-    loaded: ParallelPlan | None = None,
-) -> PlanDetails:
-    """The plan in numbers; arguments and errors as `explain`."""
-    choice = choose(config, ranks, model, request, machine, loaded)
+def details_of(wish: Wish) -> PlanDetails:
+    """The plan in numbers; errors as `explain`."""
+    choice, model, request = choose(wish), wish.model, wish.request
     cost = choice.cost
-    predicted = (cost.seconds, choice.alone.seconds, cost.bytes) if _predictable(model, machine) else (0.0, 0.0, 0)
+    predicted = (cost.seconds, choice.alone.seconds, cost.bytes) if _predictable(wish) else (0.0, 0.0, 0)
     return PlanDetails(
         model.title,
         dict(zip(AXES, choice.plan.shape, strict=True)),
@@ -114,12 +94,12 @@ def details_of(
     )
 
 
-def _predictable(model: ModelFacts, machine: MachineFacts) -> bool:
-    return machine.on_gpu and model.splits_sequence  # the constants were fitted to transformers
+def _predictable(wish: Wish) -> bool:
+    return wish.machine.on_gpu and wish.model.splits_sequence  # the constants were fitted to transformers
 
 
-def _what(choice: Choice, model: ModelFacts, request: RequestFacts) -> Said:
-    plan = choice.plan
+def _what(choice: Choice, wish: Wish) -> Said:
+    plan, model, request = choice.plan, wish.model, wish.request
     if plan.world_size == 1:
         return said("One device computes everything.")
     reasons = []
@@ -232,19 +212,11 @@ def _over(link: LinkFacts, size: int, machine: MachineFacts) -> str:
     return said(template, took=show_seconds(size / (link.peer * 1e9)), rate=f"{link.peer:.0f}")
 
 
-def _faster(
-    choice: Choice,
-    config: ParallelConfig,
-    ranks: int,
-    model: ModelFacts,
-    request: RequestFacts,
-    machine: MachineFacts,
-    loaded: ParallelPlan | None,
-) -> str:
+def _faster(choice: Choice, wish: Wish) -> str:
     """What `auto` could take if it were allowed to change pixels; "" where that would not be faster."""
-    if config.pipe is not None or config.may_change_pixels:
+    if wish.config.pipe is not None or wish.config.may_change_pixels:
         return ""
-    other = choose(replace(config, may_change_pixels=True), ranks, model, request, machine, loaded)
+    other = choose(replace(wish, config=replace(wish.config, may_change_pixels=True)))
     if choice.reason or other.cost.seconds >= choice.cost.seconds:
         return ""  # `_why_pipe` has said it
     return said(
@@ -311,22 +283,15 @@ def _idle(choice: Choice, config: ParallelConfig, ranks: int) -> Said:
     return said(template, idle=idle, ranks=ranks, why=why)
 
 
-def _more(
-    choice: Choice,
-    config: ParallelConfig,
-    ranks: int,
-    model: ModelFacts,
-    request: RequestFacts,
-    machine: MachineFacts,
-    loaded: ParallelPlan | None,
-) -> Said:
+def _more(choice: Choice, wish: Wish) -> Said:
     """What twice the GPUs would give, linked alike: of each as many again."""
-    config, machine = replace(config, held=config.held * 2), replace(machine, speeds=machine.speeds * 2)
-    more = choose(config, 2 * ranks, model, request, machine, loaded)
+    config = replace(wish.config, held=wish.config.held * 2)
+    machine = replace(wish.machine, speeds=wish.machine.speeds * 2)
+    more = choose(replace(wish, config=config, machine=machine, ranks=2 * wish.ranks))
     if more.plan.world_size > choice.plan.world_size and more.cost.seconds < choice.cost.seconds:
         return said(
             "{gpus} GPUs would take {took} ({plan}).",
-            gpus=2 * ranks,
+            gpus=2 * wish.ranks,
             took=show_seconds(more.cost.seconds),
             plan=more.plan.words,
         )

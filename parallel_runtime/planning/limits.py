@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from ..config import AXES, SHOWN_AXES, STREAMED, ParallelConfig, ParallelPlan
+from ..config import AXES, SHOWN_AXES, STREAMED, ParallelPlan
 from ..errors import ConfigurationError
-from ..requests.facts import ModelFacts, RequestFacts
+from ..requests.facts import RequestFacts
 from ..said import said, together
+from .wish import Wish
 
 
-def check_limits(
-    config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts, sequence: int = 0
-) -> None:
+def check_limits(wish: Wish) -> None:
     """Refuse what no plan can serve.
-
-    Args:
-        sequence: ranks of a stage, where the weights were loaded for so many; else 0.
 
     Raises:
         ConfigurationError: degrees that need more ranks than there are, more Ulysses ranks than heads, split
@@ -25,6 +20,7 @@ def check_limits(
             with fewer tokens than ranks that share them; with the valid choices and a valid configuration. Also
             weights that stream into a model whose blocks are not known.
     """
+    config, ranks, model, request = wish.config, wish.ranks, wish.model, wish.request
     if ranks < 1 or model.heads < 1 or request.batch < 1 or request.tokens < 1:
         raise ConfigurationError(
             said(
@@ -45,11 +41,11 @@ def check_limits(
             ),
             "Set weights to whole.",
         )
-    found = next(_violations(config, ranks, model, request, sequence), None)
+    found = next(_violations(wish), None)
     if found is not None:
         cause, choices = found
-        nearest = _nearest(config, ranks, model, request, sequence)
-        raise ConfigurationError(cause, together((choices, said("Valid is, for example: {nearest}.", nearest=nearest))))
+        nearest = said("Valid is, for example: {nearest}.", nearest=_nearest(wish))
+        raise ConfigurationError(cause, together((choices, nearest)))
 
 
 def check_steps(plan: ParallelPlan, steps: int) -> None:
@@ -70,12 +66,11 @@ def check_steps(plan: ParallelPlan, steps: int) -> None:
         )
 
 
-def _violations(
-    config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts, sequence: int
-) -> Iterator[tuple[str, str]]:
+def _violations(wish: Wish) -> Iterator[tuple[str, str]]:
     """Cause and valid choices of everything that cannot be."""
+    config, ranks, model, request = wish.config, wish.ranks, wish.model, wish.request
     pipe, ulysses = config.pipe or 1, config.ulysses or 1
-    wish = ParallelPlan(**{axis: getattr(config, axis) or 1 for axis in AXES})
+    plan = ParallelPlan(**{axis: getattr(config, axis) or 1 for axis in AXES})
     split = next((axis for axis in ("ring", "ulysses") if (getattr(config, axis) or 1) > 1), None)
     if split is not None and not model.splits_sequence:
         cause = said(
@@ -101,23 +96,23 @@ def _violations(
         )
         yield cause, said("Set stages to auto, or to a number from 1 to {blocks}.", blocks=min(model.blocks, ranks))
     if pipe > 1:
-        yield from _patch_violations(config.patches or 1, request, sequence or wish.sequence)
-    elif wish.sequence > request.tokens:
+        yield from _patch_violations(config.patches or 1, request, wish.stage_ranks or plan.sequence)
+    elif plan.sequence > request.tokens:
         tokens = said("one token") if request.tokens == 1 else said("{tokens} tokens", tokens=request.tokens)
         cause = said(
             "A picture of {tokens} cannot be shared out over {sequence} devices: each needs one.",
             tokens=tokens,
-            sequence=wish.sequence,
+            sequence=plan.sequence,
         )
         yield cause, "Set ulysses and ring to auto or to smaller numbers, or make a larger picture."
-    if wish.world_size > ranks:
-        degrees = zip(AXES, wish.shape, strict=True)
+    if plan.world_size > ranks:
+        degrees = zip(AXES, plan.shape, strict=True)
         named = " × ".join(f"{SHOWN_AXES.get(axis, axis)} {degree}" for axis, degree in degrees if degree > 1)
         there = "{ranks} device is" if ranks == 1 else "{ranks} devices are"
         cause = said(
             "The degrees {named} need {needed} devices, and {there} there.",
             named=named,
-            needed=wish.world_size,
+            needed=plan.world_size,
             there=said(there, ranks=ranks),
         )
         yield cause, "Set a degree to auto or a smaller number, or add devices."
@@ -153,8 +148,9 @@ def _patch_violations(patches: int, request: RequestFacts, group: int) -> Iterat
         )
 
 
-def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: RequestFacts, sequence: int) -> str:
+def _nearest(wish: Wish) -> str:
     """A configuration that is not refused and keeps as much of what is set as can be, as names and numbers."""
+    config, model, request, sequence = wish.config, wish.model, wish.request, wish.stage_ranks
     degrees = {axis: getattr(config, axis) or 1 for axis in AXES}
     named = {axis for axis in AXES if getattr(config, axis) is not None}
     if request.most_patches(sequence or 1) == 0:  # loaded for more ranks than there are tokens: to be loaded anew
@@ -165,7 +161,7 @@ def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: Req
     if not model.splits_sequence:
         degrees["ring"] = 1
     degrees["pipe"] = min(degrees["pipe"], model.blocks) if model.has_stages else 1
-    while ParallelPlan(**degrees).world_size > ranks:
+    while ParallelPlan(**degrees).world_size > wish.ranks:
         largest = max(AXES, key=lambda axis: degrees[axis])
         degrees[largest] -= 1
     while degrees["pipe"] > 1 and request.most_patches(degrees["ring"] * degrees["ulysses"]) == 0:
@@ -175,8 +171,3 @@ def _nearest(config: ParallelConfig, ranks: int, model: ModelFacts, request: Req
         patches = min(config.patches, request.most_patches(degrees["ring"] * degrees["ulysses"]))
         parts.append(f"patches {patches}")
     return ", ".join(parts)
-
-
-def with_stages(config: ParallelConfig, loaded: ParallelPlan | None) -> ParallelConfig:
-    """Keep to the stages whose weights the ranks hold; None: nothing is loaded yet, or every rank holds all."""
-    return config if loaded is None or loaded.pipe == 1 else replace(config, pipe=loaded.pipe)

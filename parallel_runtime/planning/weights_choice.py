@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..config import SHOWN_WEIGHTS, STREAMED, ParallelConfig
-from ..requests.facts import GIB, MachineFacts, ModelFacts
+from ..requests.facts import GIB, ModelFacts
 from ..said import Said, said
 from .coming_blocks import Coming
-from .plan import TYPICAL, choose
+from .plan import choose
+from .wish import TYPICAL, Wish
 
 _FILLED = 2 / 3
 """Of a GPU's memory, what weights may take where blocks stay on it that could as well come: pictures and videos are
@@ -23,13 +24,7 @@ _RESERVE = 512 << 20
 """That a load leaves free beside the weights (`parallel_runtime.memory`, which needs torch)."""
 
 
-def choose_weights(
-    config: ParallelConfig,
-    ranks: int,
-    model: ModelFacts,
-    machine: MachineFacts,
-    weight_bytes: int,
-) -> ParallelConfig:
+def choose_weights(wish: Wish, weight_bytes: int) -> ParallelConfig:
     """Return the configuration that a model is loaded with: that of the artist, or with weights that stream, and how
     many blocks stay where they do: as many as fit on `auto` and `host`, on `dealt` the first, behind which the next is
     on its way.
@@ -40,116 +35,105 @@ def choose_weights(
     with the least decides, and where weights stream others keep as many blocks as their own memory holds.
 
     Args:
-        machine: as it comes with the request; the same on all ranks.
+        wish: whatever request it is for: any will come.
         weight_bytes: of the whole model on a device, by its file.
 
     Raises:
         ConfigurationError: see `check_limits`.
     """
+    wish = replace(wish, request=TYPICAL, loaded=None)
+    config, model, machine = wish.config, wish.model, wish.machine
     if config.weights in STREAMED and model.blocks > 1:
         # The link to the host's memory is the slowest: what is on the GPU need not come over it in each step.
-        most = model.blocks if config.weights == "host" else 1
-        return _placed(config, most, ranks, model, machine, weight_bytes)[0]
-    if config.weights != "auto" or not _may_stream(config, model, machine):
+        return _placed(wish, model.blocks if config.weights == "host" else 1, weight_bytes)[0]
+    if config.weights != "auto" or not _may_stream(wish):
         return config
-    choice = choose(config, ranks, model, TYPICAL, machine)
+    choice = choose(wish)
     if choice.reason == "memory" and config.may_change_pixels:
         return config  # the artist prefers PipeFusion
     if choice.reason != "memory" and weight_bytes <= machine.usable_bytes - (_RESERVE if machine.is_crowded else 0):
         return config
-    return next((wish for wish, _ in _fitting(config, model.blocks, ranks, model, machine, weight_bytes)), config)
+    return next((fitting for fitting, _ in _fitting(wish, model.blocks, weight_bytes)), config)
 
 
-def ways_out(
-    config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts, weight_bytes: int
-) -> list[Said]:
+def ways_out(wish: Wish, weight_bytes: int) -> list[Said]:
     """What of `weights` would fit where the configuration does not, as sentences; [] where nothing is known to."""
-    if config.weights in STREAMED or not _may_stream(replace(config, pipe=None), model, machine):
+    in_stages = (wish.config.pipe or 1) > 1
+    whole = replace(wish, config=replace(wish.config, pipe=1), request=TYPICAL, loaded=None)
+    if wish.config.weights in STREAMED or not _may_stream(whole):
         return []
-    in_stages = (config.pipe or 1) > 1
     return [
         said(
             "Set weights in Parallel Config to {way}: that needs about {size} GiB on each GPU.",
             way=said("{weights} and stages to 1", weights=shown) if in_stages else shown,
             size=f"{needs / GIB:.1f}",
         )
-        for wish, needs in _fitting(replace(config, pipe=1), 1, ranks, model, machine, weight_bytes)
-        for shown in [SHOWN_WEIGHTS.get(wish.weights, wish.weights)]
+        for config, needs in _fitting(whole, 1, weight_bytes)
+        for shown in [SHOWN_WEIGHTS.get(config.weights, config.weights)]
     ]
 
 
-def _may_stream(config: ParallelConfig, model: ModelFacts, machine: MachineFacts) -> bool:
+def _may_stream(wish: Wish) -> bool:
     """A network whose blocks are known, on GPUs of one host of which the memory is known."""
+    config, model, machine = wish.config, wish.model, wish.machine
     known = model.splits_sequence and model.blocks > 1 and machine.memory_bytes > 0
     return known and (config.pipe or 1) == 1 and config.hosts == 1 and machine.network is None
 
 
-def _fitting(
-    config: ParallelConfig,
-    most: int,
-    ranks: int,
-    model: ModelFacts,
-    machine: MachineFacts,
-    weight_bytes: int,
-) -> list[tuple[ParallelConfig, int]]:
+def _fitting(wish: Wish, most: int, weight_bytes: int) -> list[tuple[ParallelConfig, int]]:
     """The configurations that fit with weights that stream, in the order of preference, and bytes on each GPU: dealt
     before host, but where both links were measured and host is faster.
 
     Args:
         most: blocks that may stay.
     """
+    model, machine = wish.model, wish.machine
     found, seconds = [], {}
     for weights in STREAMED:
-        if weights == "dealt" and (ranks == 1 or not machine.link.peer_access):
+        if weights == "dealt" and (wish.ranks == 1 or not machine.link.peer_access):
             continue
         coming = model.block_parameters * model.bytes_per_parameter * _exact(model, weight_bytes)
         if weights == "host" and machine.host_bytes and coming > machine.host_bytes:
             continue
-        wish = replace(config, weights=weights)
-        wish, needs = _placed(wish, most, ranks, model, machine, weight_bytes)
+        streamed = replace(wish, config=replace(wish.config, weights=weights))
+        config, needs = _placed(streamed, most, weight_bytes)
         if needs <= machine.usable_bytes:
-            found.append((wish, needs))
-            seconds[weights] = choose(wish, ranks, model, TYPICAL, machine).cost.seconds
+            found.append((config, needs))
+            seconds[weights] = choose(replace(wish, config=config)).cost.seconds
     known = machine.host_rate and machine.link.measured and len(found) > 1
     return found[::-1] if known and seconds["host"] < seconds["dealt"] * _WORTH_THE_HOST else found
 
 
-def _placed(
-    config: ParallelConfig,
-    most: int,
-    ranks: int,
-    model: ModelFacts,
-    machine: MachineFacts,
-    weight_bytes: int,
-) -> tuple[ParallelConfig, int]:
-    """A configuration with how many blocks stay where weights stream, and bytes on each GPU then. Where memory is not
+def _placed(wish: Wish, most: int, weight_bytes: int) -> tuple[ParallelConfig, int]:
+    """The configuration with how many blocks stay where weights stream, and bytes on each GPU then. Where memory is not
     known the first stays.
 
     Args:
-        config: with weights that stream.
+        wish: with weights that stream.
         most: blocks that may stay.
     """
-    cost = choose(replace(config, resident=0), ranks, model, TYPICAL, machine).cost
+    config, model, machine = wish.config, wish.model, wish.machine
+    cost = choose(replace(wish, config=replace(config, resident=0))).cost
     beside, exact, memory = cost.bytes - cost.weight_bytes, _exact(model, weight_bytes), machine.usable_bytes
     room = int(min(machine.memory_bytes * _FILLED, memory - beside) / exact)
     for resident in range(min(most, model.blocks - 1), -1, -1):
-        weights = Coming(config.weights, ranks, resident).kept_bytes(model)
+        weights = Coming(config.weights, wish.ranks, resident).kept_bytes(model)
         least = resident <= 1 and (not memory or weights * exact + beside <= memory)
         if least or weights <= room:
             break
     placed = replace(config, resident=resident)
-    return replace(placed, held=_held(placed, ranks, model, machine, exact, beside)), int(weights * exact) + beside
+    held = _held(replace(wish, config=placed), exact, beside)
+    return replace(placed, held=held), int(weights * exact) + beside
 
 
-def _held(
-    config: ParallelConfig, ranks: int, model: ModelFacts, machine: MachineFacts, exact: float, beside: int
-) -> tuple[int, ...]:
+def _held(wish: Wish, exact: float, beside: int) -> tuple[int, ...]:
     """How many of the blocks that come to the rank with the least memory each rank keeps; () where none keeps more.
 
     Args:
-        config: with weights that stream, and blocks that stay on all ranks.
+        wish: with weights that stream, and blocks that stay on all ranks.
         beside: bytes beside the weights.
     """
+    config, ranks, model, machine = wish.config, wish.ranks, wish.model, wish.machine
     coming = Coming(config.weights, ranks, config.resident)
     blocks, counts = len(coming.sizes(model)), []
     for free in machine.free_each if len(machine.free_each) == ranks else ():

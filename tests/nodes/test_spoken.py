@@ -18,7 +18,7 @@ from nodes.spoken import TABLES, in_language, read_table
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.errors import ConfigurationError, PoolError
 from parallel_runtime.planning.explanation import details_of, explain
-from parallel_runtime.planning.plan import TYPICAL
+from parallel_runtime.planning.wish import TYPICAL, Wish
 from parallel_runtime.requests.facts import CPU, GIB, PCIE, known_gpu
 from parallel_runtime.said import Said, said, together
 from tests.nodes.english_alone import ALONE
@@ -52,7 +52,7 @@ def plan_texts() -> set[Said]:
     ):
         for batch in (1, 3):
             try:
-                texts.add(explain(ParallelConfig(**wish), ranks, model, replace(TYPICAL, batch=batch), machine))
+                texts.add(explain(Wish(ParallelConfig(**wish), ranks, model, replace(TYPICAL, batch=batch), machine)))
             except ConfigurationError as refusal:
                 texts.add(refusal.said)
     return texts
@@ -96,7 +96,7 @@ def test_sentences_speak_of_devices_and_workers_and_not_of_how_they_work(said_by
 @pytest.mark.parametrize("language", OTHERS)
 def test_plans_leave_no_english(language):
     texts = plan_texts() | {together(IN_TURN)}
-    texts |= {explain_limits(details_of(ParallelConfig(), 2, model, TYPICAL, CPU)) for model in (FLUX_DEV, UNET)}
+    texts |= {explain_limits(details_of(Wish(ParallelConfig(), 2, model, TYPICAL, CPU))) for model in (FLUX_DEV, UNET)}
     assert len(texts) > 100
     left = {str(text): in_language(text, language) for text in texts}
     assert {text: spoken for text, spoken in left.items() if is_english(spoken)} == {}

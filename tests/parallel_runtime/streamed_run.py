@@ -23,6 +23,7 @@ from parallel_runtime.patching.patch_data import Encoder, PatchSet
 from parallel_runtime.planning import cost_constants
 from parallel_runtime.planning.coming_blocks import Coming
 from parallel_runtime.requests.conditioning import refer
+from parallel_runtime.planning.wish import Wish
 from parallel_runtime.requests.facts import PCIE, known_gpu
 from parallel_runtime.requests.requests import (
     ComfyuiCode,
@@ -100,8 +101,8 @@ KINDS = ("dealt", "host")
 def staying(count: int, held: tuple[int, ...] = ()) -> Iterator[None]:
     """Loads keep so many blocks whole on each rank, and of the others so many as `held` says of each, whatever fits."""
 
-    def choose(config: ParallelConfig, *about: Any, **more: Any) -> ParallelConfig:
-        return replace(config, resident=count, held=held)
+    def choose(wish: Wish, weight_bytes: int) -> ParallelConfig:
+        return replace(wish.config, resident=count, held=held)
 
     with patch.object(prepared_load, "choose_weights", choose):
         yield

@@ -15,7 +15,8 @@ from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.planning.cost import predict
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.limits import check_steps
-from parallel_runtime.planning.plan import choose, plan_loading, resolve_plan
+from parallel_runtime.planning.plan import choose, plan_loading
+from parallel_runtime.planning.wish import TYPICAL, Wish
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, MachineFacts, RequestFacts, known_gpu
 
 AUTO = ParallelConfig()
@@ -66,47 +67,49 @@ ranks = st.integers(1, 8)
 )
 @pytest.mark.parametrize("machine", [H200, CPU], ids=["H200", "CPU"])
 def test_auto_splits_the_batch_before_it_splits_a_picture(machine, ranks, size, batch, plan):
-    assert resolve_plan(AUTO, ranks, FLUX_DEV, flux_request(size, batch), machine) == plan
+    assert choose(Wish(AUTO, ranks, FLUX_DEV, flux_request(size, batch), machine)).plan == plan
 
 
 def test_gpus_that_do_not_make_it_faster_stay_out_and_the_text_says_so():
     slow = replace(H200, link=replace(HOST_MEMORY, all_to_all=0.5, latency=1e-3, peer=0.5))
     config = ParallelConfig(pipe=1)
-    assert resolve_plan(config, 4, FLUX_DEV, PICTURE, slow) == ParallelPlan()
-    text = explain(config, 4, FLUX_DEV, PICTURE, slow)
+    assert choose(Wish(config, 4, FLUX_DEV, PICTURE, slow)).plan == ParallelPlan()
+    text = explain(Wish(config, 4, FLUX_DEV, PICTURE, slow))
     assert "3 of 4 devices are not used, as more would not make it faster." in text
 
 
 def test_more_ranks_than_heads_split_by_ring_as_well():
     few = replace(FLUX_DEV, heads=2)
-    plan = resolve_plan(ParallelConfig(pipe=1), 4, few, flux_request(2048), H200)
+    plan = choose(Wish(ParallelConfig(pipe=1), 4, few, flux_request(2048), H200)).plan
     assert plan == ParallelPlan(ring=2, ulysses=2)
 
 
 def test_pipefusion_is_chosen_for_slow_links_in_the_pool_only():
-    plan = resolve_plan(FASTER, 4, FLUX_DEV, PICTURE, WITHOUT_P2P)
+    plan = choose(Wish(FASTER, 4, FLUX_DEV, PICTURE, WITHOUT_P2P)).plan
     assert (plan.pipe, plan.patches, plan.warmup_steps) == (4, 4, 1)
-    assert "slow links" in explain(FASTER, 4, FLUX_DEV, PICTURE, WITHOUT_P2P)
-    assert "changes the picture slightly" in explain(FASTER, 4, FLUX_DEV, PICTURE, WITHOUT_P2P)
-    assert resolve_plan(FASTER, 4, FLUX_DEV, replace(PICTURE, in_pool=False), WITHOUT_P2P).pipe == 1
-    assert resolve_plan(ParallelConfig(pipe=1), 4, FLUX_DEV, PICTURE, WITHOUT_P2P).pipe == 1
-    assert resolve_plan(FASTER, 4, WHOLE, PICTURE, WITHOUT_P2P).pipe == 1
-    assert plan_loading(FASTER, 4, FLUX_DEV, WITHOUT_P2P).pipe == 1  # every rank can also run the model whole
+    assert "slow links" in explain(Wish(FASTER, 4, FLUX_DEV, PICTURE, WITHOUT_P2P))
+    assert "changes the picture slightly" in explain(Wish(FASTER, 4, FLUX_DEV, PICTURE, WITHOUT_P2P))
+    assert choose(Wish(FASTER, 4, FLUX_DEV, replace(PICTURE, in_pool=False), WITHOUT_P2P)).plan.pipe == 1
+    assert choose(Wish(ParallelConfig(pipe=1), 4, FLUX_DEV, PICTURE, WITHOUT_P2P)).plan.pipe == 1
+    assert choose(Wish(FASTER, 4, WHOLE, PICTURE, WITHOUT_P2P)).plan.pipe == 1
+    assert (
+        plan_loading(Wish(FASTER, 4, FLUX_DEV, TYPICAL, WITHOUT_P2P)).pipe == 1
+    )  # every rank can also run the model whole
 
 
 @pytest.mark.parametrize("size", [512, 1024, 2048])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_pipefusion_is_never_chosen_where_links_are_fast_and_memory_suffices(ranks, size):
-    assert resolve_plan(FASTER, ranks, FLUX_DEV, flux_request(size), H200).pipe == 1
+    assert choose(Wish(FASTER, ranks, FLUX_DEV, flux_request(size), H200)).plan.pipe == 1
 
 
 def test_pipefusion_is_chosen_where_a_gpu_cannot_hold_the_model_and_keeps_the_stages_that_were_loaded():
-    loaded = plan_loading(FASTER, 4, FLUX_DEV, SMALL)
+    loaded = plan_loading(Wish(FASTER, 4, FLUX_DEV, TYPICAL, SMALL))
     assert loaded.pipe > 1
-    assert "too little memory" in explain(FASTER, 4, FLUX_DEV, PICTURE, SMALL)
-    assert "because the whole model takes" in explain(FASTER, 4, FLUX_DEV, PICTURE, SMALL)
+    assert "too little memory" in explain(Wish(FASTER, 4, FLUX_DEV, PICTURE, SMALL))
+    assert "because the whole model takes" in explain(Wish(FASTER, 4, FLUX_DEV, PICTURE, SMALL))
     for batch in (1, 2, 4):
-        plan = resolve_plan(FASTER, 4, FLUX_DEV, flux_request(2048, batch), SMALL, loaded)
+        plan = choose(Wish(FASTER, 4, FLUX_DEV, flux_request(2048, batch), SMALL, loaded)).plan
         assert (plan.pipe, plan.sequence) == (loaded.pipe, loaded.sequence)
 
 
@@ -114,42 +117,42 @@ def test_pipefusion_is_chosen_where_a_gpu_cannot_hold_the_model_and_keeps_the_st
 @given(ranks=ranks, data=st.data())
 def test_auto_never_changes_pixels_and_says_what_it_could_take_if_it_might(ranks, data):
     model, request, machine = data.draw(models), data.draw(requests), data.draw(machines)
-    loaded = plan_loading(AUTO, ranks, model, machine)
+    loaded = plan_loading(Wish(AUTO, ranks, model, TYPICAL, machine))
     assume(loaded.pipe == 1 or request.most_patches(loaded.sequence) > 0)  # else it is refused
-    plan = resolve_plan(AUTO, ranks, model, request, machine, loaded)
+    plan = choose(Wish(AUTO, ranks, model, request, machine, loaded)).plan
     assert plan.patches == 1  # stages there may be, in turn
     assert plan.pipe == 1 or machine is SMALL
-    text = explain(AUTO, ranks, model, request, machine)
-    other = choose(FASTER, ranks, model, request, machine)
+    text = explain(Wish(AUTO, ranks, model, request, machine))
+    other = choose(Wish(FASTER, ranks, model, request, machine))
     assert ("slightly different" in text) is (other.plan.pipe > 1)
 
 
 def test_a_larger_picture_than_memory_holds_does_not_ask_for_stages_that_were_not_loaded():
     tight = replace(H200, memory_bytes=int(24.8 * GIB))
-    loaded = plan_loading(AUTO, 2, FLUX_DEV, tight)
+    loaded = plan_loading(Wish(AUTO, 2, FLUX_DEV, TYPICAL, tight))
     assert loaded.pipe == 1
-    assert resolve_plan(AUTO, 2, FLUX_DEV, flux_request(2048), tight).pipe > 1
-    assert resolve_plan(AUTO, 2, FLUX_DEV, flux_request(2048), tight, loaded).pipe == 1
+    assert choose(Wish(AUTO, 2, FLUX_DEV, flux_request(2048), tight)).plan.pipe > 1
+    assert choose(Wish(AUTO, 2, FLUX_DEV, flux_request(2048), tight, loaded)).plan.pipe == 1
 
 
 def test_patches_and_warm_up_are_those_of_the_configuration_or_as_many_as_stages():
     config = ParallelConfig(pipe=2, patches=6, warmup_steps=3)
-    assert str(resolve_plan(config, 2, FLUX_DEV, PICTURE, H200)) == "stages 2 (6 patches, 3 warm-up steps)"
-    plan = resolve_plan(ParallelConfig(pipe=4), 4, FLUX_DEV, PICTURE, H200)
+    assert str(choose(Wish(config, 2, FLUX_DEV, PICTURE, H200)).plan) == "stages 2 (6 patches, 3 warm-up steps)"
+    plan = choose(Wish(ParallelConfig(pipe=4), 4, FLUX_DEV, PICTURE, H200)).plan
     assert str(plan) == "stages 4 (4 patches, 1 warm-up step)"
     low = replace(PICTURE, tokens=96, rows=3)
-    assert resolve_plan(ParallelConfig(pipe=4), 4, FLUX_DEV, low, H200).patches == 3
+    assert choose(Wish(ParallelConfig(pipe=4), 4, FLUX_DEV, low, H200)).plan.patches == 3
 
 
 def test_a_small_picture_gets_fewer_patches_so_that_every_rank_of_a_stage_has_a_token_of_each():
     small = RequestFacts(tokens=4 * 3, text_tokens=8, rows=4)
     for group, patches in ((1, 4), (3, 4), (4, 2), (6, 2), (7, 1), (12, 1)):
-        plan = resolve_plan(ParallelConfig(pipe=4, ulysses=group), 4 * group, FLUX_DEV, small, H200)
+        plan = choose(Wish(ParallelConfig(pipe=4, ulysses=group), 4 * group, FLUX_DEV, small, H200)).plan
         assert (plan.pipe, plan.ulysses, plan.patches) == (4, group, patches)
         assert small.tokens // small.rows * (small.rows // patches) >= group
     # Of degrees on auto none is taken that leaves a rank without a token.
     config = ParallelConfig(pipe=2, patches=4)
-    assert resolve_plan(config, 16, FLUX_DEV, small, CPU).sequence <= 3
+    assert choose(Wish(config, 16, FLUX_DEV, small, CPU)).plan.sequence <= 3
 
 
 @pytest.mark.parametrize(
@@ -169,28 +172,30 @@ def test_a_small_picture_gets_fewer_patches_so_that_every_rank_of_a_stage_has_a_
 def test_a_picture_too_small_for_what_is_set_is_refused_with_the_nearest_valid_plan(config, loaded, says):
     small = RequestFacts(tokens=4 * 3, text_tokens=8, rows=4)
     with pytest.raises(ConfigurationError, match=says) as refused:
-        resolve_plan(ParallelConfig(**config), 32, FLUX_DEV, small, H200, loaded)
-    assert resolve_plan(suggested(ParallelConfig(**config), str(refused.value)), 32, FLUX_DEV, small, H200).pipe == 2
+        choose(Wish(ParallelConfig(**config), 32, FLUX_DEV, small, H200, loaded))
+    assert (
+        choose(Wish(suggested(ParallelConfig(**config), str(refused.value)), 32, FLUX_DEV, small, H200)).plan.pipe == 2
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 def test_of_a_picture_with_fewer_tokens_than_ranks_auto_leaves_ranks_out_and_what_is_set_is_refused(tokens):
     tiny = RequestFacts(tokens=tokens, text_tokens=154)
-    assert resolve_plan(AUTO, 4, FLUX_DEV, tiny, CPU).sequence == tokens
+    assert choose(Wish(AUTO, 4, FLUX_DEV, tiny, CPU)).plan.sequence == tokens
     with pytest.raises(ConfigurationError, match="cannot be shared out over 4 devices") as refused:
-        resolve_plan(ParallelConfig(ulysses=2, ring=2), 4, FLUX_DEV, tiny, CPU)
+        choose(Wish(ParallelConfig(ulysses=2, ring=2), 4, FLUX_DEV, tiny, CPU))
     nearest = suggested(ParallelConfig(ulysses=2, ring=2), str(refused.value))
-    assert resolve_plan(nearest, 4, FLUX_DEV, tiny, CPU).sequence <= tokens
+    assert choose(Wish(nearest, 4, FLUX_DEV, tiny, CPU)).plan.sequence <= tokens
 
 
 def test_ranks_that_one_picture_leaves_idle_hold_stages_for_a_batch():
     config = ParallelConfig(pipe=2, ring=1, ulysses=1)
-    loaded = plan_loading(config, 5, FLUX_DEV, H200)
+    loaded = plan_loading(Wish(config, 5, FLUX_DEV, TYPICAL, H200))
     for batch in (1, 2, 3, 4):
-        plan = resolve_plan(config, 5, FLUX_DEV, flux_request(1024, batch), H200, loaded)
+        plan = choose(Wish(config, 5, FLUX_DEV, flux_request(1024, batch), H200, loaded)).plan
         assert plan.world_size <= loaded.world_size == 4
-    assert plan_loading(replace(config, data=1), 8, FLUX_DEV, H200).batch == 2
-    assert plan_loading(replace(config, data=1, cfg=1), 8, FLUX_DEV, H200).batch == 1
+    assert plan_loading(Wish(replace(config, data=1), 8, FLUX_DEV, TYPICAL, H200)).batch == 2
+    assert plan_loading(Wish(replace(config, data=1, cfg=1), 8, FLUX_DEV, TYPICAL, H200)).batch == 1
 
 
 @settings(max_examples=150, deadline=None)
@@ -199,18 +204,18 @@ def test_a_plan_fits_the_ranks_and_keeps_what_is_set_or_the_refusal_names_a_vali
     config: ParallelConfig, ranks: int, model, request: RequestFacts, machine: MachineFacts
 ):
     try:
-        plan = resolve_plan(config, ranks, model, request, machine)
+        plan = choose(Wish(config, ranks, model, request, machine)).plan
     except ConfigurationError as error:
         config = suggested(config, str(error))
-        plan = resolve_plan(config, ranks, model, request, machine)
+        plan = choose(Wish(config, ranks, model, request, machine)).plan
     assert plan.world_size <= ranks
     assert plan.ulysses <= model.heads
     assert plan.pipe <= model.blocks
     assert plan.pipe == 1 or request.rows // plan.patches * (request.tokens // request.rows) >= plan.sequence
     assert all(getattr(config, axis) in (None, getattr(plan, axis)) for axis in AXES)
     choose.cache_clear()
-    assert resolve_plan(config, ranks, model, request, machine) == plan
-    assert explain(config, ranks, model, request, machine)
+    assert choose(Wish(config, ranks, model, request, machine)).plan == plan
+    assert explain(Wish(config, ranks, model, request, machine))
 
 
 def suggested(config: ParallelConfig, message: str) -> ParallelConfig:
@@ -224,7 +229,7 @@ def suggested(config: ParallelConfig, message: str) -> ParallelConfig:
 @settings(max_examples=100, deadline=None)
 @given(ranks=ranks, model=models, request=requests, machine=machines, compiled=st.booleans())
 def test_what_auto_chooses_is_never_predicted_slower_than_one_gpu(ranks, model, request, machine, compiled):
-    choice = choose(replace(FASTER, compile=compiled), ranks, model, request, machine)
+    choice = choose(Wish(replace(FASTER, compile=compiled), ranks, model, request, machine))
     alone = predict(ParallelPlan(), model, request, machine, compiled)
     fits = not machine.memory_bytes or alone.bytes <= machine.memory_bytes
     assert not fits or choice.cost.seconds <= alone.seconds
@@ -247,14 +252,14 @@ def test_what_auto_chooses_is_never_predicted_slower_than_one_gpu(ranks, model, 
 )
 def test_what_cannot_be_is_refused_with_both_numbers_and_the_valid_choices(config, model, says):
     with pytest.raises(ConfigurationError, match=says):
-        resolve_plan(ParallelConfig(**config), 4, model, PICTURE, H200)
+        choose(Wish(ParallelConfig(**config), 4, model, PICTURE, H200))
 
 
 @pytest.mark.parametrize("weights", ["dealt", "host"])
 def test_weights_that_cannot_come_block_by_block_are_refused_when_it_is_planned(weights):
     whole = replace(FLUX_DEV, title="SDXL", splits_sequence=False)
     with pytest.raises(ConfigurationError, match=rf"{weights}, and those of SDXL .* Set weights to whole"):
-        resolve_plan(ParallelConfig(weights=weights), 1, whole, PICTURE, H200)
+        choose(Wish(ParallelConfig(weights=weights), 1, whole, PICTURE, H200))
 
 
 def test_a_warm_up_that_is_longer_than_the_run_is_refused_with_what_is_valid():
@@ -267,8 +272,8 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused_with_what_is_valid():
 
 def test_degrees_that_are_set_stay_where_the_batch_does_not_fill_them():
     config = ParallelConfig(cfg=2)
-    assert resolve_plan(config, 2, FLUX_DEV, PICTURE, H200) == ParallelPlan(cfg=2)
-    assert "fills 1 of the 2 ways" in explain(config, 2, FLUX_DEV, PICTURE, H200)
+    assert choose(Wish(config, 2, FLUX_DEV, PICTURE, H200)).plan == ParallelPlan(cfg=2)
+    assert "fills 1 of the 2 ways" in explain(Wish(config, 2, FLUX_DEV, PICTURE, H200))
 
 
 @pytest.mark.parametrize(
@@ -284,18 +289,18 @@ def test_degrees_that_are_set_stay_where_the_batch_does_not_fill_them():
     ],
 )
 def test_explain_names_the_degrees_the_reasons_and_the_numbers(config, ranks, batch, words):
-    text = explain(ParallelConfig(**config), ranks, FLUX_DEV, flux_request(1024, batch), H200)
+    text = explain(Wish(ParallelConfig(**config), ranks, FLUX_DEV, flux_request(1024, batch), H200))
     assert all(word in text for word in words), text
 
 
 def test_explain_warns_of_a_split_that_is_slower_than_one_gpu_and_of_one_that_does_not_fit():
     slow = replace(WITHOUT_P2P, link=replace(HOST_MEMORY, all_to_all=1.0))
-    assert "one GPU alone is faster" in explain(ParallelConfig(ulysses=2), 2, FLUX_DEV, PICTURE, slow)
-    assert "may not fit" in explain(AUTO, 1, FLUX_DEV, PICTURE, SMALL)
+    assert "one GPU alone is faster" in explain(Wish(ParallelConfig(ulysses=2), 2, FLUX_DEV, PICTURE, slow))
+    assert "may not fit" in explain(Wish(AUTO, 1, FLUX_DEV, PICTURE, SMALL))
 
 
 def test_no_times_are_predicted_for_the_cpu():
-    assert "Predicted" not in explain(AUTO, 2, FLUX_DEV, PICTURE, CPU)
+    assert "Predicted" not in explain(Wish(AUTO, 2, FLUX_DEV, PICTURE, CPU))
 
 
 def test_a_configuration_without_the_newer_fields_is_read_and_bad_values_are_refused():

@@ -17,7 +17,8 @@ from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.networks.diffusers.sdxl import SDXL
 from parallel_runtime.networks.facts import describe, describe_request
 from parallel_runtime.planning.explanation import explain
-from parallel_runtime.planning.plan import resolve_plan
+from parallel_runtime.planning.plan import choose
+from parallel_runtime.planning.wish import Wish
 from parallel_runtime.requests.conditioning import Conditioning
 from parallel_runtime.requests.facts import CPU, NVLINK, ModelFacts, RequestFacts, known_gpu
 from tests.parallel_runtime.model_forward import relative_error
@@ -155,7 +156,7 @@ def test_the_facts_are_those_of_the_published_model(facts):
     ("batch", "ranks", "batch_ways"), [(1, 4, 1), (2, 4, 2), (2, 2, 2), (4, 4, 4), (8, 8, 8), (6, 4, 3)]
 )
 def test_auto_shares_out_the_batch_alone(facts, machine, batch, ranks, batch_ways):
-    plan = resolve_plan(ParallelConfig(), ranks, facts, _request(batch), machine)
+    plan = choose(Wish(ParallelConfig(), ranks, facts, _request(batch), machine)).plan
     assert (plan.sequence, plan.pipe) == (1, 1)
     assert plan.batch == batch_ways
 
@@ -163,7 +164,7 @@ def test_auto_shares_out_the_batch_alone(facts, machine, batch, ranks, batch_way
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_explanation_says_what_ranks_share_out(facts, ranks):
     for machine in (CPU, H200):
-        text = explain(ParallelConfig(), ranks, facts, _request(2), machine)
+        text = explain(Wish(ParallelConfig(), ranks, facts, _request(2), machine))
         assert "SDXL is a U-Net" in text
         assert "CFG branches" in text
 
@@ -178,11 +179,11 @@ def test_the_explanation_says_what_ranks_share_out(facts, ranks):
 )
 def test_degrees_that_split_a_picture_are_refused_with_a_valid_choice(facts, wish, named):
     with pytest.raises(ConfigurationError, match=named) as error:
-        resolve_plan(ParallelConfig(**wish), 4, facts, _request(2), CPU)
+        choose(Wish(ParallelConfig(**wish), 4, facts, _request(2), CPU))
     assert "auto or 1" in error.value.fix
     valid = {axis: 1 for axis in wish if axis != "cfg"}
     assert all(f"{name} 1" in error.value.fix.replace("stages", "pipe") for name in valid)
-    resolve_plan(ParallelConfig(**{**wish, **valid}), 4, facts, _request(2), CPU)
+    choose(Wish(ParallelConfig(**{**wish, **valid}), 4, facts, _request(2), CPU))
 
 
 def test_a_mesh_that_splits_tokens_and_a_named_attention_backend_are_refused_by_the_wrapper():
