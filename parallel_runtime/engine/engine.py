@@ -15,11 +15,11 @@ from ..requests.control import Control
 from ..requests.requests import Attach, Forward, Invoke, KeepPatches, Load, Release, Request, RunVae, Step, Survey
 from ..said import said
 from .prepared import Prepared
-from .prepared_forward import PreparedForward, PreparedInvoke
-from .prepared_kept import PreparedAttach, PreparedPatches
-from .prepared_load import PreparedLoad, PreparedRelease, PreparedSurvey
-from .prepared_sample import PreparedSample
-from .prepared_vae import PreparedVae
+from .prepared_forward import prepare_forward, prepare_invoke
+from .prepared_kept import prepare_attach, prepare_patches
+from .prepared_load import prepare_load, prepare_release, prepare_survey
+from .prepared_sample import prepare_sample
+from .prepared_vae import prepare_vae
 from .rank_state import RankState
 
 
@@ -37,27 +37,27 @@ class Engine(RankState):
             Cancelled: this rank heard of a cancel while it loaded.
         """
         if isinstance(request, Load):
-            return PreparedLoad.prepare(self, request, control)
+            return prepare_load(self, request, control)
         if isinstance(request, Survey):
-            return PreparedSurvey.prepare(self, request)
+            return prepare_survey(self, request)
         if isinstance(request, Release):
-            return PreparedRelease.prepare(self, request)
+            return prepare_release(self, request)
         if isinstance(request, Step):
             return self.recall(request)
         if isinstance(request, KeepPatches):
-            return PreparedPatches.prepare(self, request)
+            return prepare_patches(self, request)
         if isinstance(request, Attach):
-            return PreparedAttach(state=self, request=request)
+            return prepare_attach(self, request)
         self.tell_all_held()  # the answer to a request that was prepared tells all
         if isinstance(request, RunVae):
-            return PreparedVae.prepare(self, request, meta, control)
+            return prepare_vae(self, request, meta, control)
         resident = self.residency.get(request.model)
         resident.activate(control.loading, self.patches.find(request.patches))
         if isinstance(request, Invoke):
-            return PreparedInvoke.prepare(self, request, resident, meta)
+            return prepare_invoke(self, request, resident, meta)
         if isinstance(request, Forward):
-            return PreparedForward.prepare(self, request, resident, meta)
-        return PreparedSample.prepare(self, request, resident, meta)
+            return prepare_forward(self, request, resident, meta)
+        return prepare_sample(self, request, resident, meta)
 
     def recall(self, step: Step) -> Prepared:
         """A call that an earlier `Forward` prepared.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,10 +15,13 @@ from ..requests.control import Cancelled, Control
 from ..requests.requests import Answer, Finished
 from ..said import said
 
+Tensors = Mapping[str, torch.Tensor]
+Agreed = Mapping[str, int]
 Results = dict[str, torch.Tensor]
+Outcome = tuple[Answer, Results]
 
 
-def require_same(name: str, agreed: Mapping[str, int], path: str) -> None:
+def require_same(name: str, agreed: Agreed, path: str) -> None:
     """Refuse to run with a file that ranks have otherwise (`offer_same`).
 
     Raises:
@@ -59,18 +62,14 @@ class Prepared(ABC):
         return False
 
     @abstractmethod
-    def work(
-        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
-    ) -> tuple[Answer, Results]:
+    def work(self, tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Do what the request asks for; see `run`.
 
         Raises:
             Cancelled: the ranks agreed to stop.
         """
 
-    def run(
-        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int] | None = None
-    ) -> tuple[Answer, Results]:
+    def run(self, tensors: Tensors, control: Control, agreed: Agreed | None = None) -> Outcome:
         """Run; `tensors` are on this rank's device. Sets `cancelled` where the ranks agreed to stop.
 
         Args:
@@ -85,3 +84,25 @@ class Prepared(ABC):
     def abandon(self) -> None:
         """Another rank could not prepare: undo what preparing did. Most kinds leave nothing to undo."""
         return
+
+
+@dataclass(kw_only=True)
+class PreparedWork(Prepared):
+    """One that runs once.
+
+    Args:
+        run_it: its work.
+        undo: see `abandon`.
+    """
+
+    run_it: Callable[[Tensors, Control, Agreed], Outcome]
+    undo: Callable[[], None] | None = None
+
+    def work(self, tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
+        """Call the function."""
+        return self.run_it(tensors, control, agreed)
+
+    def abandon(self) -> None:
+        """See `Prepared`."""
+        if self.undo is not None:
+            self.undo()

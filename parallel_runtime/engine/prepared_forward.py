@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from ..denoising.predict import Call, Predictor
 from ..errors import RequestError
@@ -17,16 +15,16 @@ from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
 from ..requests.conditioning import CONTROL, Conditioning
 from ..requests.control import Control
-from ..requests.requests import INVOKABLE, Answer, Forward, Invoke, residual_name
+from ..requests.requests import INVOKABLE, Forward, Invoke, residual_name
 from ..requests.trees import restore
 from ..said import said
-from .prepared import Prepared, Results, Rows
+from .prepared import Agreed, Outcome, Prepared, PreparedWork, Results, Rows, Tensors
 from .rank_state import Placed, RankState, StagedRun, WholeRun
 from .request_checks import check_patches, require_memory
 from .resident import Resident
 
 
-def _with_residuals(conditioning: Conditioning, form: Any, tensors: Mapping[str, torch.Tensor]) -> Conditioning:
+def _with_residuals(conditioning: Conditioning, form: Any, tensors: Tensors) -> Conditioning:
     """The conditioning with a ControlNet's residuals of this step."""
     if form is None:
         return conditioning
@@ -51,9 +49,7 @@ class RepeatedForward(Prepared):
         """Whether its conditioning has one of these networks."""
         return self.conditioning.names(networks)
 
-    def work(
-        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
-    ) -> tuple[Answer, Results]:
+    def work(self, tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Predict for `x` and `timestep`; the rank that has the answer returns `output`."""
         started = time.perf_counter()
         state, placed, resident = self.state, self.placed, self.placed.resident
@@ -78,9 +74,7 @@ class RepeatedForward(Prepared):
         self.told = True
         return answer, results
 
-    def _rows_read(
-        self, run: WholeRun | None, tensors: Mapping[str, torch.Tensor], conditioning: Conditioning
-    ) -> dict[str, Rows]:
+    def _rows_read(self, run: WholeRun | None, tensors: Tensors, conditioning: Conditioning) -> dict[str, Rows]:
         """Of each residual: the next steps are of the same shapes and plan, so this rank reads the same rows."""
         names = [name for name in tensors if name.startswith(residual_name(""))]
         if run is None:
@@ -98,93 +92,60 @@ class RepeatedForward(Prepared):
         return {name: each for name, each in found.items() if each != Rows((0, len(tensors[name])))}
 
 
-@dataclass(kw_only=True)
-class PreparedForward(Prepared):
-    """A call with its conditioning; what it leaves behind for those that repeat it is a `RepeatedForward`."""
+def prepare_forward(state: RankState, request: Forward, resident: Resident, meta: Tensors) -> Prepared:
+    """A call with its conditioning; what it leaves behind for those that repeat it is a `RepeatedForward`.
 
-    state: RankState
-    request: Forward
-    placed: Placed
-    patches: WeightPatches
+    Raises:
+        ParallelError: with cause and fix.
+    """
+    x = meta["x"]
+    given = state.conditionings.peek(request.conditioning, meta)
+    seen = resident.family.check(given, x)
+    shared = 1 if given.together else x.shape[0] // given.rows_at_once(x.shape[0])
+    facts = resident.family.describe(seen, batch=shared)
+    placed = state.place(resident, facts)
+    here = placed.place is not None
+    if placed.place is not None:
+        if placed.plan.pipe > 1:
+            check_patches(state, (request.conditioning,), resident, placed.place, 1, facts, x, meta)
+        require_memory(resident, placed.place.layout, facts, x.shape[0], 0, state.device, state.rank)
+    patches = state.patches.find(request.patches)
 
-    @classmethod
-    def prepare(
-        cls, state: RankState, request: Forward, resident: Resident, meta: Mapping[str, torch.Tensor]
-    ) -> PreparedForward:
-        """Validate and plan.
-
-        Raises:
-            ParallelError: with cause and fix.
-        """
-        x = meta["x"]
-        given = state.conditionings.peek(request.conditioning, meta)
-        seen = resident.family.check(given, x)
-        shared = 1 if given.together else x.shape[0] // given.rows_at_once(x.shape[0])
-        facts = resident.family.describe(seen, batch=shared)
-        placed = state.place(resident, facts)
-        if placed.place is not None:
-            if placed.plan.pipe > 1:
-                check_patches(state, (request.conditioning,), resident, placed.place, 1, facts, x, meta)
-            require_memory(resident, placed.place.layout, facts, x.shape[0], 0, state.device, state.rank)
-        patches = state.patches.find(request.patches)
-        here = placed.place is not None
-        return cls(
-            state=state, request=request, placed=placed, patches=patches, offers=placed.offers(), takes_part=here
-        )
-
-    def work(
-        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
-    ) -> tuple[Answer, Results]:
+    def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Take the conditioning in, keep the call where the client asks for it, and run it."""
-        state, request = self.state, self.request
         state.calls = {kind: call for kind, call in state.calls.items() if kind in request.kept_kinds}
         (conditioning,) = state.conditionings.take([request.conditioning], tensors, request.kept)
         repeated = RepeatedForward(
-            state=state,
-            placed=self.placed,
-            conditioning=conditioning,
-            patches=self.patches,
-            residuals=request.residuals,
-            takes_part=self.takes_part,
-        )
+            state=state, placed=placed, conditioning=conditioning, patches=patches, residuals=request.residuals,
+            takes_part=here,
+        )  # fmt: skip
         if request.kind:
             state.calls[request.kind] = repeated
         return repeated.work(tensors, control, agreed)
 
+    return PreparedWork(run_it=work, offers=placed.offers(), takes_part=here)
 
-@dataclass(kw_only=True)
-class PreparedInvoke(Prepared):
-    """A call of another method. Every rank that has the network computes it by itself, as it takes milliseconds."""
 
-    state: RankState
-    request: Invoke
-    resident: Resident
+def prepare_invoke(state: RankState, request: Invoke, resident: Resident, meta: Tensors) -> Prepared:
+    """A call of another method. Every rank that has the network computes it by itself, as it takes milliseconds.
 
-    @classmethod
-    def prepare(
-        cls, state: RankState, request: Invoke, resident: Resident, meta: Mapping[str, torch.Tensor]
-    ) -> PreparedInvoke:
-        """Validate.
+    Raises:
+        RequestError: no network of ComfyUI's, or no method that may be called.
+    """
+    network = resident.network
+    owns = network is None or isinstance(network, ComfyNetwork)
+    if request.method not in INVOKABLE or not owns:
+        raise RequestError(said("The model in the workers has no {method}.", method=request.method), "Report this.")
+    state.conditionings.peek(request.arguments, meta)
 
-        Raises:
-            RequestError: no network of ComfyUI's, or no method that may be called.
-        """
-        owns = resident.network is None or isinstance(resident.network, ComfyNetwork)
-        if request.method not in INVOKABLE or not owns:
-            raise RequestError(said("The model in the workers has no {method}.", method=request.method), "Report this.")
-        state.conditionings.peek(request.arguments, meta)
-        has_it = isinstance(resident.network, ComfyNetwork)
-        return cls(state=state, request=request, resident=resident, takes_part=has_it)
-
-    def work(
-        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
-    ) -> tuple[Answer, Results]:
+    def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Call it; ranks with the network return `output`."""
         started = time.perf_counter()
-        state, request, network = self.state, self.request, self.resident.network
         (given,) = state.conditionings.take([request.arguments], tensors, request.kept)
         results: Results = {}
         if isinstance(network, ComfyNetwork):
-            self.resident.activate(patches=state.patches.find(request.patches))
+            resident.activate(patches=state.patches.find(request.patches))
             results["output"] = network.invoke(request.method, given.arguments)
         return state.finished(None, started), results
+
+    return PreparedWork(run_it=work, takes_part=isinstance(network, ComfyNetwork))

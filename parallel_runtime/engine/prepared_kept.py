@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-import torch
 
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.module_tree import build_module
 from ..requests.control import Control
-from ..requests.requests import Answer, Attach, Finished, KeepPatches, attached_name
-from .prepared import Prepared, Results
+from ..requests.requests import Attach, Finished, KeepPatches, attached_name
+from .prepared import Agreed, Outcome, Prepared, PreparedWork, Tensors
 from .rank_state import RankState
 
 
-@dataclass(kw_only=True)
-class PreparedAttach(Prepared):
+def prepare_attach(state: RankState, request: Attach) -> Prepared:
     """A network beside the model. Every rank keeps it by itself; conditionings name it by its number."""
 
-    state: RankState
-    request: Attach
-
-    def work(
-        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
-    ) -> tuple[Answer, Results]:
+    def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Keep the tensors; with the last of them the network is made."""
         started = time.perf_counter()
-        state, request = self.state, self.request
         if request.kept is not None:
             state.detach(request.kept)
         if tensors:
@@ -40,28 +29,20 @@ class PreparedAttach(Prepared):
             state.arriving.clear()
         return state.finished(None, started), {}
 
+    return PreparedWork(run_it=work)
 
-@dataclass(kw_only=True)
-class PreparedPatches(Prepared):
-    """Weight patches, which calls to come name."""
 
-    state: RankState
-    request: KeepPatches
+def prepare_patches(state: RankState, request: KeepPatches) -> Prepared:
+    """Weight patches, which calls to come name, and ComfyUI's code, which computes with them.
 
-    @classmethod
-    def prepare(cls, state: RankState, request: KeepPatches) -> PreparedPatches:
-        """Have ComfyUI's code, which computes with them.
+    Raises:
+        ConfigurationError: there is no ComfyUI on this rank's host.
+    """
+    code = request.comfyui
+    use_comfyui(code.folder, {**code.options, "cpu": state.device.type == "cpu"})
 
-        Raises:
-            ConfigurationError: there is no ComfyUI on this rank's host.
-        """
-        code = request.comfyui
-        use_comfyui(code.folder, {**code.options, "cpu": state.device.type == "cpu"})
-        return cls(state=state, request=request)
-
-    def work(
-        self, tensors: Mapping[str, torch.Tensor], control: Control, agreed: Mapping[str, int]
-    ) -> tuple[Answer, Results]:
-        """Keep them."""
-        self.state.patches.keep(self.request, tensors)
+    def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
+        state.patches.keep(request, tensors)
         return Finished(), {}
+
+    return PreparedWork(run_it=work)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from parallel_runtime.denoising.progress import StepTelling
+from parallel_runtime.engine.prepared import PreparedWork
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Finished, Release
-from tests.prepared_work import PreparedWork
 from workers.rank import control as rank_control
 from workers.rank.control import RankControl
 from workers.rank.rank import Rank
