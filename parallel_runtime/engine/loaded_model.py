@@ -13,10 +13,10 @@ from .. import memory
 from ..errors import CheckpointError, NotLoadedError
 from ..loading.host_copies import HostCopies
 from ..loading.loaded_weights import LoadedWeights
+from ..loading.patched_weights import PatchedWeights
 from ..loading.reading import OnBytes
 from ..networks.network import Network
 from ..patching.patch_data import WeightPatches
-from ..patching.patched_weights import PatchedWeights
 
 _T = TypeVar("_T")
 

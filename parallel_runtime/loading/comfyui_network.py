@@ -21,7 +21,7 @@ from ..networks.marked_blocks import mark_blocks
 from ..networks.stages import StageBlocks, all_blocks, let_go, run_as
 from ..networks.tables.blocks import Network
 from ..networks.token_split import TokenSplit
-from ..patching.patchable import Names, OwnNames
+from ..patching.weight_names import Names, OwnNames
 from ..said import said
 from ..streaming.block_stream import stream_forwards
 from ..streaming.dealer import Dealer

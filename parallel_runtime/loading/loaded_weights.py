@@ -17,7 +17,7 @@ from torch import nn
 
 from ..patching.comfyui_patches import is_of_gguf
 from ..patching.patch_data import UNPATCHED
-from ..patching.patchable import Names, PatchableWeights
+from ..patching.weight_names import Names, OwnNames
 from ..streaming.block_stream import SLOTS, BlockStream
 from ..streaming.deal import ALIGNMENT
 from ..streaming.dealer import Dealer
@@ -74,10 +74,12 @@ class Reader(Protocol):
         ...
 
 
-class LoadedWeights(PatchableWeights):
+class LoadedWeights:
     """See the module. Made without memory.
 
     Args:
+        wraps_layers: layers take a bypass of their own, and weights of another shape; else a bypass becomes a part of
+            their weights.
         arena: makes the region.
         dealer: of the blocks; None where all weights stay on the device.
         size: bytes that they take there; 0 before they were there once.
@@ -85,6 +87,9 @@ class LoadedWeights(PatchableWeights):
         keeps_addresses: they come back at the same addresses, so that recordings stay valid.
         stream: brings blocks when they run; None where all are on the device.
         shared: what other ranks read of them; None where they read nothing.
+        moved: something was changed elsewhere than in place: what was recorded over these weights is void. Who reads it
+            sets it back.
+        names: how patches name them.
     """
 
     def __init__(
@@ -95,7 +100,10 @@ class LoadedWeights(PatchableWeights):
         arena: MakeArena | None = None,
         dealer: Dealer | None = None,
     ):
-        super().__init__(device, wraps_layers)
+        self.device = device
+        self.wraps_layers = wraps_layers
+        self.moved = False
+        self.names: Names = OwnNames(())
         self.size = 0
         self.here = False
         self.keeps_addresses = False
@@ -169,8 +177,7 @@ class LoadedWeights(PatchableWeights):
     def give_back(self) -> None:
         """Return their memory to the system; the network stays, and is not to be run or read."""
         self.here = False
-        self.moved |= bool(self._elsewhere or self._bypasses)
-        self.unwrap()
+        self.moved |= bool(self._elsewhere)
         for name in self._elsewhere:
             put(self.network, name, self._tensors[name])
         self._elsewhere.clear()
@@ -201,15 +208,15 @@ class LoadedWeights(PatchableWeights):
     # Patches
 
     def now(self, target: str) -> torch.Tensor:
-        """See `PatchableWeights`."""
+        """One of the network's weights as it is."""
         return self._elsewhere.get(target, self._tensors[target])
 
     def comes(self, target: str) -> bool:
-        """See `PatchableWeights`."""
+        """It is here while its block runs, and not else."""
         return target in self._places
 
     def keeps(self, target: str) -> bool:
-        """See `PatchableWeights`; scales of a quantised one are on all ranks."""
+        """This rank has a part of it at least; scales of a quantised one are on all ranks."""
         if self.shared is None or target not in self._places:
             return True
         block, start = self._places[target]
@@ -217,7 +224,7 @@ class LoadedWeights(PatchableWeights):
         return len(of) > 1 or self.shared.keeps(block, start, start + of[0].nbytes)
 
     def put(self, target: str, value: torch.Tensor) -> None:
-        """See `PatchableWeights`: in place, as compiled blocks and recordings read these addresses."""
+        """Give it other numbers: in place where they have room there, as compiled blocks and recordings read these."""
         if self.shared is not None:
             self.shared.begin_change()
         now = self.now(target)
@@ -235,7 +242,7 @@ class LoadedWeights(PatchableWeights):
         self.moved = True
 
     def put_file(self, target: str, original: torch.Tensor) -> None:
-        """See `PatchableWeights`."""
+        """Give it the numbers of the file, where it was at first."""
         if self.shared is not None:
             self.shared.begin_change()
         if self._elsewhere.pop(target, None) is not None:
@@ -253,7 +260,7 @@ class LoadedWeights(PatchableWeights):
                 own.copy_(given)
 
     def read_again(self, targets: Sequence[str]) -> dict[str, torch.Tensor]:
-        """See `PatchableWeights`."""
+        """What the file has of these."""
         found = {target: self._tensors[target] for target in targets if is_of_gguf(self._tensors[target])}
         rest = [target for target in targets if target not in found]
         if not rest:
@@ -313,7 +320,7 @@ class LoadedWeights(PatchableWeights):
             put(network, name, placed[weight])
         self._arena, self._region = arena, size
         self._network = network
-        self._names = opened.names
+        self.names = opened.names
         # A share is made anew when the weights come back, and recordings copy from shares.
         self.keeps_addresses = arena.keeps_addresses and self.shared is None
         self.size = size + (self.shared.device_bytes if self.shared is not None else 0)

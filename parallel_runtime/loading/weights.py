@@ -15,7 +15,7 @@ from ..networks.diffusers.key_rules import OriginalWeights
 from ..networks.diffusers.lean_imports import import_diffusers
 from ..networks.stages import all_blocks, let_go
 from ..networks.tables.diffusers import cut_of
-from ..patching.patchable import Names
+from ..patching.weight_names import Names
 from ..said import said
 from .checkpoint import Checkpoint
 from .files import identity

@@ -6,7 +6,7 @@ patcher: its blocks are nothing that a sum can be written back to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -177,6 +177,40 @@ def beside(
             "Add it with Load LoRA instead.",
         ) from error
     return result
+
+
+class Bypasses:
+    """Layers of a network that have one."""
+
+    def __init__(self) -> None:
+        self._there: list[tuple[nn.Module, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+    def wrap(self, network: nn.Module, layers: Mapping[str, tuple[Any, float]], device: torch.device) -> None:
+        """Give layers a bypass, ComfyUI's own over each forward: name -> adapter and strength. Those of before go."""
+        import comfy.weight_adapter.bypass as bypass
+
+        self.unwrap()
+        for name, (adapter, strength) in layers.items():
+            layer = network.get_submodule(name)
+            if isinstance(layer, nn.Linear):  # tried: a fault of ComfyUI's shall not cost the pool
+                nothing = torch.zeros(1, 2, layer.out_features, device=device)
+                x = torch.zeros(1, 2, layer.in_features, device=device)
+                beside(name, adapter, strength, x, lambda x, given=nothing: given)  # type: ignore[misc]
+            hook = bypass.BypassForwardHook(layer, adapter, multiplier=strength)
+            hook.inject()
+            self._there.append((layer, hook))
+
+    def unwrap(self) -> None:
+        """No layer has a bypass."""
+        for layer, hook in reversed(self._there):
+            own = getattr(hook.original_forward, "__func__", None) is type(layer).forward
+            hook.eject()
+            if own:  # and not as an attribute: the block may be compiled for that already
+                layer.__dict__.pop("forward", None)
+        self._there = []
 
 
 def _seed(key: str) -> int:

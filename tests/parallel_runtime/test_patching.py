@@ -14,17 +14,18 @@ from safetensors.torch import load_file, save_file
 
 from parallel_runtime import memory
 from parallel_runtime.errors import CheckpointError, NotLoadedError, RequestError
+from parallel_runtime.loading import patched_weights
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.loaded_weights import LoadedWeights
+from parallel_runtime.loading.patched_weights import PatchedWeights
 from parallel_runtime.loading.weight_parts import parts
 from parallel_runtime.loading.weights import build_transformer
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.key_rules import OriginalWeights
-from parallel_runtime.patching import patchable
 from parallel_runtime.patching.comfyui_patches import Computing
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
-from parallel_runtime.patching.patchable import OwnNames
+from parallel_runtime.patching.weight_names import OwnNames
 from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.control import Cancelled
 from parallel_runtime.requests.requests import ComfyuiCode, Forward, KeepPatches, Release
@@ -128,7 +129,7 @@ def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_weights_are_patched_in_place_and_come_back_bit_for_bit(kept, files, monkeypatch):
-    monkeypatch.setattr(patchable, "has_room", lambda tensors, device: kept)
+    monkeypatch.setattr(patched_weights, "has_room", lambda tensors, device: kept)
     path, rank = files[0], PatchingRank()
     rank.load(path)
     plain, before = rank.forward(path), {name: data.clone() for name, data in rank.weights(path).items()}
@@ -160,7 +161,7 @@ def test_hooks_come_on_top_and_sets_that_are_dropped_are_not_known(files):
 
 @pytest.mark.parametrize("room", [True, False])
 def test_hooks_that_take_turns_are_computed_once_where_there_is_room(room, files, monkeypatch):
-    monkeypatch.setattr(LoadedWeights, "can_keep", lambda self, weight: room)
+    monkeypatch.setattr(patched_weights, "has_room", lambda tensors, device: room)
     computed: list[str] = []
     weight = Computing.weight
     monkeypatch.setattr(Computing, "weight", lambda *args: computed.append(args[1]) or weight(*args))
@@ -202,7 +203,7 @@ def test_a_model_that_was_away_comes_back_with_what_is_asked_of_it(folder, files
 
 def test_a_patched_model_is_parked_as_it_is_in_its_file(files, tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40, total=1 << 40))
-    monkeypatch.setattr(patchable, "has_room", lambda tensors, device: True)
+    monkeypatch.setattr(patched_weights, "has_room", lambda tensors, device: True)
     rank = PatchingRank(folder=tmp_path)
     leave_room_for(1, files[0], monkeypatch, rank)
     rank.load(files[0])
@@ -273,7 +274,7 @@ def test_a_change_that_was_cancelled_goes_on_from_there(files, monkeypatch):
 
 
 def test_originals_that_had_to_leave_the_device_are_had_again(files, monkeypatch):
-    monkeypatch.setattr(patchable, "has_room", lambda tensors, device: True)
+    monkeypatch.setattr(patched_weights, "has_room", lambda tensors, device: True)
     path, rank = files[0], PatchingRank()
     rank.load(path)
     plain, sets = rank.forward(path), [lora(path, strength) for strength in (0.8, -0.3)]
@@ -367,7 +368,7 @@ class OneLayer:
 def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind, kept, monkeypatch):
     import comfy.quant_ops as quant
 
-    monkeypatch.setattr(patchable, "has_room", lambda tensors, device: kept)
+    monkeypatch.setattr(patched_weights, "has_room", lambda tensors, device: kept)
     torch.manual_seed(0)
     values = [torch.randn(64, 128).bfloat16() * scale for scale in (1.0, 30.0)]
     weights: list[Any] = values
@@ -380,21 +381,22 @@ def test_a_weight_of_comfyuis_network_is_written_in_place_with_its_scales(kind, 
     file = OneLayer(weights[0])
     network = LoadedWeights(file, torch.device("cpu"), wraps_layers=True)
     network.fill(lambda done, total: None)
+    patched_by = PatchedWeights(network, torch.device("cpu"))
     layer = network.network["layer"]
     region = layer.weight._qdata if kind != "plain" else layer.weight
     assert {part.untyped_storage().data_ptr() for part in parts(layer.weight)} == {region.untyped_storage().data_ptr()}
     for patched in ([], ["layer.weight"]):  # the second time it is something else
-        original = network.originals(["layer.weight"], patched)["layer.weight"]
+        original = patched_by.originals(["layer.weight"], patched)["layer.weight"]
         assert torch.equal(read(original), plain)
-        network.write("layer.weight", weights[1])
+        patched_by.write("layer.weight", weights[1])
         assert torch.equal(read(layer.weight), other)
     assert (file.opened == 1) == kept
-    network.put_back("layer.weight", network.originals(["layer.weight"], ["layer.weight"])["layer.weight"])
+    patched_by.put_back("layer.weight", patched_by.originals(["layer.weight"], ["layer.weight"])["layer.weight"])
     assert torch.equal(read(layer.weight), plain)
     assert not network.moved
-    network.write("layer.weight", torch.zeros(64, 256))
+    patched_by.write("layer.weight", torch.zeros(64, 256))
     assert network.moved
-    assert network.shape("layer.weight") == tuple(layer.weight.shape) == (64, 256)
+    assert patched_by.shape("layer.weight") == tuple(layer.weight.shape) == (64, 256)
     saved = torch.empty(network.region, dtype=torch.uint8)
     network.save(saved, lambda done, total: None)
     network.give_back()

@@ -17,7 +17,7 @@ from workers.rank.inbox import IdleImports
 def main(comfyui: str, path: str) -> None:
     from torch import nn
 
-    from parallel_runtime.patching import comfyui_patches, patched_weights
+    from parallel_runtime.patching import comfyui_patches, patch_data
 
     torch.set_grad_enabled(False)
     with open(path, "rb") as file:
@@ -28,7 +28,7 @@ def main(comfyui: str, path: str) -> None:
         imports.next()
     idle = set(sys.modules)
     for given in sets:
-        computing = comfyui_patches.Computing(torch.device("cpu"), given, patched_weights.UNPATCHED.hooks)
+        computing = comfyui_patches.Computing(torch.device("cpu"), given, patch_data.UNPATCHED.hooks)
         for name in given.weights:
             size = (32, 16) if name.endswith("weight") else (32,)
             base = torch.ones(size)

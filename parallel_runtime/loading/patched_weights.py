@@ -6,21 +6,28 @@ Every weight is computed anew from what the file has, never from a patched one, 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import psutil
 import torch
+from torch import nn
 
+from .. import memory
 from ..errors import RequestError
+from ..networks.diffusers.call import TAKE_COMFYUIS
+from ..patching.comfyui_patches import Bypasses, Computing
+from ..patching.patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
 from ..said import said
-from .comfyui_patches import Computing
-from .patch_data import UNPATCHED, PatchSet, WeightPatches, decode_value
-from .patchable import PatchableWeights
+from .loaded_weights import LoadedWeights
 
 _BATCH = 2 << 30
 """Bytes of weights whose originals are had at once."""
 _MOST_KEPT = 4
 """States between which the hooks of a run's prompts change in every step, and whose weights are kept."""
+
+_LEFT_FREE = 0.35
+"""Share of a device's memory that originals leave free; where it is not, they are read from the file again."""
 
 Asked = tuple[Any, Any, Any]
 """A weight's patches of the MODEL, those of the hooks on top, and the bypass beside it; None for none."""
@@ -29,8 +36,10 @@ Asked = tuple[Any, Any, Any]
 class PatchedWeights:
     """Weights with their patches."""
 
-    def __init__(self, weights: PatchableWeights, device: torch.device):
+    def __init__(self, weights: LoadedWeights, device: torch.device):
         self._weights = weights
+        self._originals: dict[str, torch.Tensor] = {}
+        self._bypasses = Bypasses()
         self._device = device
         self._has: dict[str, Asked] = {}
         self._wrapped: Mapping[str, Any] = {}
@@ -59,18 +68,18 @@ class PatchedWeights:
         total, done = sum(sizes.values()), 0
         for batch in _batches(unlike, sizes):
             needed = [name for name in batch if name not in self._has or name not in kept]
-            originals = self._weights.originals(needed, [name for name in needed if name in self._has])
+            originals = self.originals(needed, [name for name in needed if name in self._has])
             for name in batch:
                 on_bytes(done, total)
                 if name not in asked:
-                    self._weights.put_back(name, originals.pop(name))
+                    self.put_back(name, originals.pop(name))
                     del self._has[name]
                 else:
                     self._write(name, asked[name], originals.pop(name, None), computing, kept)
                 done += sizes[name]
         self._wrap(wanted.patches)
         if not self._has:
-            self._weights.spare()
+            self._originals.clear()
         self._now = wanted.names
 
     def restore(self) -> None:
@@ -79,11 +88,13 @@ class PatchedWeights:
 
     def forget(self) -> None:
         """The weights have left the device: those that come back are as in the file."""
+        self._weights.moved |= len(self._bypasses) > 0
+        self._bypasses.unwrap()
         self._has.clear()
         self._kept.clear()
         self._wrapped = {}
         self._now = UNPATCHED.names
-        self._weights.spare()
+        self._originals.clear()
 
     def _write(
         self,
@@ -96,15 +107,15 @@ class PatchedWeights:
         weight = kept.get(name)
         if weight is None:
             assert original is not None
-            weight = computing.weight(name, original, self._weights.owner(name))
+            weight = computing.weight(name, original, self._owner(name))
             if asked[2] is not None:
                 layer = name.rpartition(".")[0]
                 inputs = self._shape(f"{layer}.weight")[1]
                 weight = computing.folded(name, weight, layer, inputs)
-            if self._hooked and self._weights.can_keep(weight):
+            if self._hooked and has_room([weight], self._device):
                 kept[name] = weight
         self._has.setdefault(name, (None, None, None))  # if writing it fails, it is written again
-        self._weights.write(name, weight)
+        self.write(name, weight)
         self._has[name] = asked
 
     def _state(self, wanted: WeightPatches) -> dict[str, torch.Tensor]:
@@ -123,7 +134,7 @@ class PatchedWeights:
     def make_room(self) -> None:
         """Let go of device memory that a next change would be quicker with; what is in place stays."""
         self._kept.clear()
-        self._weights.spare()
+        self._originals.clear()
 
     def _asked(self, wanted: WeightPatches) -> dict[str, Asked]:
         """The patches of the weights that this rank has."""
@@ -138,22 +149,76 @@ class PatchedWeights:
         return {
             name: (patches.get(name), hooks.get(name), bypass.get(name))
             for name in {**patches, **hooks, **bypass}
-            if self._weights.shape(name) is not None
+            if self.shape(name) is not None
         }
 
     def _wrap(self, patches: PatchSet) -> None:
         if not self._weights.wraps_layers or patches.bypass == self._wrapped:
             return
-        self._weights.wrap(
-            {
-                layer: (decode_value(value, patches.factors), strength)
-                for layer, (value, strength) in patches.bypass.items()
-            }
-        )
+        layers = {
+            layer: (decode_value(value, patches.factors), strength)
+            for layer, (value, strength) in patches.bypass.items()
+        }
+        self._weights.moved = True
+        self._bypasses.wrap(self._weights.network, layers, self._device)
         self._wrapped = patches.bypass
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Of a weight as ComfyUI has it; None where this rank has nothing of it."""
+        targets = self._weights.names.parameters(name)
+        if not any(map(self._weights.keeps, targets)):
+            return None
+        shapes = [tuple(self._weights.now(target).shape) for target in targets]
+        return shapes[0] if len(shapes) == 1 else (sum(each[0] for each in shapes), *shapes[0][1:])
+
+    def _owner(self, name: str) -> nn.Module | None:
+        """The layer with rules of its own for its weight; None where the weights are plain."""
+        return self._weights.network.get_submodule(name.rpartition(".")[0]) if self._weights.wraps_layers else None
+
+    def originals(self, names: Sequence[str], patched: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What the file has of these weights: kept on the device where that has room, and else had from the file again.
+
+        Args:
+            patched: those of them that are something else now.
+        """
+        weights = self._weights
+        changed = {target for name in patched for target in weights.names.parameters(name)}
+        targets = {target for name in names for target in weights.names.parameters(name)}
+        found = {target: weights.now(target).detach() for target in targets - changed if not weights.comes(target)}
+        if has_room(found.values(), self._device):
+            self._originals |= {target: weight.clone() for target, weight in found.items()}
+        found |= {target: self._originals[target] for target in changed & targets & self._originals.keys()}
+        found |= weights.read_again(sorted(targets - found.keys()))
+        return {name: weights.names.join(name, found) for name in names}
+
+    def write(self, name: str, weight: torch.Tensor) -> None:
+        """Put a patched weight in place.
+
+        Raises:
+            RequestError: it has another shape, and there is no place for it.
+        """
+        wanted = self.shape(name)
+        if not self._weights.wraps_layers and tuple(weight.shape) != wanted:
+            raise RequestError(
+                said(
+                    "A LoRA makes {name} of the shape {shape}, where diffusers' class has {wanted}.",
+                    name=name,
+                    shape=tuple(weight.shape),
+                    wanted=wanted,
+                ),
+                TAKE_COMFYUIS,
+            )
+        for target, part in self._weights.names.split(name, weight).items():
+            self._weights.put(target, part)
+
+    def put_back(self, name: str, original: torch.Tensor) -> None:
+        """Have what the file has again."""
+        for target, part in self._weights.names.split(name, original).items():
+            self._weights.put_file(target, part)
+            self._originals.pop(target, None)
+
     def _shape(self, name: str) -> tuple[int, ...]:
-        shape = self._weights.shape(name)
+        shape = self.shape(name)
         if shape is None:
             raise RequestError(
                 said("The network has no {name}, to which a LoRA adds something.", name=name), "Remove the LoRA."
@@ -176,3 +241,11 @@ def _batches(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[st
         size += sizes[name]
     if batch:
         yield batch
+
+
+def has_room(tensors: Iterable[torch.Tensor], device: torch.device) -> bool:
+    """Whether a device can keep copies of tensors, and still have memory for runs."""
+    wanted = sum(tensor.nbytes for tensor in tensors)
+    on_gpu = device.type == "cuda"
+    total = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
+    return memory.free_bytes(device) - wanted >= _LEFT_FREE * total
