@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -22,20 +21,8 @@ Tell = Callable[[int, int, torch.Tensor | None], None]
 """(step, of how many, its denoised latent on the CPU, if there is one) -> None."""
 
 
-class Queued(Protocol):
-    """A step that the device computes, or will."""
-
-    def wait(self) -> torch.Tensor | None:
-        """Return its denoised latent, on the CPU, when the device has finished it."""
-        ...
-
-
-Queue = Callable[[torch.Tensor | None, torch.device], Queued]
-"""(denoised latent, where) -> the step whose kernels were launched last."""
-
-
 class QueuedOnGpu:
-    """A step on the GPU's current stream, the copy of its denoised latent (any shape) behind it. See `Queue`."""
+    """A step on the GPU's current stream, the copy of its denoised latent (any shape) behind it."""
 
     def __init__(self, denoised: torch.Tensor | None, device: torch.device):
         self._host: torch.Tensor | None = None
@@ -49,16 +36,20 @@ class QueuedOnGpu:
         self._end.record(torch.cuda.current_stream(device))
 
     def wait(self) -> torch.Tensor | None:
-        """See `Queued`."""
+        """Return its denoised latent, on the CPU, when the device has finished it."""
         self._end.synchronize()
         return self._host
+
+
+Queue = Callable[[torch.Tensor | None, torch.device], QueuedOnGpu]
+"""(denoised latent, where) -> the step whose kernels were launched last."""
 
 
 @dataclass(frozen=True)
 class _Step:
     index: int
     total: int
-    queued: Queued
+    queued: QueuedOnGpu
 
 
 class StepTelling:

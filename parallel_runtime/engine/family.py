@@ -1,35 +1,46 @@
-"""What the engine asks of a model's family before it runs a request: two sources of networks answer it."""
+"""What the engine asks of a model's family before it runs a request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..errors import RequestError
-from ..networks.diffusers.call import TAKE_COMFYUIS
 from ..networks.diffusers.spec import ModelSpec
 from ..networks.facts import describe_request
+from ..networks.tables.blocks import LATENT_SHAPES
 from ..networks.tables.diffusers import cut_of
 from ..requests.conditioning import Conditioning, hollow
 from ..requests.facts import RequestFacts, Seen
 from ..said import said
 
 
-class Family(Protocol):
-    """A family with the configuration of one file."""
+class Family:
+    """A family of ComfyUI's networks, which check their arguments themselves.
 
-    @property
-    def name(self) -> str:
-        """Key of the family, for the client."""
-        ...
+    Args:
+        name: for the client.
+        title: how artists call it.
+        patch: latent positions that a token takes, by the last dims of the latent.
+        rows_together: every rank computes all rows of a batch, so that there is one to plan for.
+        joins_text: the text's tokens run through the blocks, too.
+    """
+
+    def __init__(
+        self, name: str, title: str, patch: tuple[int, ...], rows_together: bool = False, joins_text: bool = True
+    ):
+        self.name = name
+        self.title = title
+        self._patch = patch
+        self._rows_together = rows_together
+        self._joins_text = joins_text
 
     @property
     def token(self) -> int:
         """Latent positions along one side of a token."""
-        ...
+        return self._patch[-1]
 
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
         """Refuse what the network cannot take, from shapes alone; return these.
@@ -38,35 +49,35 @@ class Family(Protocol):
             x: that it will see, (B, C, ...), on the meta device.
 
         Raises:
-            RequestError: with what does not fit.
+            RequestError: a text of another batch.
         """
-        ...
+        context = conditioning.arguments.get("context")
+        shapes = conditioning.arguments.get(LATENT_SHAPES)
+        latents = (tuple(x.shape),) if shapes is None else tuple(tuple(shape) for shape in shapes)
+        if not isinstance(context, torch.Tensor) or context.ndim < 2:
+            return Seen((x.shape[0], 0, 0), latents)
+        conditioning.check_rows(x.shape[0])
+        return Seen((context.shape[0], context.shape[1], context.shape[-1]), latents)
 
     def describe(self, seen: Seen, *, batch: int, steps: int = 0) -> RequestFacts:
         """A request's facts; see `describe_request` for the arguments."""
-        ...
+        latents, text = [shape[2:] for shape in seen.latents], seen.text[1] if self._joins_text else 0
+        return describe_request(latents, self._patch, text, 1 if self._rows_together else batch, steps)
 
 
-@dataclass(frozen=True)
-class DiffusersFamily:
+class DiffusersFamily(Family):
     """A family of diffusers' classes.
 
     Args:
         config: diffusers config of the file.
     """
 
-    spec: ModelSpec
-    config: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Registry name."""
-        return self.spec.name
-
-    @property
-    def token(self) -> int:
-        """Latent positions along one side of a token."""
-        return self.spec.token
+    def __init__(self, spec: ModelSpec, config: dict[str, Any]):
+        # A text that the blocks take by cross-attention is none of their tokens.
+        joined = any(len(blocks.tokens) > 1 for blocks in cut_of(spec.transformer_class))
+        super().__init__(spec.name, spec.title, (spec.token, spec.token), joins_text=joined)
+        self._spec = spec
+        self._config = config
 
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
         """Refuse what the adapter makes no arguments of, and arguments of other widths than the file's.
@@ -74,26 +85,21 @@ class DiffusersFamily:
         Raises:
             RequestError: with what does not fit.
         """
-        check_arguments(conditioning, self.spec, self.config, x.shape[0])
+        spec = self._spec
+        check_arguments(conditioning, spec, self._config, x.shape[0])
         shapes = conditioning.hollow()
         timestep = torch.zeros(x.shape[0])
-        arguments = self.spec.adapter.to_transformer(hollow(x), timestep, shapes.context, self.config, **shapes.extras)
-        self.spec.check_widths(arguments, self.config)
+        arguments = spec.adapter.to_transformer(hollow(x), timestep, shapes.context, self._config, **shapes.extras)
+        spec.check_widths(arguments, self._config)
         return Seen(tuple(conditioning.context.shape), (tuple(x.shape),))
-
-    def describe(self, seen: Seen, *, batch: int, steps: int = 0) -> RequestFacts:
-        """A request's facts. A text that the blocks take by cross-attention is none of their tokens."""
-        joined = any(len(blocks.tokens) > 1 for blocks in cut_of(self.spec.transformer_class))
-        patch, text = (self.token, self.token), seen.text[1] if joined else 0
-        return describe_request([shape[2:] for shape in seen.latents], patch, text, batch, steps)
 
 
 def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping[str, Any], batch: int) -> None:
-    """Refuse what the model's adapter cannot carry, and what this checkpoint has nothing to do with.
+    """Refuse what this checkpoint has nothing to do with; the adapter refuses the rest.
 
     Raises:
-        RequestError: no context, a batch that differs from x, or an argument, by name, that is not known or that needs
-            a part which the checkpoint lacks.
+        RequestError: no context, a batch that differs from x, or an argument, by name, that needs a part which the
+            checkpoint lacks.
     """
     context = conditioning.arguments.get("context")
     if not isinstance(context, torch.Tensor) or context.ndim != 3:
@@ -103,13 +109,6 @@ def check_arguments(conditioning: Conditioning, spec: ModelSpec, config: Mapping
         )
     conditioning.check_rows(batch)
     given = {name for name, value in conditioning.extras.items() if value is not None}
-    if unknown := sorted(given - spec.adapter.extras):
-        raise RequestError(
-            said(
-                "The diffusers network of {title} cannot carry {unknown}.", title=spec.title, unknown=", ".join(unknown)
-            ),
-            TAKE_COMFYUIS,
-        )
     for name, part in spec.needs.items():
         if name in given and config.get(part.key) is None:
             raise RequestError(

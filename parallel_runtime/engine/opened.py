@@ -23,7 +23,7 @@ from ..loading.weights import CheckpointReader, build_transformer
 from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.comfy_network import ComfyNetwork
-from ..networks.comfyui.description import Described, HostFamily, describe_network
+from ..networks.comfyui.description import Described, describe_network
 from ..networks.diffusers.parallel_transformer import parallelize
 from ..networks.facts import describe
 from ..networks.marked_blocks import mark_blocks
@@ -170,7 +170,7 @@ class OpenedNetwork(Opened):
         title = described.facts.title
         self.dtype = getattr(torch, request.dtype)
         self.facts = described.facts
-        self.family = HostFamily(f"ComfyUI {title}", title, described.patch, described.rows_together)
+        self.family = Family(f"ComfyUI {title}", title, described.patch, described.rows_together)
         self.identity = self._file.identity, self._stored, code.fast_float8
         self.weight_bytes = self._file.size
         self.title = f"{title} of {self._file.path.name}"

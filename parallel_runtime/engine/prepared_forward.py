@@ -19,7 +19,7 @@ from ..requests.requests import INVOKABLE, Forward, Invoke, residual_name
 from ..requests.trees import restore
 from ..said import said
 from .prepared import Agreed, Outcome, Prepared, PreparedWork, Results, Rows, Tensors
-from .rank_state import Placed, RankState, StagedRun, WholeRun
+from .rank_state import Placed, RankState, Run
 from .request_checks import check_patches, require_memory
 from .resident import Resident
 
@@ -61,20 +61,20 @@ class RepeatedForward(Prepared):
         conditioning = _with_residuals(self.conditioning, self.residuals, tensors)
         results: Results = {}
         run = state.join(placed, agreed, control)
-        if isinstance(run, StagedRun):
+        if run is not None and run.links is not None:
             runner = run.runner([conditioning], x, patches=1, keep=False)
             output = forward_once(runner, x, timestep)
             results = {} if output is None else {"output": output}
         elif run is not None:
             predict = Predictor(run.transformer, run.mesh, tried=self.told)
             results["output"] = predict([Call(x, timestep, conditioning)])[0]
-        if self.residuals is not None and not isinstance(run, StagedRun):
+        if self.residuals is not None and (run is None or run.links is None):
             self.own_rows = self._rows_read(run, tensors, conditioning)
         answer = state.finished(placed, started, repeated=self.told)
         self.told = True
         return answer, results
 
-    def _rows_read(self, run: WholeRun | None, tensors: Tensors, conditioning: Conditioning) -> dict[str, Rows]:
+    def _rows_read(self, run: Run | None, tensors: Tensors, conditioning: Conditioning) -> dict[str, Rows]:
         """Of each residual: the next steps are of the same shapes and plan, so this rank reads the same rows."""
         names = [name for name in tensors if name.startswith(residual_name(""))]
         if run is None:

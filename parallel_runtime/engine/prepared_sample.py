@@ -17,7 +17,7 @@ from ..requests.requests import Sample
 from ..said import said
 from ..sampling.samplers import SUPPORTED
 from .prepared import Agreed, Outcome, Prepared, PreparedWork, Tensors
-from .rank_state import Placed, RankState, StagedRun
+from .rank_state import Placed, RankState
 from .request_checks import check_patches, require_memory
 from .resident import Resident
 
@@ -83,7 +83,7 @@ def _sample(
     run = state.join(placed, agreed, control)
     if run is None:
         return None
-    if isinstance(run, StagedRun):
+    if run is not None and run.links is not None:
         assert isinstance(denoising, Denoising)
         seen = denoising.model_inputs(tensors["x"], tensors)[0]
         runner = run.runner(branches, seen, placed.plan.patches, keep=True)

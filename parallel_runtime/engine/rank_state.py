@@ -65,23 +65,20 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class WholeRun:
-    """What a rank runs a plan without stages with."""
+class Run:
+    """What a rank runs a plan with.
+
+    Args:
+        links: to other stages; None where there are none.
+    """
 
     mesh: Mesh
-    transformer: Network
-
-
-@dataclass(frozen=True)
-class StagedRun:
-    """What a rank runs a plan of several stages with."""
-
-    mesh: Mesh
-    links: Links
+    links: Links | None
     transformer: Network
 
     def runner(self, branches: Sequence[Conditioning], x: torch.Tensor, patches: int, keep: bool) -> StageRunner:
         """What runs a request on this stage; see `StageRunner` for the arguments."""
+        assert self.links is not None
         return StageRunner(self.transformer, self.mesh, self.links, branches, x, patches, keep)
 
 
@@ -178,8 +175,8 @@ class RankState:
             del self._beside[next(iter(self._beside))]
         return msgspec.structs.replace(placed.details, used_bytes=placed.resident.size + beside)
 
-    def join(self, placed: Placed, agreed: Mapping[str, int], control: Control) -> WholeRun | StagedRun | None:
-        """Join the groups of a plan, and wrap the model for it. Collective over the world where groups are new.
+    def join(self, placed: Placed, agreed: Mapping[str, int], control: Control) -> Run | None:
+        """Join the groups of a plan, and have the model run over it. Collective over the world where groups are new.
 
         Returns:
             None on a rank that takes no part.
@@ -188,18 +185,10 @@ class RankState:
         if joined is None or placed.place is None:
             return None
         placed.resident.meet()
-        run: WholeRun | StagedRun
-        transformer: Network
-        if joined.links is None:
-            transformer = placed.resident.wrap_whole()
-            run = WholeRun(joined.mesh, transformer)
-        else:
-            transformer = placed.resident.wrap_stage(placed.place, joined.mesh)
-            run = StagedRun(joined.mesh, joined.links, transformer)
-        transformer.set_mesh(joined.mesh)
+        transformer = placed.resident.run_at(placed.place, joined.mesh)
         transformer.go_on(agreed)
         transformer.before_compiling = control.before_compiling
-        return run
+        return Run(joined.mesh, joined.links, transformer)
 
     def held(self) -> dict[str, int]:
         """Bytes of weights on this rank's device, by model and VAE."""

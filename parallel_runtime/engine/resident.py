@@ -81,16 +81,11 @@ class Resident:
             # own, over themselves alone or without that rank, had agreed to go on with these: all of them see it here.
             model.forget_recordings()
 
-    def wrap_whole(self) -> Network:
-        """Have the transformer with all its blocks, to be run over any mesh without stages."""
+    def run_at(self, place: Place, mesh: Mesh) -> Network:
+        """Have the transformer run over a mesh: all its blocks, or those of this rank's stage, and others are put
+        aside."""
         assert self.network is not None
-        self.network.run_as(None)
-        return self.network
-
-    def wrap_stage(self, place: Place, mesh: Mesh) -> Network:
-        """Have this rank's stage of it. Blocks of other stages, where the rank holds them, are put aside."""
-        assert self.network is not None
-        self.network.run_as(self.owned(place))
+        self.network.run_as(self.owned(place) if place.layout.plan.pipe > 1 else None)
         self.network.set_mesh(mesh)
         return self.network
 

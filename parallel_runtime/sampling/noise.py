@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -11,14 +11,6 @@ from ..errors import RequestError
 from ..said import said
 
 MAX_SEED = 2**64 - 1
-
-
-class Noise(Protocol):
-    """Where a sampler gets the noise that it adds."""
-
-    def draw(self, like: torch.Tensor) -> torch.Tensor:
-        """Return the next noise, with the shape, dtype and device of `like`."""
-        ...
 
 
 def _generator(seed: int, offset: int, device: torch.device | str) -> torch.Generator:
@@ -111,3 +103,7 @@ class PartNoise:
         noise = self._draws.take(self._next)[self._part]
         self._next += 1
         return noise.to(like)
+
+
+Noise = NoiseSource | PartNoise
+"""Where a sampler gets the noise that it adds."""

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from parallel_runtime.engine.family import Family
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-from parallel_runtime.networks.comfyui.description import HostFamily, describe_network
+from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.requests.facts import Seen
 
 
@@ -25,7 +26,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[
         latents = tuple(tuple(each.shape) for each in (x if isinstance(x, list) else [x]))
         described = describe_network(made.network, 0, len(latents[0]) - 2)
         facts, context = described.facts, arguments["context"]
-        family = HostFamily(name, name, described.patch, described.rows_together)
+        family = Family(name, name, described.patch, described.rows_together)
         request = family.describe(Seen(tuple(context.shape), latents), batch=latents[0][0])
         seen = [0]
 

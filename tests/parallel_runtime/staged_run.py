@@ -150,10 +150,10 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
         assert joined is not None
         place = replace(place, stage_speeds=speeds)
         if joined.links is None:
-            output = Predictor(resident.wrap_whole(), joined.mesh)([Call(x, timestep, text)])[0]
+            output = Predictor(resident.run_at(place, joined.mesh), joined.mesh)([Call(x, timestep, text)])[0]
         else:
             runner = StageRunner(
-                resident.wrap_stage(place, joined.mesh), joined.mesh, joined.links, [text], x, 1, keep=False
+                resident.run_at(place, joined.mesh), joined.mesh, joined.links, [text], x, 1, keep=False
             )
             with torch.no_grad():
                 output = forward_once(runner, x, timestep)

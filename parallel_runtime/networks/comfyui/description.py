@@ -1,4 +1,4 @@
-"""What is known of a ComfyUI network before it has weights, and what the engine asks of it before it runs a request."""
+"""What is known of a ComfyUI network before it has weights."""
 
 from __future__ import annotations
 
@@ -8,53 +8,11 @@ from operator import attrgetter
 import torch
 from torch import nn
 
-from ...requests.conditioning import Conditioning
-from ...requests.facts import ModelFacts, RequestFacts, Seen
+from ...requests.facts import ModelFacts
 from ..cut_blocks import unknown_blocks
-from ..facts import describe, describe_request
-from ..tables.blocks import LATENT_SHAPES, Network
+from ..facts import describe
+from ..tables.blocks import Network
 from ..tables.comfyui import find_network
-
-
-@dataclass(frozen=True)
-class HostFamily:
-    """A network as its file describes it; see `Family` in the engine.
-
-    Args:
-        name: for the client.
-        title: how artists call it.
-        patch: latent positions that a token takes, by the last dims of the latent.
-        rows_together: every rank computes all rows of a batch, so that there is one to plan for.
-    """
-
-    name: str
-    title: str
-    patch: tuple[int, ...]
-    rows_together: bool
-
-    @property
-    def token(self) -> int:
-        """Latent positions along one side of a token."""
-        return self.patch[-1]
-
-    def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
-        """The network checks its arguments itself, as in ComfyUI: what is seen here is the batch alone.
-
-        Raises:
-            RequestError: a text of another batch.
-        """
-        context = conditioning.arguments.get("context")
-        shapes = conditioning.arguments.get(LATENT_SHAPES)
-        latents = (tuple(x.shape),) if shapes is None else tuple(tuple(shape) for shape in shapes)
-        if not isinstance(context, torch.Tensor) or context.ndim < 2:
-            return Seen((x.shape[0], 0, 0), latents)
-        conditioning.check_rows(x.shape[0])
-        return Seen((context.shape[0], context.shape[1], context.shape[-1]), latents)
-
-    def describe(self, seen: Seen, *, batch: int, steps: int = 0) -> RequestFacts:
-        """A request's facts."""
-        latents = [shape[2:] for shape in seen.latents]
-        return describe_request(latents, self.patch, seen.text[1], 1 if self.rows_together else batch, steps)
 
 
 def patch_of(network: torch.nn.Module, dims: int) -> tuple[int, ...]:
