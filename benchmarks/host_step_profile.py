@@ -36,6 +36,7 @@ from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.own_cache import OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.comfyui.seam import enter
+from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.switches import SWITCHES, VARIABLE
@@ -152,7 +153,7 @@ class Cut:
             device=device,
             pulse=None,
             stream=None,
-            stage=None,
+            stages=Stages(loaded.network, None, split, None),
             own_cache=OwnCache(self._described.data),
         )
 

@@ -15,7 +15,7 @@ from ..sampling.denoiser import Denoiser, Inpaint, Predict, check_guidance
 from ..sampling.noise import NoiseSource
 from ..sampling.own_timesteps import OwnTimestep
 from ..sampling.prediction import find_prediction
-from ..sampling.samplers import StepState, find_sampler
+from ..sampling.samplers import find_sampler
 from .checks import check_inputs, read_fixed_channels, read_inpaint
 from .evaluation import Evaluation
 from .predict import Predictor
@@ -120,16 +120,13 @@ class Denoising(Loop):
         self.noise(torch.empty(0, device=device))
 
     def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
-        def tell(state: StepState) -> None:
-            on_step(state.index, state.denoised)
-
         x = tensors["x"]
         return self.sampler(
             self.denoiser(evaluate, tensors),
             x,
             tensors["sigmas"],
             noise=self.noise(x),
-            on_step=tell,
+            on_step=lambda evaluation, denoised: on_step(evaluation.index, denoised),
             prediction=self.prediction,
         )
 

@@ -18,7 +18,6 @@ from ..planning.cut import most_parameters
 from ..requests.control import Control
 from ..requests.requests import Load
 from ..streaming.dealer import Dealer
-from ..streaming.shared_blocks import Streaming
 from .loaded_model import LoadedModel
 from .opened import Opened
 from .plan_meshes import Place
@@ -90,9 +89,8 @@ class Residency:
         key: Hashable = (opened.identity, loaded.pipe, owned)
         if mode != "whole":
             key = (opened.identity, mode, request.ranks, config.resident, config.held)
-            streaming = Streaming(mode, self._rank, request.ranks, self._folder)
             held = config.held[self._rank] if self._rank < len(config.held) else 0
-            dealer = Dealer(streaming, key, self._device, config.resident, held)
+            dealer = Dealer(mode, self._rank, request.ranks, self._folder, key, self._device, config.resident, held)
             dealer.check()
         # Every rank alike, also one that the model does not use.
         self.store.make_way(key)

@@ -18,7 +18,7 @@ from ..networks.comfyui.own_cache import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
 from ..networks.marked_blocks import mark_blocks
-from ..networks.stages import StageBlocks, all_blocks, let_go, run_as
+from ..networks.stages import Stages, all_blocks, let_go
 from ..networks.tables.blocks import Network
 from ..networks.token_split import TokenSplit
 from ..patching.weight_names import Names, OwnNames
@@ -114,9 +114,8 @@ class NetworkWeights(LoadedWeights):
         dealer: Dealer | None = None,
     ):
         super().__init__(reader, device, wraps_layers=True, arena=arena, dealer=dealer)
-        self.owned = reader.owned
-        self.stage: StageBlocks | None = None
-        """As which the network runs; None: with all its blocks."""
+        self._owned = reader.owned
+        self._stages: Stages | None = None
         self.split = TokenSplit(single_rank_mesh())
         self.own_cache = OwnCache(reader.data)
         self.pulse: Pulse | None = None
@@ -132,14 +131,17 @@ class NetworkWeights(LoadedWeights):
 
     def prepare(self, network: nn.Module) -> None:
         """Have the ranks share out its tokens."""
+        self._stages = Stages(network, self._data, self.split, self._owned)
         if self._data is not None:
             prepare_network(network, self._data, self.split)
         if self.stream is not None:
             stream_forwards([network.get_submodule(path) for path in self._blocks(network)], self.stream)
 
-    def run_as(self, owned: tuple[int, int] | None) -> None:
-        """Have the network run as the stage with these blocks; None: with all."""
-        self.stage = run_as(self.stage, owned, self.network, self._data, self.split)
+    @property
+    def stages(self) -> Stages:
+        """As which the network runs, once it has had its weights."""
+        assert self._stages is not None
+        return self._stages
 
     def settle(self, patches: object) -> None:
         """See `LoadedWeights`; what the network keeps was made with the patches of before."""
@@ -150,8 +152,9 @@ class NetworkWeights(LoadedWeights):
 
     def give_back(self) -> None:
         """See `LoadedWeights`."""
+        if self._stages is not None:
+            self._stages.run_as(None)
         if self._network is not None:
-            self.run_as(None)
             self.own_cache.clear(self.network)
         self.split.end()
         self.split.forget()

@@ -300,7 +300,7 @@ class LoadedWeights:
         places, size = self._blocks_behind(rest.size, sizes)
         arena = self._make_arena(size, self.device)
         if self._dealer is not None and self.stream is not None:
-            self.shared = self._dealer.deal(sizes)
+            self.shared = SharedBlocks(self._dealer, sizes)
             slots = [arena.memory[start : start + each] for start, each in zip(places, sizes, strict=True)]
             self.stream.set_up(self.shared, slots)
         placed: dict[torch.Tensor, torch.Tensor] = {}  # by identity: that is how tensors hash

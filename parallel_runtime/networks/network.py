@@ -23,7 +23,7 @@ from ..streaming.block_stream import BlockStream
 from ..switches import is_on
 from .attention_operator import attending
 from .block_attention import BlockAttention, Suited
-from .stages import StageBlocks
+from .stages import StageBlocks, Stages
 from .token_split import RunBlock, TokenSplit
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Network:
     Calls that repeat are compiled and become CUDA graphs. `mesh` is the one at hand.
 
     Args:
-        split: of the network's blocks.
+        split, stages: of the network's blocks.
         stream: brings the weights of blocks when they run; None where they are there.
         suited: see `BlockAttention`.
         modulate: ranks share out modulation layers, if the family has such.
@@ -77,6 +77,7 @@ class Network:
         traits: Traits,
         mesh: Mesh,
         split: TokenSplit,
+        stages: Stages,
         stream: BlockStream | None,
         suited: Suited | None = None,
         modulate: bool = True,
@@ -86,6 +87,7 @@ class Network:
         self.attention = traits.kernel
         self._traits = traits
         self._split = split
+        self._stages = stages
         self._attend = BlockAttention(KERNELS[traits.kernel], split, suited)
         self._peers: HeadSharing | None = None
         if is_on("peers") and not traits.why_whole and traits.head_dim * traits.dtype.itemsize % _WORD == 0:
@@ -117,12 +119,12 @@ class Network:
     @property
     def stage(self) -> StageBlocks | None:
         """As which it runs; None: with all its blocks."""
-        raise NotImplementedError
+        return self._stages.now
 
     @property
     def owned(self) -> tuple[int, int] | None:
         """(start, stop) of the blocks that it runs; None: all."""
-        raise NotImplementedError
+        return self._stages.owned
 
     @property
     def token(self) -> int:
@@ -131,7 +133,7 @@ class Network:
 
     def run_as(self, owned: tuple[int, int] | None) -> None:
         """Run as the stage with these blocks from the next call on; None: with all."""
-        raise NotImplementedError
+        self._stages.run_as(owned)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of this rank."""

@@ -81,26 +81,37 @@ class StageBlocks:
         self._split.patch = None
 
 
-def run_as(
-    stage: StageBlocks | None,
-    owned: tuple[int, int] | None,
-    network: nn.Module,
-    data: Network | None,
-    split: TokenSplit,
-) -> StageBlocks | None:
-    """Have a network run as the stage with these blocks, or with all; return the stage.
+class Stages:
+    """A network that runs with all its blocks, or as one stage.
 
     Args:
-        stage: as which it runs.
+        network: after `cut_blocks`.
+        data: None of one that is not cut.
+        owned: (start, stop) of the blocks that have weights; None: all.
     """
-    if (None if stage is None else stage.owned) == owned:
-        return stage
-    if stage is not None:
-        stage.undo()
-    if owned is None:
-        return None
-    assert data is not None
-    return StageBlocks(network, data, split, owned)
+
+    def __init__(self, network: nn.Module, data: Network | None, split: TokenSplit, owned: tuple[int, int] | None):
+        self.now: StageBlocks | None = None
+        """As which it runs; None: with all its blocks."""
+        self._of = network, data, split
+        self._owned = owned
+
+    @property
+    def owned(self) -> tuple[int, int] | None:
+        """(start, stop) of the blocks that it runs; None: all."""
+        return self._owned if self.now is None else self.now.owned
+
+    def run_as(self, owned: tuple[int, int] | None) -> None:
+        """Run as the stage with these blocks from the next call on; None: with all."""
+        if (None if self.now is None else self.now.owned) == owned:
+            return
+        if self.now is not None:
+            self.now.undo()
+            self.now = None
+        if owned is not None:
+            network, data, split = self._of
+            assert data is not None
+            self.now = StageBlocks(network, data, split, owned)
 
 
 def all_blocks(network: nn.Module, lists: Sequence[Blocks]) -> list[nn.Module]:

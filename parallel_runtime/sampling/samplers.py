@@ -20,24 +20,8 @@ Denoise = Callable[[Evaluation], torch.Tensor]
 """evaluation -> denoised latent like its x."""
 
 
-@dataclass(frozen=True)
-class StepState:
-    """A step as `on_step` sees it: its first evaluation is there, it is not yet taken.
-
-    Args:
-        index: of the step, from 0.
-        sigma: noise level of `x`.
-        x: what was evaluated.
-        denoised: what the model makes of it (the preview).
-    """
-
-    index: int
-    sigma: float
-    x: torch.Tensor
-    denoised: torch.Tensor
-
-
-OnStep = Callable[[StepState], None]
+OnStep = Callable[[Evaluation, torch.Tensor], None]
+"""(first evaluation of a step, its denoised latent, the preview), before the step is taken."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +74,6 @@ class Sampler:
             denoise: see `Denoise`.
             on_step: called once a step, before it is taken; what it raises ends the run.
         """
-        levels = sigmas.tolist()
         run = self.steps(x, sigmas, noise, prediction)
         try:
             evaluation = next(run)
@@ -99,7 +82,7 @@ class Sampler:
                 if evaluation.first:
                     # Ranks could diverge here: whether on_step raises must be the same on all of them, or those that
                     # go on wait in the next collective.
-                    on_step(StepState(evaluation.index, levels[evaluation.level], evaluation.x, denoised))
+                    on_step(evaluation, denoised)
                 evaluation = run.send(denoised)
         except StopIteration as finished:
             return finished.value

@@ -1,16 +1,15 @@
-"""Deals out the blocks of one model over the ranks, by the kind of weights."""
+"""How the blocks of one model come to a rank, by the kind of weights."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from ..errors import ConfigurationError
-from .deal import Deal
 from .peer_driver import reach_one_another
-from .shared_blocks import SharedBlocks, Streaming
 
 
 @dataclass(frozen=True)
@@ -18,16 +17,37 @@ class Dealer:
     """Deals out the blocks of one model.
 
     Args:
+        mode: "dealt", their pieces are kept on the ranks' devices; "host", in the host's memory.
+        rank, ranks: among those that keep pieces.
+        folder: private to the pool; None for one rank alone.
         key: of the weights; the same on all ranks, and on none for other weights.
         resident: how many blocks stay whole on every rank.
         held: how many of the others this rank keeps, too.
+
+    Raises:
+        ConfigurationError: ranks that cannot find one another's pieces.
     """
 
-    streaming: Streaming
+    mode: str
+    rank: int
+    ranks: int
+    folder: Path | None
     key: Hashable
     device: torch.device
     resident: int = 0
     held: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ranks > 1 and self.folder is None:
+            raise ConfigurationError(
+                "Workers without a supervisor have no place where they find one another's weights.",
+                "Set weights to whole.",
+            )
+
+    @property
+    def on_device(self) -> bool:
+        """Whether pieces are kept on it: a CPU's are in memory that others can read."""
+        return self.mode == "dealt" and self.device.type == "cuda"
 
     def check(self) -> None:
         """Refuse what this machine cannot do, on all ranks alike.
@@ -35,16 +55,12 @@ class Dealer:
         Raises:
             ConfigurationError: GPUs that cannot read each other's memory.
         """
-        if self.streaming.on_device(self.device) and self.streaming.ranks > 1 and not reach_one_another():
+        if self.on_device and self.ranks > 1 and not reach_one_another():
             raise ConfigurationError(
                 "These GPUs cannot read each other's memory, so that weights cannot be spread over them.",
                 "Set weights to host.",
             )
 
-    def deal(self, sizes: Sequence[int]) -> SharedBlocks:
-        """What the ranks keep of blocks that have so many bytes; nothing is there yet."""
-        return SharedBlocks(self.streaming, Deal(tuple(sizes), self.streaming.ranks), self.key, self.device)
-
     def device_bytes(self, sizes: Sequence[int]) -> int:
         """What a rank's shares of such blocks take of its device, about."""
-        return -(-sum(sizes) // self.streaming.ranks) if self.streaming.on_device(self.device) else 0
+        return -(-sum(sizes) // self.ranks) if self.on_device else 0

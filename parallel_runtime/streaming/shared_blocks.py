@@ -10,16 +10,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ..errors import ConfigurationError
 from .board import LAUNCHED, MADE, OPEN, STATE, Board, wait_for
 from .deal import Deal
+from .dealer import Dealer
 from .share_memory import (
     DeviceShare,
     HostShare,
@@ -32,42 +31,19 @@ from .share_memory import (
 )
 
 
-@dataclass(frozen=True)
-class Streaming:
-    """How blocks come to a rank.
+class SharedBlocks:
+    """See the module.
 
     Args:
-        mode: "dealt", their pieces are kept on the ranks' devices; "host", in the host's memory.
-        rank, ranks: among those that keep pieces.
-        folder: private to the pool; None for one rank alone.
+        sizes: bytes of each block; nothing is there yet.
     """
 
-    mode: str
-    rank: int
-    ranks: int
-    folder: Path | None
-
-    def __post_init__(self) -> None:
-        if self.ranks > 1 and self.folder is None:
-            raise ConfigurationError(
-                "Workers without a supervisor have no place where they find one another's weights.",
-                "Set weights to whole.",
-            )
-
-    def on_device(self, device: torch.device) -> bool:
-        """Whether pieces are kept on it: a CPU's are in memory that others can read."""
-        return self.mode == "dealt" and device.type == "cuda"
-
-
-class SharedBlocks:
-    """See the module; for the arguments `Dealer`."""
-
-    def __init__(self, streaming: Streaming, deal: Deal, key: Hashable, device: torch.device):
-        self.deal = deal
-        self.device = device
-        self.streaming = streaming
+    def __init__(self, dealer: Dealer, sizes: Sequence[int]):
+        self.deal = deal = Deal(tuple(sizes), dealer.ranks)
+        self.device = dealer.device
+        self.dealer = dealer
         self.board = Board()
-        self._name = f"share-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"
+        self._name = f"share-{hashlib.sha256(repr(dealer.key).encode()).hexdigest()[:32]}"
         self._starts = [deal.starts(rank) for rank in range(deal.ranks)]
         self._own: OwnShare | None = None
         self._boards: dict[int, Board] = {}
@@ -86,7 +62,7 @@ class SharedBlocks:
     @property
     def size(self) -> int:
         """Bytes of this rank's share."""
-        return self.deal.share(self.streaming.rank)
+        return self.deal.share(self.dealer.rank)
 
     @property
     def device_bytes(self) -> int:
@@ -96,7 +72,7 @@ class SharedBlocks:
     @property
     def on_device(self) -> bool:
         """Whether the share lies on the device, where others read it: it can only go when all ranks let it."""
-        return self.streaming.on_device(self.device)
+        return self.dealer.on_device
 
     def take(self) -> None:
         """Have memory for the share, not filled; nothing is done where there is some.
@@ -110,8 +86,8 @@ class SharedBlocks:
             raise too_little_on_host(self._wanted_of_host())
         self._own = DeviceShare(self.size, self.device) if self.on_device else HostShare(self.size)
         self.board[STATE] = 0
-        if self.streaming.folder is not None:
-            path = self._path(self.streaming.rank)
+        if self.dealer.folder is not None:
+            path = self._path(self.dealer.rank)
             unfinished = path.with_suffix(".new")
             unfinished.write_text(f"{os.getpid()} {self.board.descriptor} {self._own.address}")
             unfinished.rename(path)
@@ -139,8 +115,8 @@ class SharedBlocks:
     def own_piece(self, block: int) -> tuple[int, int, torch.Tensor]:
         """(start, stop) of this rank's bytes in a block, and the memory that they lie in."""
         assert self._own is not None
-        start, stop = self.deal.piece(block, self.streaming.rank)
-        at = self._starts[self.streaming.rank][block]
+        start, stop = self.deal.piece(block, self.dealer.rank)
+        at = self._starts[self.dealer.rank][block]
         return start, stop, self._own.memory[at : at + stop - start]
 
     def write(self, block: int, start: int, data: torch.Tensor) -> None:
@@ -157,7 +133,7 @@ class SharedBlocks:
 
     def keeps(self, block: int, start: int, stop: int) -> bool:
         """Whether this rank keeps any of these bytes of a block."""
-        first, last = self.deal.piece(block, self.streaming.rank)
+        first, last = self.deal.piece(block, self.dealer.rank)
         return max(first, start) < min(last, stop)
 
     def begin_change(self) -> None:
@@ -193,7 +169,7 @@ class SharedBlocks:
 
     def fetch(self, block: int, slot: torch.Tensor) -> None:
         """Copy a whole block to a slot, (bytes,) uint8, on the current stream."""
-        own = self.streaming.rank
+        own = self.dealer.rank
         # Ranks begin with different ones, so that they do not all read from one.
         for rank in ((own + step) % self.deal.ranks for step in range(self.deal.ranks)):
             start, stop = self.deal.piece(block, rank)
@@ -246,8 +222,8 @@ class SharedBlocks:
         self._own.close()
         self._own = None
         self.board[MADE] += 1  # others see that it is gone
-        if self.streaming.folder is not None:
-            self._path(self.streaming.rank).unlink(missing_ok=True)
+        if self.dealer.folder is not None:
+            self._path(self.dealer.rank).unlink(missing_ok=True)
 
     def _wait_until_idle(self) -> None:
         for rank, board in self._boards_there():
@@ -258,7 +234,7 @@ class SharedBlocks:
             wait_for(board, lambda words: not words[OPEN], f"worker {rank} to let shared weights go")
 
     def _other_ranks(self) -> list[int]:
-        return [rank for rank in range(self.deal.ranks) if rank != self.streaming.rank]
+        return [rank for rank in range(self.deal.ranks) if rank != self.dealer.rank]
 
     def _boards_there(self) -> list[tuple[int, Board]]:
         """Of the others that have a share: they may read from this one, which need not have read from theirs."""
@@ -295,8 +271,8 @@ class SharedBlocks:
         return known is not None
 
     def _path(self, rank: int) -> Path:
-        assert self.streaming.folder is not None
-        return self.streaming.folder / f"{self._name}-{rank}"
+        assert self.dealer.folder is not None
+        return self.dealer.folder / f"{self._name}-{rank}"
 
 
 @functools.lru_cache(maxsize=64)

@@ -23,6 +23,7 @@ from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.own_cache import OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 from parallel_runtime.networks.cut_blocks import cut_blocks
+from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.token_split import TokenSplit
 from parallel_runtime.requests.patches import CARRIED, PATCHES, REPLACED, Patch
 from parallel_runtime.switches import VARIABLE
@@ -62,7 +63,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         prepare_network(made.network, described.data, split)
         held = SimpleNamespace(
             network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
-            stage=None, own_cache=OwnCache(described.data),
+            stages=Stages(made.network, None, split, None), own_cache=OwnCache(described.data),
         )  # fmt: skip
         plain = ComfyNetwork(held, described, None, "auto", torch.float32)
         chosen: Any = _rewritten(operators) if backend == "rewritten" else backend
@@ -104,7 +105,7 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
     cut_blocks(made.network, described.data.blocks, split)
     held = SimpleNamespace(
         network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
-        stage=None, own_cache=OwnCache(described.data),
+        stages=Stages(made.network, None, split, None), own_cache=OwnCache(described.data),
     )  # fmt: skip
     network = ComfyNetwork(held, described, None, "auto", torch.float32)
     replays: list[Any] = []
@@ -154,7 +155,7 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     prepare_network(made.network, described.data, split)
     held = SimpleNamespace(
         network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
-        stage=None, own_cache=OwnCache(described.data),
+        stages=Stages(made.network, None, split, None), own_cache=OwnCache(described.data),
     )  # fmt: skip
     os.environ[VARIABLE] = "modulation"  # which calls with functions leave to the blocks
     plain = ComfyNetwork(held, described, None, "auto", torch.float32)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.loading.comfyui_network import NetworkReader, NetworkWeights
-from parallel_runtime.loading.host_file import HostFile
 from parallel_runtime.mesh.mesh import build_mesh, single_rank_mesh
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
 from parallel_runtime.networks.comfyui.description import describe_network
-from parallel_runtime.networks.comfyui.prepared_network import prepare_network
 
 
 class _Held(NetworkWeights):
     """As a rank holds it, without a file."""
 
     def __init__(self, module: torch.nn.Module, data: Any):
-        super().__init__(NetworkReader(cast(HostFile, None), data, torch.float32), torch.device("cpu"))
-        prepare_network(module, data, self.split)
+        file: Any = SimpleNamespace(path="", identity=())
+        super().__init__(NetworkReader(file, data, torch.float32), torch.device("cpu"))
+        self.prepare(module)
         self._network, self.here = module, True
 
 

@@ -20,6 +20,7 @@ from parallel_runtime.networks.comfyui.comfy_network import ComfyNetwork
 from parallel_runtime.networks.comfyui.description import describe_network
 from parallel_runtime.networks.comfyui.own_cache import OwnCache
 from parallel_runtime.networks.comfyui.prepared_network import prepare_network
+from parallel_runtime.networks.stages import Stages
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.token_split import TokenSplit
 from tests.pretended_gpu import PretendedGpu, inside, module_to_gpu, to_gpu
@@ -52,14 +53,15 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
     described = describe_network(module, 0, (x if isinstance(x, torch.Tensor) else x[0]).ndim - 2)
     assert described.data is not None
     device = torch.device("cuda" if real else "cpu")
+    split = TokenSplit(single_rank_mesh())
     held: Any = SimpleNamespace(
         network=module,
-        split=TokenSplit(single_rank_mesh()),
+        split=split,
         here=True,
         device=device,
         pulse=None,
         stream=None,
-        stage=None,
+        stages=Stages(module, None, split, None),
         own_cache=OwnCache(described.data),
     )
     prepare_network(module, described.data, held.split)

@@ -14,7 +14,8 @@ from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint, Predict
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import FLOW
-from parallel_runtime.sampling.samplers import OnStep, StepState, find_sampler
+from parallel_runtime.sampling.samplers import OnStep, find_sampler
+from parallel_runtime.sampling.steps import Evaluation
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _check_inputs(
             )
 
 
-def _ignore(state: StepState) -> None:
+def _ignore(evaluation: Evaluation, denoised: torch.Tensor) -> None:
     """Stand in for `on_step` where nobody listens."""
 
 

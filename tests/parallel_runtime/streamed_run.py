@@ -36,8 +36,8 @@ from parallel_runtime.requests.requests import (
     Step,
 )
 from parallel_runtime.streaming import dealer, shared_blocks
+from parallel_runtime.streaming.dealer import Dealer
 from parallel_runtime.streaming.share_memory import HostShare
-from parallel_runtime.streaming.shared_blocks import Streaming
 from tests.parallel_runtime.staged_run import Quiet
 
 CPU = torch.device("cpu")
@@ -284,7 +284,7 @@ def _leave(pool: PoolRank, files: tuple[str, str], expected: dict[str, torch.Ten
     memory stays meanwhile."""
     found: dict[str, bool] = {}
     with (
-        patch.object(Streaming, "on_device", lambda self, device: self.mode == "dealt"),
+        patch.object(Dealer, "on_device", property(lambda self: self.mode == "dealt")),
         patch.object(shared_blocks, "DeviceShare", lambda size, device: HostShare(size)),
         patch.object(dealer, "reach_one_another", lambda: True),
         staying(2),

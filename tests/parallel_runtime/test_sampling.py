@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from parallel_runtime.errors import RequestError
 from parallel_runtime.sampling.noise import NoiseSource
 from parallel_runtime.sampling.prediction import EPS, FLOW
-from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, StepState, find_sampler
+from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED, find_sampler
+from parallel_runtime.sampling.steps import Evaluation
 from tests.parallel_runtime.sample_latent import mask_noise
 
 DETERMINISTIC = tuple(name for name, sampler in SAMPLERS.items() if not sampler.adds_noise)
@@ -30,7 +31,7 @@ def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def no_listener(state: StepState) -> None:
+def no_listener(evaluation: Evaluation, denoised: torch.Tensor) -> None:
     return None
 
 
@@ -128,23 +129,23 @@ def test_every_step_is_announced_once_before_it_is_taken(name, levels, ends_clea
     sigmas = [level / 1000 for level in sorted(levels, reverse=True)] + [0.0] * ends_clean
     data, x = GaussianData(0.1, 0.5), gaussian(1, 2, 3, 3)
     evaluated: list[tuple[torch.Tensor, float]] = []
-    seen: list[StepState] = []
+    seen: list[tuple[Evaluation, torch.Tensor]] = []
 
     def denoise(latent, sigma):
         evaluated.append((latent, sigma.item()))
         return data.denoise(latent, sigma)
 
-    result = run(name, denoise, x, sigmas, seen.append)
-    assert [state.index for state in seen] == list(range(len(sigmas) - 1))
-    assert [state.sigma for state in seen] == torch.tensor(sigmas[:-1]).tolist()
-    for state in seen:
-        assert torch.equal(state.denoised, data.denoise(state.x, torch.tensor(state.sigma)))
+    result = run(name, denoise, x, sigmas, lambda *step: seen.append(step))
+    assert [evaluation.index for evaluation, _ in seen] == list(range(len(sigmas) - 1))
+    assert [evaluation.sigma.item() for evaluation, _ in seen] == torch.tensor(sigmas[:-1]).tolist()
+    for evaluation, denoised in seen:
+        assert torch.equal(denoised, data.denoise(evaluation.x, evaluation.sigma))
     steps = len(sigmas) - 1
     extra = steps - ends_clean if name == "heun" and steps else 0
     assert len(evaluated) == steps + extra
-    torch.testing.assert_close(seen[0].x if seen else result, x)
+    torch.testing.assert_close(seen[0][0].x if seen else result, x)
     if ends_clean and seen and name not in UNI_PC:
-        torch.testing.assert_close(result, seen[-1].denoised, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(result, seen[-1][1], atol=1e-5, rtol=1e-5)
 
 
 def test_what_on_step_raises_ends_the_run_before_the_next_evaluation():
@@ -153,8 +154,8 @@ def test_what_on_step_raises_ends_the_run_before_the_next_evaluation():
     class Cancelled(BaseException):
         pass
 
-    def stop(state):
-        if state.index == 1:
+    def stop(evaluation, denoised):
+        if evaluation.index == 1:
             raise Cancelled
 
     def denoise(x, sigma):

@@ -147,7 +147,7 @@ def both(comfy, name, sigmas, *, device="cpu", model_type="FLUX", sampling=None,
         mask if masked else None,
         noise,
         latent,
-        lambda state: our_steps.append((state.index, state.x, state.denoised)),
+        lambda evaluation, denoised: our_steps.append((evaluation.index, evaluation.x, denoised)),
     )
     if not name.startswith("uni_pc"):
         return theirs, ours, their_steps, our_steps, 1e-6

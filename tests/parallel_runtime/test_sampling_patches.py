@@ -59,7 +59,7 @@ def test_a_run_in_patches_is_the_run_over_the_whole(name, kind, rows, steps, end
     x, latent, noise = (torch.randn(shape, generator=stream) for _ in range(3))
     inpaint = Inpaint(torch.rand(shape, generator=stream), latent, noise) if masked else None
     denoiser = Denoiser(pointwise, prediction, sigmas, 2.5, inpaint)
-    whole = sampler(denoiser, x, sigmas, noise=NoiseSource(SEED), on_step=lambda state: None, prediction=prediction)
+    whole = sampler(denoiser, x, sigmas, noise=NoiseSource(SEED), on_step=lambda *step: None, prediction=prediction)
     parts = run_in_patches(sampler, denoiser, x, sigmas, prediction, rows)
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
 

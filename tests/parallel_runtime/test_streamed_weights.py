@@ -16,13 +16,13 @@ from parallel_runtime.loading.weights import CheckpointReader
 from parallel_runtime.streaming import shared_blocks
 from parallel_runtime.streaming.dealer import Dealer
 from parallel_runtime.streaming.share_memory import HostShare
-from parallel_runtime.streaming.shared_blocks import Streaming
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.parallel_runtime.streamed_run import KINDS
 from tests.ranks import run_ranks
 from tests.tiny_flux import tiny_config, write_diffusers_folder, write_original
 
 COMFYUI = find_comfyui()
+CPU = torch.device("cpu")
 OTHERS = ["float8_e4m3fn", "scaled_fp8", "nvfp4", "int8_rotated"]
 """Of tests/comfyui_networks/formats.py, one of each kind."""
 CONFIG = tiny_config(num_layers=2, num_single_layers=3, num_attention_heads=2)
@@ -56,14 +56,13 @@ class StayingArena(PlainArena):
     keeps_addresses = True
 
 
-def streamed_weights(path: str, streaming: Streaming) -> LoadedWeights:
-    cpu = torch.device("cpu")
+def streamed_weights(path: str, dealer: Dealer) -> LoadedWeights:
     reader = CheckpointReader(open_checkpoint(path), torch.float32)
-    return LoadedWeights(reader, cpu, False, StayingArena, Dealer(streaming, "key", cpu))
+    return LoadedWeights(reader, CPU, False, StayingArena, dealer)
 
 
 def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files):
-    weights, made = streamed_weights(files[0], Streaming("host", 0, 1, None)), []
+    weights, made = streamed_weights(files[0], Dealer("host", 0, 1, None, "key", CPU)), []
     for _ in range(2):
         weights.fill(lambda done, total: None)
         made.append(weights.shared.own_piece(0)[2])
@@ -73,7 +72,7 @@ def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files):
 
 
 def test_recordings_do_not_outlive_another_ranks_share_either(files, tmp_path):
-    stays, moves = (streamed_weights(files[0], Streaming("host", rank, 2, tmp_path)) for rank in (0, 1))
+    stays, moves = (streamed_weights(files[0], Dealer("host", rank, 2, tmp_path, "key", CPU)) for rank in (0, 1))
     forgotten: list[int] = []
     held = SimpleNamespace(weights=stays, forget_recordings=lambda: forgotten.append(1))
     resident = SimpleNamespace(loaded_model=held)
@@ -90,9 +89,9 @@ def test_recordings_do_not_outlive_another_ranks_share_either(files, tmp_path):
 
 
 def test_a_share_on_a_gpu_may_go_while_another_rank_looks_for_it(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(Streaming, "on_device", lambda self, device: True)
+    monkeypatch.setattr(Dealer, "on_device", True)
     monkeypatch.setattr(shared_blocks, "DeviceShare", lambda size, device: HostShare(size))
-    stays, goes = (streamed_weights(files[0], Streaming("dealt", rank, 2, tmp_path)) for rank in (0, 1))
+    stays, goes = (streamed_weights(files[0], Dealer("dealt", rank, 2, tmp_path, "key", CPU)) for rank in (0, 1))
     for weights in (stays, goes):  # neither runs, so neither knows the other's board
         weights.fill(lambda done, total: None)
     read_text = Path.read_text

@@ -20,7 +20,7 @@ from ...streaming.block_stream import BlockStream
 from ..block_attention import Suited
 from ..network import Network, Traits
 from ..residual_rows import ResidualRows, kind_of
-from ..stages import StageBlocks
+from ..stages import Stages
 from ..tables.blocks import LATENT_SHAPES
 from ..token_split import TokenSplit
 from .description import Described
@@ -37,8 +37,6 @@ class HeldSplit(Protocol):
     """A network as a rank holds it (loading/comfyui_network.py)."""
 
     here: bool
-    owned: tuple[int, int] | None
-    stage: StageBlocks | None
     device: torch.device
     split: TokenSplit
     pulse: Pulse | None
@@ -50,8 +48,9 @@ class HeldSplit(Protocol):
         """With its weights, on the device."""
         ...
 
-    def run_as(self, owned: tuple[int, int] | None) -> None:
-        """Have the network run as the stage with these blocks; None: with all."""
+    @property
+    def stages(self) -> Stages:
+        """As which it runs."""
         ...
 
 
@@ -91,7 +90,8 @@ class ComfyNetwork(Network):
             kernel=kernel,
         )
         # Weights that come block by block are not there before their block.
-        super().__init__(traits, single_rank_mesh(), held.split, held.stream, suited, modulate=held.stream is None)
+        whole = held.stream is None
+        super().__init__(traits, single_rank_mesh(), held.split, held.stages, held.stream, suited, modulate=whole)
         self.rows_together = described.rows_together
         self._held = held
         self._data = described.data
@@ -103,20 +103,6 @@ class ComfyNetwork(Network):
         # A recording would read what the network kept where that was, whatever became of it.
         if described.data is None or not described.data.clears:
             self._record(held.pulse, _other_values)
-
-    @property
-    def stage(self) -> StageBlocks | None:
-        """As which it runs."""
-        return self._held.stage
-
-    @property
-    def owned(self) -> tuple[int, int] | None:
-        """(start, stop) of the blocks that it runs; None: all."""
-        return self._held.owned if self.stage is None else self.stage.owned
-
-    def run_as(self, owned: tuple[int, int] | None) -> None:
-        """Run as the stage with these blocks from the next call on; None: with all."""
-        self._held.run_as(owned)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Of the network; none while it is not on the device."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,3 +151,49 @@ class Call:
                 said("Encode the prompt with the text encoders of {title}.", title=self.title),
             )
         return y.to(self.x).expand(self.batch, -1)
+
+
+@dataclass(frozen=True)
+class Adapter(ABC):
+    """Pure pair between ComfyUI's call and diffusers' forward.
+
+    Args:
+        title: how artists call the family.
+        extras: names of the keyword arguments, beside x, timestep and context, that are transportable; what
+            `arguments` does not use has no effect.
+        arguments: diffusers' argument -> how it is made of the call; None leaves it out.
+    """
+
+    title: str
+    extras: frozenset[str]
+    arguments: Mapping[str, Callable[[Call], Any]]
+
+    def to_transformer(
+        self, x: torch.Tensor, timestep: torch.Tensor, context: torch.Tensor, config: Mapping[str, Any], **extras: Any
+    ) -> dict[str, Any]:
+        """Arguments of the transformer's forward, which scales the timestep; see `Call` for what comes in.
+
+        Raises:
+            RequestError: shapes that do not fit the model, an extra that is missing or not transportable.
+        """
+        call = Call(self.title, x, timestep, context, config, extras)
+        latent = self.of_latent(call)
+        made = {name: make(call) for name, make in self.arguments.items()}
+        return {
+            **latent,
+            "timestep": call.per_item("timestep", timestep),
+            "encoder_hidden_states": context.expand(x.shape[0], -1, -1),
+            **{name: value for name, value in made.items() if value is not None},
+        }
+
+    @abstractmethod
+    def of_latent(self, call: Call) -> dict[str, Any]:
+        """The arguments that the latent becomes; refuses first what the family does not take."""
+
+    @abstractmethod
+    def from_transformer(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The prediction in ComfyUI's layout, the shape of the latent part of `x`."""
+
+    @abstractmethod
+    def output_shape(self, x_shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
+        """Shape that `from_transformer` gives for an x of that shape."""

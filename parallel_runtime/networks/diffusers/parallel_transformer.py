@@ -21,7 +21,7 @@ from ..attention_operator import attend_by_kernel
 from ..cut_blocks import cut_blocks, run_blocks, unknown_blocks
 from ..marked_blocks import find_modules, pulse_of
 from ..network import Network, Traits
-from ..stages import StageBlocks, run_as
+from ..stages import Stages
 from ..tables.diffusers import DIFFUSERS, cut_of
 from ..token_split import TokenSplit
 from .spec import ModelSpec
@@ -117,9 +117,9 @@ class ParallelTransformer(Network):
     ):
         self.transformer = transformer
         self.spec = spec
-        super().__init__(traits, mesh, TokenSplit(mesh), stream, modulate=modulate)
-        self._owned = owned
-        self._stage: StageBlocks | None = None
+        split = TokenSplit(mesh)
+        stages = Stages(transformer, DIFFUSERS.get(spec.transformer_class), split, owned)
+        super().__init__(traits, mesh, split, stages, stream, modulate=modulate)
         self._signature = inspect.signature(transformer.forward)
         self._timestep = ExactTimestep(spec.timestep_scale)
         lists = [found for path in spec.block_lists for found in find_modules(transformer, (path,)).values()]
@@ -185,21 +185,6 @@ class ParallelTransformer(Network):
             return self._predict(x, timestep, dict(conditioning))
         output: torch.Tensor = self.record_or_call("predict", x, timestep, dict(conditioning))
         return output
-
-    @property
-    def stage(self) -> StageBlocks | None:
-        """As which it runs; None: with all its blocks."""
-        return self._stage
-
-    @property
-    def owned(self) -> tuple[int, int] | None:
-        """(start, stop) of the blocks that it runs; None: all."""
-        return self._owned if self._stage is None else self._stage.owned
-
-    def run_as(self, owned: tuple[int, int] | None) -> None:
-        """Run as the stage with these blocks from the next call on; None: with all."""
-        data = DIFFUSERS.get(self.spec.transformer_class)
-        self._stage = run_as(self._stage, owned, self.transformer, data, self._split)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of this rank."""

@@ -10,6 +10,7 @@ import torch
 
 from ...errors import RequestError
 from ...said import said
+from .call import Adapter
 
 
 @dataclass(frozen=True)
@@ -48,29 +49,6 @@ class Part:
 
     title: str
     key: str
-
-
-class Adapter(Protocol):
-    """Pure pair between ComfyUI's `diffusion_model(x, timestep, context, **extras)` and the diffusers forward."""
-
-    @property
-    def extras(self) -> frozenset[str]:
-        """Names of the keyword arguments, beside x, timestep and context, that are transportable."""
-        ...
-
-    def to_transformer(
-        self, x: torch.Tensor, timestep: torch.Tensor, context: torch.Tensor, config: Mapping[str, Any], **extras: Any
-    ) -> dict[str, Any]:
-        """Return the keyword arguments of the diffusers transformer's forward."""
-        ...
-
-    def from_transformer(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return the prediction in ComfyUI's layout, the shape of the latent part of `x`."""
-        ...
-
-    def output_shape(self, x_shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
-        """Shape that `from_transformer` gives for an x of that shape."""
-        ...
 
 
 class Keys(Protocol):

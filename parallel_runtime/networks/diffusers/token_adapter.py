@@ -5,7 +5,7 @@ Sources: Black Forest Labs' flux and flux2 (sampling); reference images: FLUX.1 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from ...errors import RequestError
 from ...said import said
-from .call import Call
+from .call import Adapter, Call
 from .whole_latent_adapter import pad_sides, tokens_along
 
 REFERENCE_METHODS = ("offset", "index", "uxo")
@@ -134,46 +134,27 @@ def check_references(title: str, x: torch.Tensor, references: Sequence[torch.Ten
 
 
 @dataclass(frozen=True)
-class TokenAdapter:
-    """See `Adapter`. Latents are (B, C, H, W) in ComfyUI's scale of the family, sigma is the flow time in [0, 1].
+class TokenAdapter(Adapter):
+    """Latents are (B, C, H, W) in ComfyUI's scale of the family, sigma is the flow time in [0, 1].
 
     Every family carries reference images: `ref_latents`, a list of (1 or B, C, h, w), and `ref_latents_method`, one of
     REFERENCE_METHODS.
 
     Args:
-        title: how artists call the family.
-        extras: see `Adapter`; what the family accepts and `arguments` does not use has no effect.
         layout: how it makes tokens.
-        arguments: diffusers' argument -> how it is made of the call; None leaves it out.
     """
 
-    title: str
-    extras: frozenset[str]
     layout: TokenLayout
-    arguments: Mapping[str, Callable[[Call], Any]]
 
-    def to_transformer(
-        self, x: torch.Tensor, timestep: torch.Tensor, context: torch.Tensor, config: Mapping[str, Any], **extras: Any
-    ) -> dict[str, Any]:
-        """Arguments of the transformer's forward; see `Call` for what comes in. The transformer scales the timestep.
-
-        Raises:
-            RequestError: shapes that do not fit the model, an extra or a method that is not transportable.
-        """
-        call = Call(self.title, x, timestep, context, config, extras)
+    def of_latent(self, call: Call) -> dict[str, Any]:
+        """See `Adapter`."""
         call.check(self.extras)
-        references, method = list(extras.get("ref_latents") or ()), extras.get("ref_latents_method")
+        x, references = call.x, list(call.extras.get("ref_latents") or ())
+        method = call.extras.get("ref_latents_method")
         check_references(self.title, x, references, method)
         tokens, ids = self.layout.pack_all(x, references, method)
-        made = {name: make(call) for name, make in self.arguments.items()}
-        return {
-            "hidden_states": tokens,
-            "encoder_hidden_states": context.expand(x.shape[0], -1, -1),
-            "timestep": call.per_item("timestep", timestep),
-            "img_ids": ids,
-            "txt_ids": torch.zeros(context.shape[1], self.layout.axes, device=x.device, dtype=torch.float32),
-            **{name: value for name, value in made.items() if value is not None},
-        }
+        text_ids = torch.zeros(call.context.shape[1], self.layout.axes, device=x.device, dtype=torch.float32)
+        return {"hidden_states": tokens, "img_ids": ids, "txt_ids": text_ids}
 
     def from_transformer(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """(B, tokens, width), image tokens first -> (B, C, H, W) with the height and width of x."""

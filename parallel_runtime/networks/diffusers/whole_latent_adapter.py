@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .call import Call
+from .call import Adapter, Call
 
 
 def tokens_along(size: int, patch: int) -> int:
@@ -25,13 +25,10 @@ def pad_sides(x: torch.Tensor, patch: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class WholeLatentAdapter:
-    """See `Adapter`. Latents are (B, C, [frames,] H, W) in the latent scale that ComfyUI's class of the model has.
+class WholeLatentAdapter(Adapter):
+    """Latents are (B, C, [frames,] H, W) in the latent scale that ComfyUI's class of the model has.
 
     Args:
-        title: how artists call the family.
-        extras: see `Adapter`.
-        arguments: diffusers' argument -> how it is made of the call; None leaves it out.
         check: refuses, before anything is made, what else this family does not take.
         latent: diffusers' argument that x is.
         patch: latent pixels along one side of a token; x is padded to it and cut back.
@@ -40,33 +37,17 @@ class WholeLatentAdapter:
             2102.09672), which ComfyUI leaves unused.
     """
 
-    title: str
-    extras: frozenset[str]
-    arguments: Mapping[str, Callable[[Call], Any]] = field(default_factory=dict)
     check: Callable[[Call], None] = Call.check_channels
     latent: str = "hidden_states"
     patch: int = 2
     frames: bool = False
     learned_sigma: bool = False
 
-    def to_transformer(
-        self, x: torch.Tensor, timestep: torch.Tensor, context: torch.Tensor, config: Mapping[str, Any], **extras: Any
-    ) -> dict[str, Any]:
-        """Arguments of the transformer's forward; see `Call` for what comes in.
-
-        Raises:
-            RequestError: shapes that do not fit the model, an extra that is missing or not transportable.
-        """
-        call = Call(self.title, x, timestep, context, config, extras)
+    def of_latent(self, call: Call) -> dict[str, Any]:
+        """See `Adapter`."""
         call.check(self.extras, dims=5 if self.frames else 4)
         self.check(call)
-        made = {name: make(call) for name, make in self.arguments.items()}
-        return {
-            self.latent: pad_sides(x, self.patch),
-            "timestep": call.per_item("timestep", timestep),
-            "encoder_hidden_states": context.expand(x.shape[0], -1, -1),
-            **{name: value for name, value in made.items() if value is not None},
-        }
+        return {self.latent: pad_sides(call.x, self.patch)}
 
     def from_transformer(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The padded latent -> the height and width of x, and the prediction alone."""
