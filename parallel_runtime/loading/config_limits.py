@@ -39,17 +39,7 @@ def check_config(path: Path, config: Mapping[str, Any], tensors: int) -> None:
             most = min(_MOST_BLOCKS, max(tensors, 1))
         elif "size" in name:
             most = _LARGEST_SIZE
-        if isinstance(value, int | float) and not -most <= value <= most:
-            raise CheckpointError(
-                said(
-                    "{path} says {name} {value}, and at most {most} can be.",
-                    path=path,
-                    name=name,
-                    value=str(value)[:40],
-                    most=most,
-                ),
-                _FIX,
-            )
+        _refuse_large(path, name, value, most, _FIX)
 
 
 def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> None:
@@ -76,17 +66,21 @@ def check_host_header(path: Path, names: Iterable[str], metadata: Mapping[str, s
             )
     for name, value in _values("", _written_transformer(metadata)):
         most = _MOST_BLOCKS if any(word in name for word in _COUNTED) else _LARGEST
-        if isinstance(value, int | float) and not -most <= value <= most:
-            raise CheckpointError(
-                said(
-                    "{path} says {name} {value} in its header, and at most {most} can be.",
-                    path=path,
-                    name=name[:80],
-                    value=str(value)[:40],
-                    most=most,
-                ),
-                _FILE_AGAIN,
-            )
+        _refuse_large(path, name, value, most, _FILE_AGAIN)
+
+
+def _refuse_large(path: Path, name: str, value: Any, most: int, fix: str) -> None:
+    if isinstance(value, int | float) and not -most <= value <= most:
+        raise CheckpointError(
+            said(
+                "{path} says {name} {value}, and at most {most} can be.",
+                path=path,
+                name=name[:80],
+                value=str(value)[:40],
+                most=most,
+            ),
+            fix,
+        )
 
 
 def _written_transformer(metadata: Mapping[str, str]) -> Mapping[str, Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..errors import CheckpointError, NotLoadedError, UnsupportedModelError
+from ..networks.comfyui.without_weights import WithoutWeights
 from ..networks.diffusers.key_rules import OriginalWeights
 from ..networks.diffusers.lean_imports import import_diffusers
 from ..networks.stages import all_blocks, let_go
@@ -101,7 +100,7 @@ def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
-    """Return the transformer with its parameters on the meta device, and its buffers real.
+    """Return the transformer with its matrices on the meta device, and its buffers real.
 
     Raises:
         UnsupportedModelError: the installed diffusers does not build this model, or there is none.
@@ -109,7 +108,7 @@ def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
     diffusers = import_diffusers()
     transformer_class = getattr(diffusers, checkpoint.spec.transformer_class)
     try:
-        with _meta_parameters():
+        with WithoutWeights():
             return transformer_class(**checkpoint.config)
     except (TypeError, ValueError) as error:
         raise UnsupportedModelError(
@@ -122,23 +121,6 @@ def build_transformer(checkpoint: Checkpoint) -> torch.nn.Module:
             ),
             "Check config.json, or update diffusers.",
         ) from error
-
-
-@contextlib.contextmanager
-def _meta_parameters() -> Iterator[None]:
-    """Modules built inside get parameters without memory; buffers that a constructor computes stay real.
-
-    Holds for the whole process while it lasts: build models in one thread at a time.
-    """
-
-    def to_meta(module, name, parameter):
-        return None if parameter is None else torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
-
-    hook = register_module_parameter_registration_hook(to_meta)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def _refuse_missing(checkpoint: Checkpoint, names: Collection[str]) -> None:

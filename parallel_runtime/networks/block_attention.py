@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,38 @@ class Suited:
             and width == self.head_dim
             and (self.chosen or (query.numel() >= _SMALL and function.__name__ in _EXACT))
         )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A call of ComfyUI's attention; see comfy.ldm.modules.attention for the arguments."""
+
+    function: Callable[..., torch.Tensor]
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    heads: int
+    mask: torch.Tensor | None
+    how: Mapping[str, Any]
+
+    @property
+    def width(self) -> int:
+        """Of a head."""
+        return self.q.shape[3] if self.how["skip_reshape"] else self.q.shape[2] // self.heads
+
+    def own(self) -> torch.Tensor:
+        """What the function gives."""
+        return self.function(self.q, self.k, self.v, self.heads, mask=self.mask, **self.how)
+
+    def by_tokens(self) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values as (B, N, heads, D)."""
+        if self.how["skip_reshape"]:
+            return tuple(each.transpose(1, 2) for each in (self.q, self.k, self.v))
+        return tuple(each.flatten(2).unflatten(2, (-1, self.width)) for each in (self.q, self.k, self.v))
+
+    def as_asked(self, attended: torch.Tensor) -> torch.Tensor:
+        """Attended values (B, N, heads, D) in the layout that the call asks for."""
+        return attended.transpose(1, 2) if self.how["skip_output_reshape"] else attended.flatten(2)
 
 
 class BlockAttention:
@@ -146,7 +178,7 @@ class BlockAttention:
         split = self._split
         streams = split.streams
         if streams is None:
-            return self._over_own(function, q, k, v, heads, mask, how)
+            return self._over_own(_Asked(function, q, k, v, heads, mask, how))
         dim = 2 if skip_reshape else 1
         if split.alone is not None and k.shape[dim] == streams.own[split.alone]:
             with split.running(streams.only(split.alone), k.shape[0], k.device):
@@ -164,36 +196,24 @@ class BlockAttention:
                     "With this input the network masks single tokens, which stages cannot.", "Set stages to 1."
                 )
             k, v = split.patch.whole(k, v, dim, streams, split.gather)
-            return self._over_own(function, q, k, v, heads, mask, how)
+            return self._over_own(_Asked(function, q, k, v, heads, mask, how))
         if pieces or (mask is not None and mask.shape[2] > 1):
-            return self._over_gathered_keys(function, q, k, v, heads, mask, dim, how)
+            return self._over_gathered_keys(_Asked(function, q, k, v, heads, mask, how), dim)
         if mask is not None and mask.shape[3] == streams.total != own:
             mask = take(mask, 3, streams.intervals())
-        width = q.shape[3] if skip_reshape else q.shape[2] // heads
-        query, key, value = (_by_tokens(each, width, skip_reshape) for each in (q, k, v))
+        asked = _Asked(function, q, k, v, heads, mask, how)
+        query, key, value = asked.by_tokens()
         if key.shape[2] != query.shape[2]:  # heads of keys that serve several heads of queries
             key, value = (each.repeat_interleave(query.shape[2] // each.shape[2], 2) for each in (key, value))
-        attended = self._attend(query, key, value, mask, kwargs.get("scale"))
-        return attended.transpose(1, 2) if skip_output_reshape else attended.flatten(2)
+        return asked.as_asked(self._attend(query, key, value, mask, kwargs.get("scale")))
 
-    def _over_own(
-        self,
-        function: Callable[..., torch.Tensor],
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        heads: int,
-        mask: torch.Tensor | None,
-        how: Mapping[str, Any],
-    ) -> torch.Tensor:
+    def _over_own(self, asked: _Asked) -> torch.Tensor:
         """Attention over what is given, which needs no other rank: by the kernel where it suits, else ComfyUI's."""
-        skip_reshape = how["skip_reshape"]
-        width = q.shape[3] if skip_reshape else q.shape[2] // heads
-        if mask is None and self._suited is not None and self._suited.fits(function, q, width):
-            attended = self._attend_whole(q, k, v, width, skip_reshape, how.get("scale"))
+        if asked.mask is None and self._suited is not None and self._suited.fits(asked.function, asked.q, asked.width):
+            attended = self._attend_whole(asked)
             if attended is not None:
-                return attended.transpose(1, 2) if how["skip_output_reshape"] else attended.flatten(2)
-        return function(q, k, v, heads, mask=mask, **how)
+                return asked.as_asked(attended)
+        return asked.own()
 
     def _by_kernel(
         self,
@@ -209,15 +229,13 @@ class BlockAttention:
         query, key, value = (each.transpose(1, 2) for each in (q, k, v))
         return self._kernel.attend(query, key, value, mask, scale).flatten(2)
 
-    def _attend_whole(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: int, skip_reshape: bool, scale: float | None
-    ) -> torch.Tensor | None:
+    def _attend_whole(self, asked: _Asked) -> torch.Tensor | None:
         """The kernel's attention over what this rank has, (B, N, heads, D); None where it cannot."""
-        query, key, value = (_by_tokens(each, width, skip_reshape) for each in (q, k, v))
-        if value.shape[3] != width or key.shape[2] != query.shape[2]:
+        query, key, value = asked.by_tokens()
+        if value.shape[3] != asked.width or key.shape[2] != query.shape[2]:
             return None
         try:
-            return self._kernel.attend(query, key, value, None, scale)
+            return self._kernel.attend(query, key, value, None, asked.how.get("scale"))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # shapes that it is not made for
@@ -226,19 +244,9 @@ class BlockAttention:
             self._suited = None
             return None
 
-    def _over_gathered_keys(
-        self,
-        function: Callable[..., torch.Tensor],
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        heads: int,
-        mask: torch.Tensor | None,
-        dim: int,
-        how: Mapping[str, Any],
-    ) -> torch.Tensor:
+    def _over_gathered_keys(self, asked: _Asked, dim: int) -> torch.Tensor:
         """With whole keys on every rank, as a mask of queries and keys, whole queries, or pieces of them ask for."""
-        split = self._split
+        split, mask, k, v = self._split, asked.mask, asked.k, asked.v
         streams = split.streams
         assert streams is not None
         if mask is not None:
@@ -251,14 +259,9 @@ class BlockAttention:
         if not (split.gathered and split.gathered[0] is k and split.gathered[1] is v):
             split.gathered = k, v, *join_both(k, v, lambda own: split.gather_all(own, dim))
         key, value = split.gathered[2:]
-        if not q.shape[dim] and not how["skip_reshape"] and not how["skip_output_reshape"]:
-            return q  # of a piece, this rank has nothing
-        return function(q, key, value, heads, mask=mask, **how)
-
-
-def _by_tokens(given: torch.Tensor, width: int, skip_reshape: bool) -> torch.Tensor:
-    """Queries, keys or values as ComfyUI's attention takes them, as (B, N, heads, D)."""
-    return given.transpose(1, 2) if skip_reshape else given.flatten(2).unflatten(2, (-1, width))
+        if not asked.q.shape[dim] and not asked.how["skip_reshape"] and not asked.how["skip_output_reshape"]:
+            return asked.q  # of a piece, this rank has nothing
+        return replace(asked, k=key, v=value, mask=mask).own()
 
 
 def _as_four(mask: torch.Tensor | None) -> torch.Tensor | None:

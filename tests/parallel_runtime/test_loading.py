@@ -17,6 +17,7 @@ from benchmarks.load_transformer import load_transformer
 from parallel_runtime.errors import UnsupportedModelError
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
+from parallel_runtime.networks.comfyui.without_weights import WithoutWeights
 from parallel_runtime.networks.diffusers.flux import FLUX
 from tests.tiny_flux import (
     make_state_dict,
@@ -105,15 +106,13 @@ def test_a_head_dim_that_only_config_json_tells_is_taken_from_there(tmp_path):
 
 
 def test_buffers_that_no_file_holds_keep_their_values():
-    from parallel_runtime.loading.weights import _meta_parameters
-
     class Rotary(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.linear = torch.nn.Linear(3, 3)
             self.register_buffer("frequencies", torch.arange(4.0), persistent=False)
 
-    with _meta_parameters():
+    with WithoutWeights():
         module: Any = Rotary()
     assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
     assert module.frequencies.tolist() == [0, 1, 2, 3]

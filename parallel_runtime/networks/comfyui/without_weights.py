@@ -1,4 +1,4 @@
-"""Builds ComfyUI's networks with their parameters, without memory for them, and with what constructors compute from."""
+"""Builds networks with their parameters, without memory for them, and with what constructors compute from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_parameters() -> Iterator[None]:
 
 
 class WithoutWeights(TorchFunctionMode):
-    """Inside, tensors without values are on the meta device: ComfyUI's operations make all weights of these.
+    """Inside, tensors without values are on the meta device: layers of ComfyUI's and of torch make weights of these.
 
     One that gets its values in a constructor becomes real. On the meta device as a whole, constructors that read a
     number out of a tensor fail (ACE-Step 1.5).

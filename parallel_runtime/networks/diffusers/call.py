@@ -91,44 +91,28 @@ class Call:
                 "Use the latent, the VAE and the conditioning nodes that belong to this checkpoint.",
             )
 
-    def per_item(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """One value per batch item, as (B,).
-
-        Raises:
-            RequestError: another number of values.
-        """
-        flat = value.reshape(-1)
-        if flat.shape[0] not in (1, self.batch):
-            raise RequestError(
-                said(
-                    "{title} got {shape} values of {name} for a batch of {batch}.",
-                    title=self.title,
-                    shape=flat.shape[0],
-                    name=name,
-                    batch=self.batch,
-                ),
-                "Check the nodes that change the conditioning.",
-            )
-        return flat.expand(self.batch)
-
-    def rows(self, name: str, value: torch.Tensor) -> torch.Tensor:
+    def rows(self, name: str, value: Any, dims: int = 0) -> torch.Tensor:
         """One row for every batch item, (1 or B, ...) -> (B, ...), contiguous.
 
+        Args:
+            dims: that there must be; 0 for any.
+
         Raises:
-            RequestError: another number of rows.
+            RequestError: another number of rows, or no tensor.
         """
-        if value.ndim == 0 or value.shape[0] not in (1, self.batch):
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else (type(value).__name__,)
+        if shape[:1] not in ((1,), (self.batch,)) or (dims and len(shape) != dims):
             raise RequestError(
                 said(
                     "{title} got {name} of shape {shape} for a batch of {batch}.",
                     title=self.title,
                     name=name,
-                    shape=tuple(value.shape),
+                    shape=shape,
                     batch=self.batch,
                 ),
                 "Check the nodes that change the conditioning.",
             )
-        return value.expand(self.batch, *value.shape[1:]).contiguous()
+        return value.expand(self.batch, *shape[1:]).contiguous()
 
     def pooled_text(self) -> torch.Tensor | None:
         """`y` (1 or B, width) for every batch item, in x's dtype; None where there is none.
@@ -137,20 +121,7 @@ class Call:
             RequestError: other dimensions.
         """
         y = self.extras.get("y")
-        if y is None:
-            return None
-        if not isinstance(y, torch.Tensor) or y.ndim != 2 or y.shape[0] not in (1, self.batch):
-            got = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__
-            raise RequestError(
-                said(
-                    "{title} takes a pooled text for each of {batch} pictures, and got {got}.",
-                    title=self.title,
-                    batch=self.batch,
-                    got=got,
-                ),
-                said("Encode the prompt with the text encoders of {title}.", title=self.title),
-            )
-        return y.to(self.x).expand(self.batch, -1)
+        return None if y is None else self.rows("pooled text", y, dims=2).to(self.x)
 
 
 @dataclass(frozen=True)
@@ -181,7 +152,7 @@ class Adapter(ABC):
         made = {name: make(call) for name, make in self.arguments.items()}
         return {
             **latent,
-            "timestep": call.per_item("timestep", timestep),
+            "timestep": call.rows("timestep", timestep.reshape(-1)),
             "encoder_hidden_states": context.expand(x.shape[0], -1, -1),
             **{name: value for name, value in made.items() if value is not None},
         }

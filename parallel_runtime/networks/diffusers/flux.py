@@ -32,7 +32,7 @@ def _guidance(call: Call) -> torch.Tensor | None:
     guidance = call.extras.get("guidance")
     if guidance is None:
         return torch.full((call.batch,), math.nan, device=call.x.device, dtype=torch.float32)
-    return call.per_item("guidance", guidance.to(call.x.device))
+    return call.rows("guidance", guidance.to(call.x.device).reshape(-1))
 
 
 def _drop_absent_guidance(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor):

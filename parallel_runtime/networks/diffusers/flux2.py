@@ -15,7 +15,7 @@ _AXES = 4
 def _guidance(call: Call) -> torch.Tensor | None:
     """Without guidance its embedding is left out."""
     guidance = call.extras.get("guidance") if call.config["guidance_embeds"] else None
-    return None if guidance is None else call.per_item("guidance", guidance.to(call.x.device))
+    return None if guidance is None else call.rows("guidance", guidance.to(call.x.device).reshape(-1))
 
 
 def _text_ids(call: Call) -> torch.Tensor:
