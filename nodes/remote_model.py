@@ -23,7 +23,6 @@ from parallel_runtime.errors import RequestError, UnsupportedModelError
 from parallel_runtime.loading.host_file import HostFile, comfyuis_reason
 from parallel_runtime.loading.host_model import build_model as build_host_model
 from parallel_runtime.networks.comfyui.seam import RUN_SIGMAS, reads_sigmas, seam_of, tabulate
-from parallel_runtime.networks.diffusers.key_rules import original_header
 from parallel_runtime.networks.tables.blocks import LATENT_SHAPES
 from parallel_runtime.networks.tables.comfyui import find_network
 from parallel_runtime.requests.conditioning import Shared
@@ -85,7 +84,7 @@ def draw_blueprint(opened: Checkpoint | HostFile) -> Blueprint:
         return Blueprint(opened.config, opened.build_model, opened.parameters, opened.stored, opened.size)
     checkpoint = opened
     # By our own rules: ComfyUI's converter does not know every family.
-    header = original_header(checkpoint.spec.keys, checkpoint.header)
+    header = checkpoint.spec.original_header(checkpoint.header)
     state_dict = {
         key: torch.empty(info.shape, dtype=_STORED.get(info.dtype), device="meta") for key, info in header.items()
     }

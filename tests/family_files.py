@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from parallel_runtime.networks.diffusers.spec import ModelSpec, TensorInfo
+from parallel_runtime.networks.diffusers.key_rules import TensorInfo
+from parallel_runtime.networks.diffusers.spec import ModelSpec
 from tests import tiny_flux, tiny_flux2, tiny_hunyuan_dit, tiny_pixart, tiny_sd3, tiny_sdxl, tiny_wan
 from tests.tiny_model import find_by_name, to_original
 

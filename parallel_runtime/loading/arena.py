@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -49,32 +49,13 @@ def lay_out(sizes: Mapping[Name, int]) -> Layout[Name]:
     return Layout(starts, end)
 
 
-class Arena(Protocol):
-    """Memory that goes and comes back under the tensors that lie in it. What it holds is undefined afterwards.
+class VirtualArena:
+    """An arena of CUDA's virtual memory; see `VirtualRegion`. Made with memory.
 
     Args:
-        memory: (bytes,) uint8 on the device. Not to be read while it is given back.
+        memory: (bytes,) uint8 on the device. Not to be read while it is given back, undefined afterwards.
         keeps_addresses: it comes back at the same addresses, so that CUDA graphs which read it stay valid.
     """
-
-    memory: torch.Tensor
-    keeps_addresses: bool
-
-    def take(self) -> None:
-        """Have memory again; nothing is done where there is some.
-
-        Raises:
-            torch.OutOfMemoryError: there is not enough.
-        """
-        ...
-
-    def give_back(self) -> None:
-        """Return the memory to the system, whoever still holds tensors in it."""
-        ...
-
-
-class VirtualArena:
-    """An arena of CUDA's virtual memory; see `VirtualRegion`. Made with memory."""
 
     keeps_addresses = True
 
@@ -84,10 +65,16 @@ class VirtualArena:
         self.memory = torch.as_tensor(self._region, device=device)
 
     def take(self) -> None:
+        """Have memory again; nothing is done where there is some.
+
+        Raises:
+            torch.OutOfMemoryError: there is not enough.
+        """
         torch.cuda.empty_cache()  # what the allocator keeps for itself, the driver cannot give
         self._region.take()
 
     def give_back(self) -> None:
+        """Return the memory to the system, whoever still holds tensors in it."""
         self._region.give_back()
 
 
@@ -109,6 +96,10 @@ class PlainArena:
         self.memory.untyped_storage().resize_(0)
         if self.memory.is_cuda:
             torch.cuda.empty_cache()
+
+
+Arena = VirtualArena | PlainArena
+"""Memory that goes and comes back under the tensors that lie in it."""
 
 
 def make_arena(size: int, device: torch.device) -> Arena:

@@ -12,25 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedModelError
+from ..networks.diffusers.key_rules import TensorInfo
 from ..networks.diffusers.registry import MODELS, supported
-from ..networks.diffusers.spec import ModelSpec, TensorInfo
+from ..networks.diffusers.spec import ModelSpec
 from ..said import Said, said
 from .config_limits import check_config
 from .files import Identity, expand, find_files, identity, read_json
 from .header import read_header
+from .reading import STORED, Place
 
-_PLAIN_DTYPES = {"F32", "F16", "BF16", "F64"}
 _QUANTISED_ENDINGS = (".comfy_quant", ".weight_scale", ".scale_weight", ".weight_scale_2", ".absmax", ".quant_map")
 _DTYPE_NAMES = {"F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8", "U8": "packed 4 or 8 bit"}
-
-
-@dataclass(frozen=True)
-class TensorPlace:
-    """Where a tensor lies: its file, its key in there, and the byte of the file at which it begins."""
-
-    file: Path
-    key: str
-    start: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class Checkpoint:
     spec: ModelSpec
     config: Mapping[str, Any]
     header: Mapping[str, TensorInfo]
-    places: Mapping[str, TensorPlace]
+    places: Mapping[str, Place]
     files: tuple[Path, ...]
     metadata: Mapping[str, str]
     identity: Identity
@@ -75,15 +67,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     stamp = identity(path)  # before reading: a file replaced from here on will not look like this one
     contents = [(file, read_header(file)) for file in found.weights]
     tensors = {
-        key: (TensorPlace(file, key, content.starts[key]), info)
-        for file, content in contents
-        for key, info in content.tensors.items()
+        key: (file, content.starts[key], info) for file, content in contents for key, info in content.tensors.items()
     }
     metadata = contents[0][1].metadata
-    header = {key: info for key, (_, info) in tensors.items()}
+    header = {key: info for key, (_, _, info) in tensors.items()}
     spec, config = _match_folder(path, found.config, header)
     _refuse_quantised(path, header, metadata)
-    places = {key: place for key, (place, _) in tensors.items()}
+    places = {key: Place(file, start, STORED[info.dtype]) for key, (file, start, info) in tensors.items()}
     return Checkpoint(path, spec, config, header, places, found.weights, metadata, stamp)
 
 
@@ -107,7 +97,7 @@ def _match_folder(path: Path, config_file: Path, header: Mapping[str, TensorInfo
 
 def _refuse_quantised(path: Path, header: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:
     for key, info in header.items():
-        if info.dtype not in _PLAIN_DTYPES:
+        if info.dtype not in STORED:
             raise _quantised(path, f"has {_DTYPE_NAMES.get(info.dtype, info.dtype)} weights ({key})")
         if key == "scaled_fp8" or key.endswith(_QUANTISED_ENDINGS):
             raise _quantised(path, f"has quantised weights ({key})")

@@ -5,66 +5,59 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..acceleration.pulse import Pulse
-from ..errors import NotLoadedError, UnsupportedModelError
+from ..errors import UnsupportedModelError
 from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.own_cache import OwnCache
 from ..networks.comfyui.prepared_network import prepare_network
 from ..networks.comfyui.without_weights import WithoutWeights, with_parameters
 from ..networks.marked_blocks import mark_blocks
-from ..networks.stages import Stages, all_blocks, let_go
+from ..networks.stages import Stages
 from ..networks.tables.blocks import Network
 from ..networks.token_split import TokenSplit
-from ..patching.weight_names import Names, OwnNames
+from ..patching.weight_names import OwnNames
 from ..said import said
 from ..streaming.block_stream import stream_forwards
 from ..streaming.dealer import Dealer
-from .files import identity
 from .host_file import HostFile
 from .left_in_file import LeftInFile, MappedFile
 from .loaded_weights import LoadedWeights, MakeArena
-from .reading import OnBytes, Piece
+from .open_file import OpenFile, Reader
+from .reading import OnBytes, Place
 from .transfer import read_through
 from .weight_parts import parts, weights_of
 
 
-class OpenNetwork:
-    """See `OpenFile`.
+def open_network(network: nn.Module, left: LeftInFile | None) -> OpenFile:
+    """A network that ComfyUI has made.
 
     Args:
         left: what was left in the file; None of a GGUF file, whose pack makes all tensors.
     """
+    weights = dict(weights_of(network))  # the network itself gets others
 
-    def __init__(self, network: nn.Module, left: LeftInFile | None):
-        self.network = network
-        self._left = left
-        self._weights = dict(weights_of(network))  # the network itself gets others
-        self.names: Names = OwnNames(self._weights)
+    def find(name: str, part: int) -> Place | torch.Tensor:
+        if left is None:
+            return parts(weights[name])[part]
+        source = left.parts(weights[name])[part]
+        return left.place(source) or source
 
-    def pieces(self, name: str, part: int, target: torch.Tensor) -> list[Piece] | None:
-        """See `OpenFile`."""
-        return None if self._left is None else self._left.pieces(self._left.parts(self._weights[name])[part], target)
-
-    def numbers(self, name: str, part: int) -> torch.Tensor:
-        """See `OpenFile`."""
-        of = parts if self._left is None else self._left.parts
-        return of(self._weights[name])[part]
+    return OpenFile(network, OwnNames(weights), find)
 
 
-class NetworkReader:
+class NetworkReader(Reader):
     """Has ComfyUI load a file; see `Reader`.
 
     Args:
         data: None where the ranks do not share out the network's tokens.
         dtype: of plain weights; None where the file is quantised and says it itself.
         fast_float8: see ComfyuiCode.
-        owned: (start, stop) of the blocks that this rank has, of a network in stages; None for all.
     """
 
     def __init__(
@@ -75,32 +68,21 @@ class NetworkReader:
         fast_float8: bool = False,
         owned: tuple[int, int] | None = None,
     ):
+        super().__init__(file.path, file.identity, data.blocks if data is not None else (), owned)
         self.data = data
-        self.owned = owned
         self._file = file
         self._how = file, dtype, fast_float8
 
-    def open(self, on_bytes: OnBytes) -> OpenNetwork:
+    def begin(self, on_bytes: OnBytes) -> OpenFile:
         """See `Reader`."""
-        path = self._file.path
-        if identity(path) != self._file.identity:
-            raise NotLoadedError(said("{path} was replaced since it was loaded.", path=path), "Queue the prompt again.")
         left = None
         if self._file.pack is not None:
-            read_through(path, on_bytes)
+            read_through(self._file.path, on_bytes)
             network = load_with_pack(*self._how)
         else:
             network, left = load_network(*self._how, on_bytes)
-        if self.owned is not None and self.data is not None:
-            found = all_blocks(network, self.data.blocks)
-            let_go([*found[: self.owned[0]], *found[self.owned[1] :]])
-        return OpenNetwork(network, left)
-
-    def blocks(self, network: nn.Module) -> Sequence[str]:
-        """See `Reader`."""
-        lists = self.data.blocks if self.data is not None else ()
-        paths = [blocks.path for blocks in lists]
-        return [f"{path}.{name}" for path in paths for name, _ in network.get_submodule(path).named_children()]
+        self.let_others_go(network)
+        return open_network(network, left)
 
 
 class NetworkWeights(LoadedWeights):

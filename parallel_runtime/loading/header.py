@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..networks.diffusers.spec import TensorInfo
+from ..networks.diffusers.key_rules import TensorInfo
 from ..said import said
 from .files import reading
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..networks.diffusers.spec import TensorInfo
+from ..networks.diffusers.key_rules import TensorInfo
 from ..said import Said, said
 from .checkpoint import name_contents
 from .config_limits import check_host_header

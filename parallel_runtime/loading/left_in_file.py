@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from .header import read_header
 from .host_file import dtype_of
-from .reading import Piece, split
+from .reading import Place
 from .weight_parts import parts
 
 _TICK_SECONDS = 0.1
@@ -69,14 +69,10 @@ class LeftInFile(TorchFunctionMode):
         """What a weight consists of (weight_parts.py), with its numbers: in the file where that has them."""
         return [self._sources[weight]] if weight in self._sources else parts(weight)
 
-    def pieces(self, source: torch.Tensor, target: torch.Tensor) -> list[Piece] | None:
-        """What fills a target from one of `parts`; None where the file has not its numbers as they are.
-
-        Args:
-            target: (numbers,).
-        """
+    def place(self, source: torch.Tensor) -> Place | None:
+        """Where one of `parts` lies; None where the file has not its numbers as they are."""
         start = self.file.start(source)
-        return None if start is None else list(split(self.file.path, start, source.dtype, target))
+        return None if start is None else Place(self.file.path, start, source.dtype)
 
 
 _NORESERVE = 0x4000

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -24,6 +23,7 @@ from ..streaming.dealer import Dealer
 from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, lay_out, make_arena, place_tensor
 from .host_copies import HostCopy
+from .open_file import OpenFile, Reader
 from .reading import OnBytes, Piece, read_anywhere
 from .transfer import to_device, to_host
 from .weight_parts import alike, as_bytes, as_parameter, made_of, parts, put, weights_of
@@ -31,47 +31,6 @@ from .weight_parts import alike, as_bytes, as_parameter, made_of, parts, put, we
 MakeArena = Callable[[int, torch.device], Arena]
 FindCopy = Callable[[int], HostCopy | None]
 """What the host has of a region of so many bytes."""
-
-
-class OpenFile(Protocol):
-    """A file that is about to be read; holds whatever that needs.
-
-    Args:
-        network: its weights have their shapes and types, and no numbers.
-        names: how patches name these.
-    """
-
-    network: nn.Module
-    names: Names
-
-    def pieces(self, name: str, part: int, target: torch.Tensor) -> list[Piece] | None:
-        """What of the file fills a part of a weight (weight_parts.py); None where the file has it not as it is.
-
-        Args:
-            target: (numbers,), contiguous.
-        """
-        ...
-
-    def numbers(self, name: str, part: int) -> torch.Tensor:
-        """A part that no pieces fill, on the host."""
-        ...
-
-
-class Reader(Protocol):
-    """Who reads a model's file."""
-
-    def open(self, on_bytes: OnBytes) -> OpenFile:
-        """Begin; what is asked for is read later.
-
-        Raises:
-            NotLoadedError: the file was replaced since.
-            CheckpointError, UnsupportedModelError: it cannot be read.
-        """
-        ...
-
-    def blocks(self, network: nn.Module) -> Sequence[str]:
-        """Paths of all blocks, in forward order."""
-        ...
 
 
 class LoadedWeights:

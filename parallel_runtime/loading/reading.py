@@ -55,6 +55,15 @@ class Piece:
         return self.target.numel() * self.stored.itemsize
 
 
+@dataclass(frozen=True)
+class Place:
+    """Numbers of a file that lie one after the other: the byte at which they begin, and their type there."""
+
+    file: Path
+    start: int
+    stored: torch.dtype
+
+
 def split(file: Path, start: int, stored: torch.dtype, target: torch.Tensor) -> Iterator[Piece]:
     """Numbers of a file that lie one after the other, as pieces.
 

@@ -3,86 +3,53 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
 
-from ..errors import CheckpointError, NotLoadedError, UnsupportedModelError
+from ..errors import CheckpointError, UnsupportedModelError
 from ..networks.comfyui.without_weights import WithoutWeights
 from ..networks.diffusers.key_rules import OriginalWeights
 from ..networks.diffusers.lean_imports import import_diffusers
-from ..networks.stages import all_blocks, let_go
 from ..networks.tables.diffusers import cut_of
-from ..patching.weight_names import Names
 from ..said import said
 from .checkpoint import Checkpoint
-from .files import identity
-from .reading import STORED, OnBytes, Piece, split
+from .open_file import OpenFile, Reader
+from .reading import OnBytes
 from .weight_parts import put, weights_of
 
 _log = logging.getLogger(__name__)
 
 
-class OpenCheckpoint:
-    """The files of a diffusers folder, about to be read."""
-
-    def __init__(self, network: nn.Module, checkpoint: Checkpoint):
-        self.network = network
-        self._checkpoint = checkpoint
-        self._buffers = dict(network.named_buffers())
-        here = {name for name, _ in weights_of(network)}
-        rules = checkpoint.spec.keys.weight_rules({name: info.shape for name, info in checkpoint.header.items()})
-        self.names: Names = OriginalWeights(each for each in rules if each.target in here)
-
-    def pieces(self, name: str, part: int, target: torch.Tensor) -> list[Piece] | None:
-        """See `OpenFile`."""
-        place = self._checkpoint.places.get(name)
-        if place is None:
-            return None
-        stored = STORED[self._checkpoint.header[name].dtype]
-        return list(split(place.file, place.start, stored, target.view(-1)))
-
-    def numbers(self, name: str, part: int) -> torch.Tensor:
-        """See `OpenFile`: a buffer that its constructor computes."""
-        return self._buffers[name]
-
-
-class CheckpointReader:
+class CheckpointReader(Reader):
     """Builds the diffusers class of a checkpoint; see `Reader`.
 
     Args:
         dtype: that weights are to have.
-        owned: (start, stop) of the blocks that this rank has; None for all.
     """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, owned: tuple[int, int] | None = None):
+        super().__init__(checkpoint.path, checkpoint.identity, cut_of(checkpoint.spec.transformer_class), owned)
         self._checkpoint = checkpoint
         self._dtype = dtype
-        self._owned = owned
 
-    def open(self, on_bytes: OnBytes) -> OpenCheckpoint:
+    def begin(self, on_bytes: OnBytes) -> OpenFile:
         """See `Reader`."""
         checkpoint = self._checkpoint
-        if identity(checkpoint.path) != checkpoint.identity:
-            raise NotLoadedError(
-                said("{path} was replaced since it was loaded.", path=checkpoint.path), "Queue the prompt again."
-            )
         network = build_transformer(checkpoint)
         check_weights(network, checkpoint)
-        if self._owned is not None:
-            found = all_blocks(network, cut_of(checkpoint.spec.transformer_class))
-            let_go([*found[: self._owned[0]], *found[self._owned[1] :]])
+        self.let_others_go(network)
         for name, weight in network.state_dict(keep_vars=True).items():
             shape = torch.empty(weight.shape, dtype=self._dtype, device="meta")
             put(network, name, nn.Parameter(shape) if isinstance(weight, nn.Parameter) else shape)
         network.requires_grad_(False).eval()
-        return OpenCheckpoint(network, checkpoint)
-
-    def blocks(self, network: nn.Module) -> Sequence[str]:
-        """See `Reader`."""
-        paths = self._checkpoint.spec.block_lists
-        return [f"{path}.{name}" for path in paths for name, _ in network.get_submodule(path).named_children()]
+        buffers = dict(network.named_buffers())
+        here = {name for name, _ in weights_of(network)}
+        rules = checkpoint.spec.keys.weight_rules({name: info.shape for name, info in checkpoint.header.items()})
+        names = OriginalWeights(each for each in rules if each.target in here)
+        # What no file has is a buffer that its constructor computes.
+        return OpenFile(network, names, lambda name, part: checkpoint.places.get(name) or buffers[name])
 
 
 def check_weights(transformer: torch.nn.Module, checkpoint: Checkpoint) -> None:

@@ -91,8 +91,11 @@ class OpenedAllocation:
         stream = torch.cuda.current_stream(target.device).cuda_stream
         driver().call("cuMemcpyAsync", target.data_ptr(), self._address + start, target.numel(), stream)
 
+    def pin(self) -> None:
+        """Nothing: it is a GPU's."""
+
     def close(self) -> None:
-        """Let it go; no copy may be under way."""
+        """Let it go; no copy may be under way, and its owner keeps the memory."""
         if self._address:
             driver().call("cuIpcCloseMemHandle", self._address)
             self._address = 0

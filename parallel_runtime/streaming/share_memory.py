@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Protocol
 
 import psutil
 import torch
@@ -18,34 +17,6 @@ _LEFT_FREE = 20
 """Shares leave this part of the host's memory."""
 _STAT_BLOCK = 512
 """Bytes, as stat counts what a file has."""
-
-
-class OtherShare(Protocol):
-    """Another rank's share, open."""
-
-    def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """Copy bytes from `start` on to a tensor on the device, on the current stream."""
-        ...
-
-    def pin(self) -> None:
-        """Let a GPU copy from it at the speed of its link, where it is the host's."""
-        ...
-
-    def close(self) -> None:
-        """Let it go; no copy may be under way. Of a GPU's own memory nobody else may have it open any more."""
-        ...
-
-
-class OwnShare(OtherShare, Protocol):
-    """This rank's share.
-
-    Args:
-        memory: (bytes,) uint8.
-        address: where other processes of the host find it, in words without spaces.
-    """
-
-    memory: torch.Tensor
-    address: str
 
 
 class HostShare:
@@ -108,22 +79,10 @@ class DeviceShare:
         self._allocation.free()
 
 
-class PeerShare:
-    """Another GPU's memory, open."""
-
-    def __init__(self, handle: str, device: torch.device):
-        self._opened = OpenedAllocation(handle, device)
-
-    def copy_to(self, target: torch.Tensor, start: int) -> None:
-        """Copy bytes from `start` on, over the GPUs' link."""
-        self._opened.copy_to(target, start)
-
-    def pin(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Close it; its owner keeps the memory."""
-        self._opened.close()
+OwnShare = HostShare | DeviceShare
+"""This rank's share; `address`: where other processes of the host find it, in words without spaces."""
+OtherShare = HostShare | OpenedAllocation
+"""Another rank's, open."""
 
 
 def open_share(address: str, device: torch.device) -> OtherShare:
@@ -135,7 +94,7 @@ def open_share(address: str, device: torch.device) -> OtherShare:
     """
     kind, *where = address.split(":")
     if kind == "device":
-        return PeerShare(where[0], device)
+        return OpenedAllocation(where[0], device)
     process, descriptor, size = map(int, where)
     return HostShare(size, os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
 

@@ -9,18 +9,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import NotLoadedError, UnsupportedModelError
-from ..loading.comfyui_network import OpenNetwork
-from ..loading.files import Identity, identity
+from ..errors import UnsupportedModelError
+from ..loading.comfyui_network import open_network
+from ..loading.files import Identity
 from ..loading.host_file import comfyuis_reason
 from ..loading.loaded_weights import LoadedWeights
+from ..loading.open_file import OpenFile, Reader
 from ..loading.reading import OnBytes
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..requests.requests import VaeFile
 from ..said import said
 
 
-class VaeReader:
+class VaeReader(Reader):
     """Has ComfyUI load a VAE; see `Reader`.
 
     Args:
@@ -29,27 +30,20 @@ class VaeReader:
     """
 
     def __init__(self, file: VaeFile, stamp: Identity, device: torch.device):
+        super().__init__(file.path, stamp)
         self.unit = 1
         self._file = file
-        self._stamp = stamp
         self._device = device
 
-    def open(self, on_bytes: OnBytes) -> OpenNetwork:
+    def begin(self, on_bytes: OnBytes) -> OpenFile:
         """See `Reader`."""
-        path = self._file.path
-        if identity(path) != self._stamp:
-            raise NotLoadedError(said("{path} was replaced since it was loaded.", path=path), "Queue the prompt again.")
         on_bytes(0, self._file.size)
         vae = load_vae(self._file, self._device)
         ratio = vae.downscale_ratio
         unit = ratio[-1] if isinstance(ratio, tuple) else ratio
         self.unit = unit if isinstance(unit, int) else 1
         network: nn.Module = vae.first_stage_model.requires_grad_(False)
-        return OpenNetwork(network, None)
-
-    def blocks(self, network: nn.Module) -> tuple[str, ...]:
-        """See `Reader`: all of it stays on the device."""
-        return ()
+        return open_network(network, None)
 
 
 class VaeWeights(LoadedWeights):

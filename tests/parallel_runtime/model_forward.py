@@ -10,7 +10,8 @@ import torch
 
 from benchmarks.load_transformer import load_transformer
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.networks.diffusers.spec import ModelSpec, TensorInfo, WeightRule
+from parallel_runtime.networks.diffusers.key_rules import TensorInfo, WeightRule
+from parallel_runtime.networks.diffusers.spec import ModelSpec
 
 CPU = torch.device("cpu")
 

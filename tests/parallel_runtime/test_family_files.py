@@ -9,7 +9,6 @@ import torch
 
 from benchmarks.load_transformer import load_transformer
 from parallel_runtime.loading.checkpoint import open_checkpoint
-from parallel_runtime.networks.diffusers.key_rules import original_header
 from parallel_runtime.networks.diffusers.registry import MODELS
 from tests.family_files import FILES, header
 from tests.parallel_runtime.model_forward import CPU
@@ -28,7 +27,7 @@ def test_the_table_has_every_family():
 def test_the_authors_names_and_shapes_come_of_diffusers(family, kind):
     files, config = FILES[family], FILES[family].configs[kind]
     spec, diffusers = files.model, header(files, config, original=False)
-    assert original_header(spec.keys, diffusers) == header(files, config, original=True)
+    assert spec.original_header(diffusers) == header(files, config, original=True)
 
 
 @pytest.mark.parametrize("family", SMALLEST)

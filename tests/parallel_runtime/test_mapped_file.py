@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from parallel_runtime.loading.left_in_file import LeftInFile, MappedFile
-from parallel_runtime.loading.reading import read_anywhere
+from parallel_runtime.loading.reading import read_anywhere, split
 from parallel_runtime.requests.control import Cancelled
 
 WEIGHT = torch.arange(12, dtype=torch.float32).view(3, 4)
@@ -59,13 +59,14 @@ def test_a_weight_is_read_in_its_networks_type_and_what_the_loader_made_itself_i
         network.load_state_dict(given)
     assert left.lacking(network) == []
     target, told = torch.empty(12, dtype=torch.bfloat16), []
-    pieces = left.pieces(left.parts(network.weight)[0], target)
-    assert pieces is not None
+    place = left.place(left.parts(network.weight)[0])
+    assert place is not None
+    pieces = list(split(place.file, place.start, place.stored, target))
     read_anywhere(pieces, lambda done, total: told.append((done, total)))
     assert torch.equal(target.view(3, 4), WEIGHT.bfloat16())
     assert told[-1] == (48, 48)
     bias = left.parts(network.bias)[0]
-    assert left.pieces(bias, torch.empty(3, dtype=torch.bfloat16)) is None
+    assert left.place(bias) is None
     assert torch.equal(bias, torch.full((3,), 2.0, dtype=torch.bfloat16))
 
 

@@ -8,19 +8,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
-
-from .spec import Keys, TensorInfo, WeightRule
 
 _FOLDER = Path(__file__).with_name("keys")
 _RENAMED = ((".scale", ".weight"),)
 """Ends of names in files, and of the same in newer ComfyUIs."""
 _DIGITS = 10
 """Of a block's number, fewer than so many."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One entry of a safetensors header: shape, dtype name as safetensors spells it ("BF16", "F32", ...)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class WeightRule:
+    """One diffusers parameter out of one tensor of the original file.
+
+    Args:
+        target: parameter name in the diffusers transformer.
+        source: key in the original layout (without a prefix such as `model.diffusion_model.`).
+        rows: (start, length) on dim 0 of the source, for fused projections; None takes all of it.
+        swap_halves: the two halves of dim 0 change places (scale and shift of the final modulation).
+    """
+
+    target: str
+    source: str
+    rows: tuple[int, int] | None = None
+    swap_halves: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,18 +115,6 @@ def _fill(pattern: str, number: str) -> str:
     for mark in (".*.", ".last."):
         pattern = pattern.replace(mark, f".{number}.", 1)
     return pattern
-
-
-def original_header(keys: Keys, header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Header that a file with diffusers' names would have in the original layout; what has no rule is left out."""
-    original: dict[str, TensorInfo] = {}
-    for rule in keys.weight_rules({name: info.shape for name, info in header.items()}):
-        info = header[rule.target]
-        if rule.rows is not None and info.shape:
-            rows = max(sum(rule.rows), original[rule.source].shape[0] if rule.source in original else 0)
-            info = replace(info, shape=(rows, *info.shape[1:]))
-        original[rule.source] = info
-    return original
 
 
 class OriginalWeights:

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from ...errors import RequestError
 from ...said import said
 from .call import Adapter
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """One entry of a safetensors header: shape, dtype name as safetensors spells it ("BF16", "F32", ...)."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True)
-class WeightRule:
-    """One diffusers parameter out of one tensor of the original file.
-
-    Args:
-        target: parameter name in the diffusers transformer.
-        source: key in the original layout (without a prefix such as `model.diffusion_model.`).
-        rows: (start, length) on dim 0 of the source, for fused projections; None takes all of it.
-        swap_halves: the two halves of dim 0 change places (scale and shift of the final modulation).
-    """
-
-    target: str
-    source: str
-    rows: tuple[int, int] | None = None
-    swap_halves: bool = False
+from .key_rules import KeyRules, TensorInfo
+from .unet_keys import UNetKeys
 
 
 @dataclass(frozen=True)
@@ -49,14 +26,6 @@ class Part:
 
     title: str
     key: str
-
-
-class Keys(Protocol):
-    """Diffusers' names of a family's tensors, and its authors'. See `KeyRules`, which reads them from a file."""
-
-    def weight_rules(self, shapes: Mapping[str, Sequence[int]]) -> Iterator[WeightRule]:
-        """The rule of each parameter, by diffusers' names and shapes; none for names that are not known."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +56,7 @@ class ModelSpec:
     transformer_class: str
     self_attention: tuple[str, ...]
     timestep_embedder: str
-    keys: Keys
+    keys: KeyRules | UNetKeys
     adapter: Adapter
     block_lists: tuple[str, ...] = ("transformer_blocks",)
     timestep_scale: float = 1.0
@@ -103,6 +72,17 @@ class ModelSpec:
     def splits_sequence(self) -> bool:
         """Ranks can share out the tokens of a picture."""
         return bool(self.self_attention)
+
+    def original_header(self, header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """Header that a file with diffusers' names would have in the original layout; what has no rule is left out."""
+        original: dict[str, TensorInfo] = {}
+        for rule in self.keys.weight_rules({name: info.shape for name, info in header.items()}):
+            info = header[rule.target]
+            if rule.rows is not None and info.shape:
+                rows = max(sum(rule.rows), original[rule.source].shape[0] if rule.source in original else 0)
+                info = replace(info, shape=(rows, *info.shape[1:]))
+            original[rule.source] = info
+        return original
 
     def check_widths(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Refuse inputs of another model, such as the conditioning of another family's text encoder.

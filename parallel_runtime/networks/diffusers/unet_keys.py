@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .key_rules import KeyRules
-from .spec import WeightRule
+from .key_rules import KeyRules, WeightRule
 
 _RESNET = re.compile(r"down_blocks\.(\d{1,3})\.resnets\.(\d{1,3})\..+", re.ASCII)
 _DEEPEST = 4
@@ -16,7 +15,7 @@ _DEEPEST = 4
 
 @dataclass(frozen=True)
 class UNetKeys:
-    """See `Keys`. `inside` has the names inside of a layer, and those of what stands once."""
+    """See `KeyRules`. `inside` has the names inside of a layer, and those of what stands once."""
 
     inside: KeyRules
 
