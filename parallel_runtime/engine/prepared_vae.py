@@ -44,7 +44,9 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
         raise RequestError(said("A VAE has no {half}.", half=request.half), "Report this.")
     run, offers, takes_part = None, dict[str, int](), False
     if state.rank < request.ranks:
-        held, weights = state.vaes.bring(request, control)
+        held = state.vaes.bring(request, control)
+        weights = held.weights
+        assert isinstance(weights, VaeWeights)
         unit = 1 if request.half == "decoder" else weights.unit
         ranks = shared_ranks(weights.network, request.half, x.shape, unit, request.ranks)
         takes_part = state.rank < ranks

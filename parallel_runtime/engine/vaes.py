@@ -25,9 +25,9 @@ class Vaes:
 
     def __init__(self, store: WeightStore):
         self._store = store
-        self._held: OrderedDict[str, tuple[LoadedModel, VaeWeights]] = OrderedDict()
+        self._held: OrderedDict[str, LoadedModel] = OrderedDict()
 
-    def bring(self, request: RunVae, control: Control) -> tuple[LoadedModel, VaeWeights]:
+    def bring(self, request: RunVae, control: Control) -> LoadedModel:
         """The VAE of a request, on this rank's device.
 
         Raises:
@@ -39,31 +39,29 @@ class Vaes:
         stamp = identity(file.path)
         key = "vae", stamp, file.checkpoint, file.dtype
         known = self._held.get(request.vae)
-        if known is not None and known[0].key != key:
+        if known is not None and known.key != key:
             self._forget(request.vae)  # the file was replaced
             known = None
         if known is None:
             weights = VaeWeights(file, stamp, self._store.device)
-            known = (
-                LoadedModel(self._store, key, said("The VAE of {path}", path=file.path), weights, file.size),
-                weights,
-            )
-            self._store.add(known[0])
+            title = said("The VAE of {path}", path=file.path)
+            known = LoadedModel(self._store, key, title, weights, file.size)
+            self._store.add(known)
             self._held[request.vae] = known
         self._held.move_to_end(request.vae)
         while len(self._held) > _MOST:
             self._forget(next(iter(self._held)))
-        known[0].activate(control.loading)
+        known.activate(control.loading)
         return known
 
     def held(self) -> dict[str, int]:
         """Bytes on this rank's device by name."""
-        return {name: weights.size for name, (_, weights) in self._held.items() if weights.here}
+        return {name: held.weights.size for name, held in self._held.items() if held.weights.here}
 
     def give_back(self, name: str) -> int:
         """Let a VAE go, which a request brings again. Returns the bytes that it was."""
         known = self._held.get(name)
-        return self._store.give_back(known[0]) if known is not None else 0
+        return self._store.give_back(known) if known is not None else 0
 
     def _forget(self, name: str) -> None:
-        self._store.forget(self._held.pop(name)[0])
+        self._store.forget(self._held.pop(name))

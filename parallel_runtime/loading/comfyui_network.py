@@ -22,6 +22,7 @@ from ..networks.stages import Stages
 from ..networks.tables.blocks import Network
 from ..networks.token_split import TokenSplit
 from ..patching.weight_names import OwnNames
+from ..replaced import replaced
 from ..said import said
 from ..streaming.block_stream import stream_forwards
 from ..streaming.dealer import Dealer
@@ -179,11 +180,8 @@ def _made_without_weights() -> Iterator[None]:
         # Older ComfyUIs move it to the CPU before its weights are loaded; until then they are nowhere.
         self.to = lambda *args, **kwargs: self
 
-    BaseModel.__init__ = make
-    try:
+    with replaced(BaseModel, "__init__", make):
         yield
-    finally:
-        BaseModel.__init__ = own
 
 
 def load_with_pack(file: HostFile, dtype: torch.dtype | None, fast_float8: bool) -> nn.Module:

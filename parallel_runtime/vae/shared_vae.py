@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..mesh.agreement import failing_at_the_next_vote
+from ..replaced import replaced
 from .families import Half, find_half
 from .row_functions import RowFunctions
 from .rows import Rows, share_rows
@@ -114,20 +115,10 @@ def _shared(part: nn.Module, half: Half, rows: Rows) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in part.modules():
             if hasattr(module, "optimized_attention"):
-                stack.enter_context(_replaced(module, "optimized_attention", attend))
+                stack.enter_context(replaced(module, "optimized_attention", attend))
         if half.chunks:
             # In proportion to the rows: as many chunks of as many frames as on one rank.
             share = Fraction(CHUNK * rows.shares[rows.rank], sum(rows.shares))
             code = sys.modules[type(part).__module__]
-            stack.enter_context(_replaced(code, half.chunks, lambda device: share))
+            stack.enter_context(replaced(code, half.chunks, lambda device: share))
         yield
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

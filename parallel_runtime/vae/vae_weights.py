@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from ..loading.loaded_weights import LoadedWeights
 from ..loading.open_file import OpenFile, Reader
 from ..loading.reading import OnBytes
 from ..networks.comfyui.comfy_code import use_comfyui
+from ..replaced import replaced
 from ..requests.requests import VaeFile
 from ..said import said
 
@@ -74,10 +73,13 @@ def load_vae(file: VaeFile, device: torch.device) -> Any:
         UnsupportedModelError: ComfyUI cannot read it, with its reason.
     """
     use_comfyui(file.comfyui.folder, {**file.comfyui.options, "cpu": device.type == "cpu"})
+    import comfy.model_management
     import comfy.sd
     import comfy.utils
 
-    with comfyuis_reason(said("ComfyUI cannot load the VAE of {path}", path=file.path)), _choosing(file.dtype):
+    # ComfyUI takes the type for it that it took in its own process.
+    chosen = replaced(comfy.model_management, "vae_dtype", lambda *args, **kwargs: getattr(torch, file.dtype))
+    with comfyuis_reason(said("ComfyUI cannot load the VAE of {path}", path=file.path)), chosen:
         if file.checkpoint:
             options = {"load_device": device}
             vae = comfy.sd.load_checkpoint_guess_config(
@@ -91,16 +93,3 @@ def load_vae(file: VaeFile, device: torch.device) -> Any:
     if vae is None or vae.first_stage_model is None:
         raise UnsupportedModelError(said("ComfyUI finds no VAE in {path}.", path=file.path), "Choose another file.")
     return vae
-
-
-@contextlib.contextmanager
-def _choosing(dtype: str) -> Iterator[None]:
-    """Inside, ComfyUI takes this type for a VAE: the one that it took in its own process."""
-    import comfy.model_management as management
-
-    own = management.vae_dtype
-    management.vae_dtype = lambda *args, **kwargs: getattr(torch, dtype)
-    try:
-        yield
-    finally:
-        management.vae_dtype = own

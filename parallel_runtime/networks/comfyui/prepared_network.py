@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...errors import UnsupportedModelError
+from ...replaced import replaced
 from ...said import said
 from ..attention_operator import through_operator
 from ..cut_blocks import cut_blocks
@@ -96,8 +97,7 @@ def agreeing_on_scales() -> Iterator[None]:
     import comfy.quant_ops
 
     layout = getattr(comfy.quant_ops, _LAYOUT)
-    own, inherited = layout.quantize, "quantize" not in vars(layout)
-    before = vars(layout).get("quantize")
+    own = layout.quantize
 
     def quantize(cls: Any, tensor: torch.Tensor, scale: Any = None, **options: Any) -> Any:
         split = running_split()
@@ -105,14 +105,8 @@ def agreeing_on_scales() -> Iterator[None]:
             scale = _agreed(tensor, split)
         return own(tensor, scale, **options)
 
-    layout.quantize = classmethod(quantize)
-    try:
+    with replaced(layout, "quantize", classmethod(quantize)):
         yield
-    finally:
-        if inherited:
-            del layout.quantize
-        else:
-            layout.quantize = before
 
 
 def _agreed(tensor: torch.Tensor, split: TokenSplit) -> torch.Tensor | None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...replaced import replaced
+
 
 @contextlib.contextmanager
 def with_parameters() -> Iterator[None]:
@@ -22,12 +24,8 @@ def with_parameters() -> Iterator[None]:
     except ImportError:  # before ComfyUI knew comfy-aimdo
         yield
         return
-    streams = getattr(memory_management, "aimdo_enabled", False)
-    memory_management.aimdo_enabled = False
-    try:
+    with replaced(memory_management, "aimdo_enabled", False):
         yield
-    finally:
-        memory_management.aimdo_enabled = streams
 
 
 class WithoutWeights(TorchFunctionMode):
