@@ -186,8 +186,7 @@ class RankState:
             return None
         placed.resident.meet()
         transformer = placed.resident.run_at(placed.place, joined.mesh)
-        transformer.go_on(agreed)
-        transformer.before_compiling = control.before_compiling
+        transformer.go_on(agreed, control.before_compiling)
         return Run(joined.mesh, joined.links, transformer)
 
     def held(self) -> dict[str, int]:

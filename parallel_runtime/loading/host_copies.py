@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from ..streaming.share_memory import HostShare
+from ..streaming.share_memory import HostShare, open_host_share
 
 log = logging.getLogger(__name__)
 
@@ -28,36 +28,9 @@ def left_free(total: int) -> int:
     return max(_LEFT_FREE, total // 10)
 
 
-class HostCopy(HostShare):
-    """The bytes of one model's weights as they lie in its region. Pinning takes seconds, once; without, copies are
-    slower.
-
-    Args:
-        descriptor: of another rank's memory; None makes it.
-        owned: the file that says that this rank has made it; None for a copy of another rank.
-    """
-
-    def __init__(self, size: int, descriptor: int | None = None, owned: Path | None = None):
-        super().__init__(size, descriptor)
-        self._owned = owned
-
-    def publish(self) -> None:
-        """It is filled: other ranks may read it."""
-        assert self._owned is not None
-        unfinished = self._owned.with_suffix(".new")
-        unfinished.write_text(self.address)
-        unfinished.rename(self._owned.with_suffix(".copy"))
-
-    def close(self) -> None:
-        """Let it go; the memory is free when every rank has. Nobody may hold a tensor over `memory`."""
-        if self._owned is not None:
-            self._owned.with_suffix(".copy").unlink(missing_ok=True)
-            self._owned.unlink(missing_ok=True)
-        super().close()
-
-
 class HostCopies:
-    """The copies that this rank knows of, by what the weights were read from.
+    """The copies that this rank knows of, by what the weights were read from: the bytes of a model's weights as they
+    lie in its region. Pinning one takes seconds, once; without, copies from it are slower.
 
     Args:
         folder: private to the pool, on this host; None: there are no copies.
@@ -65,40 +38,43 @@ class HostCopies:
 
     def __init__(self, folder: Path | None):
         self._folder = folder
-        self._open: dict[Hashable, HostCopy] = {}
+        self._open: dict[Hashable, HostShare] = {}
+        self._made: set[Hashable] = set()
+        """Those that this rank has made; others have them open, too."""
 
-    def find(self, key: Hashable, size: int) -> HostCopy | None:
+    def find(self, key: Hashable, size: int) -> HostShare | None:
         """A copy that is filled, this rank's or another's."""
         if key in self._open or self._folder is None:
             return self._open.get(key)
         try:
-            process, descriptor, held = map(int, self._path(key).with_suffix(".copy").read_text().split(":")[1:])
-            memory = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            address = self._path(key).with_suffix(".copy").read_text()
+            if not address.endswith(f":{size}"):
+                return None
+            self._open[key] = open_host_share(address)
         except OSError:
             return None  # none there, not filled yet, or gone meanwhile
-        if held != size:
-            os.close(memory)
-            return None
-        self._open[key] = HostCopy(size, memory)
         return self._open[key]
 
     @contextlib.contextmanager
-    def make(self, key: Hashable, size: int) -> Iterator[HostCopy | None]:
+    def make(self, key: Hashable, size: int) -> Iterator[HostShare | None]:
         """A copy to be filled inside; others find it afterwards. None where there is no memory for it, or where another
         rank has made or makes one."""
         copy = self._begin(key, size)
         if copy is None:
             yield None
             return
+        self._made.add(key)
         try:
             yield copy
-            copy.publish()
+            unfinished = self._path(key).with_suffix(".new")
+            unfinished.write_text(copy.address)
+            unfinished.rename(self._path(key).with_suffix(".copy"))
         except BaseException:
-            copy.close()
+            self._close(key, copy)
             raise
         self._open[key] = copy
 
-    def _begin(self, key: Hashable, size: int) -> HostCopy | None:
+    def _begin(self, key: Hashable, size: int) -> HostShare | None:
         host = psutil.virtual_memory()
         if self._folder is None or key in self._open:
             return None
@@ -111,17 +87,24 @@ class HostCopies:
         except OSError:
             return None  # another rank was first
         try:
-            return HostCopy(size, owned=path)
+            return HostShare(size)
         except OSError as error:
             log.warning("Weights are not parked on the host: %s", error)
             path.unlink(missing_ok=True)
             return None
 
     def drop(self, key: Hashable) -> None:
-        """Let this rank's part of a copy go."""
+        """Let this rank's part of a copy go; its memory is free when every rank has. No tensor may lie over it."""
         copy = self._open.pop(key, None)
         if copy is not None:
-            copy.close()
+            self._close(key, copy)
+
+    def _close(self, key: Hashable, copy: HostShare) -> None:
+        if key in self._made:
+            self._made.discard(key)
+            self._path(key).with_suffix(".copy").unlink(missing_ok=True)
+            self._path(key).unlink(missing_ok=True)
+        copy.close()
 
     def _path(self, key: Hashable) -> Path:
         assert self._folder is not None

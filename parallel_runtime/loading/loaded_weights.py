@@ -20,16 +20,16 @@ from ..patching.weight_names import Names, OwnNames
 from ..streaming.block_stream import SLOTS, BlockStream
 from ..streaming.deal import ALIGNMENT
 from ..streaming.dealer import Dealer
+from ..streaming.share_memory import HostShare
 from ..streaming.shared_blocks import SharedBlocks
 from .arena import Arena, lay_out, make_arena, place_tensor
-from .host_copies import HostCopy
 from .open_file import OpenFile, Reader
 from .reading import OnBytes, Piece, read_anywhere
 from .transfer import to_device, to_host
 from .weight_parts import alike, as_bytes, as_parameter, made_of, parts, put, weights_of
 
 MakeArena = Callable[[int, torch.device], Arena]
-FindCopy = Callable[[int], HostCopy | None]
+FindCopy = Callable[[int], HostShare | None]
 """What the host has of a region of so many bytes."""
 
 

@@ -228,16 +228,6 @@ class Network:
         """What the last forward read besides arguments and weights; a recording keeps it alive."""
         return self._split.read()
 
-    @property
-    def before_compiling(self) -> Callable[[], None]:
-        """Called once, before the first forward that may compile."""
-        return self._compiled.before_compiling if self._compiled is not None else lambda: None
-
-    @before_compiling.setter
-    def before_compiling(self, tell: Callable[[], None]) -> None:
-        if self._compiled is not None:
-            self._compiled.before_compiling = tell
-
     def offers(self, layout: Layout) -> dict[str, int]:
         """What this rank has recorded over the layout's sequence group, and tells of its graphs, for `go_on`."""
         ranks = layout.sequence_ranks
@@ -245,17 +235,19 @@ class Network:
         graphs = self._compiled.offers() if self._compiled is not None else {}
         return offer_history(ranks, recorded) | graphs
 
-    def go_on(self, agreed: Mapping[str, int]) -> None:
+    def go_on(self, agreed: Mapping[str, int], before_compiling: Callable[[], None]) -> None:
         """Use recordings over the mesh at hand, and graphs, as all ranks can; before a request's first forward.
 
         Args:
             agreed: of all ranks' `offers`.
+            before_compiling: called once, before the first forward that may compile.
         """
         history = agreed_history(self.mesh.sequence_ranks, agreed)
         if self._recorded is not None and history is not None:
             self._recorded.go_on(self.mesh.sequence_ranks, history)
         if self._compiled is not None:
             self._compiled.go_on(agreed)
+            self._compiled.before_compiling = before_compiling
 
     def leave(self, mesh: Mesh) -> None:
         """Let go of what was recorded over a mesh whose groups will be gone."""

@@ -95,7 +95,12 @@ def open_share(address: str, device: torch.device) -> OtherShare:
     kind, *where = address.split(":")
     if kind == "device":
         return OpenedAllocation(where[0], device)
-    process, descriptor, size = map(int, where)
+    return open_host_share(address)
+
+
+def open_host_share(address: str) -> HostShare:
+    """The same of memory of the host."""
+    process, descriptor, size = map(int, address.split(":")[1:])
     return HostShare(size, os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
 
 
