@@ -137,10 +137,8 @@ class OpenedCheckpoint(Opened):
             spec.prepare(module)
         attention, compile = options
         return parallelize(
-            module, spec, single_rank_mesh(), attention=attention, compile=compile, stream=weights.stream,
-            # Shares of these layers would be read before their blocks are there.
-            modulate=weights.stream is None, owned=owned,
-        )  # fmt: skip
+            module, spec, single_rank_mesh(), attention=attention, compile=compile, stream=weights.stream, owned=owned
+        )
 
     def smaller(self, costs: int, device: torch.device) -> list[str]:
         """See Opened."""

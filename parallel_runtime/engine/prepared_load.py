@@ -8,7 +8,7 @@ from ..config import ParallelConfig
 from ..mesh.agreement import offer_same
 from ..planning.explanation import details_of, explain
 from ..planning.plan import choose, plan_loading
-from ..planning.weights_choice import choose_weights, ways_out
+from ..planning.weights_choice import choose_weights
 from ..planning.wish import TYPICAL, Wish, typical
 from ..requests.control import Control
 from ..requests.facts import CPU
@@ -67,14 +67,12 @@ def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
     # Whatever fails on all ranks alike comes before any model is let go.
     opened = state.take_opened(request)
     wish = Wish(config, request.ranks, opened.facts, TYPICAL, machine)
-    config = choose_weights(wish, opened.weight_bytes)
-    wish = replace(wish, config=config)
+    wish = replace(wish, config=choose_weights(wish, opened.weight_bytes))
     loaded = plan_loading(wish)
-    choose(replace(wish, loaded=loaded))
+    wish = replace(wish, loaded=loaded)
+    choose(wish)
     place = state.meshes.place(loaded) if loaded.pipe > 1 else None
-    resident, reused = state.residency.load(
-        request, config, opened, loaded, place, machine.memory_bytes, control, ways_out(wish, opened.weight_bytes)
-    )
+    resident, reused = state.residency.load(request, wish, opened, place, control)
     notes = opened.notes
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
@@ -84,18 +82,18 @@ def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
             control.measuring()
         measured = machine if machine.measured else measure_machine(machine, state.device, state.world_size)
         state.machine = replace(measured, free_each=())  # requests to come find other models here
-        picture = typical(*request.size) if config.patches is None else TYPICAL
-        wish = Wish(config, request.ranks, resident.facts, picture, measured, loaded)
+        picture = typical(*request.size) if wish.config.patches is None else TYPICAL
+        shown = replace(wish, request=picture, machine=measured)
         answer = Loaded(
             resident.family.name,
             resident.parameters,
             resident.size,
             reused,
-            together((explain(wish), notes)),
+            together((explain(shown), notes)),
             replace(state.machine, speeds=()),
             loaded.pipe,
             state.held(),
-            details_of(wish),
+            details_of(shown),
         )
         return answer, {}
 

@@ -17,7 +17,7 @@ from ..requests.requests import Sample
 from ..said import said
 from ..sampling.samplers import SUPPORTED
 from .prepared import Agreed, Outcome, Prepared, PreparedWork, Tensors
-from .rank_state import Placed, RankState
+from .rank_state import RankState
 from .request_checks import check_patches, require_memory
 from .resident import Resident
 
@@ -59,37 +59,28 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
         require_memory(resident, place.layout, facts, x.shape[0], kept, state.device, state.rank)
     patches = state.patches.find(request.patches)
 
+    def sample(tensors: Tensors, control: Control, agreed: Agreed) -> torch.Tensor | None:
+        branches = state.conditionings.take(request.branches, tensors, request.kept)
+        run = state.join(placed, agreed, control)
+        if run is None:
+            return None
+        if run.links is not None:
+            assert isinstance(denoising, Denoising)
+            seen = denoising.model_inputs(tensors["x"], tensors)[0]
+            runner = run.runner(branches, seen, plan.patches, keep=True)
+            return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
+        predict = Predictor(run.transformer, run.mesh, request.joined)
+        return denoising.run(predict, branches, tensors, control)
+
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Run the loop; the rank that has the finished latent returns `latent`."""
         started = time.perf_counter()
         resident.activate(patches=patches)
         state.watch_memory()
-        latent = _sample(state, request, placed, denoising, tensors, control, agreed)
+        latent = sample(tensors, control, agreed)
         return state.finished(placed, started), {} if latent is None else {"latent": latent}
 
     return PreparedWork(run_it=work, offers=placed.offers(), takes_part=place is not None)
-
-
-def _sample(
-    state: RankState,
-    request: Sample,
-    placed: Placed,
-    denoising: Loop,
-    tensors: Tensors,
-    control: Control,
-    agreed: Agreed,
-) -> torch.Tensor | None:
-    branches = state.conditionings.take(request.branches, tensors, request.kept)
-    run = state.join(placed, agreed, control)
-    if run is None:
-        return None
-    if run is not None and run.links is not None:
-        assert isinstance(denoising, Denoising)
-        seen = denoising.model_inputs(tensors["x"], tensors)[0]
-        runner = run.runner(branches, seen, placed.plan.patches, keep=True)
-        return PipelineDenoising(denoising, runner, placed.plan.warmup_steps, tensors, control).run()
-    predict = Predictor(run.transformer, run.mesh, request.joined)
-    return denoising.run(predict, branches, tensors, control)
 
 
 def _loop(state: RankState, request: Sample, dtype: torch.dtype) -> Loop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,6 @@ from ..pipefusion.runner import StageRunner
 from ..planning.cost_constants import CONTEXT_BYTES
 from ..planning.explanation import details_of, what_runs
 from ..planning.plan import choose
-from ..planning.wish import Wish
 from ..requests.conditioning import Conditioning, ConditioningStore
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts, RequestFacts
@@ -149,7 +148,7 @@ class RankState:
         Raises:
             ConfigurationError: the configuration cannot run it.
         """
-        wish = Wish(resident.config, resident.ranks, resident.facts, request, self.machine, resident.loaded)
+        wish = replace(resident.wish, request=request, machine=self.machine)
         plan = choose(wish).plan
         place = self.meshes.place(plan)
         if place is not None and resident.network is not None:

@@ -93,7 +93,7 @@ def require_memory(
     if kept:
         way = "Use a smaller picture or batch, set ulysses or stages to more GPUs, or free memory on that device."
     ways = [said(way)]
-    if layout.plan.pipe == 1 and resident.config.weights not in STREAMED and resident.facts.blocks > 1:
+    if layout.plan.pipe == 1 and resident.wish.config.weights not in STREAMED and resident.facts.blocks > 1:
         ways.append(said("Set weights in Parallel Config to spread or host: then the weights take less of it."))
     memory.require(
         kept + activations,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from pathlib import Path
 
 import torch
 
 from ..acceleration.pulse import Pulse
-from ..config import STREAMED, ParallelConfig, ParallelPlan
+from ..config import STREAMED
 from ..errors import NotLoadedError
 from ..loading.loaded_weights import MakeArena
 from ..mesh.mesh import Mesh
 from ..networks.network import Network
 from ..planning.cut import most_parameters
+from ..planning.weights_choice import ways_out
+from ..planning.wish import Wish
 from ..requests.control import Control
 from ..requests.requests import Load
 from ..streaming.dealer import Dealer
@@ -60,28 +62,24 @@ class Residency:
     def load(
         self,
         request: Load,
-        config: ParallelConfig,
+        wish: Wish,
         opened: Opened,
-        loaded: ParallelPlan,
         place: Place | None,
-        memory_bytes: int,
         control: Control,
-        ways_out: Sequence[str] = (),
     ) -> tuple[Resident, bool]:
         """Have a model on the device; return it, and whether its modules were here already.
 
         Args:
-            loaded: see `Resident`.
-            place: in `loaded` where it has several stages, None on a rank outside of it.
-            memory_bytes: that a rank may use for weights, 0 where that is not known; the same on all ranks.
-            ways_out: what would fit where this does not, as sentences.
+            place: in `wish.loaded` where it has several stages, None on a rank outside of it.
 
         Raises:
             CheckpointError, UnsupportedModelError: a file that does not fit its family.
             OutOfMemoryError: it does not fit this rank's device.
             Cancelled: this rank heard of a cancel.
         """
-        most = most_parameters(memory_bytes, opened.dtype.itemsize)
+        config, loaded = wish.config, wish.loaded
+        assert loaded is not None
+        most = most_parameters(wish.machine.memory_bytes, opened.dtype.itemsize)
         owned = owned_blocks(opened.facts, place, most) if place is not None else None
         used = self._rank < request.ranks and (loaded.pipe == 1 or owned is not None)
         mode = config.weights if config.weights in STREAMED else "whole"
@@ -108,7 +106,7 @@ class Residency:
                     weights = opened.weights(owned, self._device, self._arena, dealer)
                     model = LoadedModel(self.store, key, title, weights, costs)
                     self.store.add(model)
-                smaller = [*opened.smaller(model.costs, self._device), *ways_out]
+                smaller = [*opened.smaller(model.costs, self._device), *ways_out(wish, opened.weight_bytes)]
                 model.activate(control.loading, smaller=smaller)
                 options = opened.options(config, self._device)
                 if options not in model.networks:
@@ -120,18 +118,8 @@ class Residency:
             if model is not None and not reused:
                 self.store.forget(model)
             raise
-        resident = Resident(
-            request.model,
-            opened.family,
-            config,
-            request.ranks,
-            opened.dtype,
-            opened.facts,
-            loaded,
-            network,
-            model,
-            self.store.make_way,
-        )
+        way = self.store.make_way
+        resident = Resident(request.model, opened.family, wish, opened.dtype, network, model, way)
         self._keep(resident)
         return resident, reused
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ..config import ParallelConfig, ParallelPlan
 from ..loading.reading import OnBytes
 from ..mesh.agreement import NONE, offer_history
 from ..mesh.mesh import Mesh
 from ..networks.network import Network
 from ..patching.patch_data import WeightPatches
 from ..planning.cut import assign_blocks
+from ..planning.wish import Wish
 from ..requests.facts import ModelFacts
 from .family import Family
 from .loaded_model import LoadedModel
@@ -27,8 +27,8 @@ class Resident:
 
     Args:
         key: the client's name for it.
-        facts: what plans are made from.
-        loaded: the plan whose stages share out the weights; of one stage where every rank holds all.
+        wish: what it was loaded for; `loaded`: the plan whose stages share out the weights, of one stage where every
+            rank holds all.
         network: what runs it, shared with those of equal options; None on a rank that the configuration does not use.
         loaded_model: its weights, shared with all that have the same; None as `network`.
         make_way: see `WeightStore`.
@@ -36,14 +36,16 @@ class Resident:
 
     key: str
     family: Family
-    config: ParallelConfig
-    ranks: int
+    wish: Wish
     dtype: torch.dtype
-    facts: ModelFacts
-    loaded: ParallelPlan
     network: Network | None
     loaded_model: LoadedModel | None = None
     make_way: Callable[[Hashable], None] = lambda key: None
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What plans are made from."""
+        return self.wish.model
 
     @property
     def parameters(self) -> int:
@@ -99,7 +101,7 @@ class Resident:
 
     def owned(self, place: Place) -> tuple[int, int]:
         """(start, stop) of this rank's blocks at such a place."""
-        if self.loaded.pipe > 1:
+        if self.wish.stage_ranks:
             owned = self.network.owned if self.network is not None else None
             assert owned is not None
             return owned

@@ -66,7 +66,6 @@ class Network:
         split, stages: of the network's blocks.
         stream: brings the weights of blocks when they run; None where they are there.
         suited: see `BlockAttention`.
-        modulate: ranks share out modulation layers, if the family has such.
     """
 
     rows_together = False
@@ -80,7 +79,6 @@ class Network:
         stages: Stages,
         stream: BlockStream | None,
         suited: Suited | None = None,
-        modulate: bool = True,
     ):
         self.mesh = mesh
         self.stream = stream
@@ -92,7 +90,8 @@ class Network:
         self._peers: HeadSharing | None = None
         if is_on("peers") and not traits.why_whole and traits.head_dim * traits.dtype.itemsize % _WORD == 0:
             self._peers = HeadSharing(traits.heads, traits.head_dim, traits.dtype, traits.device, traits.kernel)
-        self._modulates = modulate and is_on("modulation")
+        # Of weights that come block by block, those of modulation layers would be read before they are there.
+        self._modulates = stream is None and is_on("modulation")
         self._run_block: RunBlock | None = None
         self._compiled: CompiledBlocks | None = None
         self._recorded: RecordedForward | None = None

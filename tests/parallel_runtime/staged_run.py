@@ -20,7 +20,9 @@ from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer, parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising, forward_once
 from parallel_runtime.pipefusion.runner import StageRunner
+from parallel_runtime.planning.wish import TYPICAL, Wish
 from parallel_runtime.requests.conditioning import Conditioning
+from parallel_runtime.requests.facts import CPU
 from parallel_runtime.requests.requests import ConditioningRef, Sample
 from tests.families import facts_of
 from tests.parallel_runtime.flux_forward import build_transformer
@@ -137,8 +139,9 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     transformer = build_transformer(layers=LAYERS)
     facts = facts_of(transformer, FLUX.token)
     resident = Resident(
-        "m", DiffusersFamily(FLUX, dict(transformer.config)), ParallelConfig(devices="cpu:2"), 2, torch.float32, facts,
-        ParallelPlan(), parallelize(transformer, FLUX, single_rank_mesh()),
+        "m", DiffusersFamily(FLUX, dict(transformer.config)),
+        Wish(ParallelConfig(devices="cpu:2"), 2, facts, TYPICAL, CPU, ParallelPlan()), torch.float32,
+        parallelize(transformer, FLUX, single_rank_mesh()),
     )  # fmt: skip
     meshes = Meshes(rank, world_size)
     outputs = {}

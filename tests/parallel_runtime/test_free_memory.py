@@ -74,7 +74,7 @@ def test_ranks_with_unlike_free_memory_load_alike_by_the_least_of_those_that_are
     assert rooms == [pytest.approx(whole, rel=0.1)]  # were all of the GPU free
     answers = pool.submit(load, {})
     assert answers is not None
-    configs = {engine.residency.get("m").config for engine in pool.engines}
+    configs = {engine.residency.get("m").wish.config for engine in pool.engines}
     assert len(configs) == 1
     config = configs.pop()
     assert config.weights == ("host" if ranks == 2 else "auto")  # of three, one has no room for any way

@@ -89,9 +89,7 @@ class ComfyNetwork(Network):
             device=held.device,
             kernel=kernel,
         )
-        # Weights that come block by block are not there before their block.
-        whole = held.stream is None
-        super().__init__(traits, single_rank_mesh(), held.split, held.stages, held.stream, suited, modulate=whole)
+        super().__init__(traits, single_rank_mesh(), held.split, held.stages, held.stream, suited)
         self.rows_together = described.rows_together
         self._held = held
         self._data = described.data

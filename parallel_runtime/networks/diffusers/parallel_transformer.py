@@ -27,45 +27,11 @@ from ..token_split import TokenSplit
 from .spec import ModelSpec
 
 
-def parallelize(
-    transformer: nn.Module,
-    spec: ModelSpec,
-    mesh: Mesh,
-    attention: str = "auto",
-    compile: bool = False,
-    record: bool = True,
-    stream: BlockStream | None = None,
-    modulate: bool = True,
-    owned: tuple[int, int] | None = None,
-) -> ParallelTransformer:
-    """Let the ranks of `mesh` run `transformer` together; call it on every rank with the same arguments.
-
-    Args:
-        transformer: a diffusers transformer with its weights on this rank's device, whole on every rank.
-        spec: the model as data.
-        mesh: may be changed later with `ParallelTransformer.set_mesh`; one rank needs no torch.distributed.
-        attention: one of config.ATTENTION_BACKENDS.
-        compile: regional torch.compile of the blocks in `spec.block_lists`.
-        record: on a GPU, forwards that repeat become CUDA graphs (recordings.py). Nothing to gain on a CPU.
-        stream, modulate: see `Network`.
-        owned: (start, stop) of the blocks that have weights; None: all.
-
-    Raises:
-        UnsupportedModelError: the transformer is not what the spec describes, or its attention cannot be exchanged.
-        ConfigurationError: the mesh or the attention backend cannot be used here.
-    """
-    traits = _look_at(transformer, spec, attention)
-    wrapped = ParallelTransformer(transformer, spec, mesh, traits, stream, modulate, owned)
-    wrapped.check_mesh(mesh)
-    wrapped.begin(compile, record)
-    return wrapped
-
-
 def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> Traits:
     """What is known of a transformer with its weights.
 
     Raises:
-        UnsupportedModelError, ConfigurationError: see `parallelize`.
+        UnsupportedModelError, ConfigurationError: see `ParallelTransformer`.
     """
     if type(transformer).__name__ != spec.transformer_class:
         raise UnsupportedModelError(
@@ -98,11 +64,25 @@ def _look_at(transformer: nn.Module, spec: ModelSpec, attention: str) -> Traits:
 
 
 class ParallelTransformer(Network):
-    """A transformer whose forward is computed by all ranks of a sequence group; see `parallelize`.
+    """A transformer that the ranks of a sequence group run together; every rank makes it with the same arguments.
 
     Called as the wrapped transformer is, with whole (not split) arguments, alike on all ranks of the group, and
     returns the whole result on each of them. Attributes it does not have are the wrapped transformer's.
     Inference only: no gradients flow.
+
+    Args:
+        transformer: a diffusers transformer with its weights on this rank's device, whole on every rank.
+        spec: the model as data.
+        mesh: may be changed later with `set_mesh`; one rank needs no torch.distributed.
+        attention: one of config.ATTENTION_BACKENDS.
+        compile: regional torch.compile of the blocks in `spec.block_lists`.
+        record: on a GPU, forwards that repeat become CUDA graphs (recordings.py). Nothing to gain on a CPU.
+        stream: see `Network`.
+        owned: (start, stop) of the blocks that have weights; None: all.
+
+    Raises:
+        UnsupportedModelError: the transformer is not what the spec describes, or its attention cannot be exchanged.
+        ConfigurationError: the mesh or the attention backend cannot be used here.
     """
 
     def __init__(
@@ -110,22 +90,26 @@ class ParallelTransformer(Network):
         transformer: nn.Module,
         spec: ModelSpec,
         mesh: Mesh,
-        traits: Traits,
-        stream: BlockStream | None,
-        modulate: bool,
-        owned: tuple[int, int] | None,
+        attention: str = "auto",
+        compile: bool = False,
+        record: bool = True,
+        stream: BlockStream | None = None,
+        owned: tuple[int, int] | None = None,
     ):
+        traits = _look_at(transformer, spec, attention)
         self.transformer = transformer
         self.spec = spec
         split = TokenSplit(mesh)
         stages = Stages(transformer, DIFFUSERS.get(spec.transformer_class), split, owned)
-        super().__init__(traits, mesh, split, stages, stream, modulate=modulate)
+        super().__init__(traits, mesh, split, stages, stream)
         self._signature = inspect.signature(transformer.forward)
         self._timestep = ExactTimestep(spec.timestep_scale)
         lists = [found for path in spec.block_lists for found in find_modules(transformer, (path,)).values()]
         self._blocks = [block for blocks in lists for block in blocks.children()]
+        self.check_mesh(mesh)
+        self._begin(compile, record)
 
-    def begin(self, compile: bool, record: bool) -> None:
+    def _begin(self, compile: bool, record: bool) -> None:
         """Change the transformer, once.
 
         Raises:
@@ -219,6 +203,10 @@ class ParallelTransformer(Network):
         if name == "transformer":  # not set yet: construction failed, or a copy is being made
             raise AttributeError(name)
         return getattr(self.transformer, name)
+
+
+parallelize = ParallelTransformer
+"""Let the ranks of a mesh run a transformer together."""
 
 
 class ExactTimestep:
