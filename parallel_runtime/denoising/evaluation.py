@@ -9,11 +9,29 @@ from typing import Any
 import torch
 
 from ..mesh.agreement import of_first_rank
-from ..networks.comfyui.live_guider import Asked
 from ..requests.conditioning import BRANCHES, OPTIONS, Conditioning
 from ..requests.patches import CARRIED, REPLACED
 from ..sampling.own_timesteps import FIRST, OwnTimestep
 from .predict import Call, Predictor
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One branch of an evaluation.
+
+    Args:
+        branch: its place in the request.
+        index: what ComfyUI calls it in this evaluation (cond_or_uncond).
+        arguments: names of those of the call that are left.
+        options: for the inside of ComfyUI's own network.
+        replaced: what stands for parts of it: (kind, key, patch) each.
+    """
+
+    branch: int
+    index: int
+    arguments: Set[str]
+    options: Mapping[str, Any]
+    replaced: Sequence[tuple[str, Any, Any]]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import torch
 
 from ..errors import RequestError
 from ..networks.comfyui.comfy_code import use_comfyui
-from ..networks.comfyui.live_guider import ComfySampler, GuidedModel, load_guider, make_sampling
 from ..networks.comfyui.live_patches import make_guidance
 from ..networks.comfyui.node_rules import CFG
 from ..requests.requests import HostLoop, Sample, sampling_name
@@ -16,6 +15,7 @@ from ..said import said
 from ..sampling.denoiser import check_guidance
 from .denoise import Loop, Told
 from .evaluation import Evaluation
+from .guider import ComfySampler, GuidedModel, load_guider, make_sampling
 
 _ADAPTIVE = "dpm_adaptive"
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 import torch
 
-from .. import memory
 from ..errors import CheckpointError, NotLoadedError
 from ..loading.host_copies import HostCopies
 from ..loading.loaded_weights import LoadedWeights
@@ -18,38 +16,9 @@ from ..loading.reading import OnBytes
 from ..networks.network import Network
 from ..patching.patch_data import WeightPatches
 
-_T = TypeVar("_T")
-
 
 def ignore(done: int, total: int) -> None:
     """For who does not want to know how far it is."""
-
-
-class Store(Protocol):
-    """What they ask of the store that has them: see `WeightStore`."""
-
-    copies: HostCopies
-    device: torch.device
-
-    def tick(self) -> int:
-        """See there."""
-        ...
-
-    def is_last(self, model: LoadedModel) -> bool:
-        """See there."""
-        ...
-
-    def free_memory_for(self, title: str, wanted: int, smaller: Sequence[str], on_bytes: OnBytes) -> None:
-        """See there."""
-        ...
-
-    def free_beside(self, keep: LoadedModel, wanted: int, on_bytes: OnBytes) -> None:
-        """See there."""
-        ...
-
-    def allocate(self, run: Callable[[], _T], keep: LoadedModel | None) -> _T:
-        """See there."""
-        ...
 
 
 @dataclass(eq=False)
@@ -66,7 +35,6 @@ class LoadedModel:
         unloaded: a request has unloaded it, and nothing of its runs is left. The same on all ranks.
     """
 
-    store: Store
     key: Hashable
     title: str
     weights: LoadedWeights
@@ -77,66 +45,34 @@ class LoadedModel:
     unloaded: bool = True
 
     def __post_init__(self) -> None:
-        self._patched = PatchedWeights(self.weights, self.store.device)
+        self._patched = PatchedWeights(self.weights, self.weights.device)
 
-    def activate(
-        self,
-        on_bytes: OnBytes,
-        patches: WeightPatches | None = None,
-        smaller: Sequence[str] = (),
-    ) -> None:
-        """Have the weights on the device, and memory for its runs; costs nothing for the model that was used last.
-
-        Args:
-            patches: that they are to have; None for any.
-            smaller: what would need less, as sentences.
+    def change(self, patches: WeightPatches, on_bytes: OnBytes) -> None:
+        """Have these patches; costs nothing where they are the same. The weights are here.
 
         Raises:
-            OutOfMemoryError: less is free than they need, though all others were let go.
-            NotLoadedError, CheckpointError: the files were replaced, or cannot be read.
             RequestError: a patch that does not fit the network.
             Whatever `on_bytes` raises.
         """
-        self._bring_here(on_bytes, smaller)
-        if patches is not None:
-            try:
-                self._patched.change(patches, on_bytes)
-                self.weights.settle(patches.names)
-            finally:
-                if self.weights.moved:
-                    self.forget_recordings()
-                    self.weights.moved = False
+        try:
+            self._patched.change(patches, on_bytes)
+            self.weights.settle(patches.names)
+        finally:
+            if self.weights.moved:
+                self.forget_recordings()
+                self.weights.moved = False
 
-    def _bring_here(self, on_bytes: OnBytes, smaller: Sequence[str]) -> None:
-        self.unloaded = False
-        if self.weights.here and self.store.is_last(self):
-            return
-        self.used = self.store.tick()
-        if not self.weights.here:
-            self.store.free_memory_for(self.title, self.costs, smaller, on_bytes)
-            self.store.allocate(
-                lambda: self.weights.fill(on_bytes, lambda size: self.store.copies.find(self.key, size)), keep=self
-            )
-        self.store.free_beside(self, self.runs_need, on_bytes)
+    def make_room(self) -> None:
+        """Let go of device memory that a next change of patches would be quicker with."""
+        self._patched.make_room()
 
-    def prepare_run(self, needs: int, on_bytes: OnBytes = ignore) -> None:
-        """Let others go where a run of this model may need more than is free beside them.
-
-        Args:
-            needs: bytes, estimated; remembered for when the model comes back after others.
-        """
-        self.runs_need = needs
-        if not memory.is_free(needs, self.store.device):
-            self._patched.make_room()
-        self.store.free_beside(self, needs, on_bytes)
-
-    def park(self, on_bytes: OnBytes) -> None:
+    def park(self, copies: HostCopies, on_bytes: OnBytes) -> None:
         """Let the device's memory go for another model: they stay on the host where that has memory, for all ranks."""
         if self.weights.region:
             # Patches cannot be undone for want of memory or of the file: that is read, or missed, when they are back.
             with (
                 contextlib.suppress(torch.OutOfMemoryError, NotLoadedError, CheckpointError),
-                self.store.copies.make(self.key, self.weights.region) as copy,
+                copies.make(self.key, self.weights.region) as copy,
             ):
                 if copy is not None:
                     self._patched.restore()  # what comes back is as in the file, and is patched again

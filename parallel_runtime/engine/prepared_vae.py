@@ -51,7 +51,7 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
         ranks = shared_ranks(weights.network, request.half, x.shape, unit, request.ranks)
         takes_part = state.rank < ranks
         if takes_part:
-            held.prepare_run(request.memory // ranks, control.loading)
+            state.residency.store.prepare_run(held, request.memory // ranks, control.loading)
         offers = offer_same(_SAME, (type(weights.network).__name__, weights.unit, ranks))
         offers[_TRIED] = int((request.half, tuple(x.shape)) in weights.tried)
         run = _Run(state, request, held, weights, ranks, unit)
@@ -91,7 +91,7 @@ class _Run:
 
     def __call__(self, x: torch.Tensor, mesh: Mesh, control: Control, tried: bool) -> torch.Tensor | None:
         state, request, run_of = self.state, self.request, (self.request.half, tuple(x.shape))
-        self.held.activate(ignore)
+        state.residency.store.activate(self.held, ignore)
         group = mesh.members if self.ranks > 1 else None
 
         def stop_where_all_do() -> None:

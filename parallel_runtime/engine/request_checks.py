@@ -73,16 +73,14 @@ def require_memory(
         OutOfMemoryError: with the sizes and what to change.
     """
     if not resident.facts.splits_sequence:
-        if resident.loaded_model is not None:
-            resident.loaded_model.prepare_run(_UNKNOWN)
+        resident.prepare_run(_UNKNOWN)
         return  # a U-Net: tokens and width differ from level to level
     tokens = request.tokens + request.text_tokens
     share = layout.speeds[layout.sequence_index] / sum(layout.speeds) if layout.speeds else 1 / layout.plan.sequence
     rows = min(items, request.batch // layout.plan.batch)
     width = resident.facts.width * resident.facts.bytes_per_number
     activations = int(_CERTAIN_ACTIVATIONS * rows * tokens * share * width)
-    if resident.loaded_model is not None:
-        resident.loaded_model.prepare_run(kept + _LIKELY * activations)
+    resident.prepare_run(kept + _LIKELY * activations)
     what = said("A picture of {tokens} tokens", tokens=tokens)
     if request.batch > 1:
         what = said("A batch of {batch} × {tokens} tokens", batch=request.batch, tokens=tokens)

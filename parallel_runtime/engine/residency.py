@@ -104,10 +104,10 @@ class Residency:
                     costs = opened.costs(owned, dealer)
                     title = f"{opened.title} ({mode})" if dealer is not None else opened.title
                     weights = opened.weights(owned, self._device, self._arena, dealer)
-                    model = LoadedModel(self.store, key, title, weights, costs)
+                    model = LoadedModel(key, title, weights, costs)
                     self.store.add(model)
                 smaller = [*opened.smaller(model.costs, self._device), *ways_out(wish, opened.weight_bytes)]
-                model.activate(control.loading, smaller=smaller)
+                self.store.activate(model, control.loading, smaller=smaller)
                 options = opened.options(config, self._device)
                 if options not in model.networks:
                     if self._device.type == "cuda":
@@ -118,8 +118,7 @@ class Residency:
             if model is not None and not reused:
                 self.store.forget(model)
             raise
-        way = self.store.make_way
-        resident = Resident(request.model, opened.family, wish, opened.dtype, network, model, way)
+        resident = Resident(request.model, opened.family, wish, opened.dtype, network, model, self.store)
         self._keep(resident)
         return resident, reused
 

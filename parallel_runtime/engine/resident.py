@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +18,7 @@ from ..requests.facts import ModelFacts
 from .family import Family
 from .loaded_model import LoadedModel
 from .plan_meshes import Place
+from .weight_store import WeightStore
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Resident:
             rank holds all.
         network: what runs it, shared with those of equal options; None on a rank that the configuration does not use.
         loaded_model: its weights, shared with all that have the same; None as `network`.
-        make_way: see `WeightStore`.
+        store: of its weights; None where there are none but the network's own.
     """
 
     key: str
@@ -40,7 +40,7 @@ class Resident:
     dtype: torch.dtype
     network: Network | None
     loaded_model: LoadedModel | None = None
-    make_way: Callable[[Hashable], None] = lambda key: None
+    store: WeightStore | None = None
 
     @property
     def facts(self) -> ModelFacts:
@@ -68,11 +68,18 @@ class Resident:
             patches: that they are to have; None for any.
 
         Raises:
-            As `LoadedModel.activate`.
+            As `WeightStore.activate`.
         """
-        self.make_way(self.loaded_model.key if self.loaded_model is not None else None)
+        if self.store is None:
+            return
+        self.store.make_way(self.loaded_model.key if self.loaded_model is not None else None)
         if self.loaded_model is not None:
-            self.loaded_model.activate(on_bytes, patches)
+            self.store.activate(self.loaded_model, on_bytes, patches)
+
+    def prepare_run(self, needs: int) -> None:
+        """Let others go where a run may need so many bytes beside the weights; see `WeightStore`."""
+        if self.loaded_model is not None and self.store is not None:
+            self.store.prepare_run(self.loaded_model, needs)
 
     def meet(self) -> None:
         """Before a forward: have what this rank reads of the others' weights. In RUN alone, where all ranks have

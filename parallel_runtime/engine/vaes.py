@@ -45,13 +45,13 @@ class Vaes:
         if known is None:
             weights = VaeWeights(file, stamp, self._store.device)
             title = said("The VAE of {path}", path=file.path)
-            known = LoadedModel(self._store, key, title, weights, file.size)
+            known = LoadedModel(key, title, weights, file.size)
             self._store.add(known)
             self._held[request.vae] = known
         self._held.move_to_end(request.vae)
         while len(self._held) > _MOST:
             self._forget(next(iter(self._held)))
-        known.activate(control.loading)
+        self._store.activate(known, control.loading)
         return known
 
     def held(self) -> dict[str, int]:

@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -16,9 +15,8 @@ from ..acceleration.cuda_graphs import clear_workspaces
 from ..errors import OutOfMemoryError
 from ..loading.host_copies import HostCopies
 from ..loading.reading import OnBytes
+from ..patching.patch_data import WeightPatches
 from .loaded_model import LoadedModel, ignore
-
-_T = TypeVar("_T")
 
 ROOM_SECONDS = 20.0
 """That a rank waits for the host's memory of a model that it has let go: until the others have let it go, too."""
@@ -43,14 +41,48 @@ class WeightStore:
         self._clock = itertools.count(1)
         self._now = 0
 
-    def tick(self) -> int:
-        """The next moment of the store's clock."""
-        self._now = next(self._clock)
-        return self._now
+    def activate(
+        self,
+        model: LoadedModel,
+        on_bytes: OnBytes,
+        patches: WeightPatches | None = None,
+        smaller: Sequence[str] = (),
+    ) -> None:
+        """Have weights on the device, and memory for their runs; costs nothing for the model that was used last.
 
-    def is_last(self, model: LoadedModel) -> bool:
-        """Whether no other model was used since."""
-        return model.used == self._now
+        Args:
+            patches: that they are to have; None for any.
+            smaller: what would need less, as sentences.
+
+        Raises:
+            OutOfMemoryError: less is free than they need, though all others were let go.
+            NotLoadedError, CheckpointError: the files were replaced, or cannot be read.
+            RequestError: a patch that does not fit the network.
+            Whatever `on_bytes` raises.
+        """
+        model.unloaded = False
+        weights = model.weights
+        if not weights.here or model.used != self._now:
+            model.used = self._now = next(self._clock)
+            if not weights.here:
+                self._free_memory_for(model.title, model.costs, smaller, on_bytes)
+                self._allocate(
+                    lambda: weights.fill(on_bytes, lambda size: self.copies.find(model.key, size)), keep=model
+                )
+            self.free_beside(model, model.runs_need, on_bytes)
+        if patches is not None:
+            model.change(patches, on_bytes)
+
+    def prepare_run(self, model: LoadedModel, needs: int, on_bytes: OnBytes = ignore) -> None:
+        """Let others go where a run of this model may need more than is free beside them.
+
+        Args:
+            needs: bytes, estimated; remembered for when the model comes back after others.
+        """
+        model.runs_need = needs
+        if not memory.is_free(needs, self.device):
+            model.make_room()
+        self.free_beside(model, needs, on_bytes)
 
     def get(self, key: Hashable) -> LoadedModel | None:
         """The weights of that key, on the device or not."""
@@ -67,7 +99,7 @@ class WeightStore:
 
     def add(self, model: LoadedModel) -> None:
         """Keep them."""
-        model.used = self.tick()
+        model.used = self._now = next(self._clock)
         self._models[model.key] = model
 
     def forget(self, model: LoadedModel) -> None:
@@ -75,7 +107,7 @@ class WeightStore:
         self.give_back(model)
         self._models.pop(model.key, None)
 
-    def free_memory_for(self, title: str, wanted: int, smaller: Sequence[str] = (), on_bytes: OnBytes = ignore) -> None:
+    def _free_memory_for(self, title: str, wanted: int, smaller: Sequence[str], on_bytes: OnBytes) -> None:
         """Park others, the least recently used first, until `wanted` bytes are free.
 
         Args:
@@ -112,9 +144,9 @@ class WeightStore:
         for model in others:
             if memory.is_free(wanted, self.device):
                 return
-            model.park(on_bytes)
+            model.park(self.copies, on_bytes)
 
-    def allocate(self, run: Callable[[], _T], keep: LoadedModel | None) -> _T:
+    def _allocate(self, run: Callable[[], None], keep: LoadedModel) -> None:
         """Run what allocates weights; once more, when all that can go has gone, where the device runs out of memory.
 
         What counts as free may lie in recordings, or in pieces. Where the host runs out of it, other models that
@@ -124,22 +156,23 @@ class WeightStore:
             torch.OutOfMemoryError, OutOfMemoryError: it does not help.
         """
         try:
-            return run()
+            run()
+            return
         except torch.OutOfMemoryError:
             for model in self._others(keep):
-                model.park(ignore)
+                model.park(self.copies, ignore)
             for model in self._models.values():
                 model.forget_recordings()
             self.clean()
         except OutOfMemoryError:
             if not self._make_room_on_host(keep):
                 raise
-        return run()
+        run()
 
-    def _make_room_on_host(self, keep: LoadedModel | None) -> bool:
+    def _make_room_on_host(self, keep: LoadedModel) -> bool:
         """Let other models' shares of the host's memory go, the least recently used first, until there is room for
         these. Each rank by itself: all of them miss the same memory, at about the same time."""
-        wanted = keep.weights.shared if keep is not None else None
+        wanted = keep.weights.shared
         if wanted is None:
             return False
         # Also what this rank has let go already: the memory is free when the others have, too.
@@ -161,7 +194,7 @@ class WeightStore:
         """
         freed = model.weights.size if model.weights.here else 0
         if park:
-            model.park(ignore)
+            model.park(self.copies, ignore)
         else:
             model.give_back()
             self.copies.drop(model.key)

@@ -84,7 +84,7 @@ def _alone(pool: PoolRank, expected: torch.Tensor, one: int, processes: list[int
         assert held is not None
         held.give_back()
     dist.barrier()
-    pool.engine.residency.get("a").make_way(None)
+    pool.engine.residency.get("a").store.make_way(None)
     dist.barrier()
     found = {"freed": bytes_of_shares(processes) < before - one // (2 * pool.ranks)}
     dist.barrier()

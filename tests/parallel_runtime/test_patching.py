@@ -285,7 +285,7 @@ def test_originals_that_had_to_leave_the_device_are_had_again(files, monkeypatch
         short.setattr(memory, "is_free", lambda wanted, device: False)
         held = rank.engine.residency.get(str(path)).loaded_model
         assert held is not None
-        held.prepare_run(1)
+        rank.engine.residency.store.prepare_run(held, 1)
     assert_same(rank.forward(path, sets[1]), predicted(merged(path, -0.3)))
     assert torch.equal(rank.forward(path), plain)
 

@@ -275,7 +275,7 @@ def test_what_no_data_can_say_of_a_comfyui_loop_is_named(comfy):
 
 @pytest.mark.parametrize("name", ["FLUX", "FLOW", "EPS", "V_PREDICTION", "EDM", "FLOW_COSMOS", "V_PREDICTION_DDPM"])
 def test_a_model_sampling_travels_as_data_and_does_the_same(comfy, name):
-    from parallel_runtime.networks.comfyui.live_guider import make_sampling
+    from parallel_runtime.denoising.guider import make_sampling
 
     config = SimpleNamespace(sampling_settings=SETTINGS.get(name, {}))
     sampling = comfy.model_base.model_sampling(config, comfy.model_base.ModelType[name])
@@ -293,8 +293,8 @@ def test_a_model_sampling_travels_as_data_and_does_the_same(comfy, name):
 
 
 def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
+    from parallel_runtime.denoising.guider import ComfySampler, load_guider, make_sampling
     from parallel_runtime.errors import RequestError
-    from parallel_runtime.networks.comfyui.live_guider import ComfySampler, load_guider, make_sampling
     from parallel_runtime.networks.comfyui.live_patches import make_guidance
     from parallel_runtime.networks.comfyui.node_rules import CFG
     from parallel_runtime.requests.requests import Guidance, Guider
@@ -323,7 +323,7 @@ def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
 @pytest.mark.parametrize("name", ["res_multistep", "er_sde", "gradient_estimation_cfg_pp", "dpm_adaptive", "dpmpp_sde"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cfg, masked):
-    from parallel_runtime.networks.comfyui.live_guider import ComfySampler, GuidedModel, load_guider
+    from parallel_runtime.denoising.guider import ComfySampler, GuidedModel, load_guider
     from parallel_runtime.networks.comfyui.node_rules import CFG
     from parallel_runtime.requests.requests import Guider
 

@@ -3,56 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from ...errors import RequestError
-from ...requests.requests import Guider, Scalar
-from ...said import said
-from ...sampling.denoiser import Inpaint
-from .node_rules import AROUND_GUIDER, guider_code
+from ..errors import RequestError
+from ..networks.comfyui.node_rules import AROUND_GUIDER, guider_code
+from ..requests.requests import Guider, Scalar
+from ..said import said
+from ..sampling.denoiser import Inpaint
+from .evaluation import Asked, Evaluation
 
 _WRAPPERS, _REPLACED = "wrappers", "patches_replace"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One branch of an evaluation.
-
-    Args:
-        branch: its place in the request.
-        index: what ComfyUI calls it in this evaluation (cond_or_uncond).
-        arguments: names of those of the call that are left.
-        options: for the inside of ComfyUI's own network.
-        replaced: what stands for parts of it: (kind, key, patch) each.
-    """
-
-    branch: int
-    index: int
-    arguments: Set[str]
-    options: Mapping[str, Any]
-    replaced: Sequence[tuple[str, Any, Any]]
-
-
-class Evaluate(Protocol):
-    """The transformer, over the branches of a request."""
-
-    def some(self, x: torch.Tensor, timestep: torch.Tensor, asked: Sequence[Asked]) -> Sequence[torch.Tensor]:
-        """An output for each, float32."""
-        ...
-
-    def arguments(self, branch: int) -> Set[str]:
-        """Names of a branch's arguments of the call."""
-        ...
-
-    def agreed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same bytes on all ranks."""
-        ...
 
 
 def load_guider(guider: Guider, indices: Sequence[int]) -> Any:
@@ -99,7 +65,7 @@ class GuidedModel:
     def __init__(
         self,
         guider: Any,
-        evaluate: Evaluate,
+        evaluate: Evaluation,
         sampling: Any,
         inpaint: Inpaint | None,
         sigmas: torch.Tensor,
