@@ -20,7 +20,7 @@ from ..requests.trees import restore
 from ..said import said
 from .prepared import Agreed, Outcome, Prepared, PreparedWork, Results, Rows, Tensors
 from .rank_state import Placed, RankState, Run
-from .request_checks import check_patches, require_memory
+from .request_checks import check_stages, require_memory
 from .resident import Resident
 
 
@@ -107,7 +107,7 @@ def prepare_forward(state: RankState, request: Forward, resident: Resident, meta
     here = placed.place is not None
     if placed.place is not None:
         if placed.plan.pipe > 1:
-            check_patches(state, (request.conditioning,), resident, placed.place, 1, facts, x, meta)
+            check_stages(state, (request.conditioning,), resident, placed.place, facts, meta)
         require_memory(resident, placed.place.layout, facts, x.shape[0], 0, state.device, state.rank)
     patches = state.patches.find(request.patches)
 

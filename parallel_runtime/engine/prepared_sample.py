@@ -18,7 +18,7 @@ from ..said import said
 from ..sampling.samplers import SUPPORTED
 from .prepared import Agreed, Outcome, Prepared, PreparedWork, Tensors
 from .rank_state import RankState
-from .request_checks import check_patches, require_memory
+from .request_checks import check_stages, require_memory
 from .resident import Resident
 
 
@@ -54,7 +54,7 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
             )
         denoising.require_noise_of_first_rank()
         if place is not None:
-            kept = check_patches(state, request.branches, resident, place, plan.patches, facts, x, meta)
+            kept = check_stages(state, request.branches, resident, place, facts, meta)
     if place is not None:
         require_memory(resident, place.layout, facts, x.shape[0], kept, state.device, state.rank)
     patches = state.patches.find(request.patches)

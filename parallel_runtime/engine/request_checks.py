@@ -10,7 +10,6 @@ from .. import memory
 from ..config import STREAMED
 from ..errors import RequestError
 from ..mesh.mesh import Layout
-from ..pipefusion.runner import cut_for
 from ..planning.cost import kept_bytes
 from ..requests.facts import GIB, RequestFacts
 from ..requests.patches import CARRIED
@@ -21,28 +20,24 @@ from .rank_state import RankState
 from .resident import Resident
 
 
-def check_patches(
+def check_stages(
     state: RankState,
     references: Sequence[ConditioningRef],
     resident: Resident,
     place: Place,
-    patches: int,
     facts: RequestFacts,
-    x: torch.Tensor,
     meta: Mapping[str, torch.Tensor],
 ) -> int:
-    """Refuse a latent that cannot be cut into so many patches; return the bytes of keys and values that this rank keeps
-    for them.
+    """Refuse what stages cannot run; return the bytes of keys and values that this rank keeps for a request.
 
     Raises:
-        RequestError: with how many it can be cut into, or an input that stages cannot take.
+        RequestError: an input that acts inside of the network.
     """
     branches = [state.conditionings.peek(reference, meta) for reference in references]
     if any(branch.arguments.get("transformer_options", {}).get(CARRIED) for branch in branches):
         raise RequestError(
             said("A node's function acts inside of the network, which stages cannot."), "Set stages to 1."
         )
-    cut_for(resident.family.token, x, patches, place.layout)
     rows = -(-facts.batch // place.layout.plan.batch)
     return kept_bytes(resident.facts, resident.owned(place), rows * (facts.tokens + facts.text_tokens))
 

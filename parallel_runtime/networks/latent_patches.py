@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from ..errors import RequestError, UnsupportedModelError
+from ..errors import UnsupportedModelError
 from ..mesh.mesh import Mesh
 from ..said import said
 from .shares import Streams, join_both, split_sizes
@@ -48,32 +48,17 @@ class Patch:
 
 
 def cut_patches(latent: Sequence[int], patch_size: int, patches: int) -> tuple[Patch, ...]:
-    """Cut a latent into bands of whole token rows, as equal as can be.
+    """Cut a latent into bands of whole token rows, as equal as can be. Plans have no more patches than there are rows,
+    and one of a video whose height the patch size does not divide (planning/limits.py).
 
     Args:
         latent: shape (batch, channels, height, width), or (batch, channels, frames, height, width): then the bands
             run through frames × height.
-
-    Raises:
-        RequestError: fewer token rows than patches, or several of a video whose height the patch size does not divide.
     """
     *frames, height, width = latent[2:]
-    if patches > 1 and frames and height % patch_size:
-        raise RequestError(
-            said("PipeFusion cannot cut a video latent of height {height}.", height=height),
-            said("Use a height that {patch_size} divides, or set patches to 1.", patch_size=patch_size),
-        )
     token_rows = math.prod(frames) * -(-height // patch_size)
     columns = -(-width // patch_size)
-    if patches > token_rows:
-        raise RequestError(
-            said(
-                "A latent of {token_rows} token rows cannot be cut into {patches} patches.",
-                token_rows=token_rows,
-                patches=patches,
-            ),
-            said("Set patches to {token_rows} or less, or use a larger picture.", token_rows=token_rows),
-        )
+    assert patches == 1 or (patches <= token_rows and not (frames and height % patch_size))
     rows = math.prod(frames) * height
     share, rest = divmod(token_rows, patches)
     cuts = [0, *accumulate(share + (patch < rest) for patch in range(patches))]

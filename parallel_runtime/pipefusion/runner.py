@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..denoising.predict import Call, own_calls
-from ..errors import RequestError
 from ..mesh.links import Inbox, Links, Outbox, pack, unpack
-from ..mesh.mesh import Layout, Mesh
+from ..mesh.mesh import Mesh
 from ..networks.latent_patches import Patch, cut_patches
 from ..networks.network import Network
 from ..networks.shares import gather_batch
 from ..requests.conditioning import Conditioning
-from ..said import said
 
 Shapes = Mapping[str, torch.Size]
 
@@ -49,7 +47,7 @@ class StageRunner:
         self.inbox, self.outbox = Inbox(links.previous, x.device), Outbox(links.following)
         self.first = mesh.coordinate["pipe"] == 0
         self.last = mesh.coordinate["pipe"] == mesh.plan.pipe - 1
-        self.patches = cut_for(network.token, x, patches, mesh)
+        self.patches = cut_patches(tuple(x.shape), network.token, patches)
         numbers = torch.arange(self.total, device=x.device).split(self.batch)
         calls = [Call(n, n.float(), branch) for n, branch in zip(numbers, branches, strict=True)]
         self._parts = own_calls(calls, mesh)
@@ -111,29 +109,6 @@ class StageRunner:
 
     def _nothing(self, patch: Patch | None) -> torch.Tensor:
         return _band(self._x.new_empty((0, *self.output_shape()[1:])), patch)
-
-
-def cut_for(token: int, x: torch.Tensor, patches: int, layout: Layout) -> tuple[Patch, ...]:
-    """Cut a latent whose patches the ranks of a stage share out. Pure; runs on meta tensors too.
-
-    Args:
-        token: latent positions along one side of a token.
-
-    Raises:
-        RequestError: the latent cannot be cut so.
-    """
-    cut = cut_patches(tuple(x.shape), token, patches)
-    least = min(patch.length for patch in cut)
-    if least < layout.plan.sequence:
-        raise RequestError(
-            said(
-                "A patch of {patches} tokens cannot be split over {degree} GPUs.",
-                patches=least,
-                degree=layout.plan.sequence,
-            ),
-            "Use fewer patches or a larger picture.",
-        )
-    return cut
 
 
 def flatten_rows(latent: torch.Tensor) -> torch.Tensor:

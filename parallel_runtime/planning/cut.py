@@ -8,8 +8,6 @@ from functools import lru_cache
 from itertools import accumulate
 
 from ..config import ParallelPlan
-from ..errors import ConfigurationError
-from ..said import said
 
 _FOR_BLOCKS = 0.8
 """Part of a rank's memory that its blocks may take."""
@@ -34,9 +32,6 @@ def assign_blocks(
         sizes: parameters of each block, in forward order.
         most: parameters of all blocks of a stage, see `most_parameters`.
         speeds: of each stage, see `stage_speeds`; None where they are alike.
-
-    Raises:
-        ConfigurationError: see `split_blocks`.
     """
     # Planning asks for the same few assignments again and again.
     return _assign(tuple(sizes), stages, most, tuple(speeds) if speeds is not None else None)
@@ -93,15 +88,8 @@ def split_blocks(
 
     Returns:
         (start, stop) of each stage; no stage is empty.
-
-    Raises:
-        ConfigurationError: more stages than blocks.
     """
-    if not 1 <= stages <= len(costs):
-        raise ConfigurationError(
-            said("{costs} blocks cannot make {stages} stages.", costs=len(costs), stages=stages),
-            said("Set stages to a number from 1 to {costs}.", costs=len(costs)),
-        )
+    assert 1 <= stages <= len(costs)  # others are refused before (limits.py)
     sums, filled = [0.0, *accumulate(costs)], [0.0, *accumulate(sizes or costs)]
 
     def seconds(stage: int, start: int, stop: int) -> float:
