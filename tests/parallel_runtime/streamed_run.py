@@ -22,8 +22,8 @@ from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
 from parallel_runtime.planning import cost_constants
 from parallel_runtime.planning.coming_blocks import Coming
-from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.planning.wish import Wish
+from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.facts import PCIE, known_gpu
 from parallel_runtime.requests.requests import (
     ComfyuiCode,
