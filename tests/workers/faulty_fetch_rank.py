@@ -17,7 +17,7 @@ _fetch = SharedBlocks.fetch
 
 def fetch(self: SharedBlocks, block: int, slot: torch.Tensor) -> None:
     """Half a copy; then what the test wrote for this rank: "kill", or seconds to wait for."""
-    asked = Path(os.environ["TEST_FETCH"]) / str(self.streaming.rank)
+    asked = Path(os.environ["TEST_FETCH"]) / str(self.dealer.rank)
     if block == 1 and asked.exists():
         slot[: slot.numel() // 2].fill_(7)
         (asked.parent / "reached").touch()

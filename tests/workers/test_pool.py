@@ -197,7 +197,7 @@ def test_heads_that_do_not_divide_run_on_all_ranks_and_an_idle_rank_keeps_step(p
     ("given", "says"),
     [
         ({**conditioning(), "context": torch.randn(1, 7, 99)}, "width 64 in this checkpoint, but got 99"),
-        ({**conditioning(), "clip_fea": torch.zeros(1, 3)}, "cannot carry clip_fea"),
+        ({**conditioning(), "clip_fea": torch.zeros(1, 3)}, "does not take clip_fea"),
         (conditioning(batch=3), "3 items, but the latent batch holds 2"),
     ],
 )

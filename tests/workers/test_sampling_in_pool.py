@@ -73,7 +73,7 @@ def oracle(path, request: LoopRequest) -> torch.Tensor:
         request.x,
         request.tensors["sigmas"],
         noise=NoiseSource(request.job.seed),
-        on_step=lambda state: None,
+        on_step=lambda evaluation, denoised: None,
         prediction=prediction,
     )
 
