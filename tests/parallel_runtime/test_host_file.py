@@ -67,7 +67,7 @@ def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_pat
     assert said[2].startswith("UnsupportedModelError ComfyUI cannot build the network of strange.safetensors: ")
     assert "is a VAE, not a diffusion model supported by this ComfyUI" in said[3]
     assert said[4].startswith("UnsupportedModelError ComfyUI cannot tell what parts.safetensors is: KeyError: 'head.")
-    assert "says num_layers 1000000000 in its header, and at most 256 can be" in said[5]
+    assert "says num_layers 1000000000, and at most 256 can be" in said[5]
     assert said[6].startswith("UnsupportedModelError ComfyUI cannot tell what text.safetensors is: JSONDecodeError")
 
 
