@@ -65,6 +65,7 @@ def test_blocks_of_a_kind_share_one_processor_class_and_so_one_compiled_graph():
     assert issubclass(classes.pop(), transformer_flux.FluxAttnProcessor)
 
 
+@pytest.mark.slow
 def test_a_rebound_block_compiles_without_a_graph_break():
     transformer = build_transformer()
     expected = run(transformer, *GIVEN)

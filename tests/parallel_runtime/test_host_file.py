@@ -85,6 +85,7 @@ print(names == list(file.build_model().state_dict()), comfy.memory_management.ai
 """
 
 
+@pytest.mark.slow
 def test_layers_have_parameters_where_comfyui_streams_weights(tmp_path):
     command = [sys.executable, "-c", STREAMED, str(COMFYUI), str(write_original(tmp_path / "file.safetensors"))]
     root = Path(__file__).resolve().parents[2]

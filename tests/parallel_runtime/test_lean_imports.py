@@ -63,6 +63,7 @@ print([kind.__name__ for kind in blocks if trace_rules.is_callable_allowed(kind)
 """
 
 
+@pytest.mark.slow
 def test_a_plain_forward_needs_no_compiler_which_learns_later_what_diffusers_says_of_its_classes(tmp_path):
     path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=1, num_single_layers=1))
     run = subprocess.run([sys.executable, "-c", PLAIN_FORWARD, str(path)], capture_output=True, text=True)

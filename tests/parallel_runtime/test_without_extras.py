@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.nodes.test_imports_of_comfyui import OURS, ROOT, imports_of
 from tests.tiny_flux import tiny_config, write_diffusers_folder
 
@@ -52,6 +54,7 @@ def test_one_file_imports_it():
     assert asking == {"lean_imports.py"}
 
 
+@pytest.mark.slow
 def test_client_and_ranks_start_without_it_and_what_needs_it_says_so(tmp_path):
     folder = write_diffusers_folder(tmp_path / "folder", tiny_config(num_layers=1, num_single_layers=1))
     refusals = run(REFUSALS, folder)

@@ -38,6 +38,7 @@ def test_the_first_pool_takes_what_began_early(early):
         client.close()
 
 
+@pytest.mark.slow
 def test_what_began_early_for_other_devices_ends_when_a_pool_starts(early):
     client = PoolClient(PoolSpec("cpu", (0, 1)))
     try:

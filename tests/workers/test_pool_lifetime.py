@@ -110,6 +110,7 @@ def test_a_client_whose_devices_are_anothers_starts_no_pool_again_and_the_log_sa
     assert first.pool is None
 
 
+@pytest.mark.slow
 def test_a_pool_that_has_run_nothing_ends_after_a_while_and_the_next_prompt_starts_another(monkeypatch, tmp_path):
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
     pool = FaultyPool(PoolClient(PoolSpec("cpu", (0,)), "tests.workers.faulty_rank"))
@@ -125,6 +126,7 @@ def test_a_pool_that_has_run_nothing_ends_after_a_while_and_the_next_prompt_star
         pool.close()
 
 
+@pytest.mark.slow
 def test_two_pools_at_once_do_not_meet(faulty_pool):
     one, other = faulty_pool(), faulty_pool()
     threads = [threading.Thread(target=pool.sample, kwargs={"steps": 20}) for pool in (one, other)]

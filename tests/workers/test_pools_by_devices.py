@@ -51,6 +51,7 @@ def call(client: PoolClient, path: Path) -> torch.Tensor:
     return client.forward(ModelRequest(str(path), "float32", config), X, torch.tensor([0.7]), GIVEN)
 
 
+@pytest.mark.slow
 def test_pools_of_other_devices_compute_side_by_side_and_one_takes_the_others_place(pools, path):
     clients = [pools.get(cpu(0)), pools.get(cpu(1))]
     outputs: dict[int, torch.Tensor] = {}

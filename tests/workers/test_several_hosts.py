@@ -208,6 +208,7 @@ def listening(process: Process) -> set[tuple[str, int]]:
     return {(address, port) for address, port in found if not address.startswith("127.")}
 
 
+@pytest.mark.slow
 def test_two_hosts_sample_together_one_pool_after_the_other(hosts):
     client, join = hosts
     other = join()

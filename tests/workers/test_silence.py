@@ -64,6 +64,7 @@ def stop_supervisor(pool: FaultyPool) -> None:
     os.kill(pool.pool.pid, signal.SIGSTOP)
 
 
+@pytest.mark.slow
 def test_a_stopped_supervisor_is_told_of_given_up_and_replaced(faulty_pool, impatient):
     pool = faulty_pool()
     stopped = threading.Event()
