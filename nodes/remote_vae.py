@@ -101,7 +101,7 @@ class RemoteVae:
         return self._pool.held_bytes(self.request) if self._pool is not None else 0
 
     def shares(self, device: torch.device) -> bool:
-        """See `may_compute_on`."""
+        """Whether a rank may compute on this device of ComfyUI's, and so compete for its memory."""
         return may_compute_on(self._config, device)
 
     def __getattr__(self, name: str) -> Any:

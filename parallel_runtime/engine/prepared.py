@@ -103,6 +103,6 @@ class PreparedWork(Prepared):
         return self.run_it(tensors, control, agreed)
 
     def abandon(self) -> None:
-        """See `Prepared`."""
+        """Call the function that undoes it, where there is one."""
         if self.undo is not None:
             self.undo()

@@ -75,7 +75,7 @@ class NetworkReader(Reader):
         self._how = file, dtype, fast_float8
 
     def begin(self, on_bytes: OnBytes) -> OpenFile:
-        """See `Reader`."""
+        """Have ComfyUI build the network."""
         left = None
         if self._file.pack is not None:
             read_through(self._file.path, on_bytes)
@@ -127,14 +127,14 @@ class NetworkWeights(LoadedWeights):
         return self._stages
 
     def settle(self, patches: object) -> None:
-        """See `LoadedWeights`; what the network keeps was made with the patches of before."""
+        """The weights have these patches; what the network keeps of runs was made with those of before, and goes."""
         super().settle(patches)
         if patches != self._settled:
             self.own_cache.clear(self.network)
             self._settled = patches
 
     def give_back(self) -> None:
-        """See `LoadedWeights`."""
+        """Return the memory to the system, and let go of what the network keeps of runs."""
         if self._stages is not None:
             self._stages.run_as(None)
         if self._network is not None:

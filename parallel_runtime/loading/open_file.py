@@ -81,7 +81,7 @@ class Reader(ABC):
 
     @abstractmethod
     def begin(self, on_bytes: OnBytes) -> OpenFile:
-        """See `open`; the file is what it was."""
+        """Build the network of the file, which is what it was when it was recognised."""
 
     def let_others_go(self, network: nn.Module) -> None:
         """Let the blocks of other stages go."""

@@ -35,7 +35,7 @@ class CheckpointReader(Reader):
         self._dtype = dtype
 
     def begin(self, on_bytes: OnBytes) -> OpenFile:
-        """See `Reader`."""
+        """Build diffusers' class, its weights without memory."""
         checkpoint = self._checkpoint
         network = build_transformer(checkpoint)
         check_weights(network, checkpoint)

@@ -32,7 +32,7 @@ from .share_memory import (
 
 
 class SharedBlocks:
-    """See the module.
+    """This rank's share of the blocks of one model, and its way to the others'.
 
     Args:
         sizes: bytes of each block; nothing is there yet.

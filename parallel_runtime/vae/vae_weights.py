@@ -35,7 +35,7 @@ class VaeReader(Reader):
         self._device = device
 
     def begin(self, on_bytes: OnBytes) -> OpenFile:
-        """See `Reader`."""
+        """Have ComfyUI load the VAE."""
         on_bytes(0, self._file.size)
         vae = load_vae(self._file, self._device)
         ratio = vae.downscale_ratio

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from benchmarks.flux_facts import FLUX_DEV
+from parallel_runtime.config import ParallelConfig
+from parallel_runtime.errors import ConfigurationError
+from parallel_runtime.networks.facts import describe_request
 from parallel_runtime.networks.latent_patches import cut_patches
 from parallel_runtime.planning.cut import split_blocks
+from parallel_runtime.planning.plan import choose
+from parallel_runtime.planning.wish import Wish
+from parallel_runtime.requests.facts import CPU
 
 speeds_of_stages = st.none() | st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=6, max_size=6)
 
@@ -46,7 +55,15 @@ def test_patches_are_whole_token_rows_as_equal_as_can_be(height, width, patch_si
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_video_is_cut_through_frames_and_rows_and_an_uneven_height_is_refused():
+def test_a_video_is_cut_through_frames_and_rows():
     patches = cut_patches((1, 16, 3, 4, 6), 2, 4)
     assert [patch.rows for patch in patches] == [(0, 4), (4, 8), (8, 10), (10, 12)]
     assert [patch.length for patch in patches] == [6, 6, 3, 3]
+
+
+def test_of_a_video_whose_height_the_patch_size_does_not_divide_several_patches_are_refused_and_auto_takes_one():
+    odd = describe_request([(3, 5, 6)], (2, 2), 8, batch=1, steps=20)
+    wish = Wish(ParallelConfig(pipe=2, patches=2), 2, FLUX_DEV, odd, CPU)
+    with pytest.raises(ConfigurationError, match="patches"):
+        choose(wish)
+    assert choose(replace(wish, config=ParallelConfig(pipe=2))).plan.patches == 1

@@ -147,7 +147,7 @@ class TokenAdapter(Adapter):
     layout: TokenLayout
 
     def of_latent(self, call: Call) -> dict[str, Any]:
-        """See `Adapter`."""
+        """The latent and its references as tokens, and the places of these and of the text's."""
         call.check(self.extras)
         x, references = call.x, list(call.extras.get("ref_latents") or ())
         method = call.extras.get("ref_latents_method")

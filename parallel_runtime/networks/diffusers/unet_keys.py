@@ -15,7 +15,8 @@ _DEEPEST = 4
 
 @dataclass(frozen=True)
 class UNetKeys:
-    """See `KeyRules`. `inside` has the names inside of a layer, and those of what stands once."""
+    """Names that follow from how many layers each resolution has; `inside` has those inside of a layer, and of what
+    stands once."""
 
     inside: KeyRules
 

@@ -44,7 +44,7 @@ class WholeLatentAdapter(Adapter):
     learned_sigma: bool = False
 
     def of_latent(self, call: Call) -> dict[str, Any]:
-        """See `Adapter`."""
+        """The latent, padded to whole tokens."""
         call.check(self.extras, dims=5 if self.frames else 4)
         self.check(call)
         return {self.latent: pad_sides(call.x, self.patch)}
