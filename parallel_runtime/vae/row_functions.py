@@ -7,13 +7,19 @@ frames or single pixels, or puts pixels in the place of channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from ..replaced import replaced
+from . import fused_norms
+from .fused_norms import PendingNorm
 from .rows import Rows
 
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d, torch.cudnn_convolution)
@@ -40,17 +46,22 @@ class RowFunctions(TorchFunctionMode):
         super().__init__()
         self._now_and_then = now_and_then
         self._convolutions = 0
-        self._known: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._pending: PendingNorm | None = None
+        self._known: dict[Callable[..., Any], Callable[..., Any]] = {
+            torch.conv2d: self._convolve_alone,
+            torch.conv3d: self._convolve_alone,
+            F.group_norm: self._group_norm,
+        }
+        self._rows = rows if rows is not None else Rows(0, (1,), _nothing)
         if rows is None:
             return
-        self._rows = rows
-        self._known = {
+        self._known |= {
             torch.conv2d: self._convolve,
             torch.conv3d: self._convolve,
             torch.cudnn_convolution: self._convolve_by_cudnn,
             F.pad: self._pad,
-            torch.group_norm: self._group_norm,
-            F.group_norm: self._group_norm,
+            F.group_norm: self._shared_group_norm,
+            torch.group_norm: self._shared_group_norm,
         }
         if noise:
             self._known |= {torch.randn: self._randn, torch.randn_like: self._randn_like}
@@ -62,10 +73,58 @@ class RowFunctions(TorchFunctionMode):
             self._convolutions += 1
             if self._convolutions % _SOME == 0:
                 self._now_and_then()
+        pending = self._pending
+        if pending is not None and _has((*args, *(kwargs or {}).values()), (pending.x, pending.result)):
+            silu = function is F.silu and bool(args) and args[0] is pending.result
+            self._write(silu)
+            if silu:
+                return pending.result
         known = self._known.get(function)
         if known is None:
             return function(*args, **(kwargs or {}))
         return known(function, args, dict(kwargs or {}))
+
+    def __exit__(self, *exception: Any) -> None:
+        self._write(silu=False)
+        super().__exit__(*exception)
+
+    @contextlib.contextmanager
+    def norms_of(self, part: nn.Module) -> Iterator[None]:
+        """Inside, norms that are modules of ComfyUI's are computed here, too."""
+        with contextlib.ExitStack() as stack:
+            for module in fused_norms.length_norms(part):
+                stack.enter_context(replaced(module, "forward", partial(self._length_norm, module, module.forward)))
+            yield
+
+    def _begin(self, pending: PendingNorm) -> torch.Tensor:
+        """Let a norm wait for what comes next; nothing but what has its tensors can tell."""
+        self._write(silu=False)
+        self._pending = pending
+        return pending.result
+
+    def _write(self, silu: bool) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.write(silu)
+
+    def _length_norm(self, module: Any, plain: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return self._begin(fused_norms.length_norm(x, module.gamma.to(x))) if fused_norms.takes(x) else plain(x)
+
+    def _group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        given = {**dict(zip(_GROUP_NORM, args, strict=False)), **kwargs}
+        if not fused_norms.takes(given["input"]):
+            return function(*args, **kwargs)
+        x, groups = given["input"], given["num_groups"]
+        weight, bias, eps = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
+        rows = sum(self._rows.shares_of(x.shape[-2]))
+        return self._begin(fused_norms.group_norm(x, groups, weight, bias, eps, self._rows.add, rows))
+
+    def _convolve_alone(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        given = {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs}
+        bias = given.get("bias")
+        if bias is None or not fused_norms.takes(given["input"]):
+            return function(*args, **kwargs)
+        return fused_norms.add_bias(function(**(given | {"bias": None})), bias)
 
     def _convolve(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         return self._over_border(function, {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs})
@@ -74,6 +133,13 @@ class RowFunctions(TorchFunctionMode):
         return self._over_border(function, {**dict(zip(_CUDNN, args, strict=False)), **kwargs})
 
     def _over_border(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
+        """A convolution whose bias is added apart where that is faster, see `_of_own_rows`."""
+        bias = given.get("bias")
+        if bias is None or not fused_norms.takes(given["input"]):
+            return self._of_own_rows(function, given)
+        return fused_norms.add_bias(self._of_own_rows(function, given | {"bias": None}), bias)
+
+    def _of_own_rows(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         """A convolution: of all rows as they are, and of those at the borders anew when the neighbours' have come."""
         x, weight = given.pop("input"), given.pop("weight")
         dims = weight.ndim - 2
@@ -118,9 +184,11 @@ class RowFunctions(TorchFunctionMode):
         parts = [part for part in (above, x, below) if part is not None]
         return function(torch.cat(parts, -2), pad, **given)
 
-    def _group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def _shared_group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """By a batch norm with given numbers: a single pass, which rounds once."""
         given = {**dict(zip(_GROUP_NORM, args, strict=False)), **kwargs}
+        if fused_norms.takes(given["input"]):
+            return self._group_norm(function, args, kwargs)
         x, groups = given["input"], given["num_groups"]
         batch, channels = x.shape[:2]
         grouped = x.reshape(batch, groups, -1)
@@ -156,6 +224,21 @@ class RowFunctions(TorchFunctionMode):
         whole = list(size)
         whole[-2] = sum(self._rows.shares_of(whole[-2]))
         return whole
+
+
+def _nothing() -> None:
+    """Nobody votes where there is one rank."""
+
+
+def _has(given: Iterable[Any], tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether a function was given one of these tensors, by itself or in a list."""
+    for each in given:
+        if isinstance(each, (list, tuple)):
+            if _has(each, tensors):
+                return True
+        elif any(each is tensor for tensor in tensors):
+            return True
+    return False
 
 
 def _each(value: int | Iterable[int], dims: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..mesh.agreement import failing_at_the_next_vote
 from ..replaced import replaced
+from . import fused_norms
 from .families import Half, find_half
 from .row_functions import RowFunctions
 from .rows import Rows, share_rows
@@ -75,7 +76,7 @@ def run_half(
     """
     half = find_half(vae, name)
     if ranks == 1 or half is None:
-        with RowFunctions(None, now_and_then):
+        with RowFunctions(None, now_and_then) as functions, functions.norms_of(getattr(vae, name, vae)):
             return _call(vae, name, x, half, options)
     with failing_at_the_next_vote(None if tried else group) as vote:
 
@@ -86,12 +87,15 @@ def run_half(
         rows = Rows(rank, tuple(unit * share for share in share_rows(x.shape[-2] // unit, ranks)), vote, group)
         own = rows.cut(x)
         x.set_()  # type: ignore[call-overload]  # whoever called holds it, too
-        with _shared(getattr(vae, name), half, rows), RowFunctions(rows, vote_now_and_then, half.noise):
+        part, functions = getattr(vae, name), RowFunctions(rows, vote_now_and_then, half.noise)
+        with _shared(part, half, rows), functions, functions.norms_of(part):
             own = _call(vae, name, own, half, options)
         return rows.gather(own, to=0)
 
 
 def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapping[str, Any]) -> torch.Tensor:
+    if fused_norms.takes(x):
+        x = fused_norms.channels_last(x)
     if name == "decoder" and getattr(vae, "comfy_has_chunked_io", False):
         # Else it would bring the picture to the host piece by piece, where ranks cannot put it together.
         dtype = torch.float32 if half is None else x.dtype

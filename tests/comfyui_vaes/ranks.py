@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import unittest.mock
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+import parallel_runtime.vae
 from benchmarks.vae_memory import Case, lone, make_vae, peak_of
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
+from parallel_runtime.vae import fused_norms
 from parallel_runtime.vae.shared_vae import run_half, shared_ranks
+from tests.comfyui_vaes import plain_norms
 from tests.comfyui_vaes.tiny import TINY, make
 
 
-def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[str, Any]:
-    """Largest difference to the VAE alone, as part of its largest number, by VAE and half; how many ranks ran; and
-    strides between channels of what attention got, which is 1 for the kernels that keep no products."""
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Inside, norms and SiLU behind them are fused on a CPU, too, and in float32."""
+    with (
+        unittest.mock.patch.object(fused_norms, "takes", lambda x: x.ndim in (4, 5)),
+        unittest.mock.patch.object(parallel_runtime.vae, "norm_kernels", plain_norms, create=True),
+    ):
+        yield
+
+
+def compare(rank: int, world_size: int, comfyui: str, names: list[str], fused: bool) -> dict[str, Any]:
+    """Largest difference to the VAE alone, as part of its largest number, by VAE and half; how many ranks ran;
+    strides between channels of what attention got, which is 1 for the kernels that keep no products; and what was
+    fused how often."""
     use_comfyui(comfyui, {"cpu": True})
     found: dict[str, dict[str, float]] = {}
     strides: set[int] = set()
@@ -38,7 +54,10 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[
                 torch.manual_seed(2)
                 ranks = ran[f"{name} {half}"] = shared_ranks(vae, half, shape, unit, world_size)
                 group = dist.group.WORLD
-                with unittest.mock.patch.object(F, "scaled_dot_product_attention", noting):
+                with (
+                    unittest.mock.patch.object(F, "scaled_dot_product_attention", noting),
+                    as_on_a_gpu() if fused else contextlib.nullcontext(),
+                ):
                     ours = run_half(vae, half, x.clone(), unit=unit, ranks=ranks, rank=rank, group=group)
                 if ours is None:
                     continue
@@ -46,7 +65,8 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str]) -> dict[
                 alone = vae.decode(x) if half == "decoder" else vae.encode(x)
                 assert ours.shape == alone.shape
                 found.setdefault(name, {})[half] = float((ours - alone).abs().max() / alone.abs().max())
-    return {"differences": found, "ran": ran, "strides": sorted(strides)}
+    calls = {f"{name}{' and SiLU' if silu else ''}": count for (name, silu), count in plain_norms.calls.items()}
+    return {"differences": found, "ran": ran, "strides": sorted(strides), "fused": calls}
 
 
 LARGE = {

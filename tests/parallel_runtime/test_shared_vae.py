@@ -13,11 +13,13 @@ COMFYUI = find_comfyui()
 
 
 USED_MOST = ["flux", "wan 2.1"]
+FUSED = {"bias", "scale", "scale and SiLU", "length", "length and SiLU"}
 
 
-def compare(ranks: int, names: list[str]) -> None:
+def compare(ranks: int, names: list[str], fused: bool) -> None:
     """Assert that so many ranks compute what a VAE alone does."""
-    found = run_ranks(ranks, "tests.comfyui_vaes.ranks:compare", {"comfyui": str(COMFYUI), "names": names})
+    args = {"comfyui": str(COMFYUI), "names": names, "fused": fused}
+    found = run_ranks(ranks, "tests.comfyui_vaes.ranks:compare", args)
     differences = {
         (name, half): difference
         for name, halves in found[0]["differences"].items()
@@ -26,19 +28,23 @@ def compare(ranks: int, names: list[str]) -> None:
     assert {name for name, _ in differences} == set(names)
     assert not {each: difference for each, difference in differences.items() if not difference < 1e-5}
     assert set(found[0]["ran"].values()) == {ranks}
-    assert found[0]["strides"] == [1]
+    assert ranks == 1 or found[0]["strides"] == [1]
+    assert set(found[0]["fused"]) == (
+        {"bias", "scale", "scale and SiLU", "length", "length and SiLU"} if fused else set()
+    )
 
 
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
-def test_ranks_compute_what_a_vae_alone_does():
-    compare(2, USED_MOST)
+@pytest.mark.parametrize("fused", [False, True])
+def test_ranks_compute_what_a_vae_alone_does(fused):
+    compare(2, USED_MOST, fused)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_compute_what_every_vae_does(ranks):
-    compare(ranks, list(TINY))
+@pytest.mark.parametrize(("ranks", "fused"), [(1, True), (2, False), (2, True), (3, True)])
+def test_ranks_compute_what_every_vae_does(ranks, fused):
+    compare(ranks, list(TINY), fused)
 
 
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)

@@ -1,0 +1,152 @@
+"""The kernels of fused_norms.py, in Triton, which comes with PyTorch's CUDA builds.
+
+Tensors are (batch, channels, ...), a place's channels side by side in memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_NUMBERS = 8192
+"""Of a tile."""
+_TILES = 16
+"""Whose sums a program adds up in float32."""
+
+
+@triton.jit
+def _sum(source, target, places, channels, PLACES: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr):
+    """Program (part of the places, batch item): sums of each channel's numbers and of their squares."""
+    part, item = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    channel = tl.arange(0, WIDE)
+    sums = tl.zeros((WIDE,), tl.float32)
+    squares = tl.zeros((WIDE,), tl.float32)
+    for tile in range(TILES):
+        place = (part * TILES + tile) * PLACES + tl.arange(0, PLACES)
+        inside = (place < places)[:, None] & (channel < channels)[None, :]
+        at = (item * places + place)[:, None] * channels + channel[None, :]
+        x = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
+        sums += tl.sum(x, 0)
+        squares += tl.sum(x * x, 0)
+    at = (item * tl.num_programs(0) + part) * 2 * channels + channel
+    tl.store(target + at, sums, mask=channel < channels)
+    tl.store(target + at + channels, squares, mask=channel < channels)
+
+
+@triton.jit
+def _finish(
+    sums, weight, bias, scale, shift, channels, groups, count, eps, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Program (batch item): a group's sums as its channels' scale and shift."""
+    item = tl.program_id(0)
+    channel = tl.arange(0, WIDE)
+    real = channel < channels
+    at = item * groups + channel * groups // channels
+    mean = tl.load(sums + at, mask=real, other=0.0) / count
+    square = tl.load(sums + tl.num_programs(0) * groups + at, mask=real, other=0.0) / count
+    # No less than nothing, however it was rounded.
+    made = 1 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + eps)
+    if WEIGHT:
+        made = made * tl.load(weight + channel, mask=real, other=0.0)
+    moved = -mean * made
+    if BIAS:
+        moved = moved + tl.load(bias + channel, mask=real, other=0.0)
+    tl.store(scale + item * channels + channel, made.to(tl.float32), mask=real)
+    tl.store(shift + item * channels + channel, moved.to(tl.float32), mask=real)
+
+
+@triton.jit
+def _scale(
+    source, scale, shift, target, places, channels, factor, each, LENGTH: tl.constexpr, SCALE: tl.constexpr,
+    SHIFT: tl.constexpr, SILU: tl.constexpr, PLACES: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of places, batch item); `each` is 0 where all items have one scale and one shift."""
+    item = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64) * PLACES + tl.arange(0, PLACES)
+    channel = tl.arange(0, WIDE)
+    real = channel < channels
+    inside = (place < places)[:, None] & real[None, :]
+    at = (item * places + place)[:, None] * channels + channel[None, :]
+    x = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
+    if LENGTH:
+        x = x * (tl.rsqrt(tl.maximum(tl.sum(x * x, 1), 1e-24)) * factor)[:, None]
+    if SCALE:
+        x = x * tl.load(scale + item * each + channel, mask=real, other=0.0).to(tl.float32)[None, :]
+    if SHIFT:
+        x = x + tl.load(shift + item * each + channel, mask=real, other=0.0).to(tl.float32)[None, :]
+    if SILU:
+        x = x * tl.sigmoid(x)
+    tl.store(target + at, x.to(target.dtype.element_ty), mask=inside)
+
+
+def channel_sums(x: torch.Tensor) -> torch.Tensor:
+    """(2, batch, channels) in float64: sums of the numbers, and of their squares."""
+    batch, channels, places, wide, tile = _sizes(x)
+    parts = triton.cdiv(places, tile * _TILES)
+    sums = torch.empty((batch, parts, 2, channels), dtype=torch.float32, device=x.device)
+    _sum[(parts, batch)](x, sums, places, channels, PLACES=tile, WIDE=wide, TILES=_TILES)
+    return sums.sum(1, dtype=torch.float64).transpose(0, 1)
+
+
+def finish(
+    sums: torch.Tensor, count: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, channels: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A group norm's scale and shift, (batch, channels) in float32.
+
+    Args:
+        sums: as of `channel_sums`, of groups of channels: (2, batch, groups).
+        count: numbers of a group.
+    """
+    _, batch, groups = sums.shape
+    scale, shift = torch.empty((2, batch, channels), dtype=torch.float32, device=sums.device)
+    _finish[(batch,)](
+        sums, weight, bias, scale, shift, channels, groups, float(count), eps, WEIGHT=weight is not None,
+        BIAS=bias is not None, WIDE=triton.next_power_of_2(channels),
+    )  # fmt: skip
+    return scale, shift
+
+
+def scale_and_shift(
+    x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, silu: bool
+) -> None:
+    """Write x * scale + shift, and SiLU of that; for scale and shift `finish`."""
+    _launch(x, target, scale, shift, each=x.shape[1], SCALE=True, SHIFT=True, SILU=silu)
+
+
+def divide_by_length(x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, factor: float, silu: bool) -> None:
+    """Write each place's channels by their length, times scale (channels,) and factor, and SiLU of that."""
+    _launch(x, target, scale, None, factor=factor, LENGTH=True, SCALE=True, SILU=silu)
+
+
+def add_to_channels(x: torch.Tensor, bias: torch.Tensor) -> None:
+    """Add (channels,) to x where it is."""
+    _launch(x, x, None, bias, SHIFT=True)
+
+
+def _launch(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    scale: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    *,
+    factor: float = 1.0,
+    each: int = 0,
+    LENGTH: bool = False,
+    SCALE: bool = False,
+    SHIFT: bool = False,
+    SILU: bool = False,
+) -> None:
+    batch, channels, places, wide, tile = _sizes(x)
+    _scale[(triton.cdiv(places, tile), batch)](
+        x, scale, shift, target, places, channels, factor, each, LENGTH=LENGTH, SCALE=SCALE, SHIFT=SHIFT, SILU=SILU,
+        PLACES=tile, WIDE=wide,
+    )  # fmt: skip
+
+
+def _sizes(x: torch.Tensor) -> tuple[int, int, int, int, int]:
+    """(batch, channels, places, channels up to a power of two, places of a tile)."""
+    batch, channels = x.shape[:2]
+    wide = triton.next_power_of_2(channels)
+    return batch, channels, x.numel() // (batch * channels), wide, max(1, _NUMBERS // wide)
