@@ -120,6 +120,7 @@ def play(bench: Bench, found: Found, way: Way, turns: Sequence[Turn]) -> None:
         if turn.chosen:
             bench.wait(_CHOOSING)
         if turn.freed:
+            bench.wait(1)  # ComfyUI's worker hears of it only while it waits for a prompt
             bench.server.api.free()
             bench.wait(1)
         try:

@@ -11,6 +11,8 @@ from ..runs import MeasurementError
 _LDM, _LOADER = Way(), Way(BY_DEFAULT)
 _SETTLED = 2
 """Prompts after the first; of the last one the steps are told."""
+_LONG = 5.0
+"""Seconds; of prompts that take longer, one less."""
 
 
 def _looked(way: Way, picture: Picture) -> Graph:
@@ -43,8 +45,10 @@ def loops(bench: Bench, found: Found, file: str) -> None:
     rows = found.setdefault("rows", [])
     for name, graph, way, previews in _NODES:
         try:
-            for _ in range(1 + _SETTLED):
+            for number in range(1 + _SETTLED):
                 run = bench.run(graph(way, bench.picture(file)), previews)
+                if number and run.seconds > _LONG:
+                    break
         except MeasurementError as error:
             rows.append({"node": name, "error": str(error)})
             continue
