@@ -18,14 +18,15 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..replaced import replaced
-from . import fused_norms
-from .fused_norms import PendingNorm
+from . import channels_last
+from .channels_last import PendingNorm
 from .rows import Rows
 
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d, torch.cudnn_convolution)
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _CUDNN = ("input", "weight", "padding", "stride", "dilation", "groups")
 _PAD = ("input", "pad", "mode", "value")
+_INTERPOLATE = ("input", "size", "scale_factor", "mode")
 _GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
 
 
@@ -51,6 +52,7 @@ class RowFunctions(TorchFunctionMode):
             torch.conv2d: self._convolve_alone,
             torch.conv3d: self._convolve_alone,
             F.group_norm: self._group_norm,
+            F.interpolate: self._interpolate,
         }
         self._rows = rows if rows is not None else Rows(0, (1,), _nothing)
         if rows is None:
@@ -92,7 +94,7 @@ class RowFunctions(TorchFunctionMode):
     def norms_of(self, part: nn.Module) -> Iterator[None]:
         """Inside, norms that are modules of ComfyUI's are computed here, too."""
         with contextlib.ExitStack() as stack:
-            for module in fused_norms.length_norms(part):
+            for module in channels_last.length_norms(part):
                 stack.enter_context(replaced(module, "forward", partial(self._length_norm, module, module.forward)))
             yield
 
@@ -108,23 +110,30 @@ class RowFunctions(TorchFunctionMode):
             pending.write(silu)
 
     def _length_norm(self, module: Any, plain: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return self._begin(fused_norms.length_norm(x, module.gamma.to(x))) if fused_norms.takes(x) else plain(x)
+        return self._begin(channels_last.length_norm(x, module.gamma.to(x))) if channels_last.takes(x) else plain(x)
 
     def _group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = {**dict(zip(_GROUP_NORM, args, strict=False)), **kwargs}
-        if not fused_norms.takes(given["input"]):
+        if not channels_last.takes(given["input"]):
             return function(*args, **kwargs)
         x, groups = given["input"], given["num_groups"]
         weight, bias, eps = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
         rows = sum(self._rows.shares_of(x.shape[-2]))
-        return self._begin(fused_norms.group_norm(x, groups, weight, bias, eps, self._rows.add, rows))
+        return self._begin(channels_last.group_norm(x, groups, weight, bias, eps, self._rows.add, rows))
+
+    def _interpolate(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
+        x, made = given["input"], None
+        if channels_last.takes(x):
+            made = channels_last.doubled(x, given.get("size"), given.get("scale_factor"), given.get("mode", "nearest"))
+        return made if made is not None else function(*args, **kwargs)
 
     def _convolve_alone(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs}
         bias = given.get("bias")
-        if bias is None or not fused_norms.takes(given["input"]):
+        if bias is None or not channels_last.takes(given["input"]):
             return function(*args, **kwargs)
-        return fused_norms.add_bias(function(**(given | {"bias": None})), bias)
+        return channels_last.add_bias(function(**(given | {"bias": None})), bias)
 
     def _convolve(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         return self._over_border(function, {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs})
@@ -135,9 +144,9 @@ class RowFunctions(TorchFunctionMode):
     def _over_border(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         """A convolution whose bias is added apart where that is faster, see `_of_own_rows`."""
         bias = given.get("bias")
-        if bias is None or not fused_norms.takes(given["input"]):
+        if bias is None or not channels_last.takes(given["input"]):
             return self._of_own_rows(function, given)
-        return fused_norms.add_bias(self._of_own_rows(function, given | {"bias": None}), bias)
+        return channels_last.add_bias(self._of_own_rows(function, given | {"bias": None}), bias)
 
     def _of_own_rows(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         """A convolution: of all rows as they are, and of those at the borders anew when the neighbours' have come."""
@@ -187,7 +196,7 @@ class RowFunctions(TorchFunctionMode):
     def _shared_group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """By a batch norm with given numbers: a single pass, which rounds once."""
         given = {**dict(zip(_GROUP_NORM, args, strict=False)), **kwargs}
-        if fused_norms.takes(given["input"]):
+        if channels_last.takes(given["input"]):
             return self._group_norm(function, args, kwargs)
         x, groups = given["input"], given["num_groups"]
         batch, channels = x.shape[:2]

@@ -84,7 +84,7 @@ class Rows:
         own, sent = x.shape[-2], []
         operations: list[dist.P2POp] = []
         found: list[torch.Tensor | None] = [None, None]
-        x = x.movedim(1, -1)  # as they lie in memory behind a norm of fused_norms.py
+        x = x.movedim(1, -1)  # as they lie in memory behind a norm of channels_last.py
         # To the neighbour, and from it: what it needs of this rank lies at the border that both have in common.
         for place, there, neighbour, wanted, given in (
             (0, not self.first, self.rank - 1, above, below),

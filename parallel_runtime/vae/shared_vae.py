@@ -16,7 +16,7 @@ from torch import nn
 
 from ..mesh.agreement import failing_at_the_next_vote
 from ..replaced import replaced
-from . import fused_norms
+from . import channels_last
 from .families import Half, find_half
 from .row_functions import RowFunctions
 from .rows import Rows, share_rows
@@ -94,8 +94,8 @@ def run_half(
 
 
 def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapping[str, Any]) -> torch.Tensor:
-    if fused_norms.takes(x):
-        x = fused_norms.channels_last(x)
+    if channels_last.takes(x):
+        x = channels_last.arrange(x)
     if name == "decoder" and getattr(vae, "comfy_has_chunked_io", False):
         # Else it would bring the picture to the host piece by piece, where ranks cannot put it together.
         dtype = torch.float32 if half is None else x.dtype

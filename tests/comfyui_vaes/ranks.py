@@ -14,9 +14,9 @@ import torch.nn.functional as F
 import parallel_runtime.vae
 from benchmarks.vae_memory import Case, lone, make_vae, peak_of
 from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
-from parallel_runtime.vae import fused_norms
+from parallel_runtime.vae import channels_last
 from parallel_runtime.vae.shared_vae import run_half, shared_ranks
-from tests.comfyui_vaes import plain_norms
+from tests.comfyui_vaes import plain_kernels
 from tests.comfyui_vaes.tiny import TINY, make
 
 
@@ -24,8 +24,8 @@ from tests.comfyui_vaes.tiny import TINY, make
 def as_on_a_gpu() -> Iterator[None]:
     """Inside, norms and SiLU behind them are fused on a CPU, too, and in float32."""
     with (
-        unittest.mock.patch.object(fused_norms, "takes", lambda x: x.ndim in (4, 5)),
-        unittest.mock.patch.object(parallel_runtime.vae, "norm_kernels", plain_norms, create=True),
+        unittest.mock.patch.object(channels_last, "takes", lambda x: x.ndim in (4, 5)),
+        unittest.mock.patch.object(parallel_runtime.vae, "channels_last_kernels", plain_kernels, create=True),
     ):
         yield
 
@@ -65,7 +65,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], fused: b
                 alone = vae.decode(x) if half == "decoder" else vae.encode(x)
                 assert ours.shape == alone.shape
                 found.setdefault(name, {})[half] = float((ours - alone).abs().max() / alone.abs().max())
-    calls = {f"{name}{' and SiLU' if silu else ''}": count for (name, silu), count in plain_norms.calls.items()}
+    calls = {f"{name}{' and SiLU' if silu else ''}": count for (name, silu), count in plain_kernels.calls.items()}
     return {"differences": found, "ran": ran, "strides": sorted(strides), "fused": calls}
 
 

@@ -13,7 +13,7 @@ COMFYUI = find_comfyui()
 
 
 USED_MOST = ["flux", "wan 2.1"]
-FUSED = {"bias", "scale", "scale and SiLU", "length", "length and SiLU"}
+FUSED = {"bias", "double", "scale", "scale and SiLU", "length", "length and SiLU"}
 
 
 def compare(ranks: int, names: list[str], fused: bool) -> None:
@@ -29,9 +29,7 @@ def compare(ranks: int, names: list[str], fused: bool) -> None:
     assert not {each: difference for each, difference in differences.items() if not difference < 1e-5}
     assert set(found[0]["ran"].values()) == {ranks}
     assert ranks == 1 or found[0]["strides"] == [1]
-    assert set(found[0]["fused"]) == (
-        {"bias", "scale", "scale and SiLU", "length", "length and SiLU"} if fused else set()
-    )
+    assert set(found[0]["fused"]) == (FUSED if fused else set())
 
 
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)

@@ -1,4 +1,4 @@
-"""The kernels of fused_norms.py, in Triton, which comes with PyTorch's CUDA builds.
+"""The kernels of channels_last.py, in Triton, which comes with PyTorch's CUDA builds.
 
 Tensors are (batch, channels, ...), a place's channels side by side in memory.
 """
@@ -11,6 +11,8 @@ import triton.language as tl
 
 _NUMBERS = 8192
 """Of a tile."""
+_SUMMED = 4096
+"""Of one whose sums stay in registers beside it."""
 _TILES = 16
 """Whose sums a program adds up in float32."""
 
@@ -20,18 +22,18 @@ def _sum(source, target, places, channels, PLACES: tl.constexpr, WIDE: tl.conste
     """Program (part of the places, batch item): sums of each channel's numbers and of their squares."""
     part, item = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, WIDE)
-    sums = tl.zeros((WIDE,), tl.float32)
-    squares = tl.zeros((WIDE,), tl.float32)
+    sums = tl.zeros((PLACES, WIDE), tl.float32)
+    squares = tl.zeros((PLACES, WIDE), tl.float32)
     for tile in range(TILES):
         place = (part * TILES + tile) * PLACES + tl.arange(0, PLACES)
         inside = (place < places)[:, None] & (channel < channels)[None, :]
         at = (item * places + place)[:, None] * channels + channel[None, :]
         x = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
-        sums += tl.sum(x, 0)
-        squares += tl.sum(x * x, 0)
+        sums += x
+        squares += x * x
     at = (item * tl.num_programs(0) + part) * 2 * channels + channel
-    tl.store(target + at, sums, mask=channel < channels)
-    tl.store(target + at + channels, squares, mask=channel < channels)
+    tl.store(target + at, tl.sum(sums, 0), mask=channel < channels)
+    tl.store(target + at + channels, tl.sum(squares, 0), mask=channel < channels)
 
 
 @triton.jit
@@ -81,9 +83,22 @@ def _scale(
     tl.store(target + at, x.to(target.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _double(source, target, width, places, channels, PLACES: tl.constexpr, WIDE: tl.constexpr):
+    """Program (tile of the result's places, picture)."""
+    item = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64) * PLACES + tl.arange(0, PLACES)
+    channel = tl.arange(0, WIDE)
+    inside = (place < places)[:, None] & (channel < channels)[None, :]
+    row, column = place // (2 * width), place % (2 * width)
+    nearest = item * (places // 4) + row // 2 * width + column // 2
+    x = tl.load(source + nearest[:, None] * channels + channel[None, :], mask=inside)
+    tl.store(target + (item * places + place)[:, None] * channels + channel[None, :], x, mask=inside)
+
+
 def channel_sums(x: torch.Tensor) -> torch.Tensor:
     """(2, batch, channels) in float64: sums of the numbers, and of their squares."""
-    batch, channels, places, wide, tile = _sizes(x)
+    batch, channels, places, wide, tile = _sizes(x, _SUMMED)
     parts = triton.cdiv(places, tile * _TILES)
     sums = torch.empty((batch, parts, 2, channels), dtype=torch.float32, device=x.device)
     _sum[(parts, batch)](x, sums, places, channels, PLACES=tile, WIDE=wide, TILES=_TILES)
@@ -145,8 +160,14 @@ def _launch(
     )  # fmt: skip
 
 
-def _sizes(x: torch.Tensor) -> tuple[int, int, int, int, int]:
+def double(x: torch.Tensor, target: torch.Tensor) -> None:
+    """Write each pixel of (batch, channels, height, width) four times, into twice as many rows and columns."""
+    batch, channels, places, wide, tile = _sizes(target)
+    _double[(triton.cdiv(places, tile), batch)](x, target, x.shape[3], places, channels, PLACES=tile, WIDE=wide)
+
+
+def _sizes(x: torch.Tensor, numbers: int = _NUMBERS) -> tuple[int, int, int, int, int]:
     """(batch, channels, places, channels up to a power of two, places of a tile)."""
     batch, channels = x.shape[:2]
     wide = triton.next_power_of_2(channels)
-    return batch, channels, x.numel() // (batch * channels), wide, max(1, _NUMBERS // wide)
+    return batch, channels, x.numel() // (batch * channels), wide, max(1, numbers // wide)

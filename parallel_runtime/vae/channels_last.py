@@ -1,7 +1,8 @@
-"""A norm of a VAE and the SiLU behind it as one pass over memory, channels last, as convolutions on GPUs want them.
+"""What stands between a VAE's convolutions, as one pass over memory each, with a place's channels side by side.
 
-Half of a decoder's time goes to norms by several passes and to turning tensors between layouts. Here a norm gives its
-result with a place's channels side by side; what follows keeps that, up to the next norm. Numbers are rounded once.
+Convolutions on GPUs want channels last. PyTorch's norms take several passes, its bias and its upsampling are slow in
+that layout, and turning tensors between two layouts takes as long again: together half of a decoder's time. A norm and
+the SiLU behind it are rounded once.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def takes(x: torch.Tensor) -> bool:
     return x.is_cuda and x.dtype in _HALF and x.ndim in _FORMATS and x.numel() > 0
 
 
-def channels_last(x: torch.Tensor) -> torch.Tensor:
+def arrange(x: torch.Tensor) -> torch.Tensor:
     """The same with a place's channels side by side in memory."""
     return x.contiguous(memory_format=_FORMATS[x.ndim])
 
@@ -58,9 +59,9 @@ def group_norm(
         add: sum over the ranks that have the picture's other rows.
         rows: of all of them.
     """
-    from . import norm_kernels as kernels
+    from . import channels_last_kernels as kernels
 
-    x, channels = channels_last(x), x.shape[1]
+    x, channels = arrange(x), x.shape[1]
     sums = add(kernels.channel_sums(x).unflatten(2, (groups, channels // groups)).sum(3))
     count = x[0].numel() // groups // x.shape[-2] * rows
     scale, shift = kernels.finish(sums, count, weight, bias, eps, channels)
@@ -69,7 +70,7 @@ def group_norm(
 
 def add_bias(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Add a number to each channel of what a convolution made, where it is; PyTorch takes three times as long."""
-    from . import norm_kernels as kernels
+    from . import channels_last_kernels as kernels
 
     if x.is_contiguous(memory_format=_FORMATS[x.ndim]):
         kernels.add_to_channels(x, bias)
@@ -77,11 +78,25 @@ def add_bias(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return x.add_(bias.reshape(-1, *(1,) * (x.ndim - 2)))
 
 
+def doubled(x: torch.Tensor, size: Any, scale_factor: Any, mode: str) -> torch.Tensor | None:
+    """What `interpolate` makes of pictures that become twice as high and wide by their nearest pixels; None: others."""
+    from . import channels_last_kernels as kernels
+
+    factors = scale_factor if isinstance(scale_factor, (tuple, list)) else (scale_factor,) * 2
+    if x.ndim != 4 or size is not None or tuple(factors) != (2, 2) or mode not in ("nearest", "nearest-exact"):
+        return None
+    x = arrange(x)
+    batch, channels, height, width = x.shape
+    result = x.new_empty((batch, 2 * height, 2 * width, channels)).movedim(-1, 1)
+    kernels.double(x, result)
+    return result
+
+
 def length_norm(x: torch.Tensor, scale: torch.Tensor) -> PendingNorm:
     """Begin what ComfyUI's code calls an RMS norm: each place's channels by their length, times sqrt(channels)."""
-    from . import norm_kernels as kernels
+    from . import channels_last_kernels as kernels
 
-    x = channels_last(x)
+    x = arrange(x)
     return _pending(x, kernels.divide_by_length, scale.flatten(), math.sqrt(x.shape[1]))
 
 
