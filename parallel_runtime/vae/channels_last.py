@@ -21,7 +21,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class PendingNorm:
-    """A norm that waits to see whether SiLU follows.
+    """A norm that waits to see whether SiLU follows; none of the known VAEs uses it again, once SiLU has had it.
 
     Args:
         x: what it is of.

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ..replaced import replaced
 from . import channels_last
 from .channels_last import PendingNorm
+from .families import Half
 from .rows import Rows
 
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d, torch.cudnn_convolution)
@@ -38,17 +39,20 @@ class RowFunctions(TorchFunctionMode):
     """Inside, tensors with rows are this rank's share.
 
     Args:
+        half: what is known of the module that runs; None: nothing, and its functions stay PyTorch's.
         rows: None where they are not shared.
         now_and_then: called by all ranks before the same convolutions.
-        noise: whether what is drawn at random is as large as the picture: every rank draws all, and keeps its rows.
     """
 
-    def __init__(self, rows: Rows | None, now_and_then: Callable[[], None], noise: bool = False):
+    def __init__(self, half: Half | None, rows: Rows | None, now_and_then: Callable[[], None]):
         super().__init__()
         self._now_and_then = now_and_then
         self._convolutions = 0
         self._pending: PendingNorm | None = None
-        self._known: dict[Callable[..., Any], Callable[..., Any]] = {
+        self._known: dict[Callable[..., Any], Callable[..., Any]] = {}
+        if half is None:
+            return
+        self._known = {
             torch.conv2d: self._convolve_alone,
             torch.conv3d: self._convolve_alone,
             F.group_norm: self._group_norm,
@@ -65,7 +69,7 @@ class RowFunctions(TorchFunctionMode):
             F.group_norm: self._shared_group_norm,
             torch.group_norm: self._shared_group_norm,
         }
-        if noise:
+        if half.noise:  # as large as the picture: every rank draws all, and keeps its rows
             self._known |= {torch.randn: self._randn, torch.randn_like: self._randn_like}
 
     def __torch_function__(

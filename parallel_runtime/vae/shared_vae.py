@@ -75,8 +75,12 @@ def run_half(
         PeerFailedError: another rank could not run its part.
     """
     half = find_half(vae, name)
-    if ranks == 1 or half is None:
-        with RowFunctions(None, now_and_then) as functions, functions.norms_of(getattr(vae, name, vae)):
+    if half is None:
+        with RowFunctions(None, None, now_and_then):
+            return _call(vae, name, x, half, options)
+    part = getattr(vae, name)
+    if ranks == 1:
+        with RowFunctions(half, None, now_and_then) as functions, functions.norms_of(part):
             return _call(vae, name, x, half, options)
     with failing_at_the_next_vote(None if tried else group) as vote:
 
@@ -87,14 +91,14 @@ def run_half(
         rows = Rows(rank, tuple(unit * share for share in share_rows(x.shape[-2] // unit, ranks)), vote, group)
         own = rows.cut(x)
         x.set_()  # type: ignore[call-overload]  # whoever called holds it, too
-        part, functions = getattr(vae, name), RowFunctions(rows, vote_now_and_then, half.noise)
+        functions = RowFunctions(half, rows, vote_now_and_then)
         with _shared(part, half, rows), functions, functions.norms_of(part):
             own = _call(vae, name, own, half, options)
         return rows.gather(own, to=0)
 
 
 def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapping[str, Any]) -> torch.Tensor:
-    if channels_last.takes(x):
+    if half is not None and channels_last.takes(x):
         x = channels_last.arrange(x)
     if name == "decoder" and getattr(vae, "comfy_has_chunked_io", False):
         # Else it would bring the picture to the host piece by piece, where ranks cannot put it together.

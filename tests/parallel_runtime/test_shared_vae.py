@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 from parallel_runtime.vae.rows import share_of, share_rows
+from parallel_runtime.vae.shared_vae import run_half
 from tests.comfyui_checkout import HOW, find_comfyui
+from tests.comfyui_vaes.ranks import as_on_a_gpu
 from tests.comfyui_vaes.tiny import TINY
 from tests.ranks import run_ranks
 
@@ -53,6 +58,22 @@ def test_a_ranks_peak_of_memory_is_its_share():
         shares = {name: own / alone for name, (alone, own) in rank["large"].items()}
         assert len(shares) == 4
         assert {name: share for name, share in shares.items() if share > 0.505} == {}
+
+
+class Unknown(nn.Module):
+    """Of no class that we know: uses a norm again behind SiLU."""
+
+    def decode(self, x):
+        normed = F.group_norm(x, 2)
+        return F.silu(normed) + normed
+
+
+def test_a_vae_that_nobody_knows_runs_as_it_is():
+    x = torch.randn((1, 4, 6, 6), generator=torch.Generator().manual_seed(1))
+    with as_on_a_gpu():
+        made = run_half(Unknown(), "decoder", x.clone(), unit=1, ranks=1, rank=0, group=None)
+    assert made is not None
+    assert torch.equal(made, Unknown().decode(x))
 
 
 def test_rows_are_shared_as_alike_as_they_can_be():
