@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,7 +50,6 @@ class RepeatedForward(Prepared):
 
     def work(self, tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Predict for `x` and `timestep`; the rank that has the answer returns `output`."""
-        started = time.perf_counter()
         state, placed, resident = self.state, self.placed, self.placed.resident
         # Models that were prepared since may have taken its place, or other patches that of its own.
         resident.activate(patches=self.patches)
@@ -70,7 +68,7 @@ class RepeatedForward(Prepared):
             results["output"] = predict([Call(x, timestep, conditioning)])[0]
         if self.residuals is not None and (run is None or run.links is None):
             self.own_rows = self._rows_read(run, tensors, conditioning)
-        answer = state.finished(placed, started, repeated=self.told)
+        answer = state.finished(placed, repeated=self.told)
         self.told = True
         return answer, results
 
@@ -140,12 +138,11 @@ def prepare_invoke(state: RankState, request: Invoke, resident: Resident, meta: 
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Call it; ranks with the network return `output`."""
-        started = time.perf_counter()
         (given,) = state.conditionings.take([request.arguments], tensors, request.kept)
         results: Results = {}
         if isinstance(network, ComfyNetwork):
             resident.activate(patches=state.patches.find(request.patches))
             results["output"] = network.invoke(request.method, given.arguments)
-        return state.finished(None, started), results
+        return state.finished(None), results
 
     return PreparedWork(run_it=work, takes_part=isinstance(network, ComfyNetwork))

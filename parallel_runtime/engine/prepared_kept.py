@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.module_tree import build_module
 from ..requests.control import Control
@@ -17,7 +15,6 @@ def prepare_attach(state: RankState, request: Attach) -> Prepared:
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Keep the tensors; with the last of them the network is made."""
-        started = time.perf_counter()
         if request.kept is not None:
             state.detach(request.kept)
         if tensors:
@@ -27,7 +24,7 @@ def prepare_attach(state: RankState, request: Attach) -> Prepared:
             parts = [arrived[attached_name(place)] for place in range(len(arrived))]
             state.conditionings.attach(request.number, build_module(request.form, parts))
             state.arriving.clear()
-        return state.finished(None, started), {}
+        return state.finished(None), {}
 
     return PreparedWork(run_it=work)
 

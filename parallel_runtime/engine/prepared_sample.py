@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from ..denoising.denoise import Denoising, Loop
@@ -74,11 +72,10 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Run the loop; the rank that has the finished latent returns `latent`."""
-        started = time.perf_counter()
         resident.activate(patches=patches)
         state.watch_memory()
         latent = sample(tensors, control, agreed)
-        return state.finished(placed, started), {} if latent is None else {"latent": latent}
+        return state.finished(placed), {} if latent is None else {"latent": latent}
 
     return PreparedWork(run_it=work, offers=placed.offers(), takes_part=place is not None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import msgspec
@@ -58,13 +57,12 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Run it; the first rank returns `output`."""
-        started = time.perf_counter()
         require_same(_SAME, agreed, request.file.path)
         joined = state.meshes.join(ParallelPlan(ulysses=request.ranks))
         output = None
         if joined is not None and run is not None and takes_part:
             output = run(tensors["x"], joined.mesh, control, bool(agreed[_TRIED]))
-        answer, count = state.finished(None, started), 1 if run is None else run.ranks
+        answer, count = state.finished(None), 1 if run is None else run.ranks
         what = said("Decoded; devices at work: {count}.", count=count)
         if request.half == "encoder":
             what = said("Encoded; devices at work: {count}.", count=count)

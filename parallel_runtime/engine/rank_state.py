@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -196,19 +195,17 @@ class RankState:
         """The next `finished` says what this rank holds, whether the client knows it or not."""
         self._told = None
 
-    def finished(self, placed: Placed | None, started: float, repeated: bool = False) -> Finished:
+    def finished(self, placed: Placed | None, repeated: bool = False) -> Finished:
         """The answer of a run.
 
         Args:
             placed: what ran; None for what has no plan.
-            started: `time.perf_counter()` then.
             repeated: the client has heard the plan's details.
         """
         held = self.held()
         news, self._told = (None if held == self._told else held), held
         return Finished(
             plan=placed.says if placed is not None else Said(""),
-            milliseconds=(time.perf_counter() - started) * 1000,
             held=news,
             details=self._measured(placed) if placed is not None and not repeated else None,
         )

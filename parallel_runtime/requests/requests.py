@@ -390,7 +390,6 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     Args:
         plan: the plan that ran it, one sentence.
         bytes_freed: over one rank, for `Release`.
-        milliseconds: wall time inside the rank.
         held: bytes of weights on this rank's device by model, models of the same weights having them in common; None
             for as before.
         details: of the plan; None for as before, in answers to a `Step`.
@@ -398,7 +397,6 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
 
     plan: Said = Said("")
     bytes_freed: int = 0
-    milliseconds: float = 0.0
     held: dict[str, int] | None = None
     details: PlanDetails | None = None
 

@@ -15,7 +15,7 @@ from parallel_runtime.requests.requests import Answer, Request
 
 from .error_info import ErrorInfo
 
-VERSION = 15
+VERSION = 16
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
