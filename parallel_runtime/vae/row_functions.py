@@ -91,8 +91,9 @@ class RowFunctions(TorchFunctionMode):
         return known(function, args, dict(kwargs or {}))
 
     def __exit__(self, *exception: Any) -> None:
-        self._write(silu=False)
         super().__exit__(*exception)
+        if exception[0] is None:
+            self._write(silu=False)
 
     @contextlib.contextmanager
     def norms_of(self, part: nn.Module) -> Iterator[None]:
