@@ -225,7 +225,7 @@ def _measured(folder, name, only=""):
     return json.loads((folder / f"results-{name}.json").read_text())["results"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(find_comfyui() is None, reason=HOW)
 def test_a_journey_of_tiny_models_in_a_real_comfyui(tmp_path):
     """Every prompt of both loaders succeeds, or the command fails; the server is a real one, on CPUs."""

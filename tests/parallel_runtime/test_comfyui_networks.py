@@ -40,7 +40,7 @@ def compare(ranks: int, names: list[str]) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_ranks_compute_what_one_does_with_every_class(ranks):
     assert compare(ranks, list(TINY)) == {name for name, data in NETWORKS.items() if data.blocks and not data.read}
 

@@ -14,6 +14,8 @@ from tests.parallel_runtime.comfyui_forward import output_of, run_comfyui
 from tests.parallel_runtime.model_forward import comfyui_call, relative_error
 
 COMFYUI = find_comfyui()
+IN_CI = ("FLUX.1", "SDXL")
+FAMILIES = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in CALLS]
 CHANGES = [
     pytest.param(family, changes, named, id=f"{family}: {named}")
     for family, refused in REFUSED.items()
@@ -29,7 +31,7 @@ WIDTHS = [
 @pytest.mark.host
 @pytest.mark.slow
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
-@pytest.mark.parametrize("family", CALLS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_loaded_model_and_adapter_give_what_comfyui_gives(tmp_path, family):
     calls = CALLS[family]
     calls.write(tmp_path)

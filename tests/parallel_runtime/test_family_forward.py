@@ -21,7 +21,7 @@ from tests.parallel_runtime.model_forward import relative_error
 from tests.ranks import run_ranks
 
 PLANS = [{"ulysses": 2}, {"ulysses": 3}, {"ulysses": 4}, {"ring": 2, "ulysses": 2}]
-COMPILED = ["SD3.5 medium", pytest.param("HunyuanDiT 1.2", marks=pytest.mark.long)]
+COMPILED = ["SD3.5 medium", "HunyuanDiT 1.2"]
 """A second attention in a block; long skips. FLUX.1 and Wan are in test_parallel_forward.py, test_wan_forward.py."""
 IN_STAGES = ["PixArt-α", "HunyuanDiT 1.2"]
 
@@ -75,7 +75,7 @@ def run_compiled(rank: int, world_size: int, name: str) -> dict[str, Any]:
     return {"output": output, "breaks": sum(counters["graph_break"].values())}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_blocks_without_graph_breaks_give_the_same_result(name):
     family = FAMILIES[name]

@@ -88,7 +88,9 @@ def every_mesh(ranks: int, seed: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", CASES)
+@pytest.mark.parametrize(
+    "world_size", [pytest.param(size, marks=pytest.mark.long if size > 2 else ()) for size in CASES]
+)
 def test_stages_equal_the_emulated_schedule(world_size, monkeypatch):
     compare(world_size, CASES[world_size], monkeypatch)
 
