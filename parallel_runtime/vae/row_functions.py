@@ -59,6 +59,8 @@ class RowFunctions(TorchFunctionMode):
             F.interpolate: self._interpolate,
         }
         self._rows = rows if rows is not None else Rows(0, (1,), _nothing)
+        if half.noise:  # in the order of a picture, however it lies in memory; every rank draws all, and keeps its rows
+            self._known |= {torch.randn: self._randn, torch.randn_like: self._randn_like}
         if rows is None:
             return
         self._known |= {
@@ -69,8 +71,6 @@ class RowFunctions(TorchFunctionMode):
             F.group_norm: self._shared_group_norm,
             torch.group_norm: self._shared_group_norm,
         }
-        if half.noise:  # as large as the picture: every rank draws all, and keeps its rows
-            self._known |= {torch.randn: self._randn, torch.randn_like: self._randn_like}
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
