@@ -112,6 +112,16 @@ def test_a_rank_copies_its_own_rows_alone(segment):
     assert all(torch.equal(copied[name], tensor) for name, tensor in wanted.items())
 
 
+def test_memory_that_was_made_in_inference_mode_is_written_to_outside_of_it():
+    """As a node that trains, and leaves ComfyUI's mode, does after one that sampled."""
+    with torch.inference_mode():
+        made = Segment.create(half_for(0))
+    try:
+        write(made.request, TENSORS)
+    finally:
+        made.close()
+
+
 def test_a_type_that_does_not_travel_is_refused_before_anything_is_written(segment):
     with pytest.raises(TypeError, match="complex64"):
         write(segment.request, {"z": torch.zeros(1, dtype=torch.complex64)})

@@ -37,8 +37,9 @@ class Segment:
         self.path = path
         self._descriptor = descriptor
         self._map = mmap.mmap(descriptor, 0)
-        whole = torch.frombuffer(self._map, dtype=torch.uint8)
-        self.request, self.answer = whole.split(whole.numel() // 2)
+        with torch.inference_mode(False):  # what was made in ComfyUI's cannot be written to by a node that leaves it
+            whole = torch.frombuffer(self._map, dtype=torch.uint8)
+            self.request, self.answer = whole.split(whole.numel() // 2)
         self._pinned = _register(whole)
 
     @classmethod
