@@ -14,6 +14,7 @@ from ..mesh.mesh import Mesh
 from ..requests.control import Cancelled, Control
 from ..requests.requests import RunVae
 from ..said import said
+from ..vae.channels_last import usable
 from ..vae.shared_vae import run_half, shared_ranks
 from ..vae.vae_weights import VaeWeights
 from .loaded_model import LoadedModel, ignore
@@ -24,6 +25,7 @@ _DIMS = (3, 4, 5)
 """Of sound, pictures, videos."""
 _SAME = "vae"
 _TRIED = "vae tried"
+_FUSED = "vae fused"
 
 
 def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Control) -> Prepared:
@@ -52,6 +54,7 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
         if takes_part:
             state.residency.store.prepare_run(held, request.memory // ranks, control.loading)
         offers = offer_same(_SAME, (type(weights.network).__name__, weights.unit, ranks))
+        offers[_FUSED] = int(usable(state.device))
         offers[_TRIED] = int((request.half, tuple(x.shape)) in weights.tried)
         run = _Run(state, request, held, weights, ranks, unit)
 
@@ -61,7 +64,8 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
         joined = state.meshes.join(ParallelPlan(ulysses=request.ranks))
         output = None
         if joined is not None and run is not None and takes_part:
-            output = run(tensors["x"], joined.mesh, control, bool(agreed[_TRIED]))
+            tried, fused = bool(agreed[_TRIED]), bool(agreed[_FUSED])
+            output = run(tensors["x"], joined.mesh, control, tried, fused)
         answer, count = state.finished(None), 1 if run is None else run.ranks
         what = said("Decoded; devices at work: {count}.", count=count)
         if request.half == "encoder":
@@ -87,7 +91,7 @@ class _Run:
     ranks: int
     unit: int
 
-    def __call__(self, x: torch.Tensor, mesh: Mesh, control: Control, tried: bool) -> torch.Tensor | None:
+    def __call__(self, x: torch.Tensor, mesh: Mesh, control: Control, tried: bool, fused: bool) -> torch.Tensor | None:
         state, request, run_of = self.state, self.request, (self.request.half, tuple(x.shape))
         state.residency.store.activate(self.held, ignore)
         group = mesh.members if self.ranks > 1 else None
@@ -101,7 +105,7 @@ class _Run:
             torch.manual_seed(request.seed)
             output = run_half(
                 self.weights.network, request.half, x, unit=self.unit, ranks=self.ranks, rank=state.rank, group=group,
-                options=request.options, tried=tried, now_and_then=stop_where_all_do,
+                options=request.options, tried=tried, fused=fused, now_and_then=stop_where_all_do,
             )  # fmt: skip
         self.weights.tried.add(run_of)
         return output

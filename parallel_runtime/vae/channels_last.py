@@ -7,14 +7,17 @@ the SiLU behind it are rounded once.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
+log = logging.getLogger(__name__)
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -32,6 +35,24 @@ class PendingNorm:
     x: torch.Tensor
     result: torch.Tensor
     write: Callable[[bool], None]
+
+
+@cache
+def usable(device: torch.device) -> bool:
+    """Whether the kernels run there; ranks agree on it, as sums of norms differ in shape."""
+    if device.type != "cuda":
+        return False
+    try:
+        from . import channels_last_kernels as kernels
+    except ImportError:  # no Triton
+        return False
+    numbers = torch.zeros((1, 16, 4, 4), dtype=torch.float16, device=device)
+    try:
+        kernels.add_to_channels(arrange(numbers), numbers[0, :, 0, 0].contiguous())
+    except kernels.FAILURES as error:
+        log.info("VAEs run by PyTorch's functions alone, as Triton cannot compile: %s", error)
+        return False
+    return True
 
 
 def takes(x: torch.Tensor) -> bool:

@@ -5,10 +5,15 @@ Tensors are (batch, channels, ...), a place's channels side by side in memory.
 
 from __future__ import annotations
 
+import subprocess
+
 import torch
 import triton
 import triton.language as tl
+from triton.errors import TritonError
 
+FAILURES = (TritonError, RuntimeError, AssertionError, AttributeError, OSError, ValueError, subprocess.SubprocessError)
+"""What Triton raises where it cannot compile: there is no C compiler, or the GPU is too old."""
 _NUMBERS = 8192
 """Of a tile."""
 _SUMMED = 4096

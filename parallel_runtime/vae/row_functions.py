@@ -42,11 +42,13 @@ class RowFunctions(TorchFunctionMode):
         half: what is known of the module that runs; None: nothing, and its functions stay PyTorch's.
         rows: None where they are not shared.
         now_and_then: called by all ranks before the same convolutions.
+        fused: see `run_half`.
     """
 
-    def __init__(self, half: Half | None, rows: Rows | None, now_and_then: Callable[[], None]):
+    def __init__(self, half: Half | None, rows: Rows | None, now_and_then: Callable[[], None], fused: bool):
         super().__init__()
         self._now_and_then = now_and_then
+        self._fused = fused
         self._convolutions = 0
         self._pending: PendingNorm | None = None
         self._known: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -103,6 +105,13 @@ class RowFunctions(TorchFunctionMode):
                 stack.enter_context(replaced(module, "forward", partial(self._length_norm, module, module.forward)))
             yield
 
+    def arranged(self, x: torch.Tensor) -> torch.Tensor:
+        """What is to be encoded or decoded, as it should lie in memory."""
+        return channels_last.arrange(x) if self._takes(x) else x
+
+    def _takes(self, x: torch.Tensor) -> bool:
+        return self._fused and channels_last.takes(x)
+
     def _begin(self, pending: PendingNorm) -> torch.Tensor:
         """Let a norm wait for what comes next; nothing but what has its tensors can tell."""
         self._write(silu=False)
@@ -115,11 +124,11 @@ class RowFunctions(TorchFunctionMode):
             pending.write(silu)
 
     def _length_norm(self, module: Any, plain: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return self._begin(channels_last.length_norm(x, module.gamma.to(x))) if channels_last.takes(x) else plain(x)
+        return self._begin(channels_last.length_norm(x, module.gamma.to(x))) if self._takes(x) else plain(x)
 
     def _group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = {**dict(zip(_GROUP_NORM, args, strict=False)), **kwargs}
-        if not channels_last.takes(given["input"]):
+        if not self._takes(given["input"]):
             return function(*args, **kwargs)
         x, groups = given["input"], given["num_groups"]
         weight, bias, eps = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
@@ -129,14 +138,14 @@ class RowFunctions(TorchFunctionMode):
     def _interpolate(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
         x, made = given["input"], None
-        if channels_last.takes(x):
+        if self._takes(x):
             made = channels_last.doubled(x, given.get("size"), given.get("scale_factor"), given.get("mode", "nearest"))
         return made if made is not None else function(*args, **kwargs)
 
     def _convolve_alone(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs}
         bias = given.get("bias")
-        if bias is None or not channels_last.takes(given["input"]):
+        if bias is None or not self._takes(given["input"]):
             return function(*args, **kwargs)
         return channels_last.add_bias(function(**(given | {"bias": None})), bias)
 
@@ -149,7 +158,7 @@ class RowFunctions(TorchFunctionMode):
     def _over_border(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         """A convolution whose bias is added apart where that is faster, see `_of_own_rows`."""
         bias = given.get("bias")
-        if bias is None or not channels_last.takes(given["input"]):
+        if bias is None or not self._takes(given["input"]):
             return self._of_own_rows(function, given)
         return channels_last.add_bias(self._of_own_rows(function, given | {"bias": None}), bias)
 
@@ -201,7 +210,7 @@ class RowFunctions(TorchFunctionMode):
     def _shared_group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """By a batch norm with given numbers: a single pass, which rounds once."""
         given = {**dict(zip(_GROUP_NORM, args, strict=False)), **kwargs}
-        if channels_last.takes(given["input"]):
+        if self._takes(given["input"]):
             return self._group_norm(function, args, kwargs)
         x, groups = given["input"], given["num_groups"]
         batch, channels = x.shape[:2]

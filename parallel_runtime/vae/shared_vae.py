@@ -16,7 +16,6 @@ from torch import nn
 
 from ..mesh.agreement import failing_at_the_next_vote
 from ..replaced import replaced
-from . import channels_last
 from .families import Half, find_half
 from .row_functions import RowFunctions
 from .rows import Rows, share_rows
@@ -56,6 +55,7 @@ def run_half(
     group: dist.ProcessGroup | None,
     options: Mapping[str, Any] = MappingProxyType({}),
     tried: bool = False,
+    fused: bool = True,
     now_and_then: Callable[[], None] = _nothing,
 ) -> torch.Tensor | None:
     """Encode or decode. Each of the ranks calls it with the same tensor.
@@ -66,6 +66,7 @@ def run_half(
         group: that they talk over.
         options: further arguments of the VAE's method.
         tried: memory for it is there; else the ranks vote before each exchange on whether all are well.
+        fused: whether channels_last.py's kernels may be used, on every rank alike.
         now_and_then: called by all ranks at the same places; what it raises ends the run there.
 
     Returns:
@@ -76,12 +77,12 @@ def run_half(
     """
     half = find_half(vae, name)
     if half is None:
-        with RowFunctions(None, None, now_and_then):
+        with RowFunctions(None, None, now_and_then, False):
             return _call(vae, name, x, half, options)
     part = getattr(vae, name)
     if ranks == 1:
-        with RowFunctions(half, None, now_and_then) as functions, functions.norms_of(part):
-            return _call(vae, name, x, half, options)
+        with RowFunctions(half, None, now_and_then, fused) as functions, functions.norms_of(part):
+            return _call(vae, name, functions.arranged(x), half, options)
     with failing_at_the_next_vote(None if tried else group) as vote:
 
         def vote_now_and_then() -> None:
@@ -91,15 +92,13 @@ def run_half(
         rows = Rows(rank, tuple(unit * share for share in share_rows(x.shape[-2] // unit, ranks)), vote, group)
         own = rows.cut(x)
         x.set_()  # type: ignore[call-overload]  # whoever called holds it, too
-        functions = RowFunctions(half, rows, vote_now_and_then)
+        functions = RowFunctions(half, rows, vote_now_and_then, fused)
         with _shared(part, half, rows), functions, functions.norms_of(part):
-            own = _call(vae, name, own, half, options)
+            own = _call(vae, name, functions.arranged(own), half, options)
         return rows.gather(own, to=0)
 
 
 def _call(vae: Any, name: str, x: torch.Tensor, half: Half | None, options: Mapping[str, Any]) -> torch.Tensor:
-    if half is not None and channels_last.takes(x):
-        x = channels_last.arrange(x)
     if name == "decoder" and getattr(vae, "comfy_has_chunked_io", False):
         # Else it would bring the picture to the host piece by piece, where ranks cannot put it together.
         dtype = torch.float32 if half is None else x.dtype

@@ -7,9 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import parallel_runtime.vae
+from parallel_runtime.vae import channels_last
+from parallel_runtime.vae.families import Half
+from parallel_runtime.vae.row_functions import RowFunctions
 from parallel_runtime.vae.rows import share_of, share_rows
 from parallel_runtime.vae.shared_vae import run_half
 from tests.comfyui_checkout import HOW, find_comfyui
+from tests.comfyui_vaes import plain_kernels
 from tests.comfyui_vaes.ranks import as_on_a_gpu
 from tests.comfyui_vaes.tiny import TINY
 from tests.ranks import run_ranks
@@ -74,6 +79,41 @@ def test_a_vae_that_nobody_knows_runs_as_it_is():
         made = run_half(Unknown(), "decoder", x.clone(), unit=1, ranks=1, rank=0, group=None)
     assert made is not None
     assert torch.equal(made, Unknown().decode(x))
+
+
+class Broken:
+    """Kernels on a machine where Triton finds no C compiler."""
+
+    FAILURES = (RuntimeError,)
+
+    @staticmethod
+    def add_to_channels(x, bias):
+        raise RuntimeError("Failed to find C compiler.")
+
+
+def test_without_a_compiler_a_vae_runs_by_pytorchs_functions(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device, **options: torch.ones(*sizes, **options))
+    usable = channels_last.usable.__wrapped__
+    monkeypatch.setattr(parallel_runtime.vae, "channels_last_kernels", Broken, raising=False)
+    assert not usable(gpu)
+    assert "Failed to find C compiler." in caplog.text
+    monkeypatch.setattr(parallel_runtime.vae, "channels_last_kernels", plain_kernels)
+    monkeypatch.setattr(plain_kernels, "FAILURES", (), raising=False)
+    assert usable(gpu)
+    assert not usable(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_kernels_are_used_where_all_ranks_have_them(fused):
+    x = torch.randn((1, 4, 6, 6), generator=torch.Generator().manual_seed(1))
+    with as_on_a_gpu(), RowFunctions(Half(), None, lambda: None, fused):
+        before = plain_kernels.calls.total()
+        made = F.silu(F.group_norm(x, 2))
+        used = plain_kernels.calls.total() - before
+    assert bool(used) == fused
+    assert torch.allclose(made, F.silu(F.group_norm(x, 2)), atol=1e-5)
 
 
 def test_rows_are_shared_as_alike_as_they_can_be():
