@@ -40,12 +40,12 @@ class RowFunctions(TorchFunctionMode):
 
     Args:
         half: what is known of the module that runs; None: nothing, and its functions stay PyTorch's.
-        rows: None where they are not shared.
+        rows: of one rank where they are not shared.
         now_and_then: called by all ranks before the same convolutions.
         fused: see `run_half`.
     """
 
-    def __init__(self, half: Half | None, rows: Rows | None, now_and_then: Callable[[], None], fused: bool):
+    def __init__(self, half: Half | None, rows: Rows, now_and_then: Callable[[], None], fused: bool):
         super().__init__()
         self._now_and_then = now_and_then
         self._fused = fused
@@ -55,24 +55,20 @@ class RowFunctions(TorchFunctionMode):
         if half is None:
             return
         self._known = {
-            torch.conv2d: self._convolve_alone,
-            torch.conv3d: self._convolve_alone,
+            torch.conv2d: self._convolve,
+            torch.conv3d: self._convolve,
             F.group_norm: self._group_norm,
             F.interpolate: self._interpolate,
         }
-        self._rows = rows if rows is not None else Rows(0, (1,), _nothing)
+        self._rows = rows
         if half.noise:  # in the order of a picture, however it lies in memory; every rank draws all, and keeps its rows
             self._known |= {torch.randn: self._randn, torch.randn_like: self._randn_like}
-        if rows is None:
-            return
-        self._known |= {
-            torch.conv2d: self._convolve,
-            torch.conv3d: self._convolve,
-            torch.cudnn_convolution: self._convolve_by_cudnn,
-            F.pad: self._pad,
-            F.group_norm: self._shared_group_norm,
-            torch.group_norm: self._shared_group_norm,
-        }
+        if rows.shared:
+            self._known |= {
+                torch.cudnn_convolution: self._convolve_by_cudnn,
+                F.pad: self._pad,
+                torch.group_norm: self._group_norm,
+            }
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -126,15 +122,6 @@ class RowFunctions(TorchFunctionMode):
     def _length_norm(self, module: Any, plain: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         return self._begin(channels_last.length_norm(x, module.gamma.to(x))) if self._takes(x) else plain(x)
 
-    def _group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        given = {**dict(zip(_GROUP_NORM, args, strict=False)), **kwargs}
-        if not self._takes(given["input"]):
-            return function(*args, **kwargs)
-        x, groups = given["input"], given["num_groups"]
-        weight, bias, eps = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
-        rows = sum(self._rows.shares_of(x.shape[-2]))
-        return self._begin(channels_last.group_norm(x, groups, weight, bias, eps, self._rows.add, rows))
-
     def _interpolate(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         given = {**dict(zip(_INTERPOLATE, args, strict=False)), **kwargs}
         x, made = given["input"], None
@@ -142,25 +129,16 @@ class RowFunctions(TorchFunctionMode):
             made = channels_last.doubled(x, given.get("size"), given.get("scale_factor"), given.get("mode", "nearest"))
         return made if made is not None else function(*args, **kwargs)
 
-    def _convolve_alone(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        given = {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs}
-        bias = given.get("bias")
-        if bias is None or not self._takes(given["input"]):
-            return function(*args, **kwargs)
-        return channels_last.add_bias(function(**(given | {"bias": None})), bias)
-
     def _convolve(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        return self._over_border(function, {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs})
+        """The bias is added apart where that is faster."""
+        given = {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs}
+        convolve, bias = self._of_own_rows if self._rows.shared else _call, given.get("bias")
+        if bias is None or not self._takes(given["input"]):
+            return convolve(function, given)
+        return channels_last.add_bias(convolve(function, given | {"bias": None}), bias)
 
     def _convolve_by_cudnn(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        return self._over_border(function, {**dict(zip(_CUDNN, args, strict=False)), **kwargs})
-
-    def _over_border(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
-        """A convolution whose bias is added apart where that is faster, see `_of_own_rows`."""
-        bias = given.get("bias")
-        if bias is None or not self._takes(given["input"]):
-            return self._of_own_rows(function, given)
-        return channels_last.add_bias(self._of_own_rows(function, given | {"bias": None}), bias)
+        return self._of_own_rows(function, {**dict(zip(_CUDNN, args, strict=False)), **kwargs})
 
     def _of_own_rows(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         """A convolution: of all rows as they are, and of those at the borders anew when the neighbours' have come."""
@@ -207,12 +185,16 @@ class RowFunctions(TorchFunctionMode):
         parts = [part for part in (above, x, below) if part is not None]
         return function(torch.cat(parts, -2), pad, **given)
 
-    def _shared_group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """By a batch norm with given numbers: a single pass, which rounds once."""
+    def _group_norm(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Without the kernels by a batch norm with given numbers: a single pass, which rounds once."""
         given = {**dict(zip(_GROUP_NORM, args, strict=False)), **kwargs}
-        if self._takes(given["input"]):
-            return self._group_norm(function, args, kwargs)
         x, groups = given["input"], given["num_groups"]
+        if self._takes(x):
+            weight, bias, eps = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
+            rows = sum(self._rows.shares_of(x.shape[-2]))
+            return self._begin(channels_last.group_norm(x, groups, weight, bias, eps, self._rows.add, rows))
+        if not self._rows.shared:
+            return function(*args, **kwargs)
         batch, channels = x.shape[:2]
         grouped = x.reshape(batch, groups, -1)
         numbers = torch.stack(
@@ -249,8 +231,8 @@ class RowFunctions(TorchFunctionMode):
         return whole
 
 
-def _nothing() -> None:
-    """Nobody votes where there is one rank."""
+def _call(function: Any, given: dict[str, Any]) -> torch.Tensor:
+    return function(**given)
 
 
 def _has(given: Iterable[Any], tensors: tuple[torch.Tensor, ...]) -> bool:

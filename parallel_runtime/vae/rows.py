@@ -53,6 +53,11 @@ class Rows:
     group: dist.ProcessGroup | None = None
 
     @property
+    def shared(self) -> bool:
+        """Whether there are others."""
+        return len(self.shares) > 1
+
+    @property
     def first(self) -> bool:
         """Whether this rank has the picture's top."""
         return self.rank == 0
@@ -123,7 +128,7 @@ class Rows:
 
     def add(self, numbers: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks."""
-        if len(self.shares) == 1:
+        if not self.shared:
             return numbers
         self.vote()
         dist.all_reduce(numbers, group=self.group)

@@ -76,12 +76,13 @@ def run_half(
         PeerFailedError: another rank could not run its part.
     """
     half = find_half(vae, name)
+    alone = Rows(0, (1,), _nothing)
     if half is None:
-        with RowFunctions(None, None, now_and_then, False):
+        with RowFunctions(None, alone, now_and_then, False):
             return _call(vae, name, x, half, options)
     part = getattr(vae, name)
     if ranks == 1:
-        with RowFunctions(half, None, now_and_then, fused) as functions, functions.norms_of(part):
+        with RowFunctions(half, alone, now_and_then, fused) as functions, functions.norms_of(part):
             return _call(vae, name, functions.arranged(x), half, options)
     with failing_at_the_next_vote(None if tried else group) as vote:
 

@@ -11,7 +11,7 @@ import parallel_runtime.vae
 from parallel_runtime.vae import channels_last
 from parallel_runtime.vae.families import Half
 from parallel_runtime.vae.row_functions import RowFunctions
-from parallel_runtime.vae.rows import share_of, share_rows
+from parallel_runtime.vae.rows import Rows, share_of, share_rows
 from parallel_runtime.vae.shared_vae import run_half
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.comfyui_vaes import plain_kernels
@@ -108,7 +108,7 @@ def test_without_a_compiler_a_vae_runs_by_pytorchs_functions(monkeypatch, caplog
 @pytest.mark.parametrize("fused", [False, True])
 def test_kernels_are_used_where_all_ranks_have_them(fused):
     x = torch.randn((1, 4, 6, 6), generator=torch.Generator().manual_seed(1))
-    with as_on_a_gpu(), RowFunctions(Half(), None, lambda: None, fused):
+    with as_on_a_gpu(), RowFunctions(Half(), Rows(0, (1,), lambda: None), lambda: None, fused):
         before = plain_kernels.calls.total()
         made = F.silu(F.group_norm(x, 2))
         used = plain_kernels.calls.total() - before
