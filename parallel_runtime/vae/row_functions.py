@@ -132,15 +132,15 @@ class RowFunctions(TorchFunctionMode):
     def _convolve(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """The bias is added apart where that is faster."""
         given = {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs}
-        convolve, bias = self._of_own_rows if self._rows.shared else _call, given.get("bias")
+        convolve, bias = self._over_border if self._rows.shared else _call, given.get("bias")
         if bias is None or not self._takes(given["input"]):
             return convolve(function, given)
         return channels_last.add_bias(convolve(function, given | {"bias": None}), bias)
 
     def _convolve_by_cudnn(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        return self._of_own_rows(function, {**dict(zip(_CUDNN, args, strict=False)), **kwargs})
+        return self._over_border(function, {**dict(zip(_CUDNN, args, strict=False)), **kwargs})
 
-    def _of_own_rows(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
+    def _over_border(self, function: Any, given: dict[str, Any]) -> torch.Tensor:
         """A convolution: of all rows as they are, and of those at the borders anew when the neighbours' have come."""
         x, weight = given.pop("input"), given.pop("weight")
         dims = weight.ndim - 2
