@@ -116,7 +116,7 @@ def play(bench: Bench, found: Found, way: Way, turns: Sequence[Turn]) -> None:
     rows = found.setdefault("rows", [])
     found |= {"kind": "journey", "way": way.title}
     for turn in turns:
-        rows.append(row := {"what": turn.what, "shape": turn.shape, "error": ""})
+        rows.append(row := {"what": turn.what, "file": turn.file, "shape": turn.shape, "error": ""})
         if turn.chosen:
             bench.wait(_CHOOSING)
         if turn.freed:
