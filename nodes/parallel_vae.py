@@ -52,7 +52,8 @@ class ParallelVaeNode(io.ComfyNode):
         from workers.client.pool_registry import get_pool
         from workers.launch import resolve_devices
 
-        from .remote_vae import ParallelVae, RemoteVae, describe
+        from .remote_vae import RemoteVae, describe
+        from .remote_vae_object import ParallelVae
 
         config = wished_config(parallel_config)
         ranks = resolve_devices(config, torch.cuda.device_count).world_size

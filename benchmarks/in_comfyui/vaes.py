@@ -1,4 +1,4 @@
-"""The VAEs that are measured, and what they decode."""
+"""What is decoded where VAEs are measured."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from .families import ENDING
 
 
 class Vae(NamedTuple):
-    """One VAE.
+    """What is decoded.
 
     Args:
-        latent: shape of what is decoded; small: with --cpu.
+        vae: of vae_files.py.
+        latent: its shape; small: with --cpu.
     """
 
+    vae: str
     described: str
     latent: tuple[int, ...]
     small: tuple[int, ...]
 
 
 VAES = {
-    "flux": Vae("FLUX 1024 × 1024", (1, 16, 128, 128), (1, 16, 4, 4)),
-    "wan": Vae("Wan 2.1 832 × 480, 81 frames", (1, 16, 21, 60, 104), (1, 16, 1, 4, 4)),
+    "flux": Vae("flux", "FLUX 1024 × 1024", (1, 16, 128, 128), (1, 16, 4, 4)),
+    "flux large": Vae("flux", "FLUX 2048 × 2048", (1, 16, 256, 256), (1, 16, 6, 4)),
+    "wan": Vae("wan", "Wan 2.1 832 × 480, 81 frames", (1, 16, 21, 60, 104), (1, 16, 1, 4, 4)),
+    "wan large": Vae("wan", "Wan 2.1 1280 × 720, 81 frames", (1, 16, 21, 90, 160), (1, 16, 1, 6, 4)),
 }
 
 

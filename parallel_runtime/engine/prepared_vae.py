@@ -11,7 +11,7 @@ from ..config import ParallelPlan
 from ..errors import RequestError
 from ..mesh.agreement import offer_same
 from ..mesh.mesh import Mesh
-from ..requests.control import Cancelled, Control
+from ..requests.control import Cancelled, Control, StopVotes
 from ..requests.requests import RunVae
 from ..said import said
 from ..vae.channels_last import usable
@@ -96,9 +96,12 @@ class _Run:
         state.residency.store.activate(self.held, ignore)
         group = mesh.members if self.ranks > 1 else None
 
+        votes = StopVotes(control, group)
+
         def stop_where_all_do() -> None:
             state.residency.pulse.mark()
-            if control.all_stop(group):
+            if votes.stop():
+                votes.close()
                 raise Cancelled
 
         with torch.random.fork_rng([state.device] if state.device.type == "cuda" else []), torch.inference_mode():
@@ -107,5 +110,6 @@ class _Run:
                 self.weights.network, request.half, x, unit=self.unit, ranks=self.ranks, rank=state.rank, group=group,
                 options=request.options, tried=tried, fused=fused, now_and_then=stop_where_all_do,
             )  # fmt: skip
+        votes.close()
         self.weights.tried.add(run_of)
         return output

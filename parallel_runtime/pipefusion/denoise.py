@@ -6,45 +6,18 @@ the first stage gets what the runs ask for next. The others only pass on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from ..denoising.denoise import Denoising
 from ..mesh.agreement import of_first_rank
 from ..networks.latent_patches import Patch
-from ..requests.control import Cancelled, Control
+from ..requests.control import Cancelled, Control, StopVotes
 from ..sampling.denoiser import Denoiser
 from ..sampling.steps import Evaluation, Steps
 from .runner import StageRunner, flatten_rows
-
-
-class StopVotes:
-    """A cancel, agreed on without waiting: what was voted at one step holds from the next on.
-
-    Waiting for everybody at each step would empty the pipeline. All ranks of the plan vote at every step, and find the
-    same result at the same step.
-
-    Args:
-        members: all ranks of the plan.
-    """
-
-    def __init__(self, control: Control, members: dist.ProcessGroup | None):
-        self._control, self._members = control, members
-        self._open: Callable[[], bool] | None = None
-
-    def stop(self) -> bool:
-        """Vote, and return the result of the vote before."""
-        before, self._open = self._open, self._control.vote_stop(self._members)
-        return before is not None and before()
-
-    def close(self) -> None:
-        """Wait for the last vote: no collective may be left open."""
-        if self._open is not None:
-            self._open()
-            self._open = None
 
 
 @dataclass

@@ -58,3 +58,29 @@ class Control(Protocol):
         """Begin the same without waiting for the other ranks; what is returned waits, and tells. All ranks call both
         in the same order."""
         ...
+
+
+class StopVotes:
+    """A cancel, agreed on without waiting: what was voted at one step holds from the next on.
+
+    Waiting for everybody at each step would empty a pipeline, or let GPUs wait for their hosts. All ranks of the plan
+    vote at every step, and find the same result at the same step.
+
+    Args:
+        members: all ranks of the plan.
+    """
+
+    def __init__(self, control: Control, members: dist.ProcessGroup | None):
+        self._control, self._members = control, members
+        self._open: Callable[[], bool] | None = None
+
+    def stop(self) -> bool:
+        """Vote, and return the result of the vote before."""
+        before, self._open = self._open, self._control.vote_stop(self._members)
+        return before is not None and before()
+
+    def close(self) -> None:
+        """Wait for the last vote: no collective may be left open."""
+        if self._open is not None:
+            self._open()
+            self._open = None

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from parallel_runtime.networks.diffusers.parallel_transformer import ParallelTransformer
-from parallel_runtime.pipefusion.denoise import StopVotes
 from parallel_runtime.pipefusion.runner import StageRunner
+from parallel_runtime.requests.control import StopVotes
 from parallel_runtime.sampling.samplers import SUPPORTED
 from tests.families import STAGED
 from tests.parallel_runtime.flux_forward import build_transformer, relative_error

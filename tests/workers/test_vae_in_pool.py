@@ -69,6 +69,21 @@ def test_weights_come_and_go(client, path, vae):
         assert client.held_bytes(request) == 0
 
 
+def test_an_answer_goes_where_there_is_memory_for_it_and_nowhere_else(client, path, vae):
+    latent = torch.randn(1, 16, 3, 7, 6, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        wanted = vae.decode(latent)
+    frames = torch.zeros(2, *wanted.shape[1:], dtype=torch.float64)
+    ours = client.run_vae(request_for(path), "decoder", latent, answer_bytes=wanted.nbytes, into=frames[1:])
+    assert ours.data_ptr() == frames[1:].data_ptr()
+    assert (frames[1:] - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    assert not frames[0].any()
+    with pytest.raises(RequestError, match=r"The workers made \(1, 3, 9, 56, 48\), not \(1, 3, 8, 56, 48\)"):
+        client.run_vae(request_for(path), "decoder", latent, into=torch.zeros(1, 3, 8, 56, 48))
+    client.run_vae(request_for(path), "decoder", latent, into=frames[:1])
+    assert torch.equal(*frames)
+
+
 def test_the_status_lists_it_and_its_actions_free_it(client, path, monkeypatch):
     monkeypatch.setattr("workers.client.pool_registry.known_pools", lambda: [client])
     monkeypatch.setattr("nodes.panel.status.host_notes", list)
@@ -163,7 +178,7 @@ def test_where_one_rank_fails_all_do_and_the_pool_goes_on(path, planted, faulty)
 
 def load_and_share(path: Path, pool: PoolClient):
     """ComfyUI's VAE, and ours of it."""
-    sd, remote_vae, utils = import_with_comfyui("comfy.sd", "nodes.remote_vae", "comfy.utils")
+    sd, remote_vae, utils = import_with_comfyui("comfy.sd", "nodes.remote_vae_object", "comfy.utils")
     vae = sd.VAE(sd=utils.load_torch_file(str(path)), device=torch.device("cpu"))
     vae.patcher.cached_patcher_init = sd.load_vae_patcher, (str(path), None, None)
     return vae, share(remote_vae, vae, pool)
@@ -186,7 +201,7 @@ def test_comfyui_decodes_in_tiles_where_a_rank_has_too_little_memory(path, plant
 
 def test_another_gpu_that_a_node_selects_is_comfyuis_before_it_and_has_no_effect_behind(client, path, monkeypatch):
     management, node, remote_vae = import_with_comfyui(
-        "comfy.model_management", "comfy_extras.nodes_multigpu", "nodes.remote_vae"
+        "comfy.model_management", "comfy_extras.nodes_multigpu", "nodes.remote_vae_object"
     )
     latent = torch.randn(1, 16, 1, 7, 6, generator=torch.Generator().manual_seed(1))
     vae, ours = load_and_share(path, client)

@@ -179,13 +179,14 @@ class PoolClient:
         answer_bytes: int = 0,
         seed: int = 0,
         options: Mapping[str, Scalar] = MappingProxyType({}),
+        into: torch.Tensor | None = None,
         should_cancel: ShouldCancel = never,
     ) -> torch.Tensor:
         """Encode or decode, on the CPU; the ranks load the VAE where they do not have it.
 
         Args:
             memory, seed, options: see RunVae.
-            answer_bytes: see Submission.
+            answer_bytes, into: see Submission.
         """
         check_filled(x)
         request = RunVae(vae.key, vae.file, half, vae.ranks, memory, seed, dict(options))
@@ -193,7 +194,7 @@ class PoolClient:
 
         def run() -> torch.Tensor:
             self._keeper.start()
-            given = Submission(request=request, tensors={"x": x}, answer_bytes=answer_bytes)
+            given = Submission(request=request, tensors={"x": x}, answer_bytes=answer_bytes, into=into)
             return self._submit(given).tensors["output"]
 
         with self._turns.take(should_cancel):

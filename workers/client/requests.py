@@ -50,6 +50,7 @@ class Submission:
     Args:
         device: where the answer's tensors are wanted.
         answer_bytes: that they will have, where it may be more than the request's; a guess.
+        into: memory for the answer's tensor, of which there is one then; of the same shape and any type.
     """
 
     request: Request
@@ -57,6 +58,7 @@ class Submission:
     on_progress: OnProgress = ignore
     device: torch.device = _CPU
     answer_bytes: int = 0
+    into: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

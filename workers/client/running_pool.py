@@ -105,7 +105,9 @@ class RunningPool:
         try:
             self._send(job, buffers, bool(segment))
             done, payload = self._await(open_job, submission.on_progress)
-            return Reply(done.answer, self._transport.take(done, payload, submission.device), done.finite)
+            return Reply(
+                done.answer, self._transport.take(done, payload, submission.device, submission.into), done.finite
+            )
         except FrameError:
             open_job.goes_on = False  # it was not sent
             raise

@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from parallel_runtime.errors import SegmentError
+from parallel_runtime.errors import RequestError, SegmentError
 from parallel_runtime.pinned_memory import PORTABLE, register, unregister
+from parallel_runtime.said import said
 
 from .frames import tensor_bytes
 from .protocol import Done, TensorSpec
@@ -158,15 +159,29 @@ class Transport:
             return *pack(tensors), ""
         return write(segment.request, tensors), (), segment.path
 
-    def take(self, done: Done, payload: memoryview | None, device: torch.device) -> dict[str, torch.Tensor]:
-        """The tensors of an answer, copied to `device`."""
-        if not done.in_segment:
+    def take(
+        self, done: Done, payload: memoryview | None, device: torch.device, into: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The tensors of an answer, copied to `device`; or the only one, copied to memory that is there.
+
+        Raises:
+            RequestError: that is of another shape.
+        """
+        half: torch.Tensor | None = None
+        if done.in_segment:
+            assert self._segment is not None
+            half = self._segment.answer[: sum(tensor_bytes(spec) for spec in done.tensors)]
+        if into is not None:
+            ((name, tensor),) = unpack(done.tensors, payload if half is None else half).items()
+            if tensor.shape != into.shape:
+                shapes = {"made": tuple(tensor.shape), "wanted": tuple(into.shape)}
+                raise RequestError(said("The workers made {made}, not {wanted}.", **shapes), "Report this.")
+            return {name: into.copy_(tensor)}
+        if half is None:
             return {name: tensor.to(device) for name, tensor in unpack(done.tensors, payload).items()}
-        assert self._segment is not None
-        size = sum(tensor_bytes(spec) for spec in done.tensors)
-        into = torch.empty(size, dtype=torch.uint8, device=device)
-        self._on_its_way = read(self._segment.answer[:size], into)
-        return unpack(done.tensors, into)
+        copied = torch.empty(half.numel(), dtype=torch.uint8, device=device)
+        self._on_its_way = read(half, copied)
+        return unpack(done.tensors, copied)
 
     def give_up(self, error: SegmentError) -> None:
         """The ranks cannot open the segment: everything goes over the socket from now on."""

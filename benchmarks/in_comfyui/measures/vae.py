@@ -21,8 +21,8 @@ def vae(bench: Bench, found: Found, name: str, way: Way) -> None:
     """The first decode, the later ones' median, and how far its picture is from that of ComfyUI's VAE."""
     chosen = VAES[name]
     found |= {"kind": "vae", "model": chosen.described, "way": _title(way), "gpus": way.gpus}
-    make_vaes(bench, (name,))
-    run = bench.run(_graph(vae_file(name), way, chosen.small if bench.cpu else chosen.latent))
+    make_vaes(bench, (chosen.vae,))
+    run = bench.run(_graph(vae_file(chosen.vae), way, chosen.small if bench.cpu else chosen.latent))
     decoded = [event for event in run.events if event["kind"] == "decoded"]
     if not decoded:
         raise MeasurementError("no picture was decoded")
