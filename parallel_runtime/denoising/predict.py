@@ -42,14 +42,12 @@ class Predictor:
         joined: calls go through one forward where they can, see `merge`. It takes the memory of both.
         tried: such calls have gone well. In the first one the ranks agree on that, as a model finds what is wrong with
             a branch by computing it, and another rank may have that.
-        apart: this rank's rows go one after the other, see `planning.plan.rows_apart`.
     """
 
     transformer: Network
     mesh: Mesh
     joined: bool = True
     tried: bool = False
-    apart: bool = False
 
     def __call__(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         """Predictions, one per call, in the shape of the latent part of its x and in the type that the network gives.
@@ -69,10 +67,7 @@ class Predictor:
             return list(torch.cat(whole).split([call.batch for call in calls]))
         total, at_once = sum(call.batch for call in calls), _rows_at_once(calls)
         with nullcontext() if self.tried else failing_together(self.mesh.batch, calls[0].x.device):
-            own = own_calls(calls, self.mesh, self.joined and not self.apart)
-            if self.apart:
-                own = [select(call, row, row + at_once) for call in own for row in range(0, call.batch, at_once)]
-            outputs = [self._forward(call) for call in own]
+            outputs = [self._forward(call) for call in own_calls(calls, self.mesh, self.joined)]
         self.tried = True
         local = torch.cat(outputs) if outputs else None
         # A rank whose share is empty computes nothing, but joins the gather: every rank must.

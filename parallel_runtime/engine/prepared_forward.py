@@ -64,7 +64,7 @@ class RepeatedForward(Prepared):
             output = forward_once(runner, x, timestep)
             results = {} if output is None else {"output": output}
         elif run is not None:
-            predict = Predictor(run.transformer, run.mesh, tried=self.told, apart=placed.apart)
+            predict = Predictor(run.transformer, run.mesh, tried=self.told)
             results["output"] = predict([Call(x, timestep, conditioning)])[0]
         if self.residuals is not None and (run is None or run.links is None):
             self.own_rows = self._rows_read(run, tensors, conditioning)

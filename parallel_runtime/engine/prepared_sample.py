@@ -67,7 +67,7 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
             runner = run.runner(branches, seen, plan.patches, keep=True)
             return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
-        predict = Predictor(run.transformer, run.mesh, request.joined, apart=placed.apart)
+        predict = Predictor(run.transformer, run.mesh, request.joined)
         return denoising.run(predict, branches, tensors, control)
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:

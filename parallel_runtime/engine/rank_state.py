@@ -21,7 +21,7 @@ from ..patching.patch_store import PatchStore
 from ..pipefusion.runner import StageRunner
 from ..planning.cost_constants import CONTEXT_BYTES
 from ..planning.explanation import details_of, what_runs
-from ..planning.plan import choose, rows_apart
+from ..planning.plan import choose
 from ..requests.conditioning import Conditioning, ConditioningStore
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts, RequestFacts
@@ -48,7 +48,6 @@ class Placed:
         place: this rank's in the plan; None where it takes no part.
         says: the plan in words; `details`: in numbers.
         size: equal for runs that need as much memory beside the weights.
-        apart: a rank computes its rows one after the other.
     """
 
     resident: Resident
@@ -57,7 +56,6 @@ class Placed:
     says: Said
     details: PlanDetails
     size: Hashable
-    apart: bool
 
     def offers(self) -> dict[str, int]:
         """What this rank has recorded for such a request."""
@@ -157,9 +155,7 @@ class RankState:
         details, size = details_of(wish), (resident.key, request, plan)
         if size in self._beside:
             details = msgspec.structs.replace(details, memory_bytes=resident.size + self._beside[size])
-        network = resident.network
-        apart = network is not None and network.rows_may_be_apart and rows_apart(resident.facts, request, plan)
-        return Placed(resident, plan, place, what_runs(wish), details, size, apart)
+        return Placed(resident, plan, place, what_runs(wish), details, size)
 
     def watch_memory(self) -> None:
         """A run begins whose peak `finished` tells; its weights are here."""

@@ -121,12 +121,6 @@ class Network:
         return self._stages.now
 
     @property
-    def rows_may_be_apart(self) -> bool:
-        """Whether rows of a batch are the same alone: weights that stream would come once for each, and activations
-        that are scaled by a whole batch would be others."""
-        return self._compiled is not None and self.stream is None and not self._split.scales_by_input
-
-    @property
     def owned(self) -> tuple[int, int] | None:
         """(start, stop) of the blocks that it runs; None: all."""
         return self._stages.owned

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..config import AXES, ParallelConfig, ParallelPlan
-from ..requests.facts import SLOW_GB_PER_SECOND, ModelFacts, RequestFacts
+from ..requests.facts import SLOW_GB_PER_SECOND
 from .coming_blocks import Coming
 from .cost import Cost, predict
 from .limits import check_limits
@@ -18,9 +18,6 @@ _WORTH_A_RANK = 0.98
 _WORTH_A_RING = 0.95
 _WORTH_OTHER_PIXELS = 0.9
 """PipeFusion changes the picture, so it must gain more than the rest, where it may be taken at all."""
-_FILLS_A_GPU = 2.5e13
-"""Multiply-adds of a row that another row beside it makes no faster: FLUX.1 has them at 1024², and two of its rows take
-252 ms together and 2 × 126 apart on an H100; SD3.5 large has a third, and gains 5 %."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +47,6 @@ def plan_loading(wish: Wish) -> ParallelPlan:
     """
     choice = choose(wish)
     return _with_replicas(choice.plan, wish.config, wish.ranks) if choice.reason != "links" else ParallelPlan()
-
-
-def rows_apart(model: ModelFacts, request: RequestFacts, plan: ParallelPlan) -> bool:
-    """Whether a rank computes its rows one after the other, where the network allows it.
-
-    So a batch and CFG run the graph of a single row, which is compiled already, in the memory of one. Rows whose tokens
-    are shared out stay together, as each exchange of a row alone is waited for: 11 % on two GPUs.
-    """
-    whole = plan.sequence == 1 and plan.pipe == 1 and model.splits_sequence
-    return whole and request.batch > plan.batch and model.products(request) >= _FILLS_A_GPU
 
 
 def _with_replicas(plan: ParallelPlan, config: ParallelConfig, ranks: int) -> ParallelPlan:

@@ -58,10 +58,6 @@ class ModelFacts:
         """Of all block lists together."""
         return len(self.block_sizes)
 
-    def products(self, request: RequestFacts) -> int:
-        """Multiply-adds with weights for one row."""
-        return self.image_parameters * request.tokens + self.text_parameters * request.text_tokens
-
     @property
     def block_parameters(self) -> int:
         """Parameters inside of the blocks."""

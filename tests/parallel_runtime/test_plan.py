@@ -15,7 +15,7 @@ from parallel_runtime.errors import ConfigurationError
 from parallel_runtime.planning.cost import predict
 from parallel_runtime.planning.explanation import explain
 from parallel_runtime.planning.limits import check_steps
-from parallel_runtime.planning.plan import choose, plan_loading, rows_apart
+from parallel_runtime.planning.plan import choose, plan_loading
 from parallel_runtime.planning.wish import TYPICAL, Wish
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE, MachineFacts, RequestFacts, known_gpu
 
@@ -50,22 +50,6 @@ requests = st.builds(
 )
 machines = st.sampled_from([H200, WITHOUT_P2P, SMALL, CPU])
 ranks = st.integers(1, 8)
-
-
-@pytest.mark.parametrize(
-    ("size", "batch", "plan", "apart"),
-    [
-        (1024, 1, ParallelPlan(), False),
-        (1024, 2, ParallelPlan(), True),
-        (2048, 3, ParallelPlan(data=2), True),  # the first has two
-        (1024, 2, ParallelPlan(cfg=2), False),
-        (1024, 2, ParallelPlan(ulysses=2), False),
-        (768, 2, ParallelPlan(), False),
-    ],
-)
-def test_rows_that_fill_a_gpu_go_one_after_the_other_where_no_exchange_would_be_waited_for(size, batch, plan, apart):
-    assert rows_apart(FLUX_DEV, replace(flux_request(size), batch=batch), plan) is apart
-    assert not rows_apart(replace(FLUX_DEV, splits_sequence=False), replace(flux_request(size), batch=batch), plan)
 
 
 @pytest.mark.parametrize(

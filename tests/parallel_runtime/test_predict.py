@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -103,41 +102,6 @@ def test_branches_of_comfyuis_own_network_go_through_one_forward_as_with_ksample
     assert seen == [(4, [1, 0], [1.0, 1.0, 0.0, 0.0])]
     assert one.unique().tolist() == [0.0]
     assert other.unique().tolist() == [1.0]
-
-
-def test_rows_that_are_apart_go_one_after_the_other_each_with_what_is_its_own():
-    seen = []
-
-    def predict(x: torch.Tensor, timestep: torch.Tensor, arguments: dict) -> torch.Tensor:
-        branch = arguments["transformer_options"]["cond_or_uncond"]
-        seen.append((x[:, 0].tolist(), timestep.tolist(), branch, arguments["context"][:, 0, 0].tolist()))
-        return x + 10 * arguments["context"][:, 0] + timestep[:, None]
-
-    network = SimpleNamespace(rows_together=False, predict=predict, set_mesh=lambda mesh: None)
-    rows = torch.arange(2.0)
-    calls = [replace(of_comfyui(branch), x=rows[:, None].expand(2, 4), timestep=rows / 2) for branch in range(2)]
-    together, apart = (Predictor(network, single_rank_mesh(), apart=each)(calls) for each in (False, True))
-    assert [len(each[0]) for each in seen] == [4, 1, 1, 1, 1]
-    assert seen[1:] == [
-        ([0.0], [0.0], [1], [1.0]), ([1.0], [0.5], [1], [1.0]), ([0.0], [0.0], [0], [0.0]), ([1.0], [0.5], [0], [0.0]),
-    ]  # fmt: skip
-    for one, other in zip(together, apart, strict=True):
-        assert torch.equal(one, other)
-
-
-def test_frames_that_attend_to_one_another_stay_together_where_rows_are_apart():
-    seen = []
-
-    def predict(x: torch.Tensor, timestep: torch.Tensor, arguments: dict) -> torch.Tensor:
-        seen.append(x.shape[0])
-        return x
-
-    network = SimpleNamespace(rows_together=False, predict=predict, set_mesh=lambda mesh: None)
-    arguments = {"context": torch.ones(8, 1, 1), "num_video_frames": 4}
-    Predictor(network, single_rank_mesh(), apart=True)(
-        [Call(torch.zeros(8, 2), torch.zeros(8), Conditioning(arguments))]
-    )
-    assert seen == [4, 4]
 
 
 @pytest.mark.parametrize(
