@@ -169,7 +169,7 @@ def _journeys(**changes):
     results = []
     for name, ms, seconds in ((EMPTY, 124.0, 2.5), (FULL, 123.0, 2.4), (NATIVE, 178.0, 3.6), (BEST, 122.0, 2.4)):
         rows = [
-            {"what": turn.what, "file": turn.file, "shape": turn.shape, "error": "", "first step s": 0.2}
+            {"what": turn.what, "graph": turn.graph, "shape": turn.shape, "error": "", "first step s": 0.2}
             | ({"prompt s": 1.0} if turn.cancelled else {"prompt s": seconds, "ms": ms})
             for turn in TURNS
         ]
@@ -188,6 +188,9 @@ def _journeys(**changes):
         (FULL, 0, {"first step s": 12.1}, "first step came after 12.1 s, not 12"),
         (FULL, 0, {"prompt s": 30.0, "ms": 170.0}, ""),
         (FULL, 3, {"prompt s": 3.7}, "prompt 4 (1024²): 3.7 s, Load Diffusion Model 3.6"),
+        (EMPTY, 10, {"first step s": 8.0, "prompt s": 10.0}, ""),
+        (EMPTY, 12, {"prompt s": 10.0}, "prompt 13 (CFG 3.5): 10.0 s, Load Diffusion Model 3.6"),
+        (FULL, 10, {"prompt s": 10.0}, "prompt 11 (batch 2): 10.0 s, Load Diffusion Model 3.6"),
         (EMPTY, 17, {"first step s": 8.0, "prompt s": 10.0}, ""),
         (EMPTY, 17, {"first step s": 20.1}, "prompt 18 (float8 file): its first step came after 20.1 s, not 20"),
         (FULL, 17, {"prompt s": 10.0}, "prompt 18 (float8 file): 10.0 s, Load Diffusion Model 3.6"),

@@ -10,8 +10,8 @@ from .measures.journey import EMPTY, FULL
 Result = Mapping[str, Any]
 NATIVE, BEST = "Load Diffusion Model", "compile on"
 FIRST_STEP = {EMPTY: 20.0, FULL: 12.0}
-"""Seconds from the queue to the first step of a server's first prompt; with empty caches, of each file's first prompt,
-which compiles its blocks once on a machine."""
+"""Seconds from the queue to the first step of a server's first prompt; with empty caches, also of the first prompt of
+another file and of several rows, which compile their graphs once on a machine."""
 SLOWER = 1.03
 """Steps from the second prompt of a shape on, over the best steps that this machine made of that shape."""
 
@@ -62,18 +62,18 @@ def _slow(
 ) -> list[str]:
     said = []
     seen: set[str] = set()
-    files: set[str] = set()
+    graphs: set[str] = set()
     for number, row in enumerate(rows, 1):
         theirs = native[number - 1].get("prompt s") if number <= len(native) else None
         title = f"prompt {number} ({row['what']})"
         if "ms" not in row:
             continue
-        if number == 1 or (compiles and row["file"] not in files):
+        if number == 1 or (compiles and row["graph"] not in graphs):
             if row["first step s"] > limit:
                 said.append(f"{title}: its first step came after {row['first step s']} s, not {limit:g}")
         elif theirs is not None and row["prompt s"] > theirs:
             said.append(f"{title}: {row['prompt s']} s, Load Diffusion Model {theirs}")
-        files.add(row["file"])
+        graphs.add(row["graph"])
         if row["shape"] in seen and row["ms"] > SLOWER * best[row["shape"]]:
             said.append(f"{title}: {row['ms']} ms a step, the best {best[row['shape']]}")
         seen.add(row["shape"])

@@ -1,7 +1,8 @@
 """Recordings of whole forwards: what a forward launches is recorded once and replayed as one launch.
 
 On several GPUs a step is so short that Python cannot launch its kernels fast enough (docs/performance.md has the
-numbers). A forward is recorded once per kind of call: shapes, dtypes, other arguments and mesh.
+numbers). A forward is recorded once per kind of call: shapes, dtypes, other arguments and mesh. One that is long has
+its launches hidden, and is not recorded.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..mesh.launched import REPLAY, count
 from ..mesh.mesh import Mesh
 from .cuda_graphs import CudaGraphs, Replay
 from .host_tensors import HostTensors
+from .launch_time import timed
 from .pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class _Kind:
     """A kind of call: how often it was run, whether the ranks have recorded it, and this rank's recording if it still
     has it. `mesh` is held so that its id stays taken. `reads` says that a replay may be no result, on any rank, and
     `failed` how often one was none; `holds`, whether this rank's last one is. `memory` is which of the group's shared
-    memories it was recorded with."""
+    memories it was recorded with. `was_long` tells of the last warm run, see launch_time.py."""
 
     mesh: Mesh
     runs: int = 0
@@ -64,6 +66,7 @@ class _Kind:
     failed: int = 0
     holds: Callable[[], bool] = lambda: True
     memory: int = 0
+    was_long: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -190,7 +193,12 @@ class RecordedForward:
             self._read_others(kind)
             return self._forward(*args, **kwargs)
         kind.runs += 1
-        if kind.runs <= WARM_RUNS:
+        if kind.runs == WARM_RUNS:
+            output, kind.was_long = timed(lambda: self._forward(*args, **kwargs), tensors[0].device)
+            return output
+        if kind.runs > WARM_RUNS and not all_agree(not kind.was_long(), mesh.sequence, tensors[0].device):
+            kind.runs = -sys.maxsize
+        if kind.runs < WARM_RUNS:
             return self._forward(*args, **kwargs)
 
         def call(given: list[torch.Tensor]) -> Any:

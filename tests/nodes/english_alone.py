@@ -68,6 +68,7 @@ ALONE = frozenset(
         "{path} says {name} {value}, and at most {most} can be.",
         "{text} is not an address with a port.",
         "{variable} holds {unknown}, which cannot be switched off.",
+        "The workers made {made}, not {wanted}.",
     }
 )
 """For developers, for those who set up several hosts, and for installations that lack what they need."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from parallel_runtime.acceleration import recordings as graphs
 from parallel_runtime.acceleration.cuda_graphs import Capture, listening
+from parallel_runtime.acceleration.launch_time import is_long, timed
 from parallel_runtime.acceleration.pulse import Pulse
 from parallel_runtime.acceleration.recordings import KEPT, WARM_RUNS, RecordedForward
 from parallel_runtime.config import ParallelPlan
@@ -86,6 +87,52 @@ def test_a_forward_is_recorded_anew_after_one_run_when_the_memory_that_its_group
         assert torch.equal(recorded(mesh, (torch.ones(3),), {}), torch.tensor([1.0, 2.0, 3.0]))
         assert recorder.recorded == (step >= WARM_RUNS) + (step >= WARM_RUNS + 3)
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_forward_that_is_long_is_run_and_never_recorded(monkeypatch, long):
+    told = []
+
+    def timed(run: Any, device: torch.device) -> tuple[Any, Any]:
+        told.append(device.type)
+        return run(), lambda: long
+
+    monkeypatch.setattr(graphs, "timed", timed)
+    forward, runs = counted()
+    recorder = Recorder()
+    recorded = RecordedForward(forward, record=recorder)
+    for _ in range(WARM_RUNS + 4):
+        x = torch.randn(3)
+        assert torch.equal(recorded(ONE, (x,), {})[0], 2 * x)
+    assert told == ["cpu"]
+    assert recorder.recorded == int(not long)
+    assert not long or runs == [WARM_RUNS + 4]
+
+
+@pytest.mark.parametrize(
+    ("launching", "computing", "long"),
+    [(0.02, 0.69, True), (0.02, 0.12, False), (0.5, 0.51, False), (0.5, 2.9, True), (0.44, 0.6, True)],
+)
+def test_long_is_what_takes_the_gpu_longer_than_the_host(launching, computing, long):
+    assert is_long(launching, computing) is long
+
+
+@pytest.mark.gpu
+def test_a_gpu_tells_whether_a_forward_was_long():
+    device = torch.device("cuda", 0)
+
+    def waits() -> None:
+        torch.cuda._sleep(2 * 10**9)  # cycles: about a second
+
+    def is_waited_for() -> None:
+        waits()
+        torch.cuda.synchronize()
+
+    waits()  # CUDA begins
+    for run, wanted in ((waits, True), (is_waited_for, False), (lambda: None, False)):
+        torch.cuda.synchronize()
+        _, was_long = timed(run, device)
+        assert was_long() is wanted
 
 
 @pytest.mark.parametrize("change", ["shape", "dtype", "number", "mesh", "structure"])

@@ -51,6 +51,11 @@ class Turn:
     cancelled: bool = False
 
     @property
+    def graph(self) -> str:
+        """Alike for prompts that one compilation serves."""
+        return f"{self.file}, {'several rows' if self.batch > 1 or self.cfg > 1 else 'one row'}"
+
+    @property
     def shape(self) -> str:
         """Alike for prompts whose steps are the same work."""
         width, height = self.size
@@ -116,7 +121,7 @@ def play(bench: Bench, found: Found, way: Way, turns: Sequence[Turn]) -> None:
     rows = found.setdefault("rows", [])
     found |= {"kind": "journey", "way": way.title}
     for turn in turns:
-        rows.append(row := {"what": turn.what, "file": turn.file, "shape": turn.shape, "error": ""})
+        rows.append(row := {"what": turn.what, "graph": turn.graph, "shape": turn.shape, "error": ""})
         if turn.chosen:
             bench.wait(_CHOOSING)
         if turn.freed:
