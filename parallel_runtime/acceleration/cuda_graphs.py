@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,12 @@ from .pulse import Pulse
 _FIRST_MARKS = 2
 """The first graph ends at this mark of the pulse: with four of FLUX.1's 57 blocks, which take a GPU longer
 than the host takes to launch the rest."""
+
+_LONG = 0.5
+"""Seconds. To record a forward runs it twice more, and keeps its memory."""
+_LAUNCHED_IN = 0.75
+"""Part of the GPU's time within which the host has launched it all; where it waits for the GPU now and then, or a long
+queue is full, it takes longer than launching does."""
 
 Replay = Callable[[list[torch.Tensor]], Any]
 """New values of the tensors among the arguments -> output, the caller's own."""
@@ -174,3 +181,27 @@ def clear_workspaces() -> None:
     """Let go of memory that PyTorch keeps for cuBLAS, where this torch can. No recording that was made with it may be
     replayed any more."""
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
+
+
+def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], bool]]:
+    """Run something on the current stream; return what it gives, and what tells whether it was long, as soon as the GPU
+    is through."""
+    if device.type != "cuda":
+        return run(), lambda: False
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started = time.perf_counter()
+    begin.record()
+    output = run()
+    end.record()
+    launching = time.perf_counter() - started
+
+    def was_long() -> bool:
+        end.synchronize()
+        return is_long(launching, begin.elapsed_time(end) / 1000)
+
+    return output, was_long
+
+
+def is_long(launching: float, computing: float) -> bool:
+    """Whether launching is hidden behind what a GPU computes, and that takes long; both in seconds."""
+    return computing >= _LONG and launching <= _LAUNCHED_IN * computing

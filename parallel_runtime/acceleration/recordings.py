@@ -20,9 +20,8 @@ from torch.utils import _pytree as pytree
 from ..mesh.agreement import NONE, all_agree
 from ..mesh.launched import REPLAY, count
 from ..mesh.mesh import Mesh
-from .cuda_graphs import CudaGraphs, Replay
+from .cuda_graphs import CudaGraphs, Replay, timed
 from .host_tensors import HostTensors
-from .launch_time import timed
 from .pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class _Kind:
     """A kind of call: how often it was run, whether the ranks have recorded it, and this rank's recording if it still
     has it. `mesh` is held so that its id stays taken. `reads` says that a replay may be no result, on any rank, and
     `failed` how often one was none; `holds`, whether this rank's last one is. `memory` is which of the group's shared
-    memories it was recorded with. `was_long` tells of the last warm run, see launch_time.py."""
+    memories it was recorded with. `was_long` tells of the last warm run, see `timed`."""
 
     mesh: Mesh
     runs: int = 0

@@ -8,14 +8,14 @@ import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from parallel_runtime.acceleration import recordings as graphs
-from parallel_runtime.acceleration.cuda_graphs import Capture, listening
-from parallel_runtime.acceleration.launch_time import is_long, timed
+from parallel_runtime.acceleration.cuda_graphs import Capture, is_long, listening, timed
 from parallel_runtime.acceleration.pulse import Pulse
 from parallel_runtime.acceleration.recordings import KEPT, WARM_RUNS, RecordedForward
 from parallel_runtime.config import ParallelPlan
@@ -252,7 +252,7 @@ def test_histories_that_differ_begin_anew_under_a_number_that_nobody_had():
 
 
 def record_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
-    """Run by `run_ranks`: forwards with a collective, where one rank fails to record."""
+    """Run by `run_ranks`: forwards with a collective, where one rank fails to record, and where one takes long."""
     mesh = build_mesh(ParallelPlan(ulysses=world_size), rank, world_size)
     assert mesh is not None
     assert mesh.sequence is not None
@@ -262,16 +262,26 @@ def record_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
         dist.all_reduce(total, group=mesh.sequence)
         return total
 
-    recorder = Recorder(fails=rank == 1)
-    recorded = RecordedForward(forward, record=recorder)
-    outputs = [recorded(mesh, (torch.full((1,), float(step)),), {}).item() for step in range(WARM_RUNS + 4)]
-    return {"outputs": outputs, "enabled": recorded._recordings(mesh).enabled}
+    def run(recorded: RecordedForward) -> list[float]:
+        return [recorded(mesh, (torch.full((1,), float(step)),), {}).item() for step in range(WARM_RUNS + 4)]
+
+    failing = RecordedForward(forward, record=Recorder(RuntimeError(CAPTURING) if rank == 1 else None))
+    outputs = run(failing)
+    recorder = Recorder()
+    with mock.patch.object(graphs, "timed", lambda run, device: (run(), lambda: rank == 1)):
+        outputs_of_long = run(RecordedForward(forward, record=recorder))
+    return {
+        "outputs": [outputs, outputs_of_long],
+        "enabled": failing._recordings(mesh).enabled,
+        "recorded": recorder.recorded,
+    }
 
 
-def test_where_one_rank_fails_to_record_no_rank_replays():
+def test_where_one_rank_fails_to_record_or_takes_long_no_rank_replays():
     for result in run_ranks(2, f"{__name__}:record_on_ranks"):
-        assert result["outputs"] == [2.0 * step for step in range(WARM_RUNS + 4)]
+        assert result["outputs"] == [[2.0 * step for step in range(WARM_RUNS + 4)]] * 2
         assert result["enabled"] is False
+        assert result["recorded"] == 0
 
 
 @pytest.mark.gpu
