@@ -46,6 +46,7 @@ def test_latents_are_cut_into_tokens_as_flux_cuts_them():
     assert torch.equal(train.to_latents(tokens, 4), latents)
 
 
+@pytest.mark.slow
 def test_what_is_here_is_small_and_draws_what_it_is_told():
     assert sum(path.stat().st_size for path in MODEL.rglob("*") if path.is_file()) < 6_000_000
     apple, tree = Artist().draw(["red apple", "evergreen tree"])

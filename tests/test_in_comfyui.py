@@ -71,6 +71,7 @@ def test_the_disk_room_that_is_asked_for_holds_the_file_and_little_more(name):
     assert size < family.gigabytes < size + 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_comfyui() is None, reason=HOW)
 def test_files_for_comfyuis_own_networks_are_recognised_in_their_formats(tmp_path):
     arguments = {"comfyui": str(find_comfyui()), "folder": str(tmp_path)}

@@ -29,6 +29,7 @@ def test_case(case):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mark", "asked", "code", "says"),
     [

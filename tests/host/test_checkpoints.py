@@ -73,6 +73,7 @@ def test_weights_beside_the_network_are_read(host, checkpoint, name, prefix):
     compare(host, checkpoint, family.graph(workflow), family.graph(workflow.on("cpu:2")))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_says_how_it_is_sampled(host, checkpoint):
     write_original(find_by_name("sdxl"), checkpoint, tiny_sdxl.recognised_config(), "model.diffusion_model.")
     tensors = load_file(checkpoint)
@@ -92,6 +93,7 @@ def test_a_checkpoint_says_how_it_is_sampled(host, checkpoint):
     assert (latents[0] - latents[1]).abs().max() > 0.1 * latents[0].abs().max()
 
 
+@pytest.mark.slow
 def test_what_sees_pictures_in_a_checkpoint_is_given(host, checkpoint):
     whole = {f"model.{key}": value for key, value in small_file(host, checkpoint.parent, "hunyuan-3d-2").items()}
     # By this name ComfyUI knows the image encoder of Hunyuan3D.

@@ -55,6 +55,7 @@ def turn(tmp_path_factory) -> Iterator[Callable[[], None]]:
         yield lambda: fcntl.flock(lock, fcntl.LOCK_EX)
 
 
+@pytest.mark.slow_but_for("flux-2")
 @pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.long) for name in LARGE_FAMILIES)])
 def test_families_give_comfyuis_latent_with_tokens_shared_out_and_branches_dealt(host, write, turn, name):
     family = (FAMILIES | LARGE_FAMILIES)[name]
@@ -106,7 +107,7 @@ def test_a_guider_with_a_scale_for_sound_of_its_own_runs_in_the_pool(host, write
     assert host.last_run()["loop"] == "pool", host.last_run()["why"]
 
 
-@pytest.mark.slow_but_for("cpu:2")
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
 def test_guidance_away_from_a_sound_that_is_left_out_runs_in_the_pool(host, write, devices):
     workflow = Workflow(model=write("ltx-2"), steps=4, cfg=3.0)

@@ -49,7 +49,7 @@ def test_flux_through_comfyuis_network_under_ksampler(host, name):
     compare(host, workflow, workflow.on("cpu:2"))
 
 
-@pytest.mark.slow_but_for("cfg, batch, odd sizes")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cfg, unequal prompts", "cfg, batch, odd sizes", "a reference latent"])
 def test_flux_through_comfyuis_network_in_the_pool(host, name):
     workflow = CASES[name]
@@ -57,7 +57,7 @@ def test_flux_through_comfyuis_network_in_the_pool(host, name):
     assert sampled_in_pool(compare(host, workflow, parallel))
 
 
-@pytest.mark.slow_but_for("KSampler-positive", "ParallelSampler-negative")
+@pytest.mark.slow_but_for("KSampler-positive")
 @pytest.mark.parametrize(
     ("sampler_node", "side"),
     [("KSampler", "positive"), ("ParallelSampler", "positive"), ("ParallelSampler", "negative")],
@@ -82,7 +82,7 @@ def test_what_the_network_itself_does_not_take_costs_the_prompt_and_not_the_pool
     assert pool_pids(host) == processes
 
 
-@pytest.mark.slow_but_for("scaled_fp8", "int8_rotated")
+@pytest.mark.slow_but_for("scaled_fp8")
 @pytest.mark.parametrize("name", FORMATS)
 def test_files_stay_in_their_format_and_give_comfyuis_latent(host, formats, name):
     if name not in formats:
@@ -100,7 +100,7 @@ def test_one_rank_rounds_an_int8_file_as_comfyui_does(host, formats, name):
     compare(host, workflow, workflow.on("cpu:1"))
 
 
-@pytest.mark.slow_but_for("ParallelSampler")
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler_node", ["KSampler", "ParallelSampler"])
 def test_one_rank_gives_the_bits_of_load_diffusion_model_with_comfyuis_attention(host, formats, sampler_node):
     """One call of two rows, and two calls, also of an int8 file, which turns last bits into quantisation levels."""
@@ -137,7 +137,7 @@ def test_a_checkpoints_model_runs_in_the_pool_beside_comfyuis_clip_and_vae(host)
     assert (latent - wanted).abs().max() < TOLERANCE * wanted.abs().max()
 
 
-@pytest.mark.slow_but_for("fp8_e4m3fn")
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"])
 def test_a_plain_file_is_cast_to_float8_as_load_diffusion_model_does(host, dtype):
     workflow = Workflow(cfg=4.0, lengths=(9, 5), steps=2, weight_dtype=dtype)

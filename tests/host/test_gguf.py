@@ -50,7 +50,7 @@ def test_a_gguf_file_gives_what_the_packs_own_loader_gives(host, files, name):
         assert_same(host.latent(run, SAVE), wanted)
 
 
-@pytest.mark.slow_but_for("Q8_0")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Q8_0", "F16"])
 def test_a_lora_comes_and_goes_beside_quantised_weights(host, files, name):
     workflow = replace(BASE, model=f"{name}.gguf", steps=1)

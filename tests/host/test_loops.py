@@ -143,6 +143,7 @@ def in_the_pool(host, workflow: Prompt, parallel: Prompt) -> None:
     gives_in_the_pool(host, host.latent(host.run(workflow), SAVE), parallel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.id, marks=row.marks) for row in rows()])
 def test_every_sampler_runs_in_the_pool_under_every_node(host, native, request, row):
     if row.file == "GGUF":
@@ -217,7 +218,7 @@ def with_guider(workflow: Workflow, name: str, *functions: str) -> Prompt:
     return graph
 
 
-@pytest.mark.slow_but_for("DualCFGGuider regular-cpu:2")
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
 @pytest.mark.parametrize("name", GUIDERS)
 def test_guiders_of_three_conditionings_run_in_the_ranks(host, name, devices):

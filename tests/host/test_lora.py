@@ -93,7 +93,7 @@ NETWORKS = {"diffusers": FOLDER, "ComfyUI": MODEL}
 """Each runs what it reads of one model."""
 
 
-@pytest.mark.slow_but_for("diffusers-dora", "ComfyUI-lokr")
+@pytest.mark.slow_but_for("ComfyUI-lokr")
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_kind_gives_what_load_diffusion_model_gives(host, network, file):
@@ -111,7 +111,7 @@ def run_anew(host, workflow: Workflow, *loras: Lora) -> torch.Tensor:
     return host.latent(run, SAVE)
 
 
-@pytest.mark.slow_but_for("diffusers")
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_strengths_change_files_stack_and_what_is_removed_leaves_nothing(host, network):
     parallel = replace(BASE.on("cpu:2"), model=NETWORKS[network])

@@ -87,7 +87,7 @@ def graph_of(family: str, workflow: Workflow) -> Prompt:
     return workflow.prompt() if family == FLUX else FAMILIES[family].graph(workflow)
 
 
-@pytest.mark.slow_but_for("SkipLayerGuidanceDiT, FLUX")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKS)
 def test_a_node_gives_the_latent_that_it_gives_with_comfyuis_own_loader(host, write, name):  # noqa: F811
     family, kind, inputs = WORKS[name]

@@ -72,6 +72,7 @@ def coded(name: str, devices: str = "", tiled: bool = False, before: str = "", b
     return graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LATENTS)
 def test_decodes_and_encodes_as_comfyui_does(vaes, name):
     wanted = vaes.latent(vaes.run(coded(name)), SAVE)
@@ -84,6 +85,7 @@ def test_decodes_and_encodes_as_comfyui_does(vaes, name):
     assert ("parallel", "Encodes and decodes on 2 devices, each with its rows of the picture.") in run.texts
 
 
+@pytest.mark.slow
 def test_nodes_with_tiles_decode_and_encode_whole(vaes):
     wanted = vaes.latent(vaes.run(coded(WAN)), SAVE)
     tiled = vaes.latent(vaes.run(coded(WAN, "cpu:2", tiled=True)), SAVE)

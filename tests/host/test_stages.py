@@ -37,7 +37,7 @@ _CASES = {
 }
 
 
-@pytest.mark.slow_but_for("KSampler")
+@pytest.mark.slow
 @pytest.mark.parametrize("case", _CASES)
 def test_a_run_over_two_stages_gives_the_emulated_schedules_latent(host, monkeypatch, case):
     if not host.small_flux:

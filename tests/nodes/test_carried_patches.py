@@ -25,6 +25,7 @@ COMFYUI = find_comfyui()
 X = torch.zeros(1, 4, 6, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
 def test_patches_with_networks_of_their_own_compute_in_a_rank_what_they_compute_in_comfyui():
     (found,) = run_ranks(1, "tests.comfyui_networks.patches:agree", {"comfyui": str(COMFYUI)})

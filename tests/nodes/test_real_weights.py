@@ -10,6 +10,7 @@ from tests.ranks import run_ranks
 COMFYUI = find_comfyui()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
 def test_controlnets_of_the_models_weights_get_those_of_the_file():
     (found,) = run_ranks(1, "tests.comfyui_networks.control_weights:agree", {"comfyui": str(COMFYUI)})

@@ -114,7 +114,7 @@ def largest_error(rank: int, world_size: int) -> dict[str, Any]:
     return {"cases": len(seen), "largest": max(seen)}
 
 
-@pytest.mark.slow_but_for("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_any_lengths_heads_masks_and_speeds_over_any_ring_times_ulysses_give_attention_over_the_whole(world_size):
     results = run_ranks(world_size, f"{__name__}:largest_error")

@@ -104,6 +104,7 @@ def test_what_the_pool_itself_would_let_go_counts_as_free(tmp_path, monkeypatch)
     assert rank.run(Survey(load))[0].free_each == (512 * MIB,)
 
 
+@pytest.mark.slow
 def test_room_is_asked_for_what_the_plan_has_on_a_gpu_not_for_the_whole_model(tmp_path):
     path = write_diffusers_folder(tmp_path / "m", tiny_config(num_layers=2, num_single_layers=12), seed=1)
     rank, rooms = Rank(), []

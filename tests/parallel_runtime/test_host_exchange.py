@@ -126,6 +126,7 @@ class ToldLane:
         self._note("get")
 
 
+@pytest.mark.slow_but_for("3-2-3")
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(("chunks", "pieces"), [(1, 1), (4, 1), (9, 1), (3, 2), (4, 4)])
 def test_no_rank_waits_for_ever_whatever_order_a_gpu_chooses_where_no_event_does(ranks, chunks, pieces):

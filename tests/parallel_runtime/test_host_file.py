@@ -47,6 +47,7 @@ def looked_at(*files: Path) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.strip()][-len(files) :]
 
 
+@pytest.mark.slow
 def test_files_are_known_by_their_header_or_refused_with_comfyuis_reason(tmp_path):
     whole = write_original(tmp_path / "whole.safetensors")
     prefixed = write_original(tmp_path / "prefixed.safetensors", prefix="model.diffusion_model.")
@@ -196,6 +197,7 @@ said(lambda: choose_network(Path(sys.argv[2])))
 """
 
 
+@pytest.mark.slow
 def test_what_comfyui_cannot_read_another_version_and_a_packs_own_model_are_named(tmp_path):
     tensors = load_file(write_original(tmp_path / "whole.safetensors"))
     name = "double_blocks.0.img_attn.proj.weight"

@@ -84,6 +84,7 @@ def work(engine: Engine, request: Request, tensors: Mapping[str, torch.Tensor]) 
     return prepare(engine, request, tensors).run(tensors, Quiet())[1]
 
 
+@pytest.mark.slow
 def test_a_run_reads_every_input_it_asks_for_and_no_other(engine):
     tensors = sample_tensors()
     latent = work(engine, REQUEST, tensors)["latent"]

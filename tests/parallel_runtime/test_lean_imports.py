@@ -92,6 +92,7 @@ print(sorted(heavy & sys.modules.keys()), diffusers.utils.USE_PEFT_BACKEND)
 """
 
 
+@pytest.mark.slow
 def test_a_call_is_checked_before_it_runs_without_the_compiler():
     run = subprocess.run([sys.executable, "-c", CHECKED], capture_output=True, text=True)
     assert run.stdout == "[] False\n", run.stdout + run.stderr

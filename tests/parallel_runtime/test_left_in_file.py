@@ -31,6 +31,7 @@ def differences(folder, cases) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_format_is_loaded_as_comfyui_does(tmp_path):
     found = differences(tmp_path, [("flux", *each) for each in FORMATS])
     assert found == {case: [] for case in found}

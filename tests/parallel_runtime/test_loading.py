@@ -147,6 +147,7 @@ def test_a_single_file_is_refused_with_what_to_give_instead(tmp_path):
     assert error.value.fix == "Give ComfyUI's folder, or the folder that diffusers saved."
 
 
+@pytest.mark.slow
 def test_opening_needs_neither_diffusers_nor_a_network(tmp_path):
     path = write_diffusers_folder(tmp_path / "m", CONFIG)
     script = (

@@ -69,6 +69,7 @@ def run_eager(rank: int, world_size: int, plans: list[dict[str, int]]) -> dict[s
     return results
 
 
+@pytest.mark.slow
 def test_each_rank_computes_its_own_layers_only_and_the_result_is_that_of_one_process():
     # Fifteen layers of two sizes are uneven shares for all of these plans, among them a group of one and two of two.
     plans: list[dict[str, int]] = [{"ulysses": 4}, {"ulysses": 3}, {"ring": 2, "ulysses": 2}, {}]

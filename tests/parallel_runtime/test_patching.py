@@ -127,6 +127,7 @@ def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
     assert (one - other).abs().max() < 1e-4 * other.abs().max()
 
 
+@pytest.mark.slow_but_for("True")
 @pytest.mark.parametrize("kept", [True, False])
 def test_weights_are_patched_in_place_and_come_back_bit_for_bit(kept, files, monkeypatch):
     monkeypatch.setattr(patched_weights, "has_room", lambda tensors, device: kept)
@@ -144,6 +145,7 @@ def test_weights_are_patched_in_place_and_come_back_bit_for_bit(kept, files, mon
     assert addresses == {name: data.data_ptr() for name, data in rank.weights(path).items()}
 
 
+@pytest.mark.slow
 def test_hooks_come_on_top_and_sets_that_are_dropped_are_not_known(files):
     path, rank = files[0], PatchingRank()
     rank.load(path)
@@ -159,6 +161,7 @@ def test_hooks_come_on_top_and_sets_that_are_dropped_are_not_known(files):
     assert_same(rank.forward(path, first), predicted(merged(path, 0.6)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [True, False])
 def test_hooks_that_take_turns_are_computed_once_where_there_is_room(room, files, monkeypatch):
     monkeypatch.setattr(patched_weights, "has_room", lambda tensors, device: room)
@@ -181,6 +184,7 @@ def test_hooks_that_take_turns_are_computed_once_where_there_is_room(room, files
     assert_same(first[2], predicted(merged(merged(path, 0.5), -0.6, seed=2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", [True, False], ids=["parked", "read again"])
 def test_a_model_that_was_away_comes_back_with_what_is_asked_of_it(folder, files, tmp_path, monkeypatch):
     rank = PatchingRank(folder=tmp_path if folder else None)
@@ -201,6 +205,7 @@ def test_a_model_that_was_away_comes_back_with_what_is_asked_of_it(folder, files
     assert torch.equal(rank.forward(files[0]), plain[0])
 
 
+@pytest.mark.slow
 def test_a_patched_model_is_parked_as_it_is_in_its_file(files, tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40, total=1 << 40))
     monkeypatch.setattr(patched_weights, "has_room", lambda tensors, device: True)
@@ -217,6 +222,7 @@ def test_a_patched_model_is_parked_as_it_is_in_its_file(files, tmp_path, monkeyp
     assert_same(rank.forward(files[0], patches), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["deleted", "replaced"])
 def test_a_patched_model_whose_file_has_gone_makes_way_for_another(change, files, tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40, total=1 << 40))
@@ -251,6 +257,7 @@ def test_a_weight_that_is_set_to_another_shape_is_refused_and_leaves_the_model_a
     assert torch.equal(rank.forward(path), plain)
 
 
+@pytest.mark.slow
 def test_a_change_that_was_cancelled_goes_on_from_there(files, monkeypatch):
     path, rank = files[0], PatchingRank()
     rank.load(path)
@@ -273,6 +280,7 @@ def test_a_change_that_was_cancelled_goes_on_from_there(files, monkeypatch):
     assert torch.equal(rank.forward(path), plain)
 
 
+@pytest.mark.slow
 def test_originals_that_had_to_leave_the_device_are_had_again(files, monkeypatch):
     monkeypatch.setattr(patched_weights, "has_room", lambda tensors, device: True)
     path, rank = files[0], PatchingRank()
@@ -316,7 +324,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 UNUSED = {"y_embedder.y_embedding"}  # PixArt's empty text, which its forward never reads
 
 
-@pytest.mark.slow_but_for("flux", "sd3")
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_weight_of_comfyuis_network_is_made_of_parameters_that_are_here(family, tmp_path):
     from parallel_runtime.loading.host_file import open_host_file

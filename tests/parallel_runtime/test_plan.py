@@ -113,6 +113,7 @@ def test_pipefusion_is_chosen_where_a_gpu_cannot_hold_the_model_and_keeps_the_st
         assert (plan.pipe, plan.sequence) == (loaded.pipe, loaded.sequence)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(ranks=ranks, data=st.data())
 def test_auto_never_changes_pixels_and_says_what_it_could_take_if_it_might(ranks, data):

@@ -40,6 +40,7 @@ def on_a_gpu(arguments: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_networks_that_send_tensors_from_the_host_are_recorded():
     found = record(["ltx-2", "wan t2v"])
     assert {call: (each["kept"], each["sent"] > 0, each["said"]) for call, each in found.items()} == {

@@ -28,6 +28,7 @@ from tests.ranks import run_ranks
 ONE = single_rank_mesh()
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=2, max_size=6),
     spread=st.sampled_from([0.1, 1.0, 30.0]),

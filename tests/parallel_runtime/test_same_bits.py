@@ -23,6 +23,7 @@ def same_on_a_cpu(folder, **more):
     return found
 
 
+@pytest.mark.slow
 def test_a_rank_on_a_cpu_gives_the_bits_of_comfyuis_own_loader(tmp_path):
     found = same_on_a_cpu(tmp_path, names=SMALL)
     assert {name: sum(other for other, _ in calls) for name, calls in found.items()} == dict.fromkeys(SMALL, 0)

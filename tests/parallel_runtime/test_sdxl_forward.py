@@ -76,6 +76,7 @@ def run_plans(rank: int, world_size: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_cfg_2_and_data_2_give_the_one_process_result_on_every_rank():
     results = run_ranks(2, f"{__name__}:run_plans")
     unet = build(KOALA)

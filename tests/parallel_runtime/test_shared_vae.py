@@ -42,6 +42,7 @@ def compare(ranks: int, names: list[str], fused: bool) -> None:
     assert set(found[0]["fused"]) == (FUSED if fused else set())
 
 
+@pytest.mark.slow_but_for("True")
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
 @pytest.mark.parametrize("fused", [False, True])
 def test_ranks_compute_what_a_vae_alone_does(fused):
@@ -55,6 +56,7 @@ def test_ranks_compute_what_every_vae_does(ranks, fused):
     compare(ranks, list(TINY), fused)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
 def test_a_ranks_peak_of_memory_is_its_share():
     found = run_ranks(2, "tests.comfyui_vaes.ranks:peaks", {"comfyui": str(COMFYUI), "names": USED_MOST})

@@ -42,6 +42,7 @@ def test_a_stage_is_as_fast_as_its_slowest_rank_in_any_pipeline():
     assert stage_speeds(plan, [1.0] * 4 + [0.75, 1.0, 1.0, 1.0, 0.1]) == (0.75, 1.0)  # the ninth takes no part
 
 
+@pytest.mark.slow
 def test_unlike_ranks_share_the_blocks_by_speed_with_the_same_result_and_one_without_room_refuses(tmp_path):
     path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=3, num_single_layers=3))
     first, second = run_ranks(
@@ -60,6 +61,7 @@ def test_unlike_ranks_share_the_blocks_by_speed_with_the_same_result_and_one_wit
     assert torch.equal(first["afterwards"], first["unlike"])
 
 
+@pytest.mark.slow_but_for("FLUX.2")
 @pytest.mark.parametrize("name", STAGED)
 def test_the_predicted_keys_and_values_are_what_a_stage_keeps_or_a_little_more(name):
     """Of text where a layer is about the picture alone they reckon with too much."""

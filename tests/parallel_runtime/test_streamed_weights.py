@@ -35,7 +35,7 @@ def files(tmp_path_factory) -> list[str]:
     return [str(write_diffusers_folder(folder / f"{seed}", CONFIG, seed=seed)) for seed in (1, 2)]
 
 
-@pytest.mark.slow_but_for("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_shares_give_what_whole_weights_give(ranks, files, tmp_path):
     arguments = {"path": files[0], "other": files[1], "folder": str(tmp_path)}
@@ -119,7 +119,7 @@ def test_a_lora_is_in_the_shares(files, tmp_path):
 
 
 @pytest.mark.skipif(COMFYUI is None, reason=HOW)
-@pytest.mark.slow_but_for("common")
+@pytest.mark.slow
 @pytest.mark.parametrize("formats", [["plain", "int8_tensorwise"], OTHERS], ids=["common", "others"])
 def test_a_comfyui_network_gives_the_same_in_every_format(formats, tmp_path):
     arguments = {"comfyui": str(COMFYUI), "folder": str(tmp_path), "formats": formats}

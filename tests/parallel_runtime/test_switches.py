@@ -41,6 +41,7 @@ def test_a_transformer_without_peers_has_no_memory_of_peers(monkeypatch):
     assert parallelize(build_transformer(), FLUX, single_rank_mesh())._peers is None
 
 
+@pytest.mark.slow
 def test_a_rank_starts_without_torchs_compiler():
     # torch._dynamo is imported by diffusers, with names of torch._inductor; what compiles is not.
     code = "import sys, workers.rank.start; print([m for m in sys.modules if m.startswith('torch._inductor.codegen')])"

@@ -69,6 +69,7 @@ def sample_with_other_streams(rank: int, world_size: int, path: str) -> dict[str
     return {"errors": errors}
 
 
+@pytest.mark.slow
 def test_the_picture_is_that_of_the_first_device_whatever_noise_the_others_draw(tmp_path):
     path: Path = write_diffusers_folder(tmp_path / "tiny", tiny_config(num_layers=1, num_single_layers=1))
     results = run_ranks(4, f"{__name__}:sample_with_other_streams", {"path": str(path)})

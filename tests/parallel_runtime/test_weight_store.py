@@ -257,6 +257,7 @@ def test_two_configurations_of_one_file_share_its_weights(files, expected):
     assert torch.equal(rank.forward("degrees"), expected[0])
 
 
+@pytest.mark.slow
 def test_a_file_that_was_replaced_is_read_anew_and_its_old_weights_go(tmp_path):
     path = write_diffusers_folder(tmp_path / "m", CONFIG, seed=1)
     rank = Rank()

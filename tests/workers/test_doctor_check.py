@@ -90,6 +90,7 @@ def traces(tmp_path, monkeypatch) -> Iterator[Traces]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_the_whole_doctor_passes_here_listens_on_loopback_only_and_leaves_nothing(traces):
     command = [sys.executable, "-m", "workers.doctor", "--devices", "cpu:2", "--json"]
     addresses = set()

@@ -24,6 +24,7 @@ def early(monkeypatch, tmp_path):
     early_start.take_early(None)
 
 
+@pytest.mark.slow
 def test_the_first_pool_takes_what_began_early(early):
     client = PoolClient(SPEC)
     try:

@@ -35,7 +35,7 @@ def die_in_a_job(pool: FaultyPool, fault: str) -> tuple[PoolError, float]:
     return caught.value, time.monotonic() - last
 
 
-@pytest.mark.slow_but_for("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_in_prepare_on_one_rank_costs_the_job_only(faulty_pool, rank):
     pool = faulty_pool()
@@ -48,6 +48,7 @@ def test_an_error_in_prepare_on_one_rank_costs_the_job_only(faulty_pool, rank):
     assert pool.client.status().pids == before
 
 
+@pytest.mark.slow
 def test_a_rank_that_can_map_no_more_memory_is_told_of_and_replaced(faulty_pool):
     pool = faulty_pool()
     before = pool.client.pool.pid
@@ -60,6 +61,7 @@ def test_a_rank_that_can_map_no_more_memory_is_told_of_and_replaced(faulty_pool)
     pool.remember()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
@@ -190,6 +192,7 @@ def test_a_rank_that_dies_while_the_pool_is_idle_costs_nothing_but_a_start(fault
     pool.remember()
 
 
+@pytest.mark.slow
 def test_a_request_that_comes_before_anybody_knows_that_the_pool_is_lost_goes_to_a_fresh_one(faulty_pool):
     pool = faulty_pool()
     status = pool.client.status()
@@ -205,6 +208,7 @@ def test_a_request_that_comes_before_anybody_knows_that_the_pool_is_lost_goes_to
     pool.remember()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["sample", slow("forward"), slow("load")])
 def test_a_job_that_a_dying_rank_never_read_goes_to_a_fresh_pool(faulty_pool, job):
     pool = faulty_pool()
@@ -231,6 +235,7 @@ def test_a_job_that_comes_within_milliseconds_of_an_idle_ranks_end_is_not_lost(f
     pool.remember()
 
 
+@pytest.mark.slow
 def test_a_step_that_a_rank_has_read_is_not_done_again(faulty_pool):
     pool = faulty_pool()
     pool.forward()
@@ -282,6 +287,7 @@ def test_whoever_works_with_a_pool_that_is_stopped_reads_so(faulty_pool):
     pool.remember()
 
 
+@pytest.mark.slow
 def test_who_raises_something_while_he_listens_leaves_a_job_that_ends_and_a_pool_that_works(faulty_pool):
     pool = faulty_pool(1)
 

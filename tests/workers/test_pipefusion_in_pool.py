@@ -40,6 +40,7 @@ def request(steps: int = 4, sampler: str = "euler", **more):
     return make_loop(sampler, torch.linspace(1, 0, steps + 1), latent(), (branch,), 1.0, 3, **more)
 
 
+@pytest.mark.slow
 def test_each_rank_holds_about_its_share_of_the_weights(client, path):
     whole = client.load(model(path, pipe=1))
     staged = client.load(model(path))

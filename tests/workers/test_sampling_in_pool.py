@@ -108,7 +108,7 @@ def test_fixed_channels_of_each_branch_reach_the_transformer_at_every_step(clien
     assert_same(sampled(client, path, request), oracle(path, request))
 
 
-@pytest.mark.slow_but_for("3.0")
+@pytest.mark.slow
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
 def test_a_batch_over_the_data_axis_keeps_the_noise_of_each_picture(client, tmp_path, cfg):
     path = write_diffusers_folder(tmp_path / "tiny")

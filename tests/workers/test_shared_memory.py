@@ -41,6 +41,7 @@ def segment():
     made.close()
 
 
+@pytest.mark.slow
 def test_another_process_reads_and_answers_what_is_written(segment):
     specs = write(segment.request, TENSORS)
     size = sum(tensor.nbytes for tensor in TENSORS.values())

@@ -226,7 +226,7 @@ while True:
 """
 
 
-@pytest.mark.slow_but_for("running")
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["starting", "idle", "loading", "running"])
 def test_ctrl_c_ends_the_client_and_its_pool_in_every_state(tmp_path, state):
     environment = {**os.environ, "PARALLEL_DIT_LOGS": str(tmp_path)}

@@ -68,6 +68,7 @@ def model(path: str, devices: int = 2) -> ModelRequest:
     return ModelRequest(path, "float32", ParallelConfig(devices=f"cpu:{devices}"))
 
 
+@pytest.mark.slow
 def test_steps_give_what_prepared_calls_give(client, path, asked):
     def run(x: torch.Tensor, sigma: float, text: dict[str, torch.Tensor], devices: int = 2) -> torch.Tensor:
         return client.forward(model(path, devices), x, torch.full((x.shape[0],), sigma), text)

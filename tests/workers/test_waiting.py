@@ -10,6 +10,7 @@ import torch
 from workers.client.client import Cancelled
 
 
+@pytest.mark.slow
 def test_a_request_that_waits_for_its_turn_hears_a_cancel_and_the_one_before_it_goes_on(faulty_pool):
     pool = faulty_pool()
     running, go_on, result = threading.Event(), threading.Event(), []
