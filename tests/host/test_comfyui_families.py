@@ -55,7 +55,7 @@ def turn(tmp_path_factory) -> Iterator[Callable[[], None]]:
         yield lambda: fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-@pytest.mark.slow_but_for("flux-2")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.long) for name in LARGE_FAMILIES)])
 def test_families_give_comfyuis_latent_with_tokens_shared_out_and_branches_dealt(host, write, turn, name):
     family = (FAMILIES | LARGE_FAMILIES)[name]

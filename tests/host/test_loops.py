@@ -177,7 +177,7 @@ def guided(workflow: Workflow, *names: str) -> Prompt:
     return graph
 
 
-@pytest.mark.slow_but_for("CFGNorm-cpu:2")
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
 @pytest.mark.parametrize("name", GUIDANCE)
 def test_functions_around_guidance_run_in_the_ranks(host, name, devices):

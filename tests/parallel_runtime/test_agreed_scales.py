@@ -11,6 +11,7 @@ COMFYUI = find_comfyui()
 pytestmark = pytest.mark.skipif(COMFYUI is None, reason=HOW)
 
 
+@pytest.mark.slow
 def test_ranks_scale_nvfp4_by_the_largest_value_of_all_tokens():
     first, last = run_ranks(2, "tests.comfyui_networks.agreed_scales:compare", {"comfyui": str(COMFYUI)})
     assert first == {"outside of blocks": True, "agreed": True, "alone": False, "behind": False, "chosen": False}

@@ -45,6 +45,7 @@ def test_ranks_compute_what_one_does_with_every_class(ranks):
     assert compare(ranks, list(TINY)) == {name for name, data in NETWORKS.items() if data.blocks and not data.read}
 
 
+@pytest.mark.slow
 def test_ranks_compute_what_one_does_with_the_classes_that_are_used_most():
     assert len(compare(2, USED_MOST)) >= 6
 

@@ -47,6 +47,7 @@ def outputs() -> list[dict[str, Any]]:
     return run_ranks(4, f"{__name__}:run_plans")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_plan_gives_the_one_process_result_on_every_rank(outputs, name):
     family = FAMILIES[name]

@@ -234,6 +234,7 @@ def read_on_ranks(rank: int, world_size: int) -> dict[str, Any]:
     return {"outputs": outputs, "kept": kept}
 
 
+@pytest.mark.slow
 def test_where_one_rank_would_read_another_number_no_rank_takes_the_replay():
     for result in run_ranks(2, f"{__name__}:read_on_ranks"):
         changed = WARM_RUNS + 3

@@ -109,6 +109,7 @@ def test_compiled_transformer_blocks_without_graph_breaks_give_the_same_result()
     assert relative_error(output, expected(calls)[0]) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_timestep_stays_exact_in_bfloat16():
     unet, reference = build(KOALA).bfloat16(), build(KOALA)
     reference.load_state_dict(unet.state_dict())  # the same weights, rounded alike

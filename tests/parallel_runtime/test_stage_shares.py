@@ -61,7 +61,7 @@ def test_unlike_ranks_share_the_blocks_by_speed_with_the_same_result_and_one_wit
     assert torch.equal(first["afterwards"], first["unlike"])
 
 
-@pytest.mark.slow_but_for("FLUX.2")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STAGED)
 def test_the_predicted_keys_and_values_are_what_a_stage_keeps_or_a_little_more(name):
     """Of text where a layer is about the picture alone they reckon with too much."""

@@ -49,6 +49,7 @@ def test_each_rank_holds_about_its_share_of_the_weights(client, path):
     assert (whole.stages, staged.stages) == (1, 2)
 
 
+@pytest.mark.slow
 def test_a_picture_of_one_patch_is_exact_with_any_sampler(client, path):
     for sampler in ("euler", "uni_pc"):
         exact = client.sample(model(path, pipe=1), request(sampler=sampler))

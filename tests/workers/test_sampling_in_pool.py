@@ -118,6 +118,7 @@ def test_a_batch_over_the_data_axis_keeps_the_noise_of_each_picture(client, tmp_
     assert_same(sampled(client, path, request, data=2, ulysses=1), oracle(path, request))
 
 
+@pytest.mark.slow
 def test_a_prediction_that_the_pool_does_not_know_is_refused(client, tmp_path):
     path = write_diffusers_folder(tmp_path / "tiny")
     request = make_loop("euler", SIGMAS, gaussian(1, 16, 10, 12), branches(1), 3.0, 5, prediction="edm")

@@ -66,6 +66,7 @@ def loads(client, monkeypatch) -> list[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_models_in_turn_give_what_each_gave_alone_and_are_loaded_once(client, models, loads):
     alone = []
     for model in models:

@@ -84,6 +84,7 @@ def test_steps_give_what_prepared_calls_give(client, path, asked):
         assert (output - alone).abs().max() < 1e-5 * alone.abs().max()
 
 
+@pytest.mark.slow
 def test_whatever_changes_the_model_or_ends_in_an_error_is_followed_by_a_prepared_call(client, path, asked):
     def step(text: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
         return client.forward(model(path), latent(0), torch.tensor([0.5]), text or given())
