@@ -19,6 +19,8 @@ LONGEST = (
     "tests/parallel_runtime/test_compiled_networks.py",
     "tests/host/test_comfyui_networks.py",
     "tests/parallel_runtime/test_host_file.py",
+    "tests/parallel_runtime/test_comfyui_stages.py",
+    "tests/parallel_runtime/test_patching.py",
     "tests/parallel_runtime/test_family_forward.py",
     "tests/parallel_runtime/test_same_bits.py",
     "tests/test_in_comfyui.py",
