@@ -192,12 +192,13 @@ class RecordedForward:
             self._read_others(kind)
             return self._forward(*args, **kwargs)
         kind.runs += 1
+        if kind.runs < WARM_RUNS:
+            return self._forward(*args, **kwargs)
         if kind.runs == WARM_RUNS:
             output, kind.was_long = timed(lambda: self._forward(*args, **kwargs), tensors[0].device)
             return output
-        if kind.runs > WARM_RUNS and not all_agree(not kind.was_long(), mesh.sequence, tensors[0].device):
+        if not all_agree(not kind.was_long(), mesh.sequence, tensors[0].device):
             kind.runs = -sys.maxsize
-        if kind.runs < WARM_RUNS:
             return self._forward(*args, **kwargs)
 
         def call(given: list[torch.Tensor]) -> Any:

@@ -199,6 +199,16 @@ def test_comfyui_decodes_in_tiles_where_a_rank_has_too_little_memory(path, plant
     assert not planted.exists()
 
 
+def test_comfyui_has_memory_ready_where_it_knows_how_large_a_picture_is(client, path):
+    vae, ours = load_and_share(path, client)
+    network, latent = ours.first_stage_model, torch.zeros(2, 16, 3, 7, 6)
+    assert network.comfy_has_chunked_io
+    with torch.inference_mode():
+        assert network.decode_output_shape(latent.shape) == tuple(vae.first_stage_model.decode(latent).shape)
+    vae.conv_out_channels = 12
+    assert not network.comfy_has_chunked_io
+
+
 def test_another_gpu_that_a_node_selects_is_comfyuis_before_it_and_has_no_effect_behind(client, path, monkeypatch):
     management, node, remote_vae = import_with_comfyui(
         "comfy.model_management", "comfy_extras.nodes_multigpu", "nodes.remote_vae_object"
