@@ -83,6 +83,7 @@ def lone() -> Iterator[None]:
     """Inside, a rank exchanges with nobody: rows that it would get have their memory, and hold anything."""
     nobody = SimpleNamespace(
         P2POp=_Message, isend=None, irecv=None, batch_isend_irecv=lambda messages: messages,
+        all_gather_into_tensor=lambda all, own, group, async_op: _Message(None, own, 0, group),
         all_reduce=lambda numbers, group: None,
     )  # fmt: skip
     with patch.object(rows, "dist", nobody):

@@ -32,6 +32,7 @@ def list_encoder_parts(encoder: Encoder, comfyui: Path) -> list[Part]:
         comfyui: its folder.
     """
     module, maker = encoder.made_by
+    importlib.import_module("comfy.text_encoders.llama")  # that lt.py takes for imported
     made = getattr(importlib.import_module(f"comfy.text_encoders.{module}"), maker)
     with WithoutWeights():
         network = made()(device="cpu", dtype=torch.float32, model_options={})
