@@ -21,6 +21,7 @@ from .measures.limit import limited
 from .measures.loops import loops
 from .measures.lora import lora
 from .measures.memory import unload
+from .measures.pools import pools
 from .measures.prompts import prompts
 from .measures.speed import short_speed, speed
 from .measures.vae import vae
@@ -29,7 +30,7 @@ from .whole_prompts import WHOLE
 
 SETS = (
     "quick", "families", "memory", "experts", "lora", "controlnet", "faults",
-    "host_networks", "memory_limit", "journey", "distances", "loops", "vae", "prompts",
+    "host_networks", "memory_limit", "journey", "distances", "loops", "vae", "prompts", "pools",
 )  # fmt: skip
 SECONDS = {
     "quick": 350.0,
@@ -44,7 +45,7 @@ SECONDS = {
     "prompts": 1500.0,
 }
 """Of a whole set, by default `USUAL`."""
-ALONE = ("host_networks", "memory_limit", "journey", "distances", "loops", "vae", "prompts")
+ALONE = ("host_networks", "memory_limit", "journey", "distances", "loops", "vae", "prompts", "pools")
 """Sets that "all" leaves out."""
 USUAL = 470.0
 SPARE = {"prompts": 40.0}
@@ -214,6 +215,10 @@ def _vae(one: str, many: str) -> Iterator[Measure]:
             yield Measure(f"vae {name} {way.devices or 'native'}", (), 120, run, way.gpus)
 
 
+def _pools(one: str, many: str) -> Iterator[Measure]:
+    yield Measure("pools flux", ("flux",), 150, partial(pools, file="flux"), 2)
+
+
 def _prompts(one: str, many: str) -> Iterator[Measure]:
     """Parallel VAE goes on where the way without it ended."""
     for file, whole in WHOLE.items():
@@ -241,4 +246,5 @@ _MAKERS = {
     "loops": _loops,
     "vae": _vae,
     "prompts": _prompts,
+    "pools": _pools,
 }
