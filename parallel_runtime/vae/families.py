@@ -1,7 +1,8 @@
 """ComfyUI's encoders and decoders whose pictures ranks can share out: the halves of a VAE, by class.
 
 Of a class it is known that rows meet in convolutions, paddings and group norms alone, and in attention of one head that
-asks its module for `optimized_attention` with (B, C, rows, columns), or of modules that are named here.
+asks its module for `optimized_attention` or `optimized_vae_attention` with (B, C, rows, columns), or of modules that
+are named here.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ class Half:
     Args:
         noise: it adds noise to what it decodes.
         chunks: names, in its class's module, a function that says how many bytes may be computed at once.
+        limits: names of numbers of its modules, and of its class's module; of what is larger it computes parts.
     """
 
     noise: bool = False
     chunks: str = ""
+    limits: tuple[str, ...] = ()
 
 
 _LDM = "comfy.ldm."
@@ -47,6 +50,7 @@ HALVES = {
             Half(),
         ),
         (("genmo.vae.model:Encoder", "genmo.vae.model:Decoder"), Half()),
+        (("seedvr.vae:Encoder3D", "seedvr.vae:Decoder3D"), Half(limits=("memory_limit", "_NORM_LIMIT"))),
     )
     for name in names
 }

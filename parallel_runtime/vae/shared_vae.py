@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -19,6 +21,7 @@ from ..replaced import replaced
 from .families import Half, find_half
 from .row_functions import RowFunctions
 from .rows import Rows, share_rows
+from .tiles import cut, find_tiled, shared_tiles
 
 LEAST = 2
 """Rows of a latent that a rank has at least: a picture that is mirrored at its border needs two."""
@@ -38,6 +41,8 @@ def shared_ranks(vae: nn.Module, name: str, shape: Sequence[int], unit: int, ran
         shape: of what it gets.
         unit: rows of that for one of the latent, 1 where it is the latent.
     """
+    if tiled := find_tiled(vae, name):
+        return ranks if len(cut(vae, tiled, torch.empty(shape, device="meta"))) > 1 else 1
     rows = shape[-2]
     if find_half(vae, name) is None or len(shape) < 4 or rows % unit or rows // unit < LEAST * ranks:
         return 1
@@ -75,6 +80,14 @@ def run_half(
     Raises:
         PeerFailedError: another rank could not run its part.
     """
+    tiled = find_tiled(vae, name)
+    if tiled is not None and ranks > 1:
+        with (
+            failing_at_the_next_vote(None if tried else group) as vote,
+            shared_tiles(vae, tiled, ranks, rank, group, vote, now_and_then),
+        ):
+            done = _call(vae, name, x, None, options)
+        return done if rank == 0 else None
     half = find_half(vae, name)
     alone = Rows(0, (1,), _nothing)
     if half is None:
@@ -122,11 +135,16 @@ def _shared(part: nn.Module, half: Half, rows: Rows) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for module in part.modules():
-            if hasattr(module, "optimized_attention"):
-                stack.enter_context(replaced(module, "optimized_attention", attend))
+            for name in ("optimized_attention", "optimized_vae_attention"):
+                if hasattr(module, name):
+                    stack.enter_context(replaced(module, name, attend))
+        code = sys.modules[type(part).__module__]
         if half.chunks:
             # In proportion to the rows: as many chunks of as many frames as on one rank.
             share = Fraction(CHUNK * rows.shares[rows.rank], sum(rows.shares))
-            code = sys.modules[type(part).__module__]
             stack.enter_context(replaced(code, half.chunks, lambda device: share))
+        # Ranks with unlike shares would compute more or fewer parts, and exchange as often.
+        for owner, name in itertools.product((code, *part.modules()), half.limits):
+            if name in vars(owner):
+                stack.enter_context(replaced(owner, name, math.inf))
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unittest.mock
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -153,6 +154,24 @@ def mochi() -> nn.Module:
     return vae
 
 
+def seedvr2() -> nn.Module:
+    from comfy.ldm.seedvr import vae
+
+    with unittest.mock.patch.object(vae, "BYTEDANCE_BLOCK_OUT_CHANNELS", (32, 32, 64, 64)):
+        made = vae.VideoAutoencoderKLWrapper()
+    made.set_memory_limit(2e-3, 2e-3)  # so that it computes parts of large tensors, as at real size
+    return made
+
+
+def h3() -> nn.Module:
+    """Cuts what it gets into tiles of 64 pixels."""
+    from comfy.ldm.minimax.vae import MiniMaxH3VideoVAE, ViT3DDecoder
+
+    vae = MiniMaxH3VideoVAE(ch=32, tile_size=64, tile_overlap_min=16)
+    vae.decoder = ViT3DDecoder(num_layers=2, heads=2)
+    return vae
+
+
 TINY = {
     "kl": Tiny(kl, (2, 4, 11, 6), (2, 3, 44, 24), 4),
     "flux": Tiny(engine, (1, 4, 13, 5), (1, 3, 52, 20), 4),
@@ -167,6 +186,9 @@ TINY = {
     "ltx": Tiny(ltx, (1, 128, 3, 7, 6), (1, 3, 9, 56, 48), 8),
     "ltx-2": Tiny(ltx2, (1, 128, 3, 7, 6), (1, 3, 9, 56, 48), 8),
     "mochi": Tiny(mochi, (1, 12, 3, 7, 6), (1, 3, 5, 14, 12), 2),
+    "seedvr2": Tiny(seedvr2, (1, 16, 3, 7, 6), (1, 3, 9, 56, 48), 8),
+    "h3": Tiny(h3, (1, 24, 7, 7, 5), (1, 3, 5, 80, 112), 16),
+    "h3 picture": Tiny(h3, (2, 24, 1, 7, 3), (2, 3, 1, 80, 48), 16),
     "cosmos": Tiny(cosmos, (1, 4, 2, 7, 6), (1, 3, 9, 56, 48), 8),
 }
 
