@@ -151,7 +151,6 @@ class Cut:
             split=split,
             here=True,
             device=device,
-            pulse=None,
             stream=None,
             stages=Stages(loaded.network, None, split, None),
             own_cache=OwnCache(self._described.data),

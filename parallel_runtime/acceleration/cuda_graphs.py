@@ -1,4 +1,4 @@
-"""One forward as CUDA graphs: launched once while it is recorded, replayed with new values of its tensors."""
+"""One forward as a CUDA graph: launched once while it is recorded, replayed with new values of its tensors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .pulse import Pulse
-
-_FIRST_MARKS = 2
-"""The first graph ends at this mark of the pulse: with four of FLUX.1's 57 blocks, which take a GPU longer
-than the host takes to launch the rest."""
-
 _LONG = 0.5
 """Seconds. To record a forward runs it twice more, and keeps its memory."""
 _LAUNCHED_IN = 0.75
@@ -29,14 +23,9 @@ Replay = Callable[[list[torch.Tensor]], Any]
 
 
 class CudaGraphs:
-    """Records forwards. All recordings of one share their memory.
+    """Records forwards. All recordings of one share their memory."""
 
-    Args:
-        pulse: that the forwards mark between their blocks, if they do.
-    """
-
-    def __init__(self, pulse: Pulse | None):
-        self._pulse = pulse
+    def __init__(self) -> None:
         self._pool: Any = None
         self._stream: Any = None
         self._captures: weakref.WeakSet[Capture] = weakref.WeakSet()  # that somebody can still replay
@@ -60,10 +49,7 @@ class CudaGraphs:
     def record(
         self, call: Callable[[list[torch.Tensor]], Any], static: list[torch.Tensor], made_outside: Callable[[], Any]
     ) -> Replay:
-        """Record `call(static)` as CUDA graphs: its first blocks as one, the others as a second.
-
-        To launch a graph of all blocks takes the host a millisecond and more, and the GPU begins when that is over. So
-        it begins with a short one, and computes that while the host launches the long one.
+        """Record `call(static)` as a CUDA graph.
 
         Args:
             made_outside: see `RecordedForward`; asked when the call has run.
@@ -78,7 +64,7 @@ class CudaGraphs:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), listening(self._pulse, capture.between_blocks), _nothing_collected():
+        with torch.cuda.stream(self._stream), _nothing_collected():
             capture.begin()
             try:
                 output = call(static)
@@ -91,8 +77,7 @@ class CudaGraphs:
         def replay(tensors: list[torch.Tensor], outside: Any = outside) -> Any:
             for old, new in zip(static, tensors, strict=True):
                 old.copy_(new)
-            for graph in capture.graphs:
-                graph.replay()
+            capture.graph.replay()
             return pytree.tree_map_only(torch.Tensor, torch.clone, output)
 
         return replay
@@ -105,25 +90,22 @@ class CudaGraphs:
 
 
 class Capture:
-    """The graphs of one forward while they are recorded, one behind the other."""
+    """A graph, and how it is recorded."""
 
     def __init__(self, pool: Any):
-        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self.graph = torch.cuda.CUDAGraph()
         self._pool = pool
-        self._passed = 0
 
     def begin(self) -> None:
-        """What is launched from now on goes into another graph."""
-        graph = torch.cuda.CUDAGraph()
+        """What is launched from now on goes into the graph."""
         # thread_local: NCCL's watchdog thread asks CUDA for the state of earlier collectives meanwhile.
         with self._left_if_it_fails():
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        self.graphs.append(graph)
+            self.graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def end(self) -> None:
-        """The last graph is whole."""
+        """The graph is whole."""
         with self._left_if_it_fails():
-            self.graphs[-1].capture_end()
+            self.graph.capture_end()
 
     @contextlib.contextmanager
     def _left_if_it_fails(self) -> Iterator[None]:
@@ -140,13 +122,6 @@ class Capture:
                 torch._C._cuda_releasePool(device, self._pool)
             raise
 
-    def between_blocks(self) -> None:
-        """The forward is between two blocks, as it is now and then."""
-        self._passed += 1
-        if self._passed == _FIRST_MARKS:
-            self.end()
-            self.begin()
-
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
@@ -162,19 +137,6 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-@contextlib.contextmanager
-def listening(pulse: Pulse | None, listener: Callable[[], None]) -> Iterator[None]:
-    """Inside, the pulse's marks are told of."""
-    if pulse is None:
-        yield
-        return
-    before, pulse.on_mark = pulse.on_mark, listener
-    try:
-        yield
-    finally:
-        pulse.on_mark = before
 
 
 def clear_workspaces() -> None:

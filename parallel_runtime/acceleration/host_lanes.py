@@ -212,7 +212,7 @@ class StreamMemory:
                 once()
             finally:
                 capture.end()
-            capture.graphs[0].replay()
+            capture.graph.replay()
             lane.stream.synchronize()
 
 

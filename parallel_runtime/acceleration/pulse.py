@@ -7,21 +7,13 @@ CUDA. Both are recorded with a forward and repeat with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-
-
-def _ignore() -> None:
-    """Nobody listens."""
 
 
 class Pulse:
     """How far a device is. One for all models of a rank, for as long as it lives: recordings write into it."""
 
     def __init__(self, device: torch.device):
-        self.on_mark: Callable[[], None] = _ignore
-        """Called behind every mark, where the host is between two blocks."""
         self._on_gpu: torch.Tensor | None = None
         self._count = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         if device.type == "cuda":
@@ -34,7 +26,6 @@ class Pulse:
         else:
             self._on_gpu += 1
             self._count.copy_(self._on_gpu, non_blocking=True)
-        self.on_mark()
 
     @property
     def count(self) -> int:

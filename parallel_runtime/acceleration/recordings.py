@@ -22,7 +22,6 @@ from ..mesh.launched import REPLAY, count
 from ..mesh.mesh import Mesh
 from .cuda_graphs import CudaGraphs, Replay, timed
 from .host_tensors import HostTensors
-from .pulse import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,6 @@ class RecordedForward:
         made_outside: tensors that the forward just read and did not make, beside arguments and weights; a recording
             keeps them alive.
         record: how to record; CUDA graphs (cuda_graphs.py) unless a test says otherwise.
-        pulse: that the forward marks between its blocks, if it does; see `CudaGraphs`.
         probe: of a forward that may read values where the host sees them, which a recording would repeat forever: one
             is believed only if it gives what the forward gives for these values. What such a forward sends from the
             host at each call, and reads from the GPU, is part of its recording (host_tensors.py).
@@ -109,13 +107,12 @@ class RecordedForward:
         forward: Forward,
         made_outside: Callable[[], Any] = lambda: None,
         record: Record | None = None,
-        pulse: Pulse | None = None,
         probe: Probe | None = None,
     ):
         self._probe = probe
         self._forward = forward
         self.made_outside = made_outside
-        graphs = CudaGraphs(pulse)
+        graphs = CudaGraphs()
         self._rehearse: Rehearse = graphs.rehearse if record is None else lambda call, static: call(static)
         self._record = record or (lambda owner, call, static: graphs.record(call, static, owner.made_outside))
         self._over: dict[tuple[int, ...], _Recordings] = {}

@@ -101,16 +101,14 @@ class NetworkWeights(LoadedWeights):
         self._stages: Stages | None = None
         self.split = TokenSplit(single_rank_mesh())
         self.own_cache = OwnCache(reader.data)
-        self.pulse: Pulse | None = None
         self._data = reader.data
         self._blocks = reader.blocks
         self._settled: object = None
 
     def mark(self, pulse: Pulse) -> None:
         """Have forwards mark their way through the blocks."""
-        if self.pulse is None and self._data is not None:
+        if self._data is not None:
             mark_blocks(self.network, [blocks.path for blocks in self._data.blocks], pulse)
-        self.pulse = pulse
 
     def prepare(self, network: nn.Module) -> None:
         """Have the ranks share out its tokens."""

@@ -53,9 +53,3 @@ def mark_blocks(transformer: nn.Module, paths: Sequence[str], pulse: Pulse) -> N
         blocks.__class__ = _Marked
         assert isinstance(blocks, _Marked)
         blocks._pulse, blocks._stride = pulse, max(1, total // MARKS)
-
-
-def pulse_of(transformer: nn.Module, paths: Sequence[str]) -> Pulse | None:
-    """The pulse that a transformer's blocks mark, if they mark one."""
-    found = find_modules(transformer, paths).values()
-    return next((blocks._pulse for blocks in found if isinstance(blocks, _Marked)), None)

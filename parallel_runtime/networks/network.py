@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ..acceleration.head_routes import HeadSharing
-from ..acceleration.pulse import Pulse
 from ..acceleration.recordings import RecordedForward
 from ..attention.choice import check_ring
 from ..attention.kernels import KERNELS
@@ -104,16 +103,10 @@ class Network:
         self._compiled = CompiledBlocks(network, self._split, self._attend)
         self._run_block = self._compiled.run
 
-    def _record(self, pulse: Pulse | None, probe: Any = None) -> None:
-        """Have forwards that repeat become CUDA graphs, on a GPU; see `RecordedForward`.
-
-        A graph ends where all its streams have come together, so that one of a stream of weights is not cut.
-        """
+    def _record(self, probe: Any = None) -> None:
+        """Have forwards that repeat become CUDA graphs, on a GPU; see `RecordedForward`."""
         if self._traits.device.type == "cuda" and is_on("recordings"):
-            pulse = pulse if self.stream is None else None
-            self._recorded = RecordedForward(
-                self.call_at_once, made_outside=self.made_outside, pulse=pulse, probe=probe
-            )
+            self._recorded = RecordedForward(self.call_at_once, made_outside=self.made_outside, probe=probe)
 
     @property
     def stage(self) -> StageBlocks | None:

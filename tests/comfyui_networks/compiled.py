@@ -62,7 +62,7 @@ def compare(rank: int, world_size: int, comfyui: str, names: list[str], backend:
         split = TokenSplit(single_rank_mesh())
         prepare_network(made.network, described.data, split)
         held = SimpleNamespace(
-            network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
+            network=made.network, split=split, here=True, device=torch.device("cpu"), stream=None,
             stages=Stages(made.network, None, split, None), own_cache=OwnCache(described.data),
         )  # fmt: skip
         plain = ComfyNetwork(held, described, None, "auto", torch.float32)
@@ -104,7 +104,7 @@ def record(rank: int, world_size: int, comfyui: str, name: str) -> dict[str, Any
     split = TokenSplit(single_rank_mesh())
     cut_blocks(made.network, described.data.blocks, split)
     held = SimpleNamespace(
-        network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
+        network=made.network, split=split, here=True, device=torch.device("cpu"), stream=None,
         stages=Stages(made.network, None, split, None), own_cache=OwnCache(described.data),
     )  # fmt: skip
     network = ComfyNetwork(held, described, None, "auto", torch.float32)
@@ -154,7 +154,7 @@ def functions(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     split = TokenSplit(single_rank_mesh())
     prepare_network(made.network, described.data, split)
     held = SimpleNamespace(
-        network=made.network, split=split, here=True, device=torch.device("cpu"), pulse=None, stream=None,
+        network=made.network, split=split, here=True, device=torch.device("cpu"), stream=None,
         stages=Stages(made.network, None, split, None), own_cache=OwnCache(described.data),
     )  # fmt: skip
     os.environ[VARIABLE] = "modulation"  # which calls with functions leave to the blocks

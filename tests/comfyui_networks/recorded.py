@@ -59,7 +59,6 @@ def _record(module: torch.nn.Module, arguments: dict[str, Any], real: bool) -> d
         split=split,
         here=True,
         device=device,
-        pulse=None,
         stream=None,
         stages=Stages(module, None, split, None),
         own_cache=OwnCache(described.data),

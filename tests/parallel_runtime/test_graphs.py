@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.acceleration import recordings as graphs
-from parallel_runtime.acceleration.cuda_graphs import Capture, is_long, listening, timed
+from parallel_runtime.acceleration.cuda_graphs import Capture, is_long, timed
 from parallel_runtime.acceleration.pulse import Pulse
 from parallel_runtime.acceleration.recordings import KEPT, WARM_RUNS, RecordedForward
 from parallel_runtime.config import ParallelPlan
@@ -311,34 +311,8 @@ def test_what_a_library_does_once_a_stream_is_over_before_a_recording_begins():
     assert kind.replay is not None
 
 
-def test_the_first_blocks_are_a_graph_of_their_own_which_ends_before_the_next_begins(monkeypatch):
-    happened: list[str] = []
-
-    class Graph:
-        def capture_begin(self, **_: object) -> None:
-            happened.append("begin")
-
-        def capture_end(self) -> None:
-            happened.append("end")
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    capture = Capture(pool=None)
-    pulse = Pulse(torch.device("cpu"))
-    before = pulse.on_mark
-    with listening(pulse, capture.between_blocks):
-        capture.begin()
-        for block in range(5):
-            happened.append(f"block {block}")
-            pulse.mark()
-        capture.end()
-    assert happened == ["begin", "block 0", "block 1", "end", "begin", "block 2", "block 3", "block 4", "end"]
-    assert len(capture.graphs) == 2
-    assert pulse.on_mark is before
-    assert int(pulse.count) == 5
-
-
 @pytest.mark.gpu
-def test_gpu_graphs_in_two_parts_replay_the_forward_and_count_its_blocks():
+def test_gpu_a_graph_replays_the_forward_and_counts_its_blocks():
     pulse = Pulse(torch.device("cuda"))
     weights = [torch.randn(256, 256, device="cuda") / 16 for _ in range(8)]
 
@@ -348,7 +322,7 @@ def test_gpu_graphs_in_two_parts_replay_the_forward_and_count_its_blocks():
             pulse.mark()
         return x
 
-    recorded = RecordedForward(forward, pulse=pulse)
+    recorded = RecordedForward(forward)
     mesh = single_rank_mesh()
     for _ in range(8):
         x = torch.randn(32, 256, device="cuda")

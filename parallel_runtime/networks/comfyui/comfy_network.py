@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import torch
 
-from ...acceleration.pulse import Pulse
 from ...attention.choice import measurements, resolve_kernel
 from ...config import COMFYUIS
 from ...errors import UnsupportedModelError
@@ -39,7 +38,6 @@ class HeldSplit(Protocol):
     here: bool
     device: torch.device
     split: TokenSplit
-    pulse: Pulse | None
     stream: BlockStream | None
     own_cache: OwnCache
 
@@ -100,7 +98,7 @@ class ComfyNetwork(Network):
             self._compile(held.network)
         # A recording would read what the network kept where that was, whatever became of it.
         if described.data is None or not described.data.clears:
-            self._record(held.pulse, _other_values)
+            self._record(_other_values)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Of the network; none while it is not on the device."""

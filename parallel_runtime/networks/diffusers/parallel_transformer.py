@@ -19,7 +19,7 @@ from ...said import said
 from ...streaming.block_stream import BlockStream, stream_forwards
 from ..attention_operator import attend_by_kernel
 from ..cut_blocks import cut_blocks, run_blocks, unknown_blocks
-from ..marked_blocks import find_modules, pulse_of
+from ..marked_blocks import find_modules
 from ..network import Network, Traits
 from ..stages import Stages
 from ..tables.diffusers import DIFFUSERS, cut_of
@@ -144,7 +144,7 @@ class ParallelTransformer(Network):
         if not cut:
             run_blocks(self._blocks, self._split)
         if record:
-            self._record(pulse_of(transformer, spec.block_lists))
+            self._record()
         if self.stream is not None:
             stream_forwards(self._blocks, self.stream)
 
