@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from ..attention.kernels import Attend
 from ..mesh.launched import unbroken
-from .host_lanes import SLOTS, Exchange, Opened
+from .host_lanes import SLOTS, Exchange, StreamMemory
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class HostBuffers:
         pieces: of a chunk, each with some of the tokens: a message.
     """
 
-    memory: Opened
+    memory: StreamMemory
     rank: int
     lengths: tuple[int, ...]
     chunks: tuple[int, ...]

@@ -17,7 +17,7 @@ import functools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -72,44 +72,6 @@ def _header(ranks: int) -> int:
     return -(-ranks * ranks * SLOTS * _APART // _ALIGNED) * _ALIGNED
 
 
-class Lane(Protocol):
-    """What is done in order: a stream of a GPU, or the CPU itself. Offsets are bytes of the shared memory."""
-
-    def after(self, event: Any) -> None:
-        """Go on when that has happened."""
-        ...
-
-    def event(self) -> Any:
-        """What was told to this lane so far."""
-        ...
-
-    def wait(self, offset: int, value: int) -> None:
-        """Go on when a word has that value."""
-        ...
-
-    def write(self, offset: int, value: int) -> None:
-        """Write a word, when what was told before is done."""
-        ...
-
-    def put(self, offset: int, part: torch.Tensor) -> None:
-        """Copy a contiguous tensor to the shared memory."""
-        ...
-
-    def get(self, offset: int, part: torch.Tensor) -> None:
-        """Copy from there."""
-        ...
-
-
-class Opened(Protocol):
-    """The shared memory as this rank has it."""
-
-    slots: Slots
-
-    def lanes(self) -> tuple[Lane, Lane, Lane]:
-        """That on which the caller computes, one out and one in."""
-        ...
-
-
 class Exchange:
     """The messages of one attention, numbered from 0 on; every rank sends and receives each, to and from all others.
 
@@ -118,7 +80,7 @@ class Exchange:
         rank: this one.
     """
 
-    def __init__(self, memory: Opened, rank: int):
+    def __init__(self, memory: StreamMemory, rank: int):
         self._slots = memory.slots
         self._rank = rank
         self._here, self._out, self._in = memory.lanes()
@@ -188,7 +150,7 @@ class StreamMemory:
         self._try(StreamLane(self._streams[0], self._base), self.slots.word(rank, rank, 0))
         weakref.finalize(self, _close, share, device).atexit = False
 
-    def lanes(self) -> tuple[Lane, Lane, Lane]:
+    def lanes(self) -> tuple[StreamLane, StreamLane, StreamLane]:
         """The current stream, and the two of this GPU for what goes out and what comes in."""
         streams = torch.cuda.current_stream(self.device), *self._streams
         here, out, back = (StreamLane(stream, self._base) for stream in streams)
@@ -230,7 +192,7 @@ def _close(share: HostShare, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class StreamLane:
-    """A stream of a GPU; see Lane.
+    """A stream of a GPU, which does in order what it is told. Offsets are bytes of the shared memory.
 
     Args:
         base: the shared memory's address on the GPU.

@@ -12,7 +12,7 @@ from ..mesh.groups import ExchangedHeads
 from ..streaming.share_memory import HostShare, open_share, room_on_host
 from .grown_memory import GrownMemory, first_line
 from .host_exchange import HostBuffers
-from .host_lanes import Opened, Slots, StreamMemory
+from .host_lanes import Slots, StreamMemory
 
 _CHUNKS, _PIECES = 4, 4
 """In how many chunks a rank's heads travel: attention over a few heads still fills a GPU, and what is not hidden is a
@@ -22,11 +22,11 @@ _LEAST_MESSAGE = 4 << 20
 H100s: 4.5 ms an attention with pieces of 1.3 MB, 2.1 with 5.3; replayed 1.11 and 1.05)."""
 
 
-Open = Callable[[HostShare, int, int, torch.device], Opened]
+Open = Callable[[HostShare, int, int, torch.device], StreamMemory]
 """(share, rank, ranks, device) -> the memory as this rank reaches it."""
 
 
-class HostMemory(GrownMemory[Opened, HostBuffers]):
+class HostMemory(GrownMemory[StreamMemory, HostBuffers]):
     """One memory that every rank of a host has mapped.
 
     Args:
@@ -48,7 +48,7 @@ class HostMemory(GrownMemory[Opened, HostBuffers]):
         degree, (chunks, pieces) = len(heads.lengths), self._pieces_of(heads)
         return Slots.needed(degree, -(-max(heads.lengths) // pieces) * _token(heads) * max(chunks))
 
-    def _lay_out(self, heads: ExchangedHeads, memory: Opened) -> HostBuffers:
+    def _lay_out(self, heads: ExchangedHeads, memory: StreamMemory) -> HostBuffers:
         return HostBuffers(memory, dist.get_rank(self._group), heads.lengths, *self._pieces_of(heads))
 
     def _pieces_of(self, heads: ExchangedHeads) -> tuple[tuple[int, ...], int]:
@@ -57,7 +57,7 @@ class HostMemory(GrownMemory[Opened, HostBuffers]):
         chunks = _cut(heads.heads // len(heads.lengths), self._chunks, longest * token)
         return chunks, max(1, min(self._pieces, longest * token * max(chunks) // _LEAST_MESSAGE, longest))
 
-    def _share(self, size: int, device: torch.device) -> tuple[Opened | None, str]:
+    def _share(self, size: int, device: torch.device) -> tuple[StreamMemory | None, str]:
         # The first rank makes it and tells the others where it is.
         share, refusal = _make(size) if dist.get_rank(self._group) == 0 else (None, "")
         if not all_agree(not refusal, self._group, device):

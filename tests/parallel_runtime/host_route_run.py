@@ -12,7 +12,7 @@ import torch.distributed as dist
 from parallel_runtime.acceleration import head_routes, host_memory
 from parallel_runtime.acceleration.head_routes import HeadRoutes
 from parallel_runtime.acceleration.host_exchange import HostBuffers, attend_through_host
-from parallel_runtime.acceleration.host_lanes import SLOTS, Lane, Slots
+from parallel_runtime.acceleration.host_lanes import SLOTS, Slots
 from parallel_runtime.acceleration.host_memory import HostMemory
 from parallel_runtime.attention.kernels import KERNELS
 from parallel_runtime.attention.ulysses import WireLayout, ulysses_attention
@@ -36,7 +36,7 @@ class PolledMemory:
         self.slots = Slots(ranks, share.memory.numel())
         self._lane = PolledLane(share.memory)
 
-    def lanes(self) -> tuple[Lane, Lane, Lane]:
+    def lanes(self) -> Any:
         return self._lane, self._lane, self._lane
 
     def words(self) -> set[int]:
