@@ -14,7 +14,8 @@ from parallel_runtime.acceleration.head_routes import HeadRoutes
 from parallel_runtime.config import ParallelPlan
 from parallel_runtime.denoising.denoise import Denoising
 from parallel_runtime.denoising.predict import Predictor
-from parallel_runtime.engine.plan_meshes import Joined, Meshes
+from parallel_runtime.engine.plan_meshes import Meshes
+from parallel_runtime.mesh.mesh import Mesh
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.networks.diffusers.parallel_transformer import parallelize
 from parallel_runtime.pipefusion.denoise import PipelineDenoising
@@ -44,8 +45,8 @@ def build(task: Task) -> Engine:
     from diffusers import FluxTransformer2DModel
 
     plan = plan_for(task.case)
-    joined = Meshes(task.rank, task.case.ranks, share=HeadRoutes).join(plan)
-    assert joined is not None, "the plan uses every rank"
+    mesh = Meshes(task.rank, task.case.ranks, share=HeadRoutes).join(plan)
+    assert mesh is not None, "the plan uses every rank"
     module = task.build(FluxTransformer2DModel)
     assert FLUX.prepare is not None
     FLUX.prepare(module)
@@ -54,15 +55,15 @@ def build(task: Task) -> Engine:
     request = Sample("model", "euler", branch, 1.0, seed=0, noise_device=noise, preview=True)
     denoising = Denoising(request, task.dtype)
     build_sample = _build_stage if plan.pipe > 1 else _build_sequence
-    sample, attention = build_sample(module, plan, joined, denoising, text, bool(task.case.compile))
+    sample, attention = build_sample(module, plan, mesh, denoising, text, bool(task.case.compile))
     return Engine(sample, f"{plan}, {attention} attention")
 
 
 def _build_sequence(
-    module: Any, plan: ParallelPlan, joined: Joined, denoising: Denoising, text: Conditioning, compile: bool
+    module: Any, plan: ParallelPlan, mesh: Mesh, denoising: Denoising, text: Conditioning, compile: bool
 ) -> tuple[Sampling, str]:
-    transformer = parallelize(module, FLUX, joined.mesh, compile=compile)
-    predictor = Predictor(transformer, joined.mesh)
+    transformer = parallelize(module, FLUX, mesh, compile=compile)
+    predictor = Predictor(transformer, mesh)
 
     def sample(x: torch.Tensor, sigmas: torch.Tensor, tick: Callable[[], None]) -> torch.Tensor:
         tensors = {"x": x, "sigmas": sigmas.cpu(), "timesteps": sigmas}
@@ -75,16 +76,16 @@ def _build_sequence(
 
 
 def _build_stage(
-    module: Any, plan: ParallelPlan, joined: Joined, denoising: Denoising, text: Conditioning, compile: bool
+    module: Any, plan: ParallelPlan, mesh: Mesh, denoising: Denoising, text: Conditioning, compile: bool
 ) -> tuple[Sampling, str]:
-    stage = stage_of(module, FLUX, joined.mesh, compile=compile)
-    links = joined.links
+    stage = stage_of(module, FLUX, mesh, compile=compile)
+    links = mesh.links
     assert links is not None, "stages are linked"
 
     def sample(x: torch.Tensor, sigmas: torch.Tensor, tick: Callable[[], None]) -> torch.Tensor:
         tensors = {"x": x, "sigmas": sigmas.cpu(), "timesteps": sigmas}
         seen = denoising.model_inputs(x, tensors)[0]
-        runner = StageRunner(stage, joined.mesh, links, [text], seen, plan.patches, keep=True)
+        runner = StageRunner(stage, mesh, links, [text], seen, plan.patches, keep=True)
         control = StepControl(x.device, tick)
         latent = PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
         control.finish()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ..config import ParallelPlan
 from ..mesh.groups import GroupKey, GroupMemory, Groups
-from ..mesh.links import Links, build_links, link_groups
+from ..mesh.links import build_links, link_groups
 from ..mesh.mesh import Layout, Mesh, build_mesh, lay_out_plan, mesh_groups, single_rank_mesh
 from ..planning.cut import stage_speeds
 
@@ -19,34 +19,9 @@ KEPT = 16
 Another one costs a first step its communicators."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A rank's place in a plan, before any rank has joined a group: what can be known in PREPARE.
-
-    Args:
-        stage_speeds: of all stages, by which they share out the blocks; None where they are alike. The same on every
-            rank, or stages would compute a block twice or never.
-    """
-
-    layout: Layout
-    stage_speeds: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Joined:
-    """What a rank talks over in a plan.
-
-    Args:
-        links: to other stages where there are several.
-    """
-
-    mesh: Mesh
-    links: Links | None = None
-
-
 @dataclass
 class Meshes:
-    """Places, meshes and links by plan.
+    """Layouts and meshes by plan.
 
     Args:
         rank, world_size: of this rank.
@@ -61,20 +36,20 @@ class Meshes:
     leave: Callable[[Mesh], None] = lambda mesh: None
     share: Callable[[dist.ProcessGroup], GroupMemory] | None = None
     _groups: Groups = field(init=False)
-    _joined: OrderedDict[ParallelPlan, Joined | None] = field(default_factory=OrderedDict)
+    _joined: OrderedDict[ParallelPlan, Mesh | None] = field(default_factory=OrderedDict)
     # One mesh for good: what the first rank recorded by itself is kept by it.
-    _alone: Joined = field(default_factory=lambda: Joined(single_rank_mesh()))
+    _alone: Mesh = field(default_factory=single_rank_mesh)
 
     def __post_init__(self) -> None:
         self._groups = Groups(self.rank, self.world_size, self.share)
 
-    def place(self, plan: ParallelPlan) -> Place | None:
+    def place(self, plan: ParallelPlan) -> Layout | None:
         """This rank's place in a plan, None where it takes no part. Pure."""
         layout = lay_out_plan(plan, self.rank, self.world_size, self._token_speeds(plan))
-        return None if layout is None else Place(layout, stage_speeds(plan, self.speeds))
+        return None if layout is None else replace(layout, stage_speeds=stage_speeds(plan, self.speeds))
 
-    def join(self, plan: ParallelPlan) -> Joined | None:
-        """The groups of a plan, None where this rank takes no part.
+    def join(self, plan: ParallelPlan) -> Mesh | None:
+        """This rank's mesh of a plan, with its links, None where this rank takes no part.
 
         Collective over the world where they are new: every rank joins the same plans in the same order, which only
         RUN can promise.
@@ -97,16 +72,18 @@ class Meshes:
     def _leave_oldest(self) -> None:
         _, oldest = self._joined.popitem(last=False)
         if oldest is not None:
-            self.leave(oldest.mesh)
+            self.leave(oldest)
         used: set[GroupKey] = set()
         for plan in self._joined:
             used |= {*mesh_groups(plan), *link_groups(plan)}
         self._groups.keep(used)
 
-    def _join(self, plan: ParallelPlan) -> Joined | None:
+    def _join(self, plan: ParallelPlan) -> Mesh | None:
         mesh = build_mesh(plan, self.rank, self.world_size, self._token_speeds(plan), self._groups)
         links = build_links(plan, self.rank, self._groups)
-        return Joined(mesh, links) if mesh is not None else None
+        if mesh is None:
+            return None
+        return replace(mesh, links=links, stage_speeds=stage_speeds(plan, self.speeds))
 
     def _token_speeds(self, plan: ParallelPlan) -> Sequence[float] | None:
         # The ranks of a stage split their tokens patch by patch, in equal bands; stages have blocks by their speed.

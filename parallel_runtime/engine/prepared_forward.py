@@ -9,16 +9,18 @@ from typing import Any
 from ..denoising.predict import Call, Predictor
 from ..errors import RequestError
 from ..networks.comfyui.comfy_network import ComfyNetwork
+from ..networks.network import Network
 from ..networks.shares import share_of_batch
 from ..patching.patch_data import WeightPatches
 from ..pipefusion.denoise import forward_once
+from ..pipefusion.runner import StageRunner
 from ..requests.conditioning import CONTROL, Conditioning
 from ..requests.control import Control
 from ..requests.requests import INVOKABLE, Forward, Invoke, residual_name
 from ..requests.trees import restore
 from ..said import said
 from .prepared import Agreed, Outcome, Prepared, PreparedWork, Results, Rows, Tensors
-from .rank_state import Placed, RankState, Run
+from .rank_state import Placed, RankState
 from .request_checks import check_stages, require_memory
 from .resident import Resident
 
@@ -58,31 +60,32 @@ class RepeatedForward(Prepared):
         x, timestep = tensors["x"], tensors["timestep"]
         conditioning = _with_residuals(self.conditioning, self.residuals, tensors)
         results: Results = {}
-        run = state.join(placed, agreed, control)
-        if run is not None and run.links is not None:
-            runner = run.runner([conditioning], x, patches=1, keep=False)
+        network = state.join(placed, agreed, control)
+        links = None if network is None else network.mesh.links
+        if network is not None and links is not None:
+            runner = StageRunner(network, network.mesh, links, [conditioning], x, patches=1, keep=False)
             output = forward_once(runner, x, timestep)
             results = {} if output is None else {"output": output}
-        elif run is not None:
-            predict = Predictor(run.transformer, run.mesh, tried=self.told)
+        elif network is not None:
+            predict = Predictor(network, network.mesh, tried=self.told)
             results["output"] = predict([Call(x, timestep, conditioning)])[0]
-        if self.residuals is not None and (run is None or run.links is None):
-            self.own_rows = self._rows_read(run, tensors, conditioning)
+        if self.residuals is not None and links is None:
+            self.own_rows = self._rows_read(network, tensors, conditioning)
         answer = state.finished(placed, repeated=self.told)
         self.told = True
         return answer, results
 
-    def _rows_read(self, run: Run | None, tensors: Tensors, conditioning: Conditioning) -> dict[str, Rows]:
+    def _rows_read(self, network: Network | None, tensors: Tensors, conditioning: Conditioning) -> dict[str, Rows]:
         """Of each residual: the next steps are of the same shapes and plan, so this rank reads the same rows."""
         names = [name for name in tensors if name.startswith(residual_name(""))]
-        if run is None:
+        if network is None:
             return dict.fromkeys(names, Rows((0, 0)))
         batch = tensors["x"].shape[0]
-        together = conditioning.together or run.transformer.rows_together
-        own = (0, batch) if together else share_of_batch(batch, run.mesh, conditioning.rows_at_once(batch))
+        together = conditioning.together or network.rows_together
+        own = (0, batch) if together else share_of_batch(batch, network.mesh, conditioning.rows_at_once(batch))
         form = restore(self.residuals, [residual_name(place) for place in range(len(names))])
         lengths = {name: tensors[name].shape[1] for name in names if tensors[name].ndim > 1}
-        tokens = run.transformer.residual_rows(form, lengths) if own[0] < own[1] else {}
+        tokens = network.residual_rows(form, lengths) if own[0] < own[1] else {}
         found = {}
         for name in names:
             rows = len(tensors[name])
@@ -106,7 +109,7 @@ def prepare_forward(state: RankState, request: Forward, resident: Resident, meta
     if placed.place is not None:
         if placed.plan.pipe > 1:
             check_stages(state, (request.conditioning,), resident, placed.place, facts, meta)
-        require_memory(resident, placed.place.layout, facts, x.shape[0], 0, state.device, state.rank)
+        require_memory(resident, placed.place, facts, x.shape[0], 0, state.device, state.rank)
     patches = state.patches.find(request.patches)
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:

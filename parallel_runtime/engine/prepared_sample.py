@@ -9,6 +9,7 @@ from ..denoising.host_denoise import HostDenoising
 from ..denoising.predict import Predictor
 from ..errors import RequestError
 from ..pipefusion.denoise import PipelineDenoising
+from ..pipefusion.runner import StageRunner
 from ..planning.limits import check_steps
 from ..requests.control import Control
 from ..requests.requests import Sample
@@ -54,20 +55,20 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
         if place is not None:
             kept = check_stages(state, request.branches, resident, place, facts, meta)
     if place is not None:
-        require_memory(resident, place.layout, facts, x.shape[0], kept, state.device, state.rank)
+        require_memory(resident, place, facts, x.shape[0], kept, state.device, state.rank)
     patches = state.patches.find(request.patches)
 
     def sample(tensors: Tensors, control: Control, agreed: Agreed) -> torch.Tensor | None:
         branches = state.conditionings.take(request.branches, tensors, request.kept)
-        run = state.join(placed, agreed, control)
-        if run is None:
+        network = state.join(placed, agreed, control)
+        if network is None:
             return None
-        if run.links is not None:
+        if network.mesh.links is not None:
             assert isinstance(denoising, Denoising)
             seen = denoising.model_inputs(tensors["x"], tensors)[0]
-            runner = run.runner(branches, seen, plan.patches, keep=True)
+            runner = StageRunner(network, network.mesh, network.mesh.links, branches, seen, plan.patches, keep=True)
             return PipelineDenoising(denoising, runner, plan.warmup_steps, tensors, control).run()
-        predict = Predictor(run.transformer, run.mesh, request.joined)
+        predict = Predictor(network, network.mesh, request.joined)
         return denoising.run(predict, branches, tensors, control)
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:

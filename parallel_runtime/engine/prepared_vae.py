@@ -61,11 +61,11 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Run it; the first rank returns `output`."""
         require_same(_SAME, agreed, request.file.path)
-        joined = state.meshes.join(ParallelPlan(ulysses=request.ranks))
+        mesh = state.meshes.join(ParallelPlan(ulysses=request.ranks))
         output = None
-        if joined is not None and run is not None and takes_part:
+        if mesh is not None and run is not None and takes_part:
             tried, fused = bool(agreed[_TRIED]), bool(agreed[_FUSED])
-            output = run(tensors["x"], joined.mesh, control, tried, fused)
+            output = run(tensors["x"], mesh, control, tried, fused)
         answer, count = state.finished(None), 1 if run is None else run.ranks
         what = said("Decoded; devices at work: {count}.", count=count)
         if request.half == "encoder":

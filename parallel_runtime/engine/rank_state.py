@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,23 +13,21 @@ import torch
 from .. import memory
 from ..acceleration.head_routes import HeadRoutes
 from ..config import ParallelPlan
-from ..mesh.links import Links
-from ..mesh.mesh import Mesh
+from ..mesh.mesh import Layout
 from ..mesh.speeds import devices_unlike, measure_speeds
 from ..networks.network import Network
 from ..patching.patch_store import PatchStore
-from ..pipefusion.runner import StageRunner
 from ..planning.cost_constants import CONTEXT_BYTES
 from ..planning.explanation import details_of, what_runs
 from ..planning.plan import choose
-from ..requests.conditioning import Conditioning, ConditioningStore
+from ..requests.conditioning import ConditioningStore
 from ..requests.control import Control
 from ..requests.facts import CPU, MachineFacts, RequestFacts
 from ..requests.plan_details import PlanDetails
 from ..requests.requests import Finished, Load
 from ..said import Said
 from .opened import Opened, open_model
-from .plan_meshes import Meshes, Place
+from .plan_meshes import Meshes
 from .prepared import Prepared
 from .residency import Residency
 from .resident import Resident
@@ -52,7 +50,7 @@ class Placed:
 
     resident: Resident
     plan: ParallelPlan
-    place: Place | None
+    place: Layout | None
     says: Said
     details: PlanDetails
     size: Hashable
@@ -60,24 +58,6 @@ class Placed:
     def offers(self) -> dict[str, int]:
         """What this rank has recorded for such a request."""
         return self.resident.offers(self.place) if self.place is not None else {}
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a rank runs a plan with.
-
-    Args:
-        links: to other stages; None where there are none.
-    """
-
-    mesh: Mesh
-    links: Links | None
-    transformer: Network
-
-    def runner(self, branches: Sequence[Conditioning], x: torch.Tensor, patches: int, keep: bool) -> StageRunner:
-        """What runs a request on this stage; see `StageRunner` for the arguments."""
-        assert self.links is not None
-        return StageRunner(self.transformer, self.mesh, self.links, branches, x, patches, keep)
 
 
 class RankState:
@@ -151,7 +131,7 @@ class RankState:
         plan = choose(wish).plan
         place = self.meshes.place(plan)
         if place is not None and resident.network is not None:
-            resident.network.check_ring(place.layout)
+            resident.network.check_ring(place)
         details, size = details_of(wish), (resident.key, request, plan)
         if size in self._beside:
             details = msgspec.structs.replace(details, memory_bytes=resident.size + self._beside[size])
@@ -173,19 +153,19 @@ class RankState:
             del self._beside[next(iter(self._beside))]
         return msgspec.structs.replace(placed.details, used_bytes=placed.resident.size + beside)
 
-    def join(self, placed: Placed, agreed: Mapping[str, int], control: Control) -> Run | None:
+    def join(self, placed: Placed, agreed: Mapping[str, int], control: Control) -> Network | None:
         """Join the groups of a plan, and have the model run over it. Collective over the world where groups are new.
 
         Returns:
-            None on a rank that takes no part.
+            The network; None on a rank that takes no part.
         """
-        joined = self.meshes.join(placed.plan)
-        if joined is None or placed.place is None:
+        mesh = self.meshes.join(placed.plan)
+        if mesh is None:
             return None
         placed.resident.meet()
-        transformer = placed.resident.run_at(placed.place, joined.mesh)
-        transformer.go_on(agreed, control.before_compiling)
-        return Run(joined.mesh, joined.links, transformer)
+        network = placed.resident.run_at(mesh)
+        network.go_on(agreed, control.before_compiling)
+        return network
 
     def held(self) -> dict[str, int]:
         """Bytes of weights on this rank's device, by model and VAE."""

@@ -15,7 +15,6 @@ from ..requests.facts import GIB, RequestFacts
 from ..requests.patches import CARRIED
 from ..requests.requests import ConditioningRef
 from ..said import said, together
-from .plan_meshes import Place
 from .rank_state import RankState
 from .resident import Resident
 
@@ -24,7 +23,7 @@ def check_stages(
     state: RankState,
     references: Sequence[ConditioningRef],
     resident: Resident,
-    place: Place,
+    place: Layout,
     facts: RequestFacts,
     meta: Mapping[str, torch.Tensor],
 ) -> int:
@@ -38,7 +37,7 @@ def check_stages(
         raise RequestError(
             said("A node's function acts inside of the network, which stages cannot."), "Set stages to 1."
         )
-    rows = -(-facts.batch // place.layout.plan.batch)
+    rows = -(-facts.batch // place.plan.batch)
     return kept_bytes(resident.facts, resident.owned(place), rows * (facts.tokens + facts.text_tokens))
 
 

@@ -12,7 +12,7 @@ from ..acceleration.pulse import Pulse
 from ..config import STREAMED
 from ..errors import NotLoadedError
 from ..loading.loaded_weights import MakeArena
-from ..mesh.mesh import Mesh
+from ..mesh.mesh import Layout, Mesh
 from ..networks.network import Network
 from ..planning.cut import most_parameters
 from ..planning.weights_choice import ways_out
@@ -22,7 +22,6 @@ from ..requests.requests import Load
 from ..streaming.dealer import Dealer
 from .loaded_model import LoadedModel
 from .opened import Opened
-from .plan_meshes import Place
 from .resident import Resident, owned_blocks
 from .weight_store import WeightStore
 
@@ -64,7 +63,7 @@ class Residency:
         request: Load,
         wish: Wish,
         opened: Opened,
-        place: Place | None,
+        place: Layout | None,
         control: Control,
     ) -> tuple[Resident, bool]:
         """Have a model on the device; return it, and whether its modules were here already.

@@ -9,7 +9,7 @@ import torch
 
 from ..loading.reading import OnBytes
 from ..mesh.agreement import NONE, offer_history
-from ..mesh.mesh import Mesh
+from ..mesh.mesh import Layout, Mesh
 from ..networks.network import Network
 from ..patching.patch_data import WeightPatches
 from ..planning.cut import assign_blocks
@@ -17,7 +17,6 @@ from ..planning.wish import Wish
 from ..requests.facts import ModelFacts
 from .family import Family
 from .loaded_model import LoadedModel
-from .plan_meshes import Place
 from .weight_store import WeightStore
 
 
@@ -90,23 +89,23 @@ class Resident:
             # own, over themselves alone or without that rank, had agreed to go on with these: all of them see it here.
             model.forget_recordings()
 
-    def run_at(self, place: Place, mesh: Mesh) -> Network:
+    def run_at(self, mesh: Mesh) -> Network:
         """Have the transformer run over a mesh: all its blocks, or those of this rank's stage, and others are put
         aside."""
         assert self.network is not None
-        self.network.run_as(self.owned(place) if place.layout.plan.pipe > 1 else None)
+        self.network.run_as(self.owned(mesh) if mesh.plan.pipe > 1 else None)
         self.network.set_mesh(mesh)
         return self.network
 
-    def offers(self, place: Place) -> dict[str, int]:
+    def offers(self, place: Layout) -> dict[str, int]:
         """What this rank has recorded for a request at such a place; the ranks must agree before they use it."""
-        current, stages = self.network, place.layout.plan.pipe > 1
+        current, stages = self.network, place.plan.pipe > 1
         owned = self.owned(place) if stages else None
         if current is not None and current.owned == owned:
-            return current.offers(place.layout)
-        return offer_history(place.layout.sequence_ranks, NONE)  # it will be wrapped anew
+            return current.offers(place)
+        return offer_history(place.sequence_ranks, NONE)  # it will be wrapped anew
 
-    def owned(self, place: Place) -> tuple[int, int]:
+    def owned(self, place: Layout) -> tuple[int, int]:
         """(start, stop) of this rank's blocks at such a place."""
         if self.wish.stage_ranks:
             owned = self.network.owned if self.network is not None else None
@@ -120,8 +119,7 @@ class Resident:
         return 0 if stage is None else sum(each.nbytes for each in stage.patch.kept)
 
 
-def owned_blocks(facts: ModelFacts, place: Place, most: float = math.inf) -> tuple[int, int]:
+def owned_blocks(facts: ModelFacts, place: Layout, most: float = math.inf) -> tuple[int, int]:
     """This rank's blocks by the assignment that plans reckon with."""
-    plan = place.layout.plan
-    stages = assign_blocks(facts.block_sizes, plan.pipe, most, place.stage_speeds)
-    return stages[place.layout.coordinate["pipe"]]
+    stages = assign_blocks(facts.block_sizes, place.plan.pipe, most, place.stage_speeds)
+    return stages[place.coordinate["pipe"]]

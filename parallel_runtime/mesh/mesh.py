@@ -20,6 +20,7 @@ from ..config import AXES, ParallelPlan
 from ..errors import ConfigurationError
 from ..said import said
 from .groups import GroupKey, GroupMemory, Groups
+from .links import Links
 
 _GROUPED: Mapping[str, tuple[str, ...]] = {
     "ulysses": ("ulysses",), "ring": ("ring",), "sequence": ("ring", "ulysses"), "batch": ("data", "cfg"),
@@ -38,12 +39,15 @@ class Layout:
         coordinate: this rank's index on each axis of AXES.
         speeds: of the ranks of its sequence group, in the order of `sequence_index`, where they are unlike: they then
             hold tokens in that proportion. The same numbers on all of them.
+        stage_speeds: of all stages, by which they share out the blocks; None where they are alike. The same on every
+            rank, or stages would compute a block twice or never.
     """
 
     plan: ParallelPlan
     rank: int
     coordinate: Mapping[str, int]
     speeds: tuple[float, ...] | None = None
+    stage_speeds: tuple[float, ...] | None = None
 
     @property
     def sequence_index(self) -> int:
@@ -72,6 +76,7 @@ class Mesh(Layout):
         batch: group over which the batch is split, data × cfg; index is c + C·d.
         members: all ranks of the plan.
         peers: memory that the ranks of `sequence` share.
+        links: to other stages where there are several.
     """
 
     ulysses: dist.ProcessGroup | None = field(default=None, repr=False)
@@ -80,6 +85,7 @@ class Mesh(Layout):
     batch: dist.ProcessGroup | None = field(default=None, repr=False)
     members: dist.ProcessGroup | None = field(default=None, repr=False)
     peers: GroupMemory | None = field(default=None, repr=False)
+    links: Links | None = field(default=None, repr=False)
 
 
 def single_rank_mesh() -> Mesh:

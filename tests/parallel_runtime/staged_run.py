@@ -148,16 +148,14 @@ def run_in_turn(rank: int, world_size: int) -> dict[str, Any]:
     staged = ParallelPlan(pipe=2, patches=2, warmup_steps=1)
     turns = 2 * [(ParallelPlan(ulysses=2), None), (staged, None), (staged, (1.0, 0.5))]
     for number, (plan, speeds) in enumerate(turns):
-        place, joined = meshes.place(plan), meshes.join(plan)
-        assert place is not None
-        assert joined is not None
-        place = replace(place, stage_speeds=speeds)
-        if joined.links is None:
-            output = Predictor(resident.run_at(place, joined.mesh), joined.mesh)([Call(x, timestep, text)])[0]
+        mesh = meshes.join(plan)
+        assert mesh is not None
+        mesh = replace(mesh, stage_speeds=speeds)
+        network = resident.run_at(mesh)
+        if mesh.links is None:
+            output = Predictor(network, mesh)([Call(x, timestep, text)])[0]
         else:
-            runner = StageRunner(
-                resident.run_at(place, joined.mesh), joined.mesh, joined.links, [text], x, 1, keep=False
-            )
+            runner = StageRunner(network, mesh, mesh.links, [text], x, 1, keep=False)
             with torch.no_grad():
                 output = forward_once(runner, x, timestep)
             stages = ((0, 6), (6, 8)) if speeds else ((0, 4), (4, 8))
