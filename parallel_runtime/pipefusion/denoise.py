@@ -33,58 +33,16 @@ class _PatchRun:
     def model_input(self) -> torch.Tensor:
         return self.denoiser.see(self.evaluation).model_input
 
-    def advance(self, outputs: Sequence[torch.Tensor]) -> _Advanced:
-        """Take the outputs of the CFG branches."""
+    def advance(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the outputs of the CFG branches; return what the run asks for next (at its end x), and the denoised
+        patch."""
         seen = self.denoiser.see(self.evaluation)
         denoised = self.denoiser.finish(self.evaluation, seen, [output.float() for output in outputs])
         try:
             self.evaluation = self.run.send(denoised)
         except StopIteration as finished:
-            return _Advanced(finished.value, denoised)
-        return _Advanced(self.model_input, denoised)
-
-
-@dataclass(frozen=True)
-class _Advanced:
-    """A patch after a step: what the last stage sends the first, as one message.
-
-    Args:
-        following: what its run asks for next; at its end x.
-        denoised: for the preview.
-    """
-
-    following: torch.Tensor
-    denoised: torch.Tensor
-
-    def pack(self, preview: bool) -> torch.Tensor:
-        """The message, flat."""
-        parts = [self.following, self.denoised] if preview else [self.following]
-        return torch.cat([part.reshape(-1) for part in parts])
-
-    @staticmethod
-    def length(like: torch.Tensor, preview: bool) -> int:
-        """Numbers in the message of a patch of that shape."""
-        return (2 if preview else 1) * like.numel()
-
-    @staticmethod
-    def unpack(message: torch.Tensor, following: torch.Tensor, denoised: torch.Tensor, preview: bool) -> None:
-        """Copy a message to where the patch lies in the whole; without a preview `denoised` stays as it is."""
-        count = following.numel()
-        following.copy_(message[:count].reshape(following.shape))
-        if preview:
-            denoised.copy_(message[count:].reshape(denoised.shape))
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """One forward of an evaluation, and the runs that it is for.
-
-    Args:
-        patch: None where it is one forward of the whole latent.
-    """
-
-    patch: Patch | None
-    runs: Sequence[_PatchRun]
+            return finished.value, denoised
+        return self.model_input, denoised
 
 
 class PipelineDenoising:
@@ -181,26 +139,28 @@ class PipelineDenoising:
         receives = runner.first and not first
         if receives:
             self._expect_runs()
-        for turn in turns:
-            runner.expect(turn.patch)
-        for turn in turns:
+        for patch, _ in turns:
+            runner.expect(patch)
+        for patch, runs in turns:
             if receives:
-                self._receive(turn.runs)
+                self._receive(runs)
             inputs = self._denoising.model_inputs(self._latest.reshape(self._x.shape), self._tensors)
-            outputs = runner.evaluate(inputs, timestep, turn.patch)
+            outputs = runner.evaluate(inputs, timestep, patch)
             if outputs is not None:
-                self._advance(outputs, turn)
+                self._advance(outputs, patch, runs)
 
-    def _turns(self, evaluation: Evaluation) -> list[_Turn]:
+    def _turns(self, evaluation: Evaluation) -> list[tuple[Patch | None, list[_PatchRun]]]:
+        """The forwards of an evaluation, each with its patch (None: the whole latent) and the runs that it is for."""
         if evaluation.index < self._warmup or len(self._runs) == 1:
-            return [_Turn(None, self._runs)]
-        return [_Turn(run.patch, [run]) for run in self._runs]
+            return [(None, self._runs)]
+        return [(run.patch, [run]) for run in self._runs]
 
-    def _advance(self, outputs: list[torch.Tensor], turn: _Turn) -> None:
+    def _advance(self, outputs: list[torch.Tensor], patch: Patch | None, runs: list[_PatchRun]) -> None:
         """On the last stage: step, and send the first stage what comes next, patch by patch."""
-        for run in turn.runs:
-            own = [output[run.patch.band] for output in outputs] if turn.patch is None else outputs
-            message = run.advance(own).pack(self._preview)
+        for run in runs:
+            own = [output[run.patch.band] for output in outputs] if patch is None else outputs
+            following, denoised = run.advance(own)
+            message = torch.stack([following, denoised] if self._preview else [following]).flatten()
             if self._denoising.unlike:
                 message = of_first_rank(message, self._runner.mesh)
             self._runner.outbox.send(message)
@@ -211,13 +171,16 @@ class PipelineDenoising:
 
     def _expect_runs(self) -> None:
         for run in self._runs:
-            length = _Advanced.length(self._latest[run.patch.band], self._preview)
-            self._runner.inbox.expect(length, torch.float32)
+            parts = 2 if self._preview else 1
+            self._runner.inbox.expect(parts * self._latest[run.patch.band].numel(), torch.float32)
 
     def _receive(self, runs: Sequence[_PatchRun]) -> None:
         for run in runs:
             band = run.patch.band
-            _Advanced.unpack(self._runner.inbox.take(), self._latest[band], self._denoised[band], self._preview)
+            parts = self._runner.inbox.take().view(-1, *self._latest[band].shape)
+            self._latest[band] = parts[0]
+            if self._preview:
+                self._denoised[band] = parts[1]
 
     def _receive_all(self) -> None:
         if self._runner.first:
