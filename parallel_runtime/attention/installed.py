@@ -32,34 +32,6 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(PACKAGES[package][0]) is not None
 
 
-def flash3(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-) -> torch.Tensor:
-    """FlashAttention 3 (arXiv 2407.08608), without a mask. Tensors as in kernels.py."""
-    return _flash3(query, key, value, scale)[0]
-
-
-def flash3_with_lse(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, with the log-sum-exp."""
-    return _flash3(query, key, value, scale)
-
-
-def sage(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-) -> torch.Tensor:
-    """SageAttention (arXiv 2411.10958): 8-bit logits, without a mask. Tensors as in kernels.py."""
-    return _sage(query, key, value, scale)
-
-
-def sage_with_lse(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, with the log-sum-exp."""
-    return _sage_with_lse(query, key, value, scale)
-
-
 @cache
 def _flash3_must_be_asked() -> bool:
     """Whether this version returns the log-sum-exp only where asked; the first ones always did."""
@@ -69,9 +41,10 @@ def _flash3_must_be_asked() -> bool:
 
 
 @operator("flash3", "(Tensor query, Tensor key, Tensor value, float? scale) -> (Tensor, Tensor)")
-def _flash3(
+def flash3(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """FlashAttention 3 (arXiv 2407.08608), with the log-sum-exp. Tensors as in kernels.py."""
     from flash_attn_interface import flash_attn_func
 
     asked = {"return_attn_probs": True} if _flash3_must_be_asked() else {}
@@ -80,29 +53,31 @@ def _flash3(
 
 
 @operator("sage", "(Tensor query, Tensor key, Tensor value, float? scale) -> Tensor")
-def _sage(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
+def sage(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
+    """SageAttention (arXiv 2411.10958): 8-bit logits. Tensors as in kernels.py."""
     from sageattention import sageattn
 
     return sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale)
 
 
 @operator("sage_with_lse", "(Tensor query, Tensor key, Tensor value, float? scale) -> (Tensor, Tensor)")
-def _sage_with_lse(
+def sage_with_lse(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, with the log-sum-exp."""
     from sageattention import sageattn
 
     attended, lse = sageattn(query, key, value, tensor_layout="NHD", is_causal=False, sm_scale=scale, return_lse=True)
     return attended, lse.contiguous()
 
 
-@shapes_of(_sage)
+@shapes_of(sage)
 def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
     return query.new_empty(query.shape)
 
 
-@shapes_of(_flash3)
-@shapes_of(_sage_with_lse)
+@shapes_of(flash3)
+@shapes_of(sage_with_lse)
 def _(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,12 +29,6 @@ AttendWithLse = Callable[
 """The same -> attended values, and the natural logarithm of each query's sum of exponentials: (batch, heads, query
 tokens), float32."""
 
-_Operator = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "float | None"],
-    "tuple[torch.Tensor, torch.Tensor]",
-]
-"""As AttendWithLse, for tensors of (batch, heads, tokens, head dim) and a mask that `additive_mask` made."""
-
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -46,14 +40,12 @@ class AttentionKernel:
         name: key of KERNELS.
         attend: attention over all keys at once, the fast way.
         attend_with_lse: attention over some of the keys; None where the kernel does not tell the log-sum-exp.
-        lossy: whether it rounds more than PyTorch's kernels do, so that the picture changes.
         package: what must be installed besides PyTorch, a key of installed.PACKAGES.
     """
 
     name: str
     attend: Attend
     attend_with_lse: AttendWithLse | None = None
-    lossy: bool = False
     package: str | None = None
 
 
@@ -97,7 +89,9 @@ def _only(backend: SDPBackend) -> Attend:
     return attend
 
 
-def _with_lse(operator: _Operator) -> AttendWithLse:
+def _with_lse(operator: AttendWithLse) -> AttendWithLse:
+    """Of an operator that takes tensors of (batch, heads, tokens, head dim) and a mask that `additive_mask` made."""
+
     def attend_with_lse(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,22 +150,24 @@ def _sdpa_lse(
     return fast(query, key, value, bias, scale)
 
 
-def _unmasked(attend: Attend) -> Attend:
+def _unmasked(attend: Callable[..., torch.Tensor]) -> Attend:
+    """Of (query, key, value, scale) -> attended values; with a mask PyTorch's."""
+
     def attend_or_sdpa(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
     ) -> torch.Tensor:
-        return attend(query, key, value, None, scale) if mask is None else _sdpa(query, key, value, mask, scale)
+        return attend(query, key, value, scale) if mask is None else _sdpa(query, key, value, mask, scale)
 
     return attend_or_sdpa
 
 
-def _unmasked_lse(attend: AttendWithLse) -> AttendWithLse:
+def _unmasked_lse(attend: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> AttendWithLse:
     fallback = _with_lse(_sdpa_lse)
 
     def attend_or_sdpa(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return (attend if mask is None else fallback)(query, key, value, mask, scale)
+        return attend(query, key, value, scale) if mask is None else fallback(query, key, value, mask, scale)
 
     return attend_or_sdpa
 
@@ -182,9 +178,12 @@ _ALL = (
     AttentionKernel("flash", _only(SDPBackend.FLASH_ATTENTION), _with_lse(_flash_lse)),
     AttentionKernel("efficient", _only(SDPBackend.EFFICIENT_ATTENTION), _with_lse(_efficient_lse)),
     AttentionKernel("math", _only(SDPBackend.MATH), _with_lse(_math_lse)),
-    AttentionKernel("flash3", _unmasked(installed.flash3), _unmasked_lse(installed.flash3_with_lse), package="flash3"),
     AttentionKernel(
-        "sage", _unmasked(installed.sage), _unmasked_lse(installed.sage_with_lse), lossy=True, package="sage"
+        "flash3",
+        _unmasked(lambda *given: installed.flash3(*given)[0]),
+        _unmasked_lse(installed.flash3),
+        package="flash3",
     ),
+    AttentionKernel("sage", _unmasked(installed.sage), _unmasked_lse(installed.sage_with_lse), package="sage"),
 )
 KERNELS: Mapping[str, AttentionKernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

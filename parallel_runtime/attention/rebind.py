@@ -20,9 +20,7 @@ from torch import nn
 
 from ..errors import UnsupportedModelError
 from ..said import said
-
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "float | None"], torch.Tensor]
-"""(query, key, value, mask, scale) -> attended; tensors are (batch, tokens, heads, head dim)."""
+from .kernels import Attend
 
 
 def apply(modules: Mapping[str, nn.Module], attend: Attend) -> None:
@@ -30,7 +28,7 @@ def apply(modules: Mapping[str, nn.Module], attend: Attend) -> None:
 
     Args:
         modules: attention modules by their path in the transformer; each has a diffusers `processor`.
-        attend: see `Attend`.
+        attend: see kernels.py.
 
     Raises:
         UnsupportedModelError: a processor that reaches attention in neither way, by name, before anything changes.
