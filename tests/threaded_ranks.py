@@ -259,7 +259,7 @@ class ThreadedPool:
             prepared.append(engine.prepare(request, meta, self.control))
         if fails is not None:
             for each in prepared:
-                each.abandon()
+                each.undo()
             return None
         return self._run(prepared, tensors)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -41,10 +40,12 @@ class Rows(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Prepared(ABC):
+class Prepared:
     """A request that this rank is ready to run. `run` is called on all ranks or on none.
 
     Args:
+        run_it: its work; None where a class has its own `work`.
+        undo: what undoes preparing, where another rank could not prepare. Most kinds leave nothing to undo.
         offers: what this rank has or can do where ranks may differ and must act alike; `agreed` is the least of all
             ranks' offers under each name.
         cancelled: the last run ended because the ranks agreed to stop.
@@ -52,6 +53,8 @@ class Prepared(ABC):
         takes_part: this rank has a part in the run, and is not outside of its plan.
     """
 
+    run_it: Callable[[Tensors, Control, Agreed], Outcome] | None = None
+    undo: Callable[[], None] = lambda: None
     offers: Mapping[str, int] = field(default_factory=dict)
     cancelled: bool = False
     own_rows: Mapping[str, Rows] = field(default_factory=dict)
@@ -61,13 +64,14 @@ class Prepared(ABC):
         """Whether it runs one of these networks beside the model."""
         return False
 
-    @abstractmethod
     def work(self, tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Do what the request asks for; see `run`.
 
         Raises:
             Cancelled: the ranks agreed to stop.
         """
+        assert self.run_it is not None
+        return self.run_it(tensors, control, agreed)
 
     def run(self, tensors: Tensors, control: Control, agreed: Agreed | None = None) -> Outcome:
         """Run; `tensors` are on this rank's device. Sets `cancelled` where the ranks agreed to stop.
@@ -80,29 +84,3 @@ class Prepared(ABC):
         except Cancelled:
             self.cancelled = True
             return Finished(), {}
-
-    def abandon(self) -> None:
-        """Another rank could not prepare: undo what preparing did. Most kinds leave nothing to undo."""
-        return
-
-
-@dataclass(kw_only=True)
-class PreparedWork(Prepared):
-    """One that runs once.
-
-    Args:
-        run_it: its work.
-        undo: see `abandon`.
-    """
-
-    run_it: Callable[[Tensors, Control, Agreed], Outcome]
-    undo: Callable[[], None] | None = None
-
-    def work(self, tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
-        """Call the function."""
-        return self.run_it(tensors, control, agreed)
-
-    def abandon(self) -> None:
-        """Call the function that undoes it, where there is one."""
-        if self.undo is not None:
-            self.undo()

@@ -19,7 +19,7 @@ from ..requests.control import Control
 from ..requests.requests import INVOKABLE, Forward, Invoke, residual_name
 from ..requests.trees import restore
 from ..said import said
-from .prepared import Agreed, Outcome, Prepared, PreparedWork, Results, Rows, Tensors
+from .prepared import Agreed, Outcome, Prepared, Results, Rows, Tensors
 from .rank_state import Placed, RankState
 from .request_checks import check_stages, require_memory
 from .resident import Resident
@@ -124,7 +124,7 @@ def prepare_forward(state: RankState, request: Forward, resident: Resident, meta
             state.calls[request.kind] = repeated
         return repeated.work(tensors, control, agreed)
 
-    return PreparedWork(run_it=work, offers=placed.offers(), takes_part=here)
+    return Prepared(run_it=work, offers=placed.offers(), takes_part=here)
 
 
 def prepare_invoke(state: RankState, request: Invoke, resident: Resident, meta: Tensors) -> Prepared:
@@ -148,4 +148,4 @@ def prepare_invoke(state: RankState, request: Invoke, resident: Resident, meta: 
             results["output"] = network.invoke(request.method, given.arguments)
         return state.finished(None), results
 
-    return PreparedWork(run_it=work, takes_part=isinstance(network, ComfyNetwork))
+    return Prepared(run_it=work, takes_part=isinstance(network, ComfyNetwork))

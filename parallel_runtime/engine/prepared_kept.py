@@ -6,7 +6,7 @@ from ..networks.comfyui.comfy_code import use_comfyui
 from ..networks.comfyui.module_tree import build_module
 from ..requests.control import Control
 from ..requests.requests import Attach, Finished, KeepPatches, attached_name
-from .prepared import Agreed, Outcome, Prepared, PreparedWork, Tensors
+from .prepared import Agreed, Outcome, Prepared, Tensors
 from .rank_state import RankState
 
 
@@ -26,7 +26,7 @@ def prepare_attach(state: RankState, request: Attach) -> Prepared:
             state.arriving.clear()
         return state.finished(None), {}
 
-    return PreparedWork(run_it=work)
+    return Prepared(run_it=work)
 
 
 def prepare_patches(state: RankState, request: KeepPatches) -> Prepared:
@@ -42,4 +42,4 @@ def prepare_patches(state: RankState, request: KeepPatches) -> Prepared:
         state.patches.keep(request, tensors)
         return Finished(), {}
 
-    return PreparedWork(run_it=work)
+    return Prepared(run_it=work)

@@ -15,7 +15,7 @@ from ..requests.facts import CPU
 from ..requests.requests import Finished, Load, Loaded, Release, Survey, Surveyed
 from ..said import together
 from .measure import measure_machine
-from .prepared import Agreed, Outcome, Prepared, PreparedWork, Tensors, require_same
+from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
 from .rank_state import RankState
 
 _FREE = "free on {}"
@@ -47,7 +47,7 @@ def prepare_survey(state: RankState, request: Survey) -> Prepared:
 
     # A rank that the model does not use may be as full as it likes.
     offers = {_FREE.format(state.rank): state.residency.store.could_have()} if state.rank < load.ranks else {}
-    return PreparedWork(run_it=work, offers=offers)
+    return Prepared(run_it=work, offers=offers)
 
 
 _FACTS = "facts"
@@ -102,7 +102,7 @@ def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
         if not reused:
             state.residency.forget(request.model)
 
-    return PreparedWork(run_it=work, undo=undo, offers=offer_same(_FACTS, resident.facts))
+    return Prepared(run_it=work, undo=undo, offers=offer_same(_FACTS, resident.facts))
 
 
 _UNLOADED = "unloaded"
@@ -122,4 +122,4 @@ def prepare_release(state: RankState, request: Release) -> Prepared:
         freed += state.vaes.give_back(request.model)
         return Finished(bytes_freed=freed, held=state.held()), {}
 
-    return PreparedWork(run_it=work, offers={_UNLOADED: int(not state.residency.has_others(request.model))})
+    return Prepared(run_it=work, offers={_UNLOADED: int(not state.residency.has_others(request.model))})

@@ -15,7 +15,7 @@ from ..requests.control import Control
 from ..requests.requests import Sample
 from ..said import said
 from ..sampling.samplers import SUPPORTED
-from .prepared import Agreed, Outcome, Prepared, PreparedWork, Tensors
+from .prepared import Agreed, Outcome, Prepared, Tensors
 from .rank_state import RankState
 from .request_checks import check_stages, require_memory
 from .resident import Resident
@@ -78,7 +78,7 @@ def prepare_sample(state: RankState, request: Sample, resident: Resident, meta: 
         latent = sample(tensors, control, agreed)
         return state.finished(placed), {} if latent is None else {"latent": latent}
 
-    return PreparedWork(run_it=work, offers=placed.offers(), takes_part=place is not None)
+    return Prepared(run_it=work, offers=placed.offers(), takes_part=place is not None)
 
 
 def _loop(state: RankState, request: Sample, dtype: torch.dtype) -> Loop:

@@ -18,7 +18,7 @@ from ..vae.channels_last import usable
 from ..vae.shared_vae import run_half, shared_ranks
 from ..vae.vae_weights import VaeWeights
 from .loaded_model import LoadedModel, ignore
-from .prepared import Agreed, Outcome, Prepared, PreparedWork, Tensors, require_same
+from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
 from .rank_state import RankState
 
 _DIMS = (3, 4, 5)
@@ -72,7 +72,7 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
             what = said("Encoded; devices at work: {count}.", count=count)
         return msgspec.structs.replace(answer, plan=what), {} if output is None else {"output": output}
 
-    return PreparedWork(run_it=work, offers=offers, takes_part=takes_part)
+    return Prepared(run_it=work, offers=offers, takes_part=takes_part)
 
 
 @dataclass(frozen=True)

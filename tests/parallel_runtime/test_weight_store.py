@@ -301,12 +301,12 @@ def test_a_load_that_another_rank_could_not_do_is_undone_where_it_was_new(files)
     rank = Rank()
     config = ParallelConfig(devices="cpu:1").to_mapping()
     request = Load("m", str(files[0]), "float32", config, 1)
-    rank.engine.prepare(request, {}, Quiet()).abandon()
+    rank.engine.prepare(request, {}, Quiet()).undo()
     assert rank.here() == []
     with pytest.raises(NotLoadedError):
         rank.forward("m")
     rank.run(request)
-    rank.engine.prepare(request, {}, Quiet()).abandon()
+    rank.engine.prepare(request, {}, Quiet()).undo()
     rank.forward("m")
 
 

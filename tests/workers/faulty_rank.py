@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.engine.engine import Engine
-from parallel_runtime.engine.prepared import Prepared, PreparedWork
+from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import RequestError
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Answer, Finished, Load, Loaded, Request, Sample, Step
@@ -73,10 +73,10 @@ class FaultyEngine(Engine):
         if isinstance(request, Load):
             self._maybe(request.path, -1, control)
             answer: Answer = Loaded("none", 0, 0, False, request.path)
-            return PreparedWork(run_it=lambda tensors, control, agreed: (answer, {}))
+            return Prepared(run_it=lambda tensors, control, agreed: (answer, {}))
         if isinstance(request, Sample):
             self._maybe(request.sampler, -1, control)
-            return PreparedWork(run_it=lambda tensors, control, agreed: self._steps(request, tensors, control))
+            return Prepared(run_it=lambda tensors, control, agreed: self._steps(request, tensors, control))
         return self.recall(Step(0))
 
     def recall(self, step: Step) -> Prepared:
@@ -93,7 +93,7 @@ class FaultyEngine(Engine):
                 dist.all_reduce(x.clone())
             return Finished(), {"output": x}
 
-        return PreparedWork(run_it=work)
+        return Prepared(run_it=work)
 
     def _steps(
         self, request: Sample, tensors: Mapping[str, torch.Tensor], control: Control

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from parallel_runtime.denoising.progress import StepTelling
-from parallel_runtime.engine.prepared import PreparedWork
+from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Finished, Release
 from workers.rank import control as rank_control
@@ -77,7 +77,7 @@ def run_job(rank: Rank, end: Callable[[int], None] = lambda step: None, steps: i
             end(step)
         return Finished(), {"latent": latent}
 
-    rank._run(Frame(JOB, b"", None), JOB, PreparedWork(run_it=work), {})
+    rank._run(Frame(JOB, b"", None), JOB, Prepared(run_it=work), {})
     outgoing: Any = rank.connection
     return outgoing
 

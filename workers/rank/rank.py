@@ -98,7 +98,7 @@ class Rank:
         laps.end("prepared in")
         verdict = self.inbox.verdict(job.number)
         if isinstance(verdict, Abandon):
-            prepared.abandon()
+            prepared.undo()
             self.engine.forget_calls()
             return
         laps.end("waited for the other ranks")
