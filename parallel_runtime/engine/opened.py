@@ -18,7 +18,7 @@ from ..errors import UnsupportedModelError
 from ..loading.checkpoint import Checkpoint, open_checkpoint
 from ..loading.comfyui_network import NetworkReader, NetworkWeights
 from ..loading.host_file import HostFile, open_host_file
-from ..loading.loaded_weights import LoadedWeights, MakeArena
+from ..loading.loaded_weights import LoadedWeights
 from ..loading.weights import CheckpointReader, build_transformer
 from ..mesh.mesh import single_rank_mesh
 from ..networks.comfyui.comfy_code import use_comfyui
@@ -63,14 +63,11 @@ class Opened(ABC):
     notes: str = ""
 
     @abstractmethod
-    def weights(
-        self, owned: tuple[int, int] | None, device: torch.device, arena: MakeArena | None, dealer: Dealer | None
-    ) -> LoadedWeights:
+    def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
         """What will have the weights; nothing is read yet, and there is no memory for them.
 
         Args:
             owned: (start, stop) of the blocks that this rank has; None for all.
-            arena: makes the region that they lie in.
             dealer: of the blocks; None where all that this rank has stay on its device.
 
         Raises:
@@ -122,12 +119,10 @@ class OpenedCheckpoint(Opened):
         self.weight_bytes = self.facts.parameters * self.facts.bytes_per_parameter
         self.title = f"{spec.title} in {str(self.dtype).removeprefix('torch.')}"
 
-    def weights(
-        self, owned: tuple[int, int] | None, device: torch.device, arena: MakeArena | None, dealer: Dealer | None
-    ) -> LoadedWeights:
+    def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
         """See Opened."""
         reader = CheckpointReader(self._checkpoint, self.dtype, owned)
-        return LoadedWeights(reader, device, wraps_layers=False, arena=arena, dealer=dealer)
+        return LoadedWeights(reader, device, wraps_layers=False, dealer=dealer)
 
     def network(self, weights: LoadedWeights, options: Options, owned: tuple[int, int] | None, pulse: Pulse) -> Network:
         """See Opened."""
@@ -174,9 +169,7 @@ class OpenedNetwork(Opened):
         self.title = f"{title} of {self._file.path.name}"
         self.notes = described.why_whole
 
-    def weights(
-        self, owned: tuple[int, int] | None, device: torch.device, arena: MakeArena | None, dealer: Dealer | None
-    ) -> LoadedWeights:
+    def weights(self, owned: tuple[int, int] | None, device: torch.device, dealer: Dealer | None) -> LoadedWeights:
         """See Opened."""
         if dealer is not None and self._file.pack is not None:
             raise UnsupportedModelError(
@@ -187,7 +180,7 @@ class OpenedNetwork(Opened):
                 "Set weights to whole.",
             )
         reader = NetworkReader(self._file, self._described.data, self._stored, self._code.fast_float8, owned)
-        return NetworkWeights(reader, device, arena, dealer)
+        return NetworkWeights(reader, device, dealer)
 
     def network(self, weights: LoadedWeights, options: Options, owned: tuple[int, int] | None, pulse: Pulse) -> Network:
         """See Opened."""

@@ -11,7 +11,6 @@ import torch
 from ..acceleration.pulse import Pulse
 from ..config import STREAMED
 from ..errors import NotLoadedError
-from ..loading.loaded_weights import MakeArena
 from ..mesh.mesh import Layout, Mesh
 from ..networks.network import Network
 from ..planning.cut import most_parameters
@@ -34,14 +33,12 @@ class Residency:
     """The models of a rank. Which weights are on the device is the store's affair.
 
     Args:
-        arena: makes the regions that weights lie in.
         folder: see `HostCopies`.
     """
 
-    def __init__(self, device: torch.device, rank: int, arena: MakeArena | None = None, folder: Path | None = None):
+    def __init__(self, device: torch.device, rank: int, folder: Path | None = None):
         self._device = device
         self._rank = rank
-        self._arena = arena
         self._folder = folder
         self.store = WeightStore(device, rank, folder)
         self.pulse = Pulse(device)
@@ -102,7 +99,7 @@ class Residency:
                 if model is None:
                     costs = opened.costs(owned, dealer)
                     title = f"{opened.title} ({mode})" if dealer is not None else opened.title
-                    weights = opened.weights(owned, self._device, self._arena, dealer)
+                    weights = opened.weights(owned, self._device, dealer)
                     model = LoadedModel(key, title, weights, costs)
                     self.store.add(model)
                 smaller = [*opened.smaller(model.costs, self._device), *ways_out(wish, opened.weight_bytes)]

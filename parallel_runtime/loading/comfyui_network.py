@@ -28,7 +28,7 @@ from ..streaming.block_stream import stream_forwards
 from ..streaming.dealer import Dealer
 from .host_file import HostFile
 from .left_in_file import LeftInFile, MappedFile
-from .loaded_weights import LoadedWeights, MakeArena
+from .loaded_weights import LoadedWeights
 from .open_file import OpenFile, Reader
 from .reading import OnBytes, Place
 from .transfer import read_through
@@ -93,10 +93,9 @@ class NetworkWeights(LoadedWeights):
         self,
         reader: NetworkReader,
         device: torch.device,
-        arena: MakeArena | None = None,
         dealer: Dealer | None = None,
     ):
-        super().__init__(reader, device, wraps_layers=True, arena=arena, dealer=dealer)
+        super().__init__(reader, device, wraps_layers=True, dealer=dealer)
         self._owned = reader.owned
         self._stages: Stages | None = None
         self.split = TokenSplit(single_rank_mesh())

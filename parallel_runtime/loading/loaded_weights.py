@@ -28,7 +28,6 @@ from .reading import OnBytes, Piece, read_anywhere
 from .transfer import to_device, to_host
 from .weight_parts import alike, as_bytes, as_parameter, made_of, parts, put, weights_of
 
-MakeArena = Callable[[int, torch.device], Arena]
 FindCopy = Callable[[int], HostShare | None]
 """What the host has of a region of so many bytes."""
 
@@ -39,7 +38,6 @@ class LoadedWeights:
     Args:
         wraps_layers: layers take a bypass of their own, and weights of another shape; else a bypass becomes a part of
             their weights.
-        arena: makes the region.
         dealer: of the blocks; None where all weights stay on the device.
         size: bytes that they take there; 0 before they were there once.
         here: they are there, and the network can run.
@@ -56,7 +54,6 @@ class LoadedWeights:
         reader: Reader,
         device: torch.device,
         wraps_layers: bool,
-        arena: MakeArena | None = None,
         dealer: Dealer | None = None,
     ):
         self.device = device
@@ -69,7 +66,6 @@ class LoadedWeights:
         self.stream = BlockStream(dealer.resident, dealer.held) if dealer is not None else None
         self.shared: SharedBlocks | None = None
         self._reader = reader
-        self._make_arena = arena or make_arena
         self._dealer = dealer
         self._arena: Arena | None = None
         self._region = 0
@@ -257,7 +253,7 @@ class LoadedWeights:
         rest = lay_out(own)
         sizes = [each.size for each in layouts]
         places, size = self._blocks_behind(rest.size, sizes)
-        arena = self._make_arena(size, self.device)
+        arena = make_arena(size, self.device)
         if self._dealer is not None and self.stream is not None:
             self.shared = SharedBlocks(self._dealer, sizes)
             slots = [arena.memory[start : start + each] for start, each in zip(places, sizes, strict=True)]

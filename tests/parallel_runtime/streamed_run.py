@@ -18,7 +18,6 @@ from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine import prepared_load, residency
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.residency import Residency
-from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.patching.patch_data import Encoder, PatchSet
 from parallel_runtime.planning import cost_constants
 from parallel_runtime.planning.coming_blocks import Coming
@@ -51,9 +50,8 @@ class PoolRank:
     """
 
     def __init__(self, rank: int, world_size: int, folder: str, device: torch.device = CPU):
-        arena = PlainArena if device.type == "cpu" else None
         self.engine = Engine(device, rank, world_size)
-        self.engine.residency = Residency(device, rank, arena=arena, folder=Path(folder))
+        self.engine.residency = Residency(device, rank, folder=Path(folder))
         self.ranks = world_size
         self.device = device
 

@@ -12,7 +12,6 @@ import pytest
 from parallel_runtime import memory
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.engine.residency import Residency
-from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.planning import cost_constants
 from parallel_runtime.requests.facts import CPU as CPU_FACTS
 from parallel_runtime.requests.facts import GIB, PCIE, known_gpu
@@ -40,7 +39,7 @@ def pool(tmp_path, monkeypatch) -> ThreadedPool:
     monkeypatch.setattr("parallel_runtime.requests.facts._CONTEXT_BYTES", 0)
     made = ThreadedPool(3, monkeypatch)
     for rank, engine in enumerate(made.engines):
-        engine.residency = Residency(CPU, rank, arena=PlainArena, folder=tmp_path)
+        engine.residency = Residency(CPU, rank, folder=tmp_path)
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from parallel_runtime.engine.resident import Resident
+from parallel_runtime.loading import loaded_weights
 from parallel_runtime.loading.arena import PlainArena
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.loaded_weights import LoadedWeights
@@ -56,12 +58,18 @@ class StayingArena(PlainArena):
     keeps_addresses = True
 
 
-def streamed_weights(path: str, dealer: Dealer) -> LoadedWeights:
-    reader = CheckpointReader(open_checkpoint(path), torch.float32)
-    return LoadedWeights(reader, CPU, False, StayingArena, dealer)
+@pytest.fixture
+def streamed_weights(monkeypatch) -> Callable[[str, Dealer], LoadedWeights]:
+    monkeypatch.setattr(loaded_weights, "make_arena", StayingArena)
+
+    def make(path: str, dealer: Dealer) -> LoadedWeights:
+        reader = CheckpointReader(open_checkpoint(path), torch.float32)
+        return LoadedWeights(reader, CPU, False, dealer)
+
+    return make
 
 
-def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files):
+def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files, streamed_weights):
     weights, made = streamed_weights(files[0], Dealer("host", 0, 1, None, "key", CPU)), []
     for _ in range(2):
         weights.fill(lambda done, total: None)
@@ -71,7 +79,7 @@ def test_recordings_do_not_outlive_shares_which_come_back_elsewhere(files):
     assert not weights.keeps_addresses  # so `LoadedModel` lets recordings go
 
 
-def test_recordings_do_not_outlive_another_ranks_share_either(files, tmp_path):
+def test_recordings_do_not_outlive_another_ranks_share_either(files, tmp_path, streamed_weights):
     stays, moves = (streamed_weights(files[0], Dealer("host", rank, 2, tmp_path, "key", CPU)) for rank in (0, 1))
     forgotten: list[int] = []
     held = SimpleNamespace(weights=stays, forget_recordings=lambda: forgotten.append(1))
@@ -88,7 +96,7 @@ def test_recordings_do_not_outlive_another_ranks_share_either(files, tmp_path):
         weights.give_back()
 
 
-def test_a_share_on_a_gpu_may_go_while_another_rank_looks_for_it(files, tmp_path, monkeypatch):
+def test_a_share_on_a_gpu_may_go_while_another_rank_looks_for_it(files, tmp_path, monkeypatch, streamed_weights):
     monkeypatch.setattr(Dealer, "on_device", True)
     monkeypatch.setattr(shared_blocks, "DeviceShare", lambda size, device: HostShare(size))
     stays, goes = (streamed_weights(files[0], Dealer("dealt", rank, 2, tmp_path, "key", CPU)) for rank in (0, 1))

@@ -21,7 +21,7 @@ from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.residency import Residency
 from parallel_runtime.engine.weight_store import WeightStore
 from parallel_runtime.errors import CheckpointError, NotLoadedError, OutOfMemoryError
-from parallel_runtime.loading import reading
+from parallel_runtime.loading import loaded_weights, reading
 from parallel_runtime.loading.arena import PlainArena, lay_out
 from parallel_runtime.loading.checkpoint import open_checkpoint
 from parallel_runtime.loading.files import identity
@@ -184,7 +184,7 @@ def test_a_model_needs_its_memory_once(weights, files, expected, monkeypatch):
         return PlainArena(size, device)
 
     rank = Rank()
-    rank.engine.residency = Residency(CPU, 0, arena=make)
+    monkeypatch.setattr(loaded_weights, "make_arena", make)
     room = weights_file(files[0]).stat().st_size * 3 // 2
     monkeypatch.setattr(memory, "free_bytes", lambda device: room - sum(taken))
     rank.load(files[0], weights=weights)
@@ -203,7 +203,7 @@ def test_a_load_that_fails_before_its_weights_are_read_leaves_no_memory_taken(fi
         raise CheckpointError("It cannot be read.", "Choose another.")
 
     rank = Rank()
-    rank.engine.residency = Residency(CPU, 0, arena=make)
+    monkeypatch.setattr(loaded_weights, "make_arena", make)
     monkeypatch.setattr(LoadedWeights, "_read", fail)
     with pytest.raises(CheckpointError):
         rank.load(files[0])
@@ -288,7 +288,7 @@ def test_a_cancel_or_a_failure_in_the_middle_of_a_load_leaves_no_memory_taken(fi
             raise Cancelled
 
     rank = Rank()
-    rank.engine.residency = Residency(CPU, 0, arena=make)
+    monkeypatch.setattr(loaded_weights, "make_arena", make)
     config = ParallelConfig(devices="cpu:1").to_mapping()
     with pytest.raises(Cancelled):
         rank.engine.prepare(Load("m", str(files[0]), "float32", config, 1), {}, Cancelling())
@@ -417,7 +417,7 @@ def test_other_models_leave_where_a_run_may_need_their_room(files, monkeypatch):
     assert rank.here() == ["1"]
 
 
-def test_what_does_not_fit_at_once_fits_when_all_else_has_gone(files, expected):
+def test_what_does_not_fit_at_once_fits_when_all_else_has_gone(files, expected, monkeypatch):
     tries = []
 
     class Full(PlainArena):
@@ -428,7 +428,7 @@ def test_what_does_not_fit_at_once_fits_when_all_else_has_gone(files, expected):
             super().take()
 
     rank = Rank()
-    rank.engine.residency = Residency(CPU, 0, arena=Full)
+    monkeypatch.setattr(loaded_weights, "make_arena", Full)
     rank.load(files[0])
     rank.load(files[1])
     rank.run(Release(str(files[0])))
