@@ -16,6 +16,7 @@ from ..acceleration.host_memory import HostMemory
 from ..attention.choice import resolve_kernel
 from ..attention.kernels import KERNELS
 from ..mesh.groups import ExchangedHeads
+from ..mesh.speeds import gather_from_ranks
 from ..pinned_memory import register, unregister
 from ..requests.facts import HOST_MEMORY, NVLINK, LinkFacts, MachineFacts
 
@@ -45,9 +46,9 @@ def measure_machine(assumed: MachineFacts, device: torch.device, world_size: int
     """
     if device.type != "cuda" or not assumed.on_gpu:
         return assumed
-    if min(_gather([float(torch.cuda.mem_get_info(device)[0])], world_size))[0] < _NEEDED_BYTES:
+    if min(gather_from_ranks([float(torch.cuda.mem_get_info(device)[0])], world_size))[0] < _NEEDED_BYTES:
         return assumed
-    rates = [min(numbers) for numbers in zip(*_gather(_gpu_rates(device), world_size), strict=True)]
+    rates = [min(numbers) for numbers in zip(*gather_from_ranks(_gpu_rates(device), world_size), strict=True)]
     facts = replace(assumed, matmul=rates[0], attention=rates[1], memory_rate=rates[2], measured=True)
     facts = replace(facts, host_rate=measure_host(device, world_size))
     if world_size > 1 and facts.network is not None:
@@ -77,7 +78,7 @@ def measure_link(device: torch.device, world_size: int, assumed: LinkFacts) -> L
             work.wait()
 
     seconds = [exchange, latency, _seconds(pass_on, device)]
-    exchange, latency, passed = (max(numbers) for numbers in zip(*_gather(seconds, world_size), strict=True))
+    exchange, latency, passed = (max(numbers) for numbers in zip(*gather_from_ranks(seconds, world_size), strict=True))
     if assumed.name == NVLINK.name:
         # Ulysses writes to its peers' memory there (acceleration/peer_exchange.py) instead of waiting for NCCL.
         latency = min(latency, NVLINK.latency)
@@ -107,7 +108,7 @@ def measure_route(device: torch.device, world_size: int, share: Share = HostMemo
         return 0.0
     seconds = _seconds(lambda: attend_through_host(own, own, own, kernel=_value_alone, buffers=buffers), device)
     sent = 4 * own.nbytes * (world_size - 1) / world_size
-    return sent / max(slowest for (slowest,) in _gather([seconds], world_size)) / 1e9
+    return sent / max(slowest for (slowest,) in gather_from_ranks([seconds], world_size)) / 1e9
 
 
 def _value_alone(
@@ -127,13 +128,13 @@ def measure_host(device: torch.device, world_size: int) -> float:
     host, target = torch.ones(_COPIED, dtype=torch.uint8), torch.empty(_COPIED, dtype=torch.uint8, device=device)
     pinned = device.type != "cuda" or register(host)
     try:
-        _gather([0.0], world_size)  # they begin together
+        gather_from_ranks([0.0], world_size)  # they begin together
         seconds = _timed(lambda: target.copy_(host, non_blocking=True), _COPIES, device)
     finally:
         if pinned and device.type == "cuda":
             unregister(host.data_ptr())
     own = host.nbytes / seconds / 1e9 if pinned else 0.0
-    return min(rate for (rate,) in _gather([own], world_size))
+    return min(rate for (rate,) in gather_from_ranks([own], world_size))
 
 
 def _gpu_rates(device: torch.device) -> list[float]:
@@ -172,14 +173,3 @@ def _timed(work: Callable[[], object], repeats: int, device: torch.device) -> fl
         work()
     synchronize(device)
     return (time.perf_counter() - start) / repeats
-
-
-def _gather(numbers: list[float], world_size: int) -> list[list[float]]:
-    """Every rank's numbers, in rank order."""
-    own = torch.tensor(numbers, dtype=torch.float64)
-    if world_size == 1:
-        return [numbers]
-    # On the CPU, over gloo: a rank whose GPU is short of memory can still take part.
-    everyone = [torch.empty_like(own) for _ in range(world_size)]
-    dist.all_gather(everyone, own)
-    return [part.tolist() for part in everyone]

@@ -28,7 +28,8 @@ def measure_speeds(device: torch.device, world_size: int, dtype: torch.dtype = t
     """
     if not devices_unlike(device, world_size):
         return None
-    return relative_speeds(gather_from_ranks(_products_per_second(device, dtype), world_size))
+    measured = gather_from_ranks([_products_per_second(device, dtype)], world_size)
+    return relative_speeds([speed for (speed,) in measured])
 
 
 def devices_unlike(device: torch.device, world_size: int) -> bool:
@@ -38,7 +39,8 @@ def devices_unlike(device: torch.device, world_size: int) -> bool:
     """
     if world_size == 1 or device.type != "cuda":
         return False
-    return len(set(gather_from_ranks(float(zlib.crc32(device_kind(device).encode())), world_size))) > 1
+    kinds = gather_from_ranks([float(zlib.crc32(device_kind(device).encode()))], world_size)
+    return any(kind != kinds[0] for kind in kinds)
 
 
 def relative_speeds(measured: list[float]) -> list[float] | None:
@@ -48,12 +50,15 @@ def relative_speeds(measured: list[float]) -> list[float] | None:
     return speeds if len(set(speeds)) > 1 else None
 
 
-def gather_from_ranks(value: float, world_size: int) -> list[float]:
-    """Return the value of every rank. Collective over the default group."""
-    # On the CPU, over gloo: NCCL would set up its channels for these few bytes.
-    values = [torch.zeros(1, dtype=torch.float64) for _ in range(world_size)]
-    dist.all_gather(values, torch.tensor([value], dtype=torch.float64))
-    return [float(value) for value in values]
+def gather_from_ranks(numbers: list[float], world_size: int) -> list[list[float]]:
+    """Every rank's numbers, in rank order. Collective over the default group; one rank needs none."""
+    if world_size == 1:
+        return [numbers]
+    # On the CPU, over gloo: NCCL would set up its channels for these few bytes, and a full GPU could not take part.
+    own = torch.tensor(numbers, dtype=torch.float64)
+    everyone = [torch.empty_like(own) for _ in range(world_size)]
+    dist.all_gather(everyone, own)
+    return [part.tolist() for part in everyone]
 
 
 def _products_per_second(device: torch.device, dtype: torch.dtype) -> float:

@@ -94,7 +94,7 @@ def describe_speeds(rank: int, world_size: int) -> dict[str, Any]:
     return {
         "speeds": [mesh and mesh.speeds for mesh in meshes],
         "measured": measure_speeds(torch.device("cpu"), world_size),
-        "gathered": gather_from_ranks(float(rank), world_size),
+        "gathered": gather_from_ranks([float(rank)], world_size),
     }
 
 
@@ -104,7 +104,7 @@ def test_a_mesh_knows_the_speeds_of_its_own_sequence_group_where_they_are_unlike
     for rank, result in enumerate(results):
         assert result["speeds"] == [[1.0, 0.5] if rank < 2 else None, whole, None]
         assert result["measured"] is None
-        assert result["gathered"] == [0.0, 1.0, 2.0, 3.0]
+        assert result["gathered"] == [[0.0], [1.0], [2.0], [3.0]]
 
 
 def test_speeds_are_told_in_steps_of_the_fastest_and_not_where_they_are_alike():
