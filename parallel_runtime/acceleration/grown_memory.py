@@ -44,17 +44,8 @@ class GrownMemory(ABC, Generic[Memory, Buffers]):
         self._size = 0
         self._too_large: float = math.inf
         self._buffers: OrderedDict[ExchangedHeads, Buffers] = OrderedDict()
-        self._made = 0
-
-    @property
-    def made(self) -> int:
+        self.made = 0
         """How often memory was shared, a larger one or again; the same on all ranks."""
-        return self._made
-
-    @property
-    def size(self) -> int:
-        """Bytes that are shared now."""
-        return self._size
 
     def free(self) -> None:
         """Let the memory go; it is made anew when it is asked for. Every rank of the group does so between the same
@@ -100,7 +91,7 @@ class GrownMemory(ABC, Generic[Memory, Buffers]):
             log.warning("Heads are exchanged with NCCL, as the GPUs share no %s: %s", self.where, refusal)
             return False
         self._memory, self._size = memory, size
-        self._made += 1
+        self.made += 1
         self._buffers.clear()  # the old memory goes, but for what a recording still holds
         return True
 

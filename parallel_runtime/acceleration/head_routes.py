@@ -34,11 +34,6 @@ class HeadRoutes:
         """How often memory was shared, of either kind; the same on all ranks."""
         return self._peers.made + self._host.made
 
-    @property
-    def size(self) -> int:
-        """Bytes that are shared now."""
-        return self._peers.size + self._host.size
-
     def free(self) -> None:
         """Let all of it go; see PeerMemory."""
         self._peers.free()

@@ -140,10 +140,10 @@ def grow(rank: int, world_size: int) -> dict[str, Any]:
         return memory.buffers(ExchangedHeads(lengths, 1, 2 * world_size, HEAD_DIM, dtype, device)) is not None
 
     found: dict[str, Any] = {"small": ask(8), "again": ask(9), "made once": memory.made == 1}
-    first = memory.size
+    first = memory._size
     failing["open"] = True
     found["refused"] = not ask(2**17)
-    found["what is there still serves"] = ask(10) and memory.size == first
+    found["what is there still serves"] = ask(10) and memory._size == first
     failing["open"] = False
     found["not asked again for so much"] = not ask(2**17) and memory.made == 1
     memory.free()
@@ -151,7 +151,7 @@ def grow(rank: int, world_size: int) -> dict[str, Any]:
     found["no room on the first rank"] = not ask(8)
     memory.free()
     host_memory.room_on_host = room
-    found["made again, and larger"] = ask(2**17) and memory.size > first and memory.made == 2
+    found["made again, and larger"] = ask(2**17) and memory._size > first and memory.made == 2
     return found
 
 

@@ -238,12 +238,15 @@ def test_plans_over_the_same_ranks_share_groups_and_memory_that_an_unload_frees(
         client.do(Prompt(4, model=1, texts=(3, 3)))  # data 2 instead of cfg 2
         assert pool.communicator.made == made != {}
         groups = [engine.meshes._groups for engine in pool.engines]
-        sizes = [[memory.size for memory in each._memory.values()] for each in groups]
-        assert sizes == [[64 << 20]] * WORLD
+
+        def sizes() -> list[list[int]]:
+            return [[routes._peers._size + routes._host._size for routes in each._memory.values()] for each in groups]
+
+        assert sizes() == [[64 << 20]] * WORLD
         client.do(Unload(1))
-        assert [[memory.size for memory in each._memory.values()] for each in groups] == sizes  # the other is there
+        assert sizes() == [[64 << 20]] * WORLD  # the other is there
         client.do(Unload(0))
-        assert [[memory.size for memory in each._memory.values()] for each in groups] == [[0]] * WORLD
+        assert sizes() == [[0]] * WORLD
 
 
 def test_the_groups_of_plans_that_are_not_used_any_more_are_destroyed(paths):
