@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 import torch
 
 from ..config import ParallelPlan
 from ..errors import RequestError
 from ..mesh.agreement import offer_same
-from ..mesh.mesh import Mesh
 from ..requests.control import Cancelled, Control, StopVotes
 from ..requests.requests import RunVae
 from ..said import said
 from ..vae.channels_last import usable
 from ..vae.shared_vae import run_half, shared_ranks
 from ..vae.vae_weights import VaeWeights
-from .loaded_model import LoadedModel, ignore
+from .loaded_model import ignore
 from .prepared import Agreed, Outcome, Prepared, Tensors, require_same
 from .rank_state import RankState
 
@@ -43,11 +40,13 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
         )
     if request.half not in ("encoder", "decoder"):
         raise RequestError(said("A VAE has no {half}.", half=request.half), "Report this.")
-    run, offers, takes_part = None, dict[str, int](), False
+    ranks, offers, takes_part = 1, dict[str, int](), False
+    kind = request.half, tuple(x.shape)
     if state.rank < request.ranks:
         held = state.vaes.bring(request, control)
         weights = held.weights
         assert isinstance(weights, VaeWeights)
+        tried = weights.tried
         unit = 1 if request.half == "decoder" else weights.unit
         ranks = shared_ranks(weights.network, request.half, x.shape, unit, request.ranks)
         takes_part = state.rank < ranks
@@ -55,61 +54,37 @@ def prepare_vae(state: RankState, request: RunVae, meta: Tensors, control: Contr
             state.residency.store.prepare_run(held, request.memory // ranks, control.loading)
         offers = offer_same(_SAME, (type(weights.network).__name__, weights.unit, ranks))
         offers[_FUSED] = int(usable(state.device))
-        offers[_TRIED] = int((request.half, tuple(x.shape)) in weights.tried)
-        run = _Run(state, request, held, weights, ranks, unit)
+        offers[_TRIED] = int(kind in tried)
 
     def work(tensors: Tensors, control: Control, agreed: Agreed) -> Outcome:
         """Run it; the first rank returns `output`."""
         require_same(_SAME, agreed, request.file.path)
         mesh = state.meshes.join(ParallelPlan(ulysses=request.ranks))
         output = None
-        if mesh is not None and run is not None and takes_part:
-            tried, fused = bool(agreed[_TRIED]), bool(agreed[_FUSED])
-            output = run(tensors["x"], mesh, control, tried, fused)
-        answer, count = state.finished(None), 1 if run is None else run.ranks
-        what = said("Decoded; devices at work: {count}.", count=count)
+        if mesh is not None and takes_part:
+            state.residency.store.activate(held, ignore)
+            group = mesh.members if ranks > 1 else None
+            votes = StopVotes(control, group)
+
+            def stop_where_all_do() -> None:
+                state.residency.pulse.mark()
+                if votes.stop():
+                    votes.close()
+                    raise Cancelled
+
+            with torch.random.fork_rng([state.device] if state.device.type == "cuda" else []), torch.inference_mode():
+                torch.manual_seed(request.seed)
+                output = run_half(
+                    weights.network, request.half, tensors["x"], unit=unit, ranks=ranks, rank=state.rank, group=group,
+                    options=request.options, tried=bool(agreed[_TRIED]), fused=bool(agreed[_FUSED]),
+                    now_and_then=stop_where_all_do,
+                )  # fmt: skip
+            votes.close()
+            tried.add(kind)
+        what = said("Decoded; devices at work: {count}.", count=ranks)
         if request.half == "encoder":
-            what = said("Encoded; devices at work: {count}.", count=count)
-        return msgspec.structs.replace(answer, plan=what), {} if output is None else {"output": output}
+            what = said("Encoded; devices at work: {count}.", count=ranks)
+        answer = msgspec.structs.replace(state.finished(None), plan=what)
+        return answer, {} if output is None else {"output": output}
 
     return Prepared(run_it=work, offers=offers, takes_part=takes_part)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A rank's part of it.
-
-    Args:
-        ranks: that share the picture; 1 where the first runs it alone.
-        unit: rows of the tensor that stay together.
-    """
-
-    state: RankState
-    request: RunVae
-    held: LoadedModel
-    weights: VaeWeights
-    ranks: int
-    unit: int
-
-    def __call__(self, x: torch.Tensor, mesh: Mesh, control: Control, tried: bool, fused: bool) -> torch.Tensor | None:
-        state, request, run_of = self.state, self.request, (self.request.half, tuple(x.shape))
-        state.residency.store.activate(self.held, ignore)
-        group = mesh.members if self.ranks > 1 else None
-
-        votes = StopVotes(control, group)
-
-        def stop_where_all_do() -> None:
-            state.residency.pulse.mark()
-            if votes.stop():
-                votes.close()
-                raise Cancelled
-
-        with torch.random.fork_rng([state.device] if state.device.type == "cuda" else []), torch.inference_mode():
-            torch.manual_seed(request.seed)
-            output = run_half(
-                self.weights.network, request.half, x, unit=self.unit, ranks=self.ranks, rank=state.rank, group=group,
-                options=request.options, tried=tried, fused=fused, now_and_then=stop_where_all_do,
-            )  # fmt: skip
-        votes.close()
-        self.weights.tried.add(run_of)
-        return output
