@@ -46,39 +46,29 @@ class DriverError(RuntimeError):
     """A call of the driver failed, or there is none; in its words."""
 
 
-class Driver:
-    """The driver's functions by name.
+def call(name: str, *arguments: Any) -> None:
+    """Call one of the driver's functions.
 
     Raises:
-        DriverError: there is no driver, or it lacks one of them.
+        torch.OutOfMemoryError: the device has no memory left.
+        DriverError: any other error, or there is no driver, or it lacks one of the functions.
     """
-
-    def __init__(self) -> None:
-        try:
-            self._library = ctypes.CDLL("libcuda.so.1")
-            for name, arguments in _SIGNATURES.items():
-                function = getattr(self._library, name)
-                function.argtypes, function.restype = arguments, _INT
-        except (OSError, AttributeError) as error:
-            raise DriverError(f"The CUDA driver cannot be called: {error}.") from error
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call one.
-
-        Raises:
-            torch.OutOfMemoryError: the device has no memory left.
-            DriverError: any other error.
-        """
-        code = getattr(self._library, name)(*arguments)
-        if code == _OUT_OF_MEMORY:
-            raise torch.OutOfMemoryError(f"{name}: the device is out of memory.")
-        if code:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorString(code, ctypes.byref(text))
-            raise DriverError(f"{name} failed with error {code} ({(text.value or b'unknown').decode()}).")
+    code = getattr(_library(), name)(*arguments)
+    if code == _OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(f"{name}: the device is out of memory.")
+    if code:
+        text = ctypes.c_char_p()
+        _library().cuGetErrorString(code, ctypes.byref(text))
+        raise DriverError(f"{name} failed with error {code} ({(text.value or b'unknown').decode()}).")
 
 
 @functools.cache
-def driver() -> Driver:
-    """That of this process."""
-    return Driver()
+def _library() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, _INT
+    except (OSError, AttributeError) as error:
+        raise DriverError(f"The CUDA driver cannot be called: {error}.") from error
+    return library

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from ..cuda_driver import DriverError, driver
+from .. import cuda_driver
+from ..cuda_driver import DriverError
 from ..streaming.share_memory import HostShare
 from .cuda_graphs import Capture
 
@@ -144,7 +145,7 @@ class StreamMemory:
         self.device = device
         self.slots = Slots(ranks, share.memory.numel())
         address = ctypes.c_uint64()
-        driver().call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), share.memory.data_ptr(), 0)
+        cuda_driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), share.memory.data_ptr(), 0)
         self._base = address.value
         self._streams = _streams(device)
         self._try(StreamLane(self._streams[0], self._base), self.slots.word(rank, rank, 0))
@@ -211,16 +212,16 @@ class StreamLane:
 
     def wait(self, offset: int, value: int) -> None:
         """The stream waits for a word's value."""
-        driver().call("cuStreamWaitValue32_v2", self.stream.cuda_stream, self.base + offset, value, _EQUAL)
+        cuda_driver.call("cuStreamWaitValue32_v2", self.stream.cuda_stream, self.base + offset, value, _EQUAL)
 
     def write(self, offset: int, value: int) -> None:
         """The stream writes a word."""
-        driver().call("cuStreamWriteValue32_v2", self.stream.cuda_stream, self.base + offset, value, 0)
+        cuda_driver.call("cuStreamWriteValue32_v2", self.stream.cuda_stream, self.base + offset, value, 0)
 
     def put(self, offset: int, part: torch.Tensor) -> None:
         """The stream copies to the shared memory."""
-        driver().call("cuMemcpyAsync", self.base + offset, part.data_ptr(), part.nbytes, self.stream.cuda_stream)
+        cuda_driver.call("cuMemcpyAsync", self.base + offset, part.data_ptr(), part.nbytes, self.stream.cuda_stream)
 
     def get(self, offset: int, part: torch.Tensor) -> None:
         """The stream copies from there."""
-        driver().call("cuMemcpyAsync", part.data_ptr(), self.base + offset, part.nbytes, self.stream.cuda_stream)
+        cuda_driver.call("cuMemcpyAsync", part.data_ptr(), self.base + offset, part.nbytes, self.stream.cuda_stream)

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ..cuda_driver import DriverError, driver
+from .. import cuda_driver
+from ..cuda_driver import DriverError
 
 CHUNK = 512 << 20
 """Bytes of one allocation; small enough that a device in use has as much in one piece."""
@@ -76,10 +77,9 @@ class VirtualRegion:
         self._mapped: list[tuple[int, int]] = []
         self._address = 0
         torch.cuda.synchronize(device)  # the context exists
-        self._driver = driver()
         ordinal, supported = ctypes.c_int(), ctypes.c_int()
-        self._driver.call("cuDeviceGet", ctypes.byref(ordinal), device.index)
-        self._driver.call(
+        cuda_driver.call("cuDeviceGet", ctypes.byref(ordinal), device.index)
+        cuda_driver.call(
             "cuDeviceGetAttribute", ctypes.byref(supported), _VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ordinal.value
         )
         if not supported.value:
@@ -87,7 +87,7 @@ class VirtualRegion:
         self._location = _Location(_DEVICE, ordinal.value)
         self._properties = _AllocationProperties(type=_PINNED, location=self._location)
         step = ctypes.c_size_t()
-        self._driver.call(
+        cuda_driver.call(
             "cuMemGetAllocationGranularity",
             ctypes.byref(step),
             ctypes.byref(self._properties),
@@ -96,7 +96,7 @@ class VirtualRegion:
         self.size = -(-max(size, 1) // step.value) * step.value
         self._chunk = -(-chunk // step.value) * step.value
         address = ctypes.c_uint64()
-        self._driver.call("cuMemAddressReserve", ctypes.byref(address), self.size, 0, 0, 0)
+        cuda_driver.call("cuMemAddressReserve", ctypes.byref(address), self.size, 0, 0, 0)
         self._address = address.value
 
     @property
@@ -121,7 +121,7 @@ class VirtualRegion:
             for start in range(0, self.size, self._chunk):
                 self._map(self._address + start, min(self._chunk, self.size - start))
             access = _Access(self._location, _READ_AND_WRITE)
-            self._driver.call("cuMemSetAccess", self._address, self.size, ctypes.byref(access), 1)
+            cuda_driver.call("cuMemSetAccess", self._address, self.size, ctypes.byref(access), 1)
         except torch.OutOfMemoryError:
             self.give_back()
             raise torch.OutOfMemoryError(f"Tried to allocate {self.size / 2**30:.2f} GiB for weights.") from None
@@ -131,22 +131,22 @@ class VirtualRegion:
 
     def _map(self, address: int, size: int) -> None:
         handle = ctypes.c_uint64()
-        self._driver.call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), 0)
+        cuda_driver.call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), 0)
         try:
-            self._driver.call("cuMemMap", address, size, 0, handle.value, 0)
+            cuda_driver.call("cuMemMap", address, size, 0, handle.value, 0)
             self._mapped.append((address, size))
         finally:
-            self._driver.call("cuMemRelease", handle.value)  # the memory lives as long as the mapping
+            cuda_driver.call("cuMemRelease", handle.value)  # the memory lives as long as the mapping
 
     def give_back(self) -> None:
         """Return the memory to the system, at once, after what the GPU is doing; the addresses stay reserved."""
         if self._mapped:
             torch.cuda.synchronize(self.device)
         while self._mapped:
-            self._driver.call("cuMemUnmap", *self._mapped.pop())
+            cuda_driver.call("cuMemUnmap", *self._mapped.pop())
 
     def __del__(self) -> None:
         if sys.is_finalizing() or not self._address:
             return  # the process's end frees everything
         self.give_back()
-        self._driver.call("cuMemAddressFree", self._address, self.size)
+        cuda_driver.call("cuMemAddressFree", self._address, self.size)

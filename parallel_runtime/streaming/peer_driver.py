@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ..cuda_driver import DriverError, MemoryHandle, driver
+from .. import cuda_driver
+from ..cuda_driver import DriverError, MemoryHandle
 
 _LAZY_PEER_ACCESS = 1
 
@@ -45,10 +46,10 @@ class SharedAllocation:
         torch.cuda.empty_cache()  # what the allocator keeps for itself, the driver cannot give
         address, handle = ctypes.c_uint64(), MemoryHandle()
         self.size = max(size, 1)
-        driver().call("cuMemAlloc_v2", ctypes.byref(address), self.size)
+        cuda_driver.call("cuMemAlloc_v2", ctypes.byref(address), self.size)
         self._address = address.value
         try:
-            driver().call("cuIpcGetMemHandle", ctypes.byref(handle), self._address)
+            cuda_driver.call("cuIpcGetMemHandle", ctypes.byref(handle), self._address)
         except DriverError:
             self.free()
             raise
@@ -61,7 +62,7 @@ class SharedAllocation:
     def free(self) -> None:
         """Return it; nobody may have it open any more, or use a tensor over it."""
         if self._address:
-            driver().call("cuMemFree_v2", self._address)
+            cuda_driver.call("cuMemFree_v2", self._address)
             self._address = 0
 
 
@@ -79,7 +80,7 @@ class OpenedAllocation:
         torch.cuda.synchronize(device)
         address = ctypes.c_uint64()
         given = MemoryHandle.from_buffer_copy(bytes.fromhex(handle))
-        driver().call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
+        cuda_driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
         self._address = address.value
 
     def copy_to(self, target: torch.Tensor, start: int) -> None:
@@ -89,7 +90,7 @@ class OpenedAllocation:
             target: (bytes,) uint8 on this rank's GPU.
         """
         stream = torch.cuda.current_stream(target.device).cuda_stream
-        driver().call("cuMemcpyAsync", target.data_ptr(), self._address + start, target.numel(), stream)
+        cuda_driver.call("cuMemcpyAsync", target.data_ptr(), self._address + start, target.numel(), stream)
 
     def pin(self) -> None:
         """Nothing: it is a GPU's."""
@@ -97,5 +98,5 @@ class OpenedAllocation:
     def close(self) -> None:
         """Let it go; no copy may be under way, and its owner keeps the memory."""
         if self._address:
-            driver().call("cuIpcCloseMemHandle", self._address)
+            cuda_driver.call("cuIpcCloseMemHandle", self._address)
             self._address = 0

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from benchmarks.load_transformer import load_transformer
-from parallel_runtime.cuda_driver import Driver, DriverError
+from parallel_runtime import cuda_driver
+from parallel_runtime.cuda_driver import DriverError
 from parallel_runtime.loading import virtual_memory
 from parallel_runtime.loading.arena import VirtualArena, place_tensor
 from parallel_runtime.loading.checkpoint import open_checkpoint
@@ -105,7 +106,7 @@ class FakeDriver:
 @pytest.fixture
 def driver(monkeypatch) -> FakeDriver:
     fake = FakeDriver()
-    monkeypatch.setattr(virtual_memory, "driver", lambda: fake)
+    monkeypatch.setattr(cuda_driver, "call", fake.call)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     return fake
 
@@ -142,7 +143,7 @@ def test_without_a_driver_the_error_is_one_that_the_arena_falls_back_from(monkey
 
     monkeypatch.setattr(ctypes, "CDLL", no_library)
     with pytest.raises(DriverError, match="cannot be called"):
-        Driver()
+        cuda_driver._library.__wrapped__()
 
 
 @pytest.mark.gpu
