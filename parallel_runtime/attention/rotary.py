@@ -113,19 +113,14 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     An operator, so that passes.py finds it in a traced block
     and makes one `norm_rotate` of two of them with their norms.
     """
-    return rotate_pairs(x, cos, sin)
+    first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    rotated = torch.stack((-second, first), dim=-1).flatten(-2)
+    return (x.float() * cos.unsqueeze(-2) + rotated * sin.unsqueeze(-2)).to(x.dtype)
 
 
 @shapes_of(rotate)
 def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape)
-
-
-def rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate as `rotate` does, in operations that torch.compile sees."""
-    first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    rotated = torch.stack((-second, first), dim=-1).flatten(-2)
-    return (x.float() * cos.unsqueeze(-2) + rotated * sin.unsqueeze(-2)).to(x.dtype)
 
 
 def _fast(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,11 +37,6 @@ class Family:
         self._rows_together = rows_together
         self._joins_text = joins_text
 
-    @property
-    def token(self) -> int:
-        """Latent positions along one side of a token."""
-        return self._patch[-1]
-
     def check(self, conditioning: Conditioning, x: torch.Tensor) -> Seen:
         """Refuse what the network cannot take, from shapes alone; return these.
 

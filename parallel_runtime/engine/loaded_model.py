@@ -79,16 +79,15 @@ class LoadedModel:
                     self.weights.save(copy.memory, on_bytes)
         self.give_back()
 
-    def give_back(self) -> int:
-        """Return the weights' memory to the system; the networks stay. Returns the bytes that it was."""
+    def give_back(self) -> None:
+        """Return the weights' memory to the system; the networks stay."""
         if not self.weights.here:
-            return 0
+            return
         self.weights.give_back()
         self._patched.forget()
         if not self.weights.keeps_addresses or self.weights.moved:
             self.forget_recordings()
             self.weights.moved = False
-        return self.weights.size
 
     @property
     def shared_on_device(self) -> bool:
