@@ -48,7 +48,6 @@ class Engine(RankState):
             return prepare_patches(self, request)
         if isinstance(request, Attach):
             return prepare_attach(self, request)
-        self.tell_all_held()  # the answer to a request that was prepared tells all
         if isinstance(request, RunVae):
             return prepare_vae(self, request, meta, control)
         resident = self.residency.get(request.model)

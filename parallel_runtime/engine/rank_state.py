@@ -90,7 +90,6 @@ class RankState:
         self._allocated = 0
         self._beside: dict[Hashable, int] = {}  # measured; for texts, as ranks may differ in it
         self._opened: tuple[Load, Opened] | None = None
-        self._told: dict[str, int] | None = None  # what the client knows of the weights that are here
 
     def forget_requests(self) -> None:
         """Let go of what earlier requests have left for later ones: calls and conditionings."""
@@ -171,10 +170,6 @@ class RankState:
         """Bytes of weights on this rank's device, by model and VAE."""
         return {**self.residency.held(), **self.vaes.held()}
 
-    def tell_all_held(self) -> None:
-        """The next `finished` says what this rank holds, whether the client knows it or not."""
-        self._told = None
-
     def finished(self, placed: Placed | None, repeated: bool = False) -> Finished:
         """The answer of a run.
 
@@ -182,10 +177,8 @@ class RankState:
             placed: what ran; None for what has no plan.
             repeated: the client has heard the plan's details.
         """
-        held = self.held()
-        news, self._told = (None if held == self._told else held), held
         return Finished(
             plan=placed.says if placed is not None else Said(""),
-            held=news,
+            held=self.held(),
             details=self._measured(placed) if placed is not None and not repeated else None,
         )
