@@ -82,11 +82,11 @@ def _reach_one_another(group: dist.ProcessGroup, device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class HeadSharing:
-    """Which attention exchanges heads over memory that ranks share.
+    """Self-attention, whose heads ranks may exchange over memory that they share.
 
     Args:
-        heads, head_dim, dtype, device: of the transformer's self-attention on this rank.
-        kernel: key of KERNELS.
+        heads, head_dim, dtype, device: of a network, on this rank.
+        kernel: what attends, a key of KERNELS.
     """
 
     heads: int

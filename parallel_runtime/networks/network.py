@@ -33,27 +33,20 @@ _WORD = 8
 
 
 @dataclass(frozen=True)
-class Traits:
-    """What is known of a network before it runs.
+class Traits(HeadSharing):
+    """What is known of a network before it runs, beside its self-attention.
 
     Args:
         title: how artists call it.
         why_whole: why its tokens are not shared out, a sentence; "" where they are.
         has_stages: it can be cut into stages.
         token: latent positions along one side of a token.
-        heads, head_dim, dtype, device: of its attention.
-        kernel: what attends, a key of KERNELS.
     """
 
     title: str
     why_whole: str
     has_stages: bool
     token: int
-    heads: int
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-    kernel: str
 
 
 class Network:
@@ -88,7 +81,7 @@ class Network:
         self._attend = BlockAttention(KERNELS[traits.kernel], split, suited)
         self._peers: HeadSharing | None = None
         if is_on("peers") and not traits.why_whole and traits.head_dim * traits.dtype.itemsize % _WORD == 0:
-            self._peers = HeadSharing(traits.heads, traits.head_dim, traits.dtype, traits.device, traits.kernel)
+            self._peers = traits
         # Of weights that come block by block, those of modulation layers would be read before they are there.
         self._modulates = stream is None and is_on("modulation")
         self._run_block: RunBlock | None = None
