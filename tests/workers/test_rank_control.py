@@ -62,7 +62,7 @@ def make_rank(monkeypatch: Any, device: str = "cuda", release: Callable[[], Any]
         rank=0, world_size=1, device=torch.device(device), free=lambda: None, residency=residency
     )
     outgoing: Any = Outgoing()
-    return Rank(outgoing, engine, SimpleNamespace(job=None))  # type: ignore[arg-type]
+    return Rank(outgoing, engine)
 
 
 def run_job(rank: Rank, end: Callable[[int], None] = lambda step: None, steps: int = STEPS) -> Outgoing:

@@ -15,7 +15,6 @@ from parallel_runtime.acceleration.compiler import watch
 from ..wire.connection import Channel, ConnectionClosed
 from ..wire.protocol import Doing
 from ..wire.protocol import Heartbeat as Beat
-from .output import RankOutput
 
 HEARTBEAT_SECONDS = 1.0
 COMPILE_SECONDS = 900.0
@@ -25,11 +24,12 @@ COMPILE_SECONDS = 900.0
 class Heartbeat:
     """One of a process; `blocks`: how many blocks of a transformer have run."""
 
-    def __init__(self, connection: Channel, rank: int, *, blocks: Callable[[], int], output: RankOutput):
+    def __init__(self, connection: Channel, rank: int, *, blocks: Callable[[], int]):
+        self.job: int | None = None
+        """The rank's last."""
         self._connection = connection
         self._rank = rank
         self._blocks = blocks
-        self._output = output
         self._progress = 0
         self._compiling_since: float | None = None  # the graph that is being made now, if any
         self._watches_compiler = False
@@ -50,7 +50,7 @@ class Heartbeat:
             threading.Event().wait(HEARTBEAT_SECONDS)
             try:
                 self._connection.send(Beat(self._rank, self.progress, in_collective()))
-                since, job = self._compiling_since, self._output.job
+                since, job = self._compiling_since, self.job
                 if since is not None and job is not None and time.monotonic() - since < COMPILE_SECONDS:
                     self._connection.send(Doing(job, "compile"))
             except ConnectionClosed:

@@ -29,7 +29,6 @@ from .control import RankControl
 from .heartbeat import Heartbeat
 from .inbox import IdleImports, Inbox
 from .laps import Laps
-from .output import RankOutput
 from .sharing import ClientMemory, share, take_copy
 
 _MAY_FAIL_ALIKE = (Forward, Invoke, RunVae, Sample, Step)
@@ -44,22 +43,14 @@ log = logging.getLogger("rank")
 class Rank:
     """This process, as the supervisor knows it."""
 
-    def __init__(
-        self,
-        connection: Channel,
-        engine: Engine,
-        output: RankOutput,
-        one_host: bool = True,
-        code: ComfyuiCode | None = None,
-    ):
+    def __init__(self, connection: Channel, engine: Engine, one_host: bool = True, code: ComfyuiCode | None = None):
         self.connection = connection
-        self.output = output
         self.engine = engine
         self.rank = engine.rank
         self.device = engine.device
         self.client_memory = ClientMemory(for_all=one_host, rank=self.rank)
         self.inbox = Inbox(connection)
-        self.heartbeat = Heartbeat(connection, self.rank, blocks=lambda: engine.residency.pulse.count, output=output)
+        self.heartbeat = Heartbeat(connection, self.rank, blocks=lambda: engine.residency.pulse.count)
         self.imports = IdleImports(engine.device, code)
         self.spent = self._ends = False
 
@@ -87,7 +78,7 @@ class Rank:
         """A job, through both of its phases."""
         job = frame.message
         assert isinstance(job, Job)
-        self.output.job = job.number
+        self.heartbeat.job = job.number
         if isinstance(job.request, Step):
             self._repeat(frame, job, job.request)
             return

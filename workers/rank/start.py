@@ -11,7 +11,6 @@ import datetime
 import faulthandler
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +30,6 @@ from ..wire.connection import Connection, connect_in
 from ..wire.protocol import Hello, Online
 from .elsewhere import host_name, link_ranks, make_environment
 from .laps import Laps
-from .output import RankOutput
 from .rank import Rank
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -82,8 +80,8 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
         make_environment(os.environ)
     spec, number = PoolSpec.parse(os.environ["PARALLEL_DIT_DEVICES"]), int(os.environ["RANK"])
     folder = Path(os.environ["PARALLEL_DIT_POOL"])
-    output = RankOutput.install(number)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
+    prefix = f"[rank {number}] " if spec.hosts > 1 else ""  # on one machine the supervisor puts it there
+    logging.basicConfig(level=logging.INFO, format=f"{prefix}%(name)s: %(message)s")
     laps = Laps.of_process()
     laps.end("Python and imports")
     faulthandler.enable()
@@ -102,7 +100,7 @@ def main(make_engine: Callable[[torch.device, int, int], Engine] = Engine) -> No
     laps.end("engine")
     expected = os.environ.get(EXPECTED_COMFYUI)
     code = msgspec.json.decode(expected, type=ComfyuiCode) if expected else None
-    rank = Rank(link, engine, output, spec.hosts == 1, code)
+    rank = Rank(link, engine, spec.hosts == 1, code)
     log.info("start: %s", laps)
     threading.Thread(target=rank.inbox.receive, name="receive", daemon=True).start()
     threading.Thread(target=rank.heartbeat.beat, name="heartbeat", daemon=True).start()

@@ -44,8 +44,9 @@ class Started:
     async def hear(self) -> None:
         """Write the log, to the end of what it and its ranks say."""
         assert self._process.stdout is not None
+        prefix = "" if self._rank is None else f"[rank {self._rank}] "
         while line := await self._process.stdout.readline():
-            self._log.write(line.decode(errors="replace").rstrip())
+            self._log.write(prefix + line.decode(errors="replace").rstrip())
 
     async def end(self) -> tuple[Blame, Said]:
         """Wait for its end, and return which sign that is, in words too. `wait` returns only when its output has ended
