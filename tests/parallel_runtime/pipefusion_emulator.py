@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from parallel_runtime.networks.diffusers.flux import FLUX
 from parallel_runtime.sampling.denoiser import combine_branches
 from parallel_runtime.sampling.noise import NoiseSource
-from parallel_runtime.sampling.samplers import find_sampler
+from parallel_runtime.sampling.samplers import SAMPLERS
 
 
 class _Store:
@@ -76,7 +76,7 @@ def emulate(
     bands = [(slice(None), slice(None), slice(2 * a, 2 * b)) for a, b in pairwise(cuts)]
     source = NoiseSource(seed)
     noises = source.split(x, bands)
-    runs = [find_sampler(sampler).steps(x[band], sigmas, noise) for band, noise in zip(bands, noises, strict=True)]
+    runs = [SAMPLERS[sampler].steps(x[band], sigmas, noise) for band, noise in zip(bands, noises, strict=True)]
     wanted = [next(run) for run in runs]
     finished: list[torch.Tensor] = []
 
