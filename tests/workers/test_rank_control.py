@@ -15,9 +15,8 @@ from parallel_runtime.denoising.progress import StepTelling
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Finished, Release
-from workers.rank import control as rank_control
-from workers.rank.control import RankControl
-from workers.rank.rank import Rank
+from workers.rank import rank as rank_module
+from workers.rank.rank import Rank, RankControl
 from workers.supervisor.stall import Stall, StallWatch
 from workers.wire.frames import Frame
 from workers.wire.protocol import Doing, Done, Failed, Job, Progress
@@ -56,7 +55,7 @@ class Waiting:
 def make_rank(monkeypatch: Any, device: str = "cuda", release: Callable[[], Any] = lambda: None) -> Rank:
     """Rank 0 of one, whose device is a stand-in with steps of no length."""
     telling = partial(StepTelling, queue=partial(Waiting, release=release), clock=lambda: 0.0)
-    monkeypatch.setattr(rank_control, "StepTelling", telling)
+    monkeypatch.setattr(rank_module, "StepTelling", telling)
     residency = SimpleNamespace(pulse=SimpleNamespace(count=0))
     engine: Any = SimpleNamespace(
         rank=0, world_size=1, device=torch.device(device), free=lambda: None, residency=residency
@@ -160,7 +159,7 @@ def test_a_rank_that_waits_for_its_gpu_for_ever_stalls(monkeypatch):
 def test_a_load_is_told_of_a_few_times_a_second_and_hears_a_cancel(monkeypatch):
     rank = make_rank(monkeypatch)
     now = [10.0]
-    monkeypatch.setattr(rank_control.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rank_module.time, "monotonic", lambda: now[0])
     control = RankControl(rank, JOB)
     for moment, done in ((10.0, 0), (10.1, 1), (10.3, 2), (10.5, 3), (10.6, 4)):
         now[0] = moment

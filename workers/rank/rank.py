@@ -1,9 +1,10 @@
-"""A rank at work: one job at a time on its engine, each in its two phases."""
+"""A rank at work: one job at a time on its engine, each in its two phases, with its progress and its cancel."""
 
 from __future__ import annotations
 
 import errno
 import logging
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,20 +13,20 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime import memory
+from parallel_runtime.denoising.progress import StepTelling
 from parallel_runtime.engine.engine import Engine
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.errors import NotLoadedError, ParallelError, PeerFailedError
 from parallel_runtime.mesh.launched import launched
-from parallel_runtime.requests.control import Cancelled
+from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import ComfyuiCode, Forward, Invoke, RunVae, Sample, Step
 
 from ..wire.connection import Channel
 from ..wire.error_info import describe
 from ..wire.frames import Frame
-from ..wire.protocol import Abandon, Done, Failed, Job, Launched, Ready
+from ..wire.protocol import Abandon, Doing, Done, Failed, Job, Launched, Progress, Ready
 from ..wire.shared_memory import Segment, write
 from ..wire.tensors import pack, unpack_meta
-from .control import RankControl
 from .heartbeat import Heartbeat
 from .inbox import IdleImports, Inbox
 from .laps import Laps
@@ -36,6 +37,8 @@ _MAY_FAIL_ALIKE = (Forward, Invoke, RunVae, Sample, Step)
 """
 SLOW_SECONDS = 1.0
 """Jobs that take longer are told of in the log, with their parts."""
+LOADING_SECONDS = 0.25
+"""Between two messages of how far a load is."""
 
 log = logging.getLogger("rank")
 
@@ -184,6 +187,65 @@ class Rank:
         if is_lost_peer(error) or isinstance(error, PeerFailedError):
             info = msgspec.structs.replace(info, consequence=True)
         self.connection.send(Failed(number, self.rank, info, cancelled, launched=launched))
+
+
+class RankControl(Control):
+    """Progress and cancel of the job at hand: what the engine tells the supervisor, and hears from it."""
+
+    def __init__(self, rank: Rank, job: Job):
+        self._rank = rank
+        self._number = job.number
+        self._steps = StepTelling(self._report, rank.device)
+        self._reported_loading = 0.0
+
+    def progress(self, step: int, total: int, denoised: torch.Tensor | None = None) -> None:
+        self._rank.heartbeat.got_on()
+        if self._rank.rank == 0:
+            # The others wait for nothing here: the vote keeps them with rank 0.
+            self._steps.step(step, total, denoised)
+
+    def finish(self) -> None:
+        """The job went well: tell of its last step, before its end is told of."""
+        self._steps.flush()
+
+    def _report(self, step: int, total: int, denoised: torch.Tensor | None) -> None:
+        specs, buffers = pack({} if denoised is None else {"denoised": denoised})
+        self._rank.connection.send(Progress(self._number, step, total, specs), buffers)
+
+    def before_compiling(self) -> None:
+        self._rank.heartbeat.watch_compiler()
+
+    def check_cancel(self) -> None:
+        self._rank.heartbeat.got_on()
+        if self._rank.inbox.cancelled == self._number:
+            raise Cancelled
+
+    def loading(self, done: int, total: int) -> None:
+        self.check_cancel()
+        now = time.monotonic()
+        if self._rank.rank == 0 and now - self._reported_loading >= LOADING_SECONDS:
+            self._reported_loading = now
+            self._rank.connection.send(Doing(self._number, "weights", done, total))
+
+    def measuring(self) -> None:
+        if self._rank.rank == 0:
+            self._rank.connection.send(Doing(self._number, "measuring"))
+
+    def vote_stop(self, members: dist.ProcessGroup | None) -> Callable[[], bool]:
+        stop = self._rank.inbox.cancelled == self._number
+        if members is None:
+            return lambda: stop
+        # Rank 0 alone decides, and its decision travels with the step: a cancel that ranks saw between different
+        # steps would leave some of them inside a collective for ever.
+        decision = torch.tensor([stop and self._rank.rank == 0], dtype=torch.uint8)
+        work = dist.broadcast(decision, src=0, group=members, async_op=True)
+
+        def result() -> bool:
+            assert work is not None
+            work.wait()
+            return bool(decision.item())
+
+        return result
 
 
 def is_spent(error: BaseException | None) -> bool:
