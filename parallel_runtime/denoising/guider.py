@@ -81,17 +81,44 @@ class GuidedModel:
             )  # of which a function leaves some out
         self.inner_model = guider
 
-    def options(self, guidance: Mapping[str, Any]) -> dict[str, Any]:
-        """ComfyUI's `model_options` for this model, with functions around guidance (live_patches.py)."""
+    def sample(
+        self,
+        function: Callable[..., torch.Tensor],
+        options: Mapping[str, Scalar],
+        x: torch.Tensor,
+        *,
+        seed: int,
+        guidance: Mapping[str, Any],
+        on_step: Callable[[int, torch.Tensor], None],
+    ) -> torch.Tensor:
+        """Return the finished latent as ComfyUI's KSAMPLER does.
+
+        Args:
+            function: of `sampler_function`.
+            options: its arguments.
+            x: noised to the first sigma.
+            guidance: entries of `model_options`; see live_patches.py.
+            on_step: called once a step; what it raises ends the run.
+        """
         functions = {name: each for name, each in guidance.items() if name != AROUND_GUIDER}
         wrappers = {"calc_cond_batch": [self._predict], AROUND_GUIDER: guidance.get(AROUND_GUIDER, [])}
-        options: dict[str, Any] = {
+        self.inner_model.model_options = {
             "transformer_options": {_WRAPPERS: {kind: {"parallel_dit": each} for kind, each in wrappers.items()}},
             "disable_cfg1_optimization": self._all_branches,
             **functions,
         }
-        self.inner_model.model_options = options
-        return options
+        sigmas = self._sigmas.clone()  # UniPC writes into them
+        latent = function(
+            self,
+            x.clone(),
+            sigmas,
+            extra_args={"model_options": self.inner_model.model_options, "seed": seed},
+            callback=lambda state: on_step(int(state["i"]), state["denoised"]),
+            disable=True,
+            **options,
+        )
+        finished: torch.Tensor = self._sampling.inverse_noise_scaling(sigmas[-1], latent)
+        return finished
 
     def _object(self, name: str) -> Any:
         if name != "model_sampling":
@@ -144,9 +171,6 @@ class GuidedModel:
         return denoised
 
 
-_Told = Callable[[int, torch.Tensor], None]
-
-
 def make_sampling(
     bases: Sequence[str], values: Mapping[str, Scalar], tensors: Mapping[str, torch.Tensor]
 ) -> torch.nn.Module:
@@ -176,51 +200,14 @@ def make_sampling(
     return made
 
 
-class ComfySampler:
-    """A sampler of ComfyUI's list.
-
-    Args:
-        name: there.
-        options: arguments of its function.
+def sampler_function(name: str) -> Callable[..., torch.Tensor]:
+    """What a sampler of ComfyUI's list calls.
 
     Raises:
         RequestError: this ComfyUI does not have it.
     """
-
-    def __init__(self, name: str, options: Mapping[str, Scalar]):
-        code = importlib.import_module("comfy.samplers")
-        if name not in code.SAMPLER_NAMES:
-            raise RequestError(said("The ComfyUI of the workers has no sampler {name}.", name=name), said("Update it."))
-        self._function = code.sampler_object(name).sampler_function
-        self._options = dict(options)
-
-    def run(
-        self,
-        model: GuidedModel,
-        sampling: Any,
-        x: torch.Tensor,
-        sigmas: torch.Tensor,
-        *,
-        seed: int,
-        guidance: Mapping[str, Any],
-        on_step: _Told,
-    ) -> torch.Tensor:
-        """Return the finished latent as ComfyUI's KSAMPLER does.
-
-        Args:
-            sampling: of the model.
-            x: noised to sigmas[0].
-            guidance: entries of `model_options`; see live_patches.py.
-            on_step: called once a step; what it raises ends the run.
-        """
-        sigmas = sigmas.clone()  # UniPC writes into them
-        latent = self._function(
-            model,
-            x.clone(),
-            sigmas,
-            extra_args={"model_options": model.options(guidance), "seed": seed},
-            callback=lambda state: on_step(int(state["i"]), state["denoised"]),
-            disable=True,
-            **self._options,
-        )
-        return sampling.inverse_noise_scaling(sigmas[-1], latent)
+    code = importlib.import_module("comfy.samplers")
+    if name not in code.SAMPLER_NAMES:
+        raise RequestError(said("The ComfyUI of the workers has no sampler {name}.", name=name), said("Update it."))
+    function: Callable[..., torch.Tensor] = code.sampler_object(name).sampler_function
+    return function

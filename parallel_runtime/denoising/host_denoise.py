@@ -13,7 +13,7 @@ from ..requests.requests import HostLoop, Sample, sampling_name
 from ..said import said
 from .denoise import Loop, Told
 from .evaluation import Evaluation
-from .guider import ComfySampler, GuidedModel, load_guider, make_sampling
+from .guider import GuidedModel, load_guider, make_sampling, sampler_function
 
 _ADAPTIVE = "dpm_adaptive"
 
@@ -38,7 +38,7 @@ class HostDenoising(Loop):
                 said("Choose another sampler, or GPUs of one model."),
             )
         use_comfyui(host.comfyui.folder, {**host.comfyui.options, "cpu": device.type == "cpu"})
-        self._sampler = ComfySampler(request.sampler, host.options)
+        self._function = sampler_function(request.sampler)
         self._guider = load_guider(host.guider, [branch.index for branch in request.branches])
         make_guidance(host.guidance, None)
 
@@ -62,13 +62,12 @@ class HostDenoising(Loop):
 
     def _steps(self, evaluate: Evaluation, tensors: Mapping[str, torch.Tensor], on_step: Told) -> torch.Tensor:
         sampling = self._make_sampling(tensors)
-        return self._sampler.run(
-            GuidedModel(
-                self._guider, evaluate, sampling, self.inpaint(tensors), tensors["sigmas"], self._host.all_branches
-            ),
-            sampling,
+        inpaint, all_branches = self.inpaint(tensors), self._host.all_branches
+        model = GuidedModel(self._guider, evaluate, sampling, inpaint, tensors["sigmas"], all_branches)
+        return model.sample(
+            self._function,
+            self._host.options,
             tensors["x"],
-            tensors["sigmas"],
             seed=self.request.seed,
             guidance=make_guidance(self._host.guidance, sampling),
             on_step=on_step,

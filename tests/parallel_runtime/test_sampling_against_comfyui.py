@@ -293,14 +293,14 @@ def test_a_model_sampling_travels_as_data_and_does_the_same(comfy, name):
 
 
 def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
-    from parallel_runtime.denoising.guider import ComfySampler, load_guider, make_sampling
+    from parallel_runtime.denoising.guider import load_guider, make_sampling, sampler_function
     from parallel_runtime.errors import RequestError
     from parallel_runtime.networks.comfyui.live_patches import make_guidance
     from parallel_runtime.networks.comfyui.node_rules import CFG
     from parallel_runtime.requests.requests import Guidance, Guider
 
     with pytest.raises(RequestError, match="no sampler sample_euler"):
-        ComfySampler("sample_euler", {})
+        sampler_function("sample_euler")
     for name in ("torch", "reshape_sigma", "nothing"):
         with pytest.raises(RequestError, match=f"no model sampling {name}"):
             make_sampling([name], {}, {})
@@ -323,7 +323,7 @@ def test_ranks_run_no_code_but_comfyuis_samplers(comfy):
 @pytest.mark.parametrize("name", ["res_multistep", "er_sde", "gradient_estimation_cfg_pp", "dpm_adaptive", "dpmpp_sde"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cfg, masked):
-    from parallel_runtime.denoising.guider import ComfySampler, GuidedModel, load_guider
+    from parallel_runtime.denoising.guider import GuidedModel, load_guider, sampler_function
     from parallel_runtime.networks.comfyui.node_rules import CFG
     from parallel_runtime.requests.requests import Guider
 
@@ -345,9 +345,10 @@ def test_comfyuis_own_sampler_over_our_denoiser_gives_its_latent(comfy, name, cf
         agreed=lambda x: x,
         arguments=lambda branch: {"context"},
     )
-    ours = ComfySampler(name, {}).run(
-        GuidedModel(guider, evaluate, sampling, Inpaint(mask, latent, noise) if masked else None, sigmas), sampling,
-        start, sigmas, seed=SEED, guidance={}, on_step=lambda index, denoised: steps.append((index, denoised)),
+    model = GuidedModel(guider, evaluate, sampling, Inpaint(mask, latent, noise) if masked else None, sigmas)
+    ours = model.sample(
+        sampler_function(name), {}, start, seed=SEED, guidance={},
+        on_step=lambda index, denoised: steps.append((index, denoised)),
     )  # fmt: skip
     assert (ours - wanted).abs().max() <= 1e-6 * wanted.abs().max()
     assert [index for index, _ in steps] == [index for index, _ in theirs]
