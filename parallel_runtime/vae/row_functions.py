@@ -161,13 +161,13 @@ class RowFunctions(TorchFunctionMode):
                 f"{own} rows and a kernel of {list(weight.shape)}, by {rows} padded, {stride} apart"
             )
         if stride != 1 or own < 2 * rows:
-            above, below = self._rows.border(x, rows, rows).wait()
+            above, below = self._rows.border(x, rows, rows)()
             parts = [part for part in (above, x, below) if part is not None]
             ends = [rows if part is None else 0 for part in (above, below)]
             return convolve(F.pad(torch.cat(parts, -2), (0, 0, *ends)), 0)
-        border = self._rows.border(x, rows, rows)
+        wait = self._rows.border(x, rows, rows)
         done = convolve(x, rows)
-        above, below = border.wait()
+        above, below = wait()
         if above is not None:
             done.narrow(-2, 0, rows).copy_(convolve(torch.cat((above, x.narrow(-2, 0, 2 * rows)), -2), 0))
         if below is not None:
@@ -180,7 +180,7 @@ class RowFunctions(TorchFunctionMode):
         x, pad = given.pop("input"), list(given.pop("pad"))
         if x.ndim < 4 or len(pad) < 4 or not any(pad[2:4]):
             return function(x, pad, **given)
-        above, below = self._rows.border(x, pad[2], pad[3]).wait()
+        above, below = self._rows.border(x, pad[2], pad[3])()
         pad[2:4] = pad[2] * self._rows.first, pad[3] * self._rows.last
         parts = [part for part in (above, x, below) if part is not None]
         return function(torch.cat(parts, -2), pad, **given)

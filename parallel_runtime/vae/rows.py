@@ -13,29 +13,14 @@ from itertools import accumulate, pairwise
 import torch
 import torch.distributed as dist
 
+Border = tuple[torch.Tensor | None, torch.Tensor | None]
+"""Rows of the neighbour above and of the one below; None at the picture's border."""
+
 
 def share_rows(rows: int, ranks: int) -> tuple[int, ...]:
     """How many of so many rows each rank gets: as alike as they can be."""
     ends = [rows * rank // ranks for rank in range(ranks + 1)]
     return tuple(end - start for start, end in pairwise(ends))
-
-
-@dataclass(frozen=True)
-class Border:
-    """Rows of the neighbours, on their way.
-
-    Args:
-        work: it is done when they are there.
-    """
-
-    above: torch.Tensor | None
-    below: torch.Tensor | None
-    work: dist.Work
-
-    def wait(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """(above, below); None at the picture's border."""
-        self.work.wait()
-        return self.above, self.below
 
 
 @dataclass(frozen=True)
@@ -85,8 +70,9 @@ class Rows:
         start = sum(shares[: self.rank])
         return whole.narrow(-2, start, shares[self.rank]).contiguous()
 
-    def border(self, x: torch.Tensor, above: int, below: int) -> Border:
-        """Begin to exchange rows with the neighbours: so many of the one above, so many of the one below.
+    def border(self, x: torch.Tensor, above: int, below: int) -> Callable[[], Border]:
+        """Begin to exchange rows with the neighbours: so many of the one above, so many of the one below. What is
+        returned waits for them.
 
         Every rank gets those of all: one collective costs the host less than half of what messages to neighbours do,
         and rows at borders are few.
@@ -100,11 +86,15 @@ class Rows:
         sent, received = (each.view(torch.uint8).flatten() for each in (own, of_all))
         work = dist.all_gather_into_tensor(received, sent, group=self.group, async_op=True)
         rows = of_all.movedim(-1, 2)
-        return Border(
-            None if self.first or not above else rows[self.rank - 1].narrow(-2, below, above),
-            None if self.last or not below else rows[self.rank + 1].narrow(-2, 0, below),
-            work,
-        )
+
+        def wait() -> Border:
+            work.wait()
+            return (
+                None if self.first or not above else rows[self.rank - 1].narrow(-2, below, above),
+                None if self.last or not below else rows[self.rank + 1].narrow(-2, 0, below),
+            )
+
+        return wait
 
     def gather(self, x: torch.Tensor, to: int | None = None) -> torch.Tensor | None:
         """All rows, on every rank or on one; None on the others."""
