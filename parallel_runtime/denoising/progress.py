@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -41,17 +40,6 @@ class QueuedOnGpu:
         return self._host
 
 
-Queue = Callable[[torch.Tensor | None, torch.device], QueuedOnGpu]
-"""(denoised latent, where) -> the step whose kernels were launched last."""
-
-
-@dataclass(frozen=True)
-class _Step:
-    index: int
-    total: int
-    queued: QueuedOnGpu
-
-
 class StepTelling:
     """Tells of the steps of one run, in their order, each once. On a CPU, which has finished them, at once.
 
@@ -60,19 +48,12 @@ class StepTelling:
     Args:
         tell: who is told.
         device: where the steps are computed.
-        queue, clock: others in tests, which have no GPU.
     """
 
-    def __init__(
-        self,
-        tell: Tell,
-        device: torch.device,
-        queue: Queue = QueuedOnGpu,
-        clock: Callable[[], float] = time.perf_counter,
-    ):
-        self._tell, self._device, self._queue, self._clock = tell, device, queue, clock
-        self._pending: _Step | None = None
-        self._told = clock()
+    def __init__(self, tell: Tell, device: torch.device):
+        self._tell, self._device = tell, device
+        self._pending: tuple[int, int, QueuedOnGpu] | None = None
+        self._told = time.perf_counter()
         # Not before one step has shown it: the first may compile for minutes.
         self._short = False
 
@@ -86,7 +67,7 @@ class StepTelling:
         if self._device.type != "cuda":
             self._tell(index, total, denoised)
             return
-        launched = _Step(index, total, self._queue(denoised, self._device))
+        launched = index, total, QueuedOnGpu(denoised, self._device)
         self.flush()
         self._pending = launched
         if not self._short:
@@ -97,7 +78,8 @@ class StepTelling:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        denoised = pending.queued.wait()
-        now = self._clock()
+        index, total, queued = pending
+        denoised = queued.wait()
+        now = time.perf_counter()
         self._short, self._told = now - self._told < SHORT_SECONDS, now
-        self._tell(pending.index, pending.total, denoised)
+        self._tell(index, total, denoised)

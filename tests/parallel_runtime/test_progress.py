@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from parallel_runtime.denoising import progress
 from parallel_runtime.denoising.progress import StepTelling
 from parallel_runtime.sampling.noise import NoiseSource
 
@@ -37,9 +39,15 @@ class Device:
         self.events.append(("told", index))
         self.previews.append(denoised)
 
-    def run(self) -> None:
+    def telling(self, monkeypatch: pytest.MonkeyPatch) -> StepTelling:
+        """Of this device's steps, on its clock."""
+        monkeypatch.setattr(progress, "QueuedOnGpu", self.queue)
+        monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        return StepTelling(self.tell, GPU)
+
+    def run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """All steps, the latent overwritten in place by each."""
-        told = StepTelling(self.tell, GPU, self.queue, lambda: self.now)
+        told = self.telling(monkeypatch)
         latent = torch.zeros(2)
         for index in range(len(self._seconds)):
             told.step(index, len(self._seconds), latent.fill_(index))
@@ -69,9 +77,9 @@ DURATIONS = {
 
 
 @pytest.mark.parametrize("seconds", DURATIONS.values(), ids=DURATIONS)
-def test_every_step_is_told_of_once_in_order_with_its_own_preview(seconds):
+def test_every_step_is_told_of_once_in_order_with_its_own_preview(monkeypatch, seconds):
     device = Device(seconds)
-    device.run()
+    device.run(monkeypatch)
     assert [index for kind, index in device.events if kind == "told"] == list(range(len(seconds)))
     assert [preview[0].item() for preview in device.previews] == list(range(len(seconds)))
 
@@ -87,9 +95,11 @@ def test_every_step_is_told_of_once_in_order_with_its_own_preview(seconds):
         ("slower and faster", [1, 2, 3, 6, 7]),
     ],
 )
-def test_a_step_is_told_of_when_the_next_is_queued_where_the_one_before_was_short_and_at_once_elsewhere(seconds, late):
+def test_a_step_is_told_of_when_the_next_is_queued_where_the_one_before_was_short_and_at_once_elsewhere(
+    monkeypatch, seconds, late
+):
     device = Device(DURATIONS[seconds])
-    device.run()
+    device.run(monkeypatch)
     last = len(DURATIONS[seconds]) - 1
     place = {event: number for number, event in enumerate(device.events)}
     told_late = [
@@ -101,25 +111,26 @@ def test_a_step_is_told_of_when_the_next_is_queued_where_the_one_before_was_shor
     assert all(place["told", index] < place["queued", index + 2] for index in range(last - 1))
 
 
-def test_the_gpu_computes_short_steps_without_a_pause_but_the_first():
+def test_the_gpu_computes_short_steps_without_a_pause_but_the_first(monkeypatch):
     message = 0.01
     device = Device(DURATIONS["short"], telling=message)
-    device.run()
+    device.run(monkeypatch)
     assert device.now == pytest.approx(sum(DURATIONS["short"]) + 2 * message)  # the first message, and the last
 
 
-def test_without_a_preview_steps_are_waited_for_all_the_same():
+def test_without_a_preview_steps_are_waited_for_all_the_same(monkeypatch):
     device = Device([0.04] * 3)
-    telling = StepTelling(device.tell, GPU, device.queue, lambda: device.now)
+    telling = device.telling(monkeypatch)
     for index in range(3):
         telling.step(index, 3)
     assert device.now == pytest.approx(0.08)
     assert device.previews == [None, None]
 
 
-def test_on_a_cpu_every_step_is_told_of_at_once_with_the_tensor_itself():
+def test_on_a_cpu_every_step_is_told_of_at_once_with_the_tensor_itself(monkeypatch):
     told = []
-    telling = StepTelling(lambda *given: told.append(given), torch.device("cpu"), queue=None)
+    monkeypatch.setattr(progress, "QueuedOnGpu", None)
+    telling = StepTelling(lambda *given: told.append(given), torch.device("cpu"))
     for index in range(3):
         denoised = torch.zeros(1)
         telling.step(index, 3, denoised)

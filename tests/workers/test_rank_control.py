@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.denoising.progress import StepTelling
+from parallel_runtime.denoising import progress
 from parallel_runtime.engine.prepared import Prepared
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import Finished, Release
@@ -54,8 +54,8 @@ class Waiting:
 
 def make_rank(monkeypatch: Any, device: str = "cuda", release: Callable[[], Any] = lambda: None) -> Rank:
     """Rank 0 of one, whose device is a stand-in with steps of no length."""
-    telling = partial(StepTelling, queue=partial(Waiting, release=release), clock=lambda: 0.0)
-    monkeypatch.setattr(rank_module, "StepTelling", telling)
+    monkeypatch.setattr(progress, "QueuedOnGpu", partial(Waiting, release=release))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     residency = SimpleNamespace(pulse=SimpleNamespace(count=0))
     engine: Any = SimpleNamespace(
         rank=0, world_size=1, device=torch.device(device), free=lambda: None, residency=residency
