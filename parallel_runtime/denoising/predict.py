@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..mesh.agreement import agreed_dtype, failing_together
+from ..mesh.agreement import agreed_dtype, failing_at_the_next_vote
 from ..mesh.mesh import Layout, Mesh
 from ..networks.network import Network
 from ..networks.shares import gather_batch, share_of_batch, some_have_no_rows
@@ -66,7 +66,7 @@ class Predictor:
             whole = [self._forward(call) for call in (merge(calls) if self.joined else calls)]
             return list(torch.cat(whole).split([call.batch for call in calls]))
         total, at_once = sum(call.batch for call in calls), _rows_at_once(calls)
-        with nullcontext() if self.tried else failing_together(self.mesh.batch, calls[0].x.device):
+        with nullcontext() if self.tried else failing_at_the_next_vote(self.mesh.batch):
             outputs = [self._forward(call) for call in own_calls(calls, self.mesh, self.joined)]
         self.tried = True
         local = torch.cat(outputs) if outputs else None

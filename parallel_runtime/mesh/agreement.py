@@ -76,25 +76,10 @@ def all_agree(agreed: bool, group: dist.ProcessGroup | None, device: torch.devic
 
 
 @contextmanager
-def failing_together(group: dist.ProcessGroup | None, device: torch.device) -> Iterator[None]:
-    """Around work without exchanges over this group: where it fails on one rank it fails on all of them, so that none
-    waits for another. Collective over it, and each rank waits for the others' work.
-
-    Raises:
-        PeerFailedError: it failed on another rank.
-    """
-    try:
-        yield
-    except Exception:
-        all_agree(False, group, device)
-        raise
-    _vote(group, device)
-
-
-@contextmanager
 def failing_at_the_next_vote(group: dist.ProcessGroup | None) -> Iterator[Callable[[], None]]:
     """Around work with exchanges, before each of which all ranks call what is given, with all memory taken that the
-    exchange needs: what fails on one rank between two calls fails on all of them at the second.
+    exchange needs: what fails on one rank between two calls fails on all of them at the second. They vote
+    once more at the end.
 
     The hosts vote, so that no GPU is waited for.
 
