@@ -27,32 +27,20 @@ class Half:
     limits: tuple[str, ...] = ()
 
 
-_LDM = "comfy.ldm."
 HALVES = {
-    f"{_LDM}{name}": half
-    for names, half in (
-        (("modules.diffusionmodules.model:Encoder", "modules.diffusionmodules.model:Decoder"), Half()),
-        (("wan.vae:Encoder3d", "wan.vae:Decoder3d", "wan.vae2_2:Encoder3d", "wan.vae2_2:Decoder3d"), Half()),
-        (("hunyuan_video.vae:Encoder", "hunyuan_video.vae:Decoder"), Half()),
-        (("hunyuan_video.vae_refiner:Encoder", "hunyuan_video.vae_refiner:Decoder"), Half()),
-        (
-            (
-                "lightricks.vae.causal_video_autoencoder:Encoder",
-                "lightricks.vae.causal_video_autoencoder:Decoder",
-            ),
-            Half(noise=True, chunks="get_max_chunk_size"),
-        ),
-        (
-            (
-                "cosmos.cosmos_tokenizer.layers3d:EncoderFactorized",
-                "cosmos.cosmos_tokenizer.layers3d:DecoderFactorized",
-            ),
-            Half(),
-        ),
-        (("genmo.vae.model:Encoder", "genmo.vae.model:Decoder"), Half()),
-        (("seedvr.vae:Encoder3D", "seedvr.vae:Decoder3D"), Half(limits=("memory_limit", "_NORM_LIMIT"))),
+    f"comfy.ldm.{module}:{kind}{suffix}": half
+    for module, suffix, half in (
+        ("modules.diffusionmodules.model", "", Half()),
+        ("wan.vae", "3d", Half()),
+        ("wan.vae2_2", "3d", Half()),
+        ("hunyuan_video.vae", "", Half()),
+        ("hunyuan_video.vae_refiner", "", Half()),
+        ("lightricks.vae.causal_video_autoencoder", "", Half(noise=True, chunks="get_max_chunk_size")),
+        ("cosmos.cosmos_tokenizer.layers3d", "Factorized", Half()),
+        ("genmo.vae.model", "", Half()),
+        ("seedvr.vae", "3D", Half(limits=("memory_limit", "_NORM_LIMIT"))),
     )
-    for name in names
+    for kind in ("Encoder", "Decoder")
 }
 
 
