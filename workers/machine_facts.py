@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +31,22 @@ _OF_HOST = 0.6
 """Share of the host's memory that weights may take; the rest is for ComfyUI and its other models."""
 
 
-@dataclass(frozen=True)
-class GpuId:
-    """Which GPU: its name, and its UUID without the prefix "GPU-"; "" where torch does not tell it."""
-
-    name: str
-    uuid: str
-
-
 def find_machine(spec: PoolSpec) -> MachineFacts:
     """What plans of this pool reckon with. Of other hosts, GPUs like this one's are expected."""
     if spec.device_type == "cpu":
         return CPU
     reach = torch.cuda.can_device_access_peer
     reached = all(reach(one, other) for one in spec.devices for other in spec.devices if one != other)
-    gpus = _identify(spec)
-    smallest = min(torch.cuda.get_device_properties(index).total_memory for index in spec.devices)
+    gpus = _properties(spec)
+    smallest = min(gpu.total_memory for gpu in gpus)
     known = recall(spec, gpus, smallest, guess_link(gpus[0].name, reached))
     return replace(known, host_bytes=int(psutil.virtual_memory().total * _OF_HOST))
 
 
 def remember(spec: PoolSpec, facts: MachineFacts) -> None:
-    """Keep what the ranks measured."""
+    """Keep what the ranks measured for later pools on the same devices; where the folder cannot be written, do not."""
     if spec.device_type != "cpu":
-        remember_facts(spec, _identify(spec), facts)
+        measured.keep(_folder(), _key(spec, _properties(spec), facts.link), asdict(facts))
 
 
 def guess_link(gpu: str, peer_access: bool) -> LinkFacts:
@@ -63,11 +56,11 @@ def guess_link(gpu: str, peer_access: bool) -> LinkFacts:
     return NVLINK if _NVLINK_GPUS.search(gpu) else PCIE
 
 
-def recall(spec: PoolSpec, gpus: tuple[GpuId, ...], memory_bytes: int, link: LinkFacts) -> MachineFacts:
+def recall(spec: PoolSpec, gpus: Sequence[Any], memory_bytes: int, link: LinkFacts) -> MachineFacts:
     """What is known of a pool's GPUs: measured numbers where there are any.
 
     Args:
-        gpus: of each rank; the first stands for the others where nothing is measured.
+        gpus: torch's properties of each rank's; the first stands for the others where nothing is measured.
         memory_bytes: of the smallest GPU.
         link: what to take for the links before they are measured.
     """
@@ -78,23 +71,18 @@ def recall(spec: PoolSpec, gpus: tuple[GpuId, ...], memory_bytes: int, link: Lin
     return (_facts(entry, assumed.memory_bytes) if isinstance(entry, dict) else None) or assumed
 
 
-def remember_facts(spec: PoolSpec, gpus: tuple[GpuId, ...], facts: MachineFacts) -> None:
-    """Keep measured facts for later pools on the same devices; where the folder cannot be written, do not."""
-    measured.keep(_folder(), _key(spec, gpus, facts.link), asdict(facts))
-
-
-def _identify(spec: PoolSpec) -> tuple[GpuId, ...]:
-    properties = [torch.cuda.get_device_properties(index) for index in spec.devices]
-    return tuple(GpuId(gpu.name, str(getattr(gpu, "uuid", ""))) for gpu in properties)
+def _properties(spec: PoolSpec) -> list[Any]:
+    """Of each rank's GPU, as torch tells them."""
+    return [torch.cuda.get_device_properties(index) for index in spec.devices]
 
 
 def _folder() -> Path:
     return state_directory() / "measured"
 
 
-def _key(spec: PoolSpec, gpus: tuple[GpuId, ...], link: LinkFacts) -> str:
-    """Everything that the numbers depend on; which rank has which of the GPUs is not."""
-    which = ", ".join(sorted(f"{gpu.name} {gpu.uuid}" for gpu in gpus))
+def _key(spec: PoolSpec, gpus: Sequence[Any], link: LinkFacts) -> str:
+    """Everything that the numbers depend on; which rank has which of the GPUs is not. Older torch tells no UUID."""
+    which = ", ".join(sorted(f"{gpu.name} {getattr(gpu, 'uuid', '')}" for gpu in gpus))
     reach = ("no P2P" if is_on("host") else "no P2P, NCCL alone") if link.name == HOST_MEMORY.name else "P2P"
     return f"ranks | {spec.hosts} hosts of {which} | {reach} | {measured.software()}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,24 +11,26 @@ import pytest
 from parallel_runtime import measured
 from parallel_runtime.requests.facts import CPU, GIB, HOST_MEMORY, NVLINK, PCIE
 from parallel_runtime.requests.requests import Load
+from workers import machine_facts
 from workers.launch import PoolSpec, state_directory
-from workers.machine_facts import GpuId, find_machine, guess_link, recall, remember, remember_facts
+from workers.machine_facts import find_machine, guess_link, recall, remember
 
 TWO = PoolSpec("cuda", (0, 1))
-GPUS = (GpuId("NVIDIA H200", "aaaa"), GpuId("NVIDIA H200", "bbbb"))
+GPUS = tuple(SimpleNamespace(name="NVIDIA H200", uuid=uuid) for uuid in ("aaaa", "bbbb"))
 
 
 @pytest.fixture(autouse=True)
 def empty_state(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    monkeypatch.setattr(machine_facts, "_properties", lambda spec: GPUS)
 
 
 def test_measured_facts_come_back_for_the_same_devices_only_and_with_todays_memory():
     assumed = recall(TWO, GPUS, 100 * GIB, NVLINK)
     assert not assumed.measured
     link = replace(NVLINK, all_to_all=123.0, measured=True)
-    remember_facts(TWO, GPUS, replace(assumed, matmul=321.0, measured=True, link=link))
+    remember(TWO, replace(assumed, matmul=321.0, measured=True, link=link))
     known = recall(TWO, GPUS, 50 * GIB, NVLINK)
     assert (known.matmul, known.link) == (321.0, link)
     assert known.memory_bytes == pytest.approx(assumed.memory_bytes / 2, rel=1e-6)
@@ -36,10 +39,10 @@ def test_measured_facts_come_back_for_the_same_devices_only_and_with_todays_memo
 
 
 def test_facts_are_of_gpus_by_uuid_whatever_their_numbers_and_of_one_driver_and_torch(monkeypatch, tmp_path):
-    remember_facts(TWO, GPUS, replace(recall(TWO, GPUS, GIB, NVLINK), measured=True))
+    remember(TWO, replace(recall(TWO, GPUS, GIB, NVLINK), measured=True))
     assert recall(TWO, GPUS[::-1], GIB, NVLINK).measured
     assert recall(PoolSpec("cuda", (2, 3)), GPUS, GIB, NVLINK).measured  # CUDA_VISIBLE_DEVICES is another
-    others = (GPUS[0], GpuId("NVIDIA H200", "cccc"))
+    others = (GPUS[0], SimpleNamespace(name="NVIDIA H200", uuid="cccc"))
     assert not recall(TWO, others, GIB, NVLINK).measured  # the same numbers, another GPU behind one of them
     driver = tmp_path / "version"
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\nGCC version: ...\n")
@@ -55,7 +58,7 @@ def test_facts_are_of_gpus_by_uuid_whatever_their_numbers_and_of_one_driver_and_
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 1}', "null"])
 def test_a_damaged_file_is_as_good_as_none(text):
     assumed = recall(TWO, GPUS, GIB, NVLINK)
-    remember_facts(TWO, GPUS, replace(assumed, measured=True))
+    remember(TWO, replace(assumed, measured=True))
     (path,) = (state_directory() / "measured").iterdir()
     assert recall(TWO, GPUS, GIB, NVLINK).measured
     path.write_text(text)
@@ -63,12 +66,12 @@ def test_a_damaged_file_is_as_good_as_none(text):
 
 
 def test_facts_of_another_version_are_measured_anew():
-    remember_facts(TWO, GPUS, recall(TWO, GPUS, GIB, NVLINK))
+    remember(TWO, recall(TWO, GPUS, GIB, NVLINK))
     (path,) = (state_directory() / "measured").iterdir()
     now = path.read_text()
     path.write_text(now.replace('"matmul"', '"products"'))
     assert not recall(TWO, GPUS, GIB, NVLINK).measured
-    remember_facts(TWO, GPUS, replace(recall(TWO, GPUS, GIB, NVLINK), measured=True, host_rate=54.0))
+    remember(TWO, replace(recall(TWO, GPUS, GIB, NVLINK), measured=True, host_rate=54.0))
     assert recall(TWO, GPUS, GIB, NVLINK).host_rate == 54.0
     path.write_text(path.read_text().replace('"host_rate"', '"other"'))
     assert not recall(TWO, GPUS, GIB, NVLINK).measured
