@@ -19,7 +19,7 @@ from parallel_runtime.requests.requests import Forward, Load, Release, Sample, S
 from tests.patience import SOON
 from tests.tiny_flux import weights_file, write_diffusers_folder
 from tests.workers.loops import make_loop
-from workers.client.calls import Call, Calls
+from workers.client.calls import Calls
 from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient
 from workers.client.mirror import Mirror
 from workers.client.requests import Reply, Submission
@@ -243,7 +243,7 @@ def test_a_call_that_fails_before_it_ends_leaves_nothing_with_the_ranks():
     calls = Calls(submit)
     for _ in range(2):
         with pytest.raises(Cancelled):
-            calls.run(Call("m", torch.zeros(1, 2), torch.zeros(1), given()))
+            calls.run("m", torch.zeros(1, 2), torch.zeros(1), given(), ("", ""))
         calls.forget()  # as the client does
     _, second = (each.request for each in asked)
     assert second.kept_kinds == (second.kind,)

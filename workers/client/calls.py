@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from .requests import Reply, Submission, check_filled, not_finite, require_finit
 
 _PIECE = 256 << 20
 """Bytes of tensors in one request."""
+_MOST_PREPARED = 16
 
 
 class Attachments:
@@ -65,27 +65,6 @@ class Attachments:
         self._submit(Submission(request=Attach(network.number, form)))
 
 
-@dataclass(frozen=True)
-class Call:
-    """Arguments of the transformer.
-
-    Args:
-        model: its name in the pool.
-        x: (B, C, ...) in the model's dtype, on any device; timestep: (B,) float32.
-        conditioning: context (B, T, D) and the family's extras.
-        patches: names of the weight patches that the ranks have for it.
-    """
-
-    model: str
-    x: torch.Tensor
-    timestep: torch.Tensor
-    conditioning: Mapping[str, Any]
-    patches: PatchNames = ("", "")
-
-
-_MOST_PREPARED = 16
-
-
 class Calls:
     """Knows which conditionings and calls the ranks keep, as far as this side can know."""
 
@@ -97,30 +76,32 @@ class Calls:
         self._attachments = Attachments(submit)
         self._submit = submit
 
-    def run(self, call: Call) -> torch.Tensor:
-        """The prediction, on x's device."""
-        check_filled(call.x)
-        if not torch.isfinite(call.x).all():
+    def run(
+        self, model: str, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any], patches: PatchNames
+    ) -> torch.Tensor:
+        """The prediction, on x's device; arguments as of `PoolClient.forward`, model and patches by their names."""
+        check_filled(x)
+        if not torch.isfinite(x).all():
             raise not_finite("latent")
         # What a ControlNet adds is another in each step, as x is.
-        conditioning = {name: value for name, value in call.conditioning.items() if name != CONTROL}
-        form, residuals = _flat(call.conditioning.get(CONTROL))
+        form, residuals = _flat(conditioning.get(CONTROL))
+        conditioning = {name: value for name, value in conditioning.items() if name != CONTROL}
         shapes = repr([form, *((each.shape, each.dtype) for each in residuals.values())]) if residuals else ""
         self.attach(conditioning)
         reference, tensors = self.cache.refer(conditioning)
-        given = ((each.shape, each.dtype) for each in (call.x, call.timestep))
-        kind = (call.model, reference.id, reference.index, *given, call.patches, shapes)
+        given = ((each.shape, each.dtype) for each in (x, timestep))
+        kind = (model, reference.id, reference.index, *given, patches, shapes)
         number = self._prepared.find(lambda known: known == kind)
         request: Forward | Step
         if number is None:
             number = next(self._numbers)
             self._prepared.hold(number, kind)
             kept = self.cache.kept, number, self._prepared.numbers
-            request = Forward(call.model, reference, *kept, call.patches, form)
+            request = Forward(model, reference, *kept, patches, form)
         else:
             request = Step(number)
-        tensors |= {"x": call.x, "timestep": call.timestep, **residuals}
-        reply = self._submit(Submission(request=request, tensors=tensors, device=call.x.device))
+        tensors |= {"x": x, "timestep": timestep, **residuals}
+        reply = self._submit(Submission(request=request, tensors=tensors, device=x.device))
         return require_finite(reply, "The model's prediction")["output"]
 
     def attach(self, conditioning: Mapping[str, Any]) -> None:

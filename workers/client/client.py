@@ -26,7 +26,7 @@ from parallel_runtime.requests.requests import (
 
 from ..launch import PoolSpec
 from ..wire.protocol import Status
-from .calls import Call, Calls
+from .calls import Calls
 from .keeper import Keeper, in_a_living_pool
 from .life import Wait
 from .loading import KnownModel, LoadedModels, load_model
@@ -127,8 +127,9 @@ class PoolClient:
             conditioning: context (B, T, D) and the family's extras.
             patches: that the weights are to have.
         """
-        call = Call(model.key, x, timestep, conditioning, patches.names)
-        return self._with(model, patches, lambda: self._calls.run(call), should_cancel)
+        return self._with(
+            model, patches, lambda: self._calls.run(model.key, x, timestep, conditioning, patches.names), should_cancel
+        )
 
     def sample(
         self,
