@@ -20,7 +20,7 @@ from benchmarks.emoji.words import UnknownWordError, Words
 from parallel_runtime.config import ParallelConfig
 from parallel_runtime.requests.requests import Sample
 from workers.client.client import Branch, LoopRequest, ModelRequest
-from workers.client.pool_registry import close_pools, get_pool
+from workers.client.pool_registry import get_pool
 
 MODEL = Path(__file__).parent / "emoji" / "model"
 STEPS, SIDE, SEED = 20, 16, 7
@@ -88,7 +88,6 @@ def main() -> None:
         started = time.perf_counter()
         latents.append(pool.sample(model, request))
         print(f"{ranks} rank(s): {STEPS} steps in {time.perf_counter() - started:.1f} s. {plans[-1]}", flush=True)
-    close_pools()
     one, two = map(decode, latents)
     apart = (one.int() - two.int()).abs()
     print(f"Largest difference of the latents: {(latents[0] - latents[1]).abs().max():.1e}.")

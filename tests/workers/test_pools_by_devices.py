@@ -33,7 +33,7 @@ def pools(monkeypatch, tmp_path) -> Iterator[PoolRegistry]:
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path / "logs"))
     pools = PoolRegistry()
     yield pools
-    pools.close()
+    pools.end()
 
 
 @pytest.fixture(scope="module")

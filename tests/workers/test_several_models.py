@@ -140,7 +140,7 @@ def test_pools_of_other_devices_live_side_by_side(models):
         assert pools.get(PoolSpec("cuda", (0, 1))) is both
         assert pools.get(PoolSpec("cuda", (2, 3))) not in (both, second)
     finally:
-        pools.close()
+        pools.end()
 
 
 def test_a_parked_model_is_known_and_comes_back_without_a_load(client, models, loads):

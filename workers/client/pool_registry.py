@@ -62,12 +62,6 @@ class PoolRegistry:
         for client in list(self.clients):
             client.end(EXIT_SECONDS)
 
-    def close(self) -> None:
-        with self._lock:
-            for client in self.clients:
-                client.close()
-            self.clients.clear()
-
 
 _registry = PoolRegistry()  # processes are a resource of this process, so they are kept per process
 atexit.register(_registry.end)
@@ -86,8 +80,3 @@ def devices_in_the_way(spec: PoolSpec) -> list[PoolSpec]:
 def known_pools() -> list[PoolClient]:
     """The pools of this process, running or not."""
     return list(_registry.clients)
-
-
-def close_pools() -> None:
-    """End every pool of this process."""
-    _registry.close()
