@@ -86,7 +86,6 @@ def prepare_load(state: RankState, request: Load, control: Control) -> Prepared:
         shown = replace(wish, request=picture, machine=measured)
         answer = Loaded(
             resident.family.name,
-            resident.parameters,
             resident.size,
             reused,
             together((explain(shown), notes)),

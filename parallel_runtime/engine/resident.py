@@ -47,11 +47,6 @@ class Resident:
         return self.wish.model
 
     @property
-    def parameters(self) -> int:
-        """Parameters that this rank has of it."""
-        return 0 if self.network is None else sum(each.numel() for each in self.network.parameters())
-
-    @property
     def size(self) -> int:
         """Bytes of weights that this rank has of it when they are on its device."""
         return 0 if self.loaded_model is None else self.loaded_model.weights.size

@@ -120,10 +120,6 @@ class Network:
         """Run as the stage with these blocks from the next call on; None: with all."""
         self._stages.run_as(owned)
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Of this rank."""
-        raise NotImplementedError
-
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:
         """One call in ComfyUI's convention. Collective over the sequence group."""
         raise NotImplementedError

@@ -348,7 +348,6 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
     Args:
         spec: registry name of the family.
-        parameters: number of parameters of the whole model.
         bytes_per_rank: parameter bytes that one rank holds.
         reused: it was resident already.
         explanation: the plan for a single picture, in words.
@@ -359,7 +358,6 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """
 
     spec: str
-    parameters: int
     bytes_per_rank: int
     reused: bool
     explanation: Said

@@ -73,7 +73,7 @@ def compare(rank: int, world_size: int, comfyui: str, folder: str, formats: list
 def _back_from_the_host(pool: PoolRank, model: str, patches: tuple[str, str]) -> bool:
     """Whether a network with patches is parked, and comes back without its file as that has it."""
     before, network = _forward(pool, model), pool.weights(model).network
-    places = [parameter.storage_offset() for parameter in network.parameters() if not hasattr(parameter, "_qdata")]
+    places = _places(network)
     _forward(pool, model, patches)
     with patch.object(host_copies, "left_free", lambda total: 0):
         pool.run(Release(model, park=True))
@@ -81,10 +81,14 @@ def _back_from_the_host(pool: PoolRank, model: str, patches: tuple[str, str]) ->
     with patch.object(NetworkReader, "open", None):
         after = _forward(pool, model)
     same = network is pool.weights(model).network
-    same &= places == [
-        parameter.storage_offset() for parameter in network.parameters() if not hasattr(parameter, "_qdata")
-    ]
+    same &= places == _places(network)
     return left and same and torch.equal(before, after)
+
+
+def _places(network: Any) -> list[int]:
+    """Where each plain weight lies in the network's region."""
+    parameters = network._held.network.parameters()
+    return [each.storage_offset() for each in parameters if not hasattr(each, "_qdata")]
 
 
 def _forward(pool: PoolRank, model: str, patches: tuple[str, str] = ("", "")) -> torch.Tensor:

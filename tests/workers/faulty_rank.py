@@ -72,7 +72,7 @@ class FaultyEngine(Engine):
         """Fail here where the request says so."""
         if isinstance(request, Load):
             self._maybe(request.path, -1, control)
-            answer: Answer = Loaded("none", 0, 0, False, request.path)
+            answer: Answer = Loaded("none", 0, False, request.path)
             return Prepared(run_it=lambda tensors, control, agreed: (answer, {}))
         if isinstance(request, Sample):
             self._maybe(request.sampler, -1, control)

@@ -133,9 +133,8 @@ class Supervisor:
 
     def status(self) -> Status:
         """The pool as the client may ask for it at any time."""
-        job = self.jobs.active.number if self.jobs.active else None
         pids, devices = dict(self.members.pids), dict(self.members.devices)
-        return Status(self.state, pids, devices, str(self.log.path), job, self.error)
+        return Status(self.state, pids, devices, str(self.log.path), self.error)
 
     async def arrive(self, online: protocol.Online) -> None:
         """A rank has its device."""

@@ -15,7 +15,7 @@ from parallel_runtime.requests.requests import Answer, Request
 
 from .error_info import ErrorInfo
 
-VERSION = 16
+VERSION = 17
 
 PoolState = Literal["starting", "idle", "preparing", "running", "dead", "silent"]
 """`silent` is what the client says of a supervisor that does not answer."""
@@ -186,7 +186,6 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     pids: dict[int, int]
     devices: dict[int, str]
     log: str
-    job: int | None = None
     error: ErrorInfo | None = None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -99,10 +99,6 @@ class ComfyNetwork(Network):
         # A recording would read what the network kept where that was, whatever became of it.
         if described.data is None or not described.data.clears:
             self._record(_other_values)
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Of the network; none while it is not on the device."""
-        return self._held.network.parameters() if self._held.here else iter(())
 
     @torch.no_grad()
     def predict(self, x: torch.Tensor, timestep: torch.Tensor, conditioning: Mapping[str, Any]) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -169,10 +169,6 @@ class ParallelTransformer(Network):
             return self._predict(x, timestep, dict(conditioning))
         output: torch.Tensor = self.record_or_call("predict", x, timestep, dict(conditioning))
         return output
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Of this rank."""
-        return self.transformer.parameters()
 
     def output_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape that `predict` gives for an x of that shape."""
