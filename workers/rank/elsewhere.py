@@ -125,7 +125,11 @@ class Relay:
             return
 
 
-def link_ranks(spec: PoolSpec, rank: int, connection: Connection | None) -> Connection | Relay | GroupLink:
+Channel = Connection | Relay | GroupLink
+"""How a rank hears of jobs and answers: of the supervisor, or of rank 0 on another machine."""
+
+
+def link_ranks(spec: PoolSpec, rank: int, connection: Connection | None) -> Channel:
     """How this rank hears of jobs. Every rank of a pool over several machines calls it, with the world joined."""
     group = dist.new_group(backend="gloo", timeout=SILENCE)
     assert group is not None

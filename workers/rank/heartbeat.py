@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 from parallel_runtime.acceleration.compiler import watch
 
-from ..wire.connection import Channel, ConnectionClosed
+from ..wire.connection import ConnectionClosed
 from ..wire.protocol import Doing
 from ..wire.protocol import Heartbeat as Beat
+from .elsewhere import Channel
 
 HEARTBEAT_SECONDS = 1.0
 COMPILE_SECONDS = 900.0

@@ -18,9 +18,10 @@ from parallel_runtime.networks.comfyui.comfy_code import use_comfyui
 from parallel_runtime.patching.comfyui_patches import MODULES
 from parallel_runtime.requests.requests import ComfyuiCode
 
-from ..wire.connection import Channel, ConnectionClosed, FrameError
+from ..wire.connection import ConnectionClosed, FrameError
 from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Cancel, Run
+from .elsewhere import Channel
 
 LOADING = ("comfy.supported_models", "comfy.sd")
 """What the first network of ComfyUI's imports."""

@@ -21,12 +21,12 @@ from parallel_runtime.mesh.launched import launched
 from parallel_runtime.requests.control import Cancelled, Control
 from parallel_runtime.requests.requests import ComfyuiCode, Forward, Invoke, RunVae, Sample, Step
 
-from ..wire.connection import Channel
 from ..wire.error_info import describe
 from ..wire.frames import Frame
 from ..wire.protocol import Abandon, Doing, Done, Failed, Job, Launched, Progress, Ready
 from ..wire.shared_memory import Segment, write
 from ..wire.tensors import pack, unpack_meta
+from .elsewhere import Channel
 from .heartbeat import Heartbeat
 from .inbox import IdleImports, Inbox
 from .laps import Laps

@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from .frames import (
     PREFIX,
@@ -30,16 +29,6 @@ STUCK_SECONDS = 0.05
 
 class ConnectionClosed(Exception):
     """The other side is gone."""
-
-
-class Channel(Protocol):
-    """How a rank hears of jobs and answers: of the supervisor, or of rank 0 on another machine."""
-
-    def send(self, message: Message, buffers: Sequence[memoryview] = (), elsewhere: bool = False) -> None:
-        """Send a message, from any thread."""
-
-    def receive(self) -> Frame:
-        """The next message; only one thread asks."""
 
 
 class Connection:
