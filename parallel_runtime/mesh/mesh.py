@@ -26,7 +26,7 @@ _GROUPED: Mapping[str, tuple[str, ...]] = {
     "ulysses": ("ulysses",), "ring": ("ring",), "sequence": ("ring", "ulysses"), "batch": ("data", "cfg"),
     "members": AXES,
 }  # fmt: skip
-"""Groups of a mesh, each with the axes that it joins."""
+"""Groups of a mesh, by its fields, each with the axes that it joins."""
 
 
 @dataclass(frozen=True)
@@ -154,18 +154,7 @@ def build_mesh(
     if layout is None:
         return None
     peers = groups.memory((layout.sequence_ranks, "")) if plan.sequence > 1 else None
-    return Mesh(
-        layout.plan,
-        layout.rank,
-        layout.coordinate,
-        layout.speeds,
-        ulysses=own.get("ulysses"),
-        ring=own.get("ring"),
-        sequence=own.get("sequence"),
-        batch=own.get("batch"),
-        members=own.get("members"),
-        peers=peers,
-    )
+    return Mesh(layout.plan, layout.rank, layout.coordinate, layout.speeds, **own, peers=peers)
 
 
 def mesh_groups(plan: ParallelPlan) -> set[GroupKey]:
