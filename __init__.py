@@ -76,7 +76,7 @@ def comfy_entrypoint():
     """Return the pack's ComfyExtension; ComfyUI calls it once at its start."""
     with contextlib.ExitStack() as failed:
         # Without nodes nobody uses a pool that has begun.
-        failed.callback(importlib.import_module("workers.client.early_start").take_early, None)
+        failed.callback(importlib.import_module("workers.client.supervisor_process").take_early, None)
         # First: where a newer ComfyUI changed something, the next import may be what fails for it.
         for note in importlib.import_module("parallel_runtime.comfyui_contracts").host_notes():
             logging.getLogger(__name__).warning("Parallel DiT: %s", note)

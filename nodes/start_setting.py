@@ -100,7 +100,7 @@ def start_early() -> None:
     asks for nodes, where the pool starts otherwise."""
     import comfy.cli_args
 
-    from workers.client import early_start
+    from workers.client import supervisor_process
     from workers.launch import resolve_devices
 
     from .comfyui_code import comfyui_code
@@ -112,7 +112,7 @@ def start_early() -> None:
     with contextlib.suppress(ParallelError):
         spec = resolve_devices(ParallelConfig(devices=devices), _visible_gpus)
         if spec.device_type == "cuda" or devices.startswith("cpu"):
-            early_start.start_early(spec, comfyui_code(None))
+            supervisor_process.start_early(spec, comfyui_code(None))
 
 
 def _visible_gpus() -> int:
@@ -140,7 +140,7 @@ def _has_gpus() -> bool:
 def start_pool(get_pool: Callable[[ParallelConfig], PoolClient], devices: str) -> None:
     """Start a pool on `devices`, by the processes that began early, and wait for it; what fails is logged, the first
     prompt will tell it again."""
-    from workers.client.early_start import take_early
+    from workers.client.supervisor_process import take_early
 
     try:
         get_pool(ParallelConfig(devices=devices)).start()
@@ -153,8 +153,8 @@ def start_pool_if_wished() -> None:
     """Start the pool in the background: it takes as long as ComfyUI itself does until it answers."""
     devices = wished_devices(settings_file(), os.environ.get(VARIABLE), take_last_devices() if _has_gpus() else None)
     # Imported here: ComfyUI's own thread imports other packs meanwhile, and two threads must not.
-    from workers.client.early_start import take_early
     from workers.client.pool_registry import get_pool
+    from workers.client.supervisor_process import take_early
 
     if devices is None:
         take_early(None)

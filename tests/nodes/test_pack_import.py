@@ -92,7 +92,7 @@ arguments.parser = types.SimpleNamespace(parse_args=lambda words: types.SimpleNa
 sys.modules["folder_paths"].get_user_directory = lambda: "/nowhere"
 path = list(sys.path)
 runpy.run_path(sys.argv[1] + "/prestartup_script.py")
-from workers.client.early_start import _early
+from workers.client.supervisor_process import _early
 """
 
 

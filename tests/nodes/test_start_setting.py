@@ -19,7 +19,7 @@ from nodes.start_setting import (
 )
 from parallel_runtime.requests.requests import ComfyuiCode
 from workers import driver
-from workers.client import early_start
+from workers.client import supervisor_process
 from workers.client.pool_registry import get_pool
 from workers.launch import PoolSpec
 
@@ -121,7 +121,9 @@ def test_processes_begin_before_torch_where_a_pool_would_start(
     monkeypatch.setattr(driver, "list_gpus", lambda: (None,) * gpus)
     started: list[PoolSpec] = []
     codes: list[ComfyuiCode] = []
-    monkeypatch.setattr(early_start, "start_early", lambda spec, code: (started.append(spec), codes.append(code)))
+    monkeypatch.setattr(
+        supervisor_process, "start_early", lambda spec, code: (started.append(spec), codes.append(code))
+    )
     monkeypatch.delitem(sys.modules, "nodes.comfyui_code", raising=False)
     start_early()
     sys.modules.pop("nodes.comfyui_code", None)  # it is this test's ComfyUI's

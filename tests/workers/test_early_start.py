@@ -7,7 +7,7 @@ import pytest
 
 from parallel_runtime.requests.requests import ComfyuiCode
 from tests.patience import wait_until
-from workers.client import early_start
+from workers.client import supervisor_process
 from workers.client.client import PoolClient
 from workers.launch import EXPECTED_COMFYUI, PoolSpec
 
@@ -19,9 +19,9 @@ def early(monkeypatch, tmp_path):
     """The supervisor of a pool that began early."""
     monkeypatch.setenv("PARALLEL_DIT_LOGS", str(tmp_path))
     monkeypatch.setenv(EXPECTED_COMFYUI, "")  # so that it is as before when the test ends
-    early_start.start_early(SPEC, ComfyuiCode("/no/comfyui"))
-    yield psutil.Process(early_start._early[SPEC].pid)
-    early_start.take_early(None)
+    supervisor_process.start_early(SPEC, ComfyuiCode("/no/comfyui"))
+    yield psutil.Process(supervisor_process._early[SPEC].pid)
+    supervisor_process.take_early(None)
 
 
 @pytest.mark.slow
@@ -50,5 +50,5 @@ def test_what_began_early_for_other_devices_ends_when_a_pool_starts(early):
 
 
 def test_what_nobody_wants_ends(early):
-    assert early_start.take_early(None) is None
+    assert supervisor_process.take_early(None) is None
     assert not early.is_running() or early.status() == psutil.STATUS_ZOMBIE

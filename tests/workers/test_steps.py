@@ -21,7 +21,7 @@ from tests.tiny_flux import weights_file, write_diffusers_folder
 from tests.workers.loops import make_loop
 from workers.client.calls import Calls
 from workers.client.client import Branch, Cancelled, ModelRequest, PoolClient
-from workers.client.mirror import Mirror
+from workers.client.conditioning_cache import Mirror
 from workers.client.requests import Reply, Submission
 from workers.client.running_pool import RunningPool
 from workers.launch import PoolSpec

@@ -18,8 +18,7 @@ from parallel_runtime.requests.trees import flatten
 from parallel_runtime.said import said
 
 from ..wire.tensors import in_pieces
-from .conditioning_cache import ConditioningCache
-from .mirror import Mirror
+from .conditioning_cache import ConditioningCache, Mirror
 from .requests import Reply, Submission, check_filled, not_finite, require_finite
 
 _PIECE = 256 << 20

@@ -1,21 +1,61 @@
-"""Which conditionings the pool holds already, so that a text context crosses the socket once a run, not once a step."""
+"""What the ranks hold already: a text context crosses the socket once a run, not once a step."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from parallel_runtime.requests.conditioning import refer
 from parallel_runtime.requests.requests import ConditioningRef
 
-from .mirror import Mirror
+Known = TypeVar("Known")
 
 _CAPACITY = 8
 _WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+class Mirror(Generic[Known]):
+    """Numbers of things that the ranks hold, in the order of their last use, and what this side knows of each.
+
+    A request that brings another one names all that stay, so that the ranks hold no others: what is not certain after
+    a failure just counts as not held.
+
+    Args:
+        most: where there are more, the one that was used longest ago goes.
+    """
+
+    def __init__(self, most: int):
+        self._held: OrderedDict[int, Known] = OrderedDict()
+        self._most = most
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of all that are held, the one that was used longest ago first."""
+        return tuple(self._held)
+
+    def find(self, fits: Callable[[Known], bool]) -> int | None:
+        """The number of the last used one that fits, which is used now; None where none does."""
+        for number, known in reversed(self._held.items()):
+            if fits(known):
+                self._held.move_to_end(number)
+                return number
+        return None
+
+    def hold(self, number: int, known: Known) -> None:
+        """The ranks hold it from now on, or use it again."""
+        self._held[number] = known
+        self._held.move_to_end(number)
+        if len(self._held) > self._most:
+            self._held.popitem(last=False)
+
+    def clear(self) -> None:
+        """Count on none any more."""
+        self._held.clear()
 
 
 @dataclass(frozen=True)

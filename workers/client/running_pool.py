@@ -20,10 +20,9 @@ from ..wire.error_info import revive
 from ..wire.protocol import AskStatus, Cancel, Done, Failed, Job, Progress, Shutdown, Status
 from ..wire.shared_memory import Transport
 from ..wire.tensors import unpack
-from .early_start import RANKS, take_early
 from .life import Life, OpenJob, Silence
 from .requests import OnProgress, Reply, ShouldCancel, Submission, never
-from .supervisor_process import SupervisorProcess
+from .supervisor_process import RANKS, SupervisorProcess, take_early
 from .turns import POLL_SECONDS
 
 EXIT_SECONDS = 10.0

@@ -1,4 +1,6 @@
-"""The supervisor as the process that starts it holds it: its folder, its log, its end."""
+"""The supervisor as the process that starts it holds it: its folder, its log, its end. One may begin before ComfyUI has
+imported torch, of which it needs nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,13 @@ import socket
 import subprocess
 import sys
 
+import msgspec
+
 from parallel_runtime.errors import PoolError
+from parallel_runtime.requests.requests import ComfyuiCode
 from parallel_runtime.said import Said, said
 
-from ..launch import PACK_ROOT, PoolSpec, log_directory
+from ..launch import EXPECTED_COMFYUI, PACK_ROOT, PoolSpec, log_directory
 from ..leftovers import make_folder, remove_leftovers
 from ..pool_log import begin_log, last_line, tell_of_fresh_pool
 from ..processes import end_tree
@@ -19,6 +24,8 @@ from ..wire.connection import Connection
 
 LAST_WORD_SECONDS = 1.0
 KILL_SECONDS = 2.0
+RANKS = "workers.rank"
+"""Module of the ranks."""
 
 
 class SupervisorProcess:
@@ -91,3 +98,21 @@ class SupervisorProcess:
         self.connection.close()
         self.wait(KILL_SECONDS)  # longer is one inside of a driver, or of a file system that hangs
         self._folder.remove()
+
+
+_early: dict[PoolSpec, SupervisorProcess] = {}
+
+
+def start_early(spec: PoolSpec, comfyui: ComfyuiCode) -> None:
+    """Start a pool's processes, for the pool that starts first; they end with this process. Its ranks, and those of
+    later pools, import what they will want of ComfyUI's code."""
+    os.environ[EXPECTED_COMFYUI] = msgspec.json.encode(comfyui).decode()
+    _early[spec] = SupervisorProcess(spec, RANKS)
+
+
+def take_early(spec: PoolSpec | None) -> SupervisorProcess | None:
+    """Those of a pool that starts now, if it is that one. Others end: whoever started them was mistaken."""
+    found = None if spec is None else _early.pop(spec, None)
+    while _early:
+        _early.popitem()[1].end_by_force()
+    return found
