@@ -16,6 +16,7 @@ from ..mesh.agreement import of_first_rank
 from ..networks.latent_patches import Patch
 from ..requests.control import Cancelled, Control, StopVotes
 from ..sampling.denoiser import Denoiser
+from ..sampling.noise import PartNoise
 from ..sampling.steps import Evaluation, Steps
 from .runner import StageRunner, flatten_rows
 
@@ -106,15 +107,15 @@ class PipelineDenoising:
     def _start(self) -> list[_PatchRun]:
         rows, patches = flatten_rows(self._x), self._runner.patches
         sampler, prediction = self._denoising.sampler, self._denoising.prediction
-        source = self._denoising.noise(rows)
-        noises = [None] * len(patches) if source is None else source.split(rows, [patch.band for patch in patches])
         flat = {
             name: flatten_rows(tensor) if tensor.ndim == self._x.ndim else tensor
             for name, tensor in self._tensors.items()
         }
         denoiser = self._denoising.denoiser(_elsewhere, flat)
         runs = []
-        for patch, noise in zip(patches, noises, strict=True):
+        for patch in patches:
+            source = self._denoising.noise(rows)
+            noise = None if source is None else PartNoise(source, rows, patch.band)
             run = sampler.steps(rows[patch.band], self._tensors["sigmas"], noise, prediction)
             runs.append(_PatchRun(patch, run, next(run), denoiser.part(patch.band)))
         return runs

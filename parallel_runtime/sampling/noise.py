@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,49 +52,23 @@ class NoiseSource:
         drawn = torch.randn(like.shape, dtype=like.dtype, device=device, generator=self._stream, pin_memory=pinned)
         return drawn.to(like.device, non_blocking=pinned) * self.scale
 
-    def split(self, whole: torch.Tensor, parts: Sequence[Any]) -> list[PartNoise]:
-        """Sources for runs over parts of a latent: the n-th draw of each is its part of the n-th draw for the whole.
-
-        So the number of parts does not change the noise. The source itself is not to be drawn from afterwards.
-
-        Args:
-            whole: the latent that is cut; only shape, dtype and device are read.
-            parts: one tensor index for each part, such as `(..., slice(0, 8), slice(None))`.
-        """
-        draws = _SharedDraws(self, whole.new_empty(()).expand(whole.shape), len(parts))
-        return [PartNoise(draws, part) for part in parts]
-
-
-class _SharedDraws:
-    """Draws for the whole latent, each made once and forgotten when every part has been taken from it."""
-
-    def __init__(self, source: NoiseSource, whole: torch.Tensor, readers: int):
-        self._source, self._whole, self._readers = source, whole, readers
-        self._drawn = 0
-        self._waiting: dict[int, tuple[torch.Tensor, int]] = {}
-
-    def take(self, number: int) -> torch.Tensor:
-        """Return draw `number`, counted from 0; every part asks once for each, in the order of the numbers."""
-        while self._drawn <= number:
-            self._waiting[self._drawn] = self._source.draw(self._whole), self._readers
-            self._drawn += 1
-        noise, left = self._waiting.pop(number)
-        if left > 1:
-            self._waiting[number] = noise, left - 1
-        return noise
-
 
 class PartNoise:
-    """Noise for one part of a latent; see `NoiseSource.split`."""
+    """Noise for a run over a part of a latent: each draw is its part of the draw for the whole, so that the number of
+    parts does not change the noise.
 
-    def __init__(self, draws: _SharedDraws, part: Any):
-        self._draws, self._part, self._next = draws, part, 0
+    Args:
+        source: of this part alone; those of all parts begin alike.
+        whole: the latent that is cut; only shape, dtype and device are read.
+        part: tensor index, such as `(..., slice(0, 8), slice(None))`.
+    """
+
+    def __init__(self, source: NoiseSource, whole: torch.Tensor, part: Any):
+        self._source, self._whole, self._part = source, whole, part
 
     def draw(self, like: torch.Tensor) -> torch.Tensor:
         """Return the next noise; `like` is this part of the latent."""
-        noise = self._draws.take(self._next)[self._part]
-        self._next += 1
-        return noise.to(like)
+        return self._source.draw(self._whole)[self._part].to(like)
 
 
 Noise = NoiseSource | PartNoise

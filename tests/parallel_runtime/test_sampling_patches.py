@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_runtime.sampling.denoiser import Denoiser, Inpaint
-from parallel_runtime.sampling.noise import NoiseSource
+from parallel_runtime.sampling.noise import NoiseSource, PartNoise
 from parallel_runtime.sampling.prediction import PREDICTIONS
 from parallel_runtime.sampling.samplers import SAMPLERS, SUPPORTED
 
@@ -26,7 +26,7 @@ def run_in_patches(sampler, denoiser, x, sigmas, prediction, rows):
     """As a pipeline does: one generator per patch of rows, each step taken patch by patch."""
     edges = torch.tensor([0, *rows]).cumsum(0).tolist()
     parts = [(..., slice(low, high), slice(None)) for low, high in pairwise(edges)]
-    sources = NoiseSource(SEED).split(x, parts) if sampler.adds_noise else [None] * len(parts)
+    sources = [PartNoise(NoiseSource(SEED), x, part) if sampler.adds_noise else None for part in parts]
     runs = [sampler.steps(x[part], sigmas, source, prediction) for part, source in zip(parts, sources, strict=True)]
     denoisers = [denoiser.part(part) for part in parts]
     evaluations, finished = [next(run) for run in runs], []
@@ -67,19 +67,10 @@ def test_a_run_in_patches_is_the_run_over_the_whole(name, kind, rows, steps, end
 def test_parts_of_a_draw_are_parts_of_the_whole_draw_however_far_they_run_ahead():
     like = torch.empty(2, 3, 7, 4)
     parts = [(..., slice(0, 3), slice(None)), (..., slice(3, 7), slice(None))]
-    top, bottom = NoiseSource(SEED).split(like, parts)
+    top, bottom = (PartNoise(NoiseSource(SEED), like, part) for part in parts)
     ahead = [top.draw(like[parts[0]]) for _ in range(3)]
     source = NoiseSource(SEED)
     for number in range(3):
         whole = source.draw(like)
         assert torch.equal(ahead[number], whole[parts[0]])
         assert torch.equal(bottom.draw(like[parts[1]]), whole[parts[1]])
-
-
-def test_a_draw_is_forgotten_when_every_part_took_it():
-    parts = [(..., slice(0, 1)), (..., slice(1, 2))]
-    first, second = NoiseSource(SEED).split(torch.empty(1, 2), parts)
-    first.draw(torch.empty(1, 1))
-    assert len(first._draws._waiting) == 1
-    second.draw(torch.empty(1, 1))
-    assert not first._draws._waiting
