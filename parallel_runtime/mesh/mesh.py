@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -145,7 +146,7 @@ def build_mesh(
     """
     layout = lay_out_plan(plan, rank, world_size, speeds)
     groups = groups or Groups(rank, world_size)
-    own: dict[str, dist.ProcessGroup | None] = {}
+    own: dict[str, Any] = {}
     for name, axes in _GROUPED.items():
         for key in _rows(plan, axes):
             group = groups.join(key)
