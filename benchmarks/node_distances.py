@@ -21,9 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nodes.model_nodes import MODEL_NODES, How
+from benchmarks.works_with import MODEL_NODES, RESULTS, How
 
-RESULTS = Path(__file__).parent / "results" / "works_with.json"
 TOLERANCE = 1e-4
 """Of the latent's scale, in float32."""
 _PLAIN = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from benchmarks.node_distances import RESULTS
-from nodes.model_nodes import MODEL_NODES, How
+from nodes.model_nodes import REFUSED
 
 PAGE = Path(__file__).parents[1] / "docs" / "works-with.md"
+RESULTS = Path(__file__).parent / "results" / "works_with.json"
 MEASURED = RESULTS.with_suffix(".md")
 _HEAD = """# Works with
 
-<!-- Made by `python -m benchmarks.works_with` of nodes/model_nodes.py and of what benchmarks/node_distances.py
-measured; tests/nodes/test_model_nodes.py holds the table against the ComfyUI that is present, and
-tests/host/test_model_nodes.py runs nodes beside Load Diffusion Model. -->
+<!-- Made by `python -m benchmarks.works_with` of its own table, of nodes/model_nodes.py and of what
+benchmarks/node_distances.py measured; tests/nodes/test_model_nodes.py holds the tables against the ComfyUI that is
+present, and tests/host/test_model_nodes.py runs nodes beside Load Diffusion Model. -->
 
 What ComfyUI's nodes that take a MODEL do with the one of Parallel Loader. ComfyUI's own
 network runs every file. What is refused stops with a message that names the node; Load Diffusion Model still does what
@@ -43,6 +45,80 @@ changes nothing on this model with its defaults. ComfyUI 0.8.0 opens no FLUX tha
 has no node for is left open.
 tests/host/test_model_nodes.py has more, with values and on the models that nodes are made for.
 """
+
+
+class How(Enum):
+    """Where what a node does is done; the value is said in docs/works-with.md."""
+
+    SAMPLES = "works: it samples"
+    OUTSIDE = "works: it acts in ComfyUI's process, between steps or around the network's call"
+    GUIDES = "works: its function around guidance runs with the loop, in the ranks"
+    SENT = "works: its numbers travel to the ranks"
+    REBUILT = "works: the ranks make its functions again from its values"
+    WEIGHTS = "works: the ranks patch their weights"
+    FILE = "works: ComfyUI's process reads the weights from the file"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class ModelNode:
+    """One node.
+
+    Args:
+        why: it is refused, or what else is to be known of it.
+    """
+
+    how: How
+    why: str = ""
+
+
+def _each(how: How, *names: str) -> dict[str, ModelNode]:
+    return dict.fromkeys(names, ModelNode(how))
+
+
+MODEL_NODES: Mapping[str, ModelNode] = {
+    **_each(
+        How.SAMPLES,
+        "KSampler", "KSamplerAdvanced", "SamplerCustom", "ParallelSampler", "CFGGuider", "BasicGuider", "DualCFGGuider",
+        "LTXVDualCFGGuider", "PerpNegGuider",
+    ),
+    "DualModelGuider": ModelNode(
+        How.SAMPLES,
+        "step by step: a loop in the ranks is one model's, with its plan, patches and recordings, and a device without "
+        "room for two has the weights of one",
+    ),
+    **_each(
+        How.OUTSIDE,
+        "ModelSamplingSD3", "ModelSamplingAuraFlow", "ModelSamplingFlux", "ModelSamplingLTXV", "ModelSamplingDiscrete",
+        "ModelSamplingContinuousEDM", "ModelSamplingContinuousV", "ModelSamplingStableCascade", "ModelNoiseScale",
+        "BasicScheduler", "BetaSamplingScheduler", "SDTurboScheduler", "SamplingPercentToSigma", "SamplerSASolver",
+        "AddNoise", "APG", "Epsilon Scaling", "FreSca", "LatentApplyOperationCFG", "PerpNeg",
+        "RenormCFG", "TemporalScoreRescaling", "HiDreamO1PatchSeamSmoothing", "TripoSplatSamplingPreview",
+        "GetICLoRAParameters", "ContextWindowsManual", "WanContextWindowsManual", "LTXVContextWindows", "EasyCache",
+        "LazyCache", "ARVideoI2V", "SeedVR2Conditioning", "wanBlockSwap", "LTXVDurationPredictor",
+    ),
+    **_each(
+        How.GUIDES,
+        "CFGNorm", "CFGOverride", "CFGZeroStar", "Mahiro", "TCFG", "RescaleCFG", "VideoLinearCFGGuidance",
+        "VideoTriangleCFGGuidance", "DifferentialDiffusion", "LTXVReferenceAudio", "LTXVSpatioTemporalGuidance",
+        "LTXVModalityGuidance",
+    ),
+    **_each(How.SENT, "ScaleROPE", "ChromaRadianceOptions", "MiniMaxH3SigmaShift"),
+    **_each(
+        How.REBUILT,
+        "SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple", "SkipLayerGuidanceSD3", "PerturbedAttentionGuidance",
+        "NAGuidance", "FreeU", "FreeU_V2", "PatchModelAddDownscale", "FluxKVCache", "QwenImageDiffsynthControlnet",
+        "ZImageFunControlnet", "USOStyleReference", "AnimaLLLiteApply", "WanInfiniteTalkToVideo", "WanAnimate2Cache",
+    ),
+    **_each(
+        How.WEIGHTS,
+        "LoraLoader", "LoraLoaderModelOnly", "LoraLoaderBypass", "LoraLoaderBypassModelOnly", "LoraModelLoader",
+        "UNetSelfAttentionMultiply", "UNetCrossAttentionMultiply", "UNetTemporalAttentionMultiply",
+    ),
+    **_each(How.FILE, "ModelSave", "CheckpointSave", "ImageOnlyCheckpointSave"),
+    **{name: ModelNode(How.REFUSED, why) for name, why in REFUSED.items()},
+}  # fmt: skip
+"""By the type of the node."""
 
 
 def _verdict(found: Mapping[str, Any]) -> str:

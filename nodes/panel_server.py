@@ -15,7 +15,7 @@ from server import PromptServer
 from parallel_runtime.errors import LAST, ParallelError
 
 from .encoder_places import place_here
-from .model_nodes import refused_nodes
+from .model_nodes import REFUSED
 from .node_text import SHOWN, in_canvas_language
 from .panel.actions import ACTIONS
 from .panel.diagnostics import read_newest, write_diagnostics
@@ -53,7 +53,7 @@ def serve_panel() -> None:
 
     @routes.get("/parallel_dit/refused_nodes")
     async def refused(request: web.Request) -> web.Response:
-        return web.json_response(refused_nodes())
+        return web.json_response(dict(REFUSED))
 
     @routes.get("/parallel_dit/texts")
     async def texts(request: web.Request) -> web.Response:

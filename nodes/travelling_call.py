@@ -13,7 +13,7 @@ from parallel_runtime.requests.conditioning import Shared
 from parallel_runtime.said import Said, said
 
 from .carried_patches import CarriedPatches, NotCarried, check_functions
-from .model_nodes import MODEL_NODES
+from .model_nodes import REFUSED
 from .transformer_call import TransformerCall
 from .transportable import forward_obstacles, listed, option_obstacles, plain_options
 
@@ -71,12 +71,9 @@ def _carried(call: TransformerCall, functions: CarriedPatches) -> tuple[dict[str
 
 
 def _functions_of(error: NotCarried) -> Said:
-    node = MODEL_NODES.get(str(error))
-    if node is None:
+    if (why := REFUSED.get(str(error))) is None:
         return said("functions that {maker} sets inside of the model", maker=error.args[0])
-    if not node.why:
-        return said("functions that {node} sets inside of the model", node=error)
-    return said("functions that {node} sets inside of the model, as {why}", node=error, why=Said(node.why))
+    return said("functions that {node} sets inside of the model, as {why}", node=error, why=Said(why))
 
 
 def refusal(found: list[Said]) -> RequestError:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from nodes.model_nodes import MODEL_NODES, How
+from nodes.model_nodes import REFUSED
 from parallel_runtime.errors import ERROR_TYPES
 
 PACK = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ def templates() -> dict[str, str]:
     """Sentence -> a file that says it."""
     files = sorted(file for folder in FOLDERS for file in (PACK / folder).rglob("*.py"))
     found = {text: file.name for file in files for text in _of_file(file) if re.search("[a-z]{2}|{", text)}
-    return found | {each.why: "model_nodes.py" for each in MODEL_NODES.values() if each.how is How.REFUSED}
+    return found | dict.fromkeys(REFUSED.values(), "model_nodes.py")
 
 
 def _of_file(file: Path) -> Iterator[str]:

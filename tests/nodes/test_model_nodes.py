@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.node_distances import RESULTS, wrong
+from benchmarks.node_distances import wrong
 from benchmarks.template_coverage.node_types import NODE_TYPES, Effect
-from benchmarks.works_with import MEASURED, PAGE, write_measured, write_page
-from nodes.model_nodes import MODEL_NODES, How
+from benchmarks.works_with import MEASURED, MODEL_NODES, PAGE, RESULTS, How, write_measured, write_page
 from parallel_runtime.networks.comfyui.node_rules import GUIDANCE_RULES, PATCH_RULES
 from tests.comfyui_checkout import HOW, find_comfyui
 from tests.host.find_host import SHIM
@@ -40,7 +39,7 @@ def test_every_node_that_takes_a_model_has_a_row():
     assert COMFYUI is not None
     found = takers(COMFYUI)
     assert len(found) > 60
-    assert not found - MODEL_NODES.keys(), "say in nodes/model_nodes.py what becomes of these"
+    assert not found - MODEL_NODES.keys(), "say in benchmarks/works_with.py what becomes of these"
 
 
 @pytest.mark.slow
