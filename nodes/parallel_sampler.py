@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
-import comfy.sample
 import comfy.samplers
-import comfy.utils
-import latent_preview
 from comfy_api.latest import io
 
 from parallel_runtime.said import together
@@ -19,7 +17,6 @@ from .search_words import found_by
 
 log = logging.getLogger("parallel_dit")
 
-_RATIOS = ("downscale_ratio_spacial", "downscale_ratio_temporal")
 _MAX_SEED = 0xFFFFFFFFFFFFFFFF
 
 
@@ -115,37 +112,10 @@ class ParallelSampler(io.ComfyNode):
         from .remote_model import remote_of
 
         remote = remote_of(model)
-        sigmas = comfy.samplers.KSampler(
-            model, steps, model.load_device, sampler_name, scheduler, denoise, model.model_options
-        ).sigmas
-        latent = _fix_latent(model, latent_image)
-        samples = comfy.sample.sample_custom(
-            model,
-            comfy.sample.prepare_noise(latent, seed, latent_image.get("batch_index")),
-            cfg,
-            comfy.samplers.sampler_object(sampler_name),
-            sigmas,
-            positive,
-            negative,
-            latent,
-            noise_mask=latent_image.get("noise_mask"),
-            callback=latent_preview.prepare_callback(model, steps),
-            disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
-            seed=seed,
+        # ComfyUI's own module of that name, and not this package.
+        (latent,) = sys.modules["nodes"].common_ksampler(
+            model, seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise=denoise
         )
         text = together((describe_loop(remote.notices.obstacles, remote.stages), remote.notices.summary()))
         log.info("Parallel Sampler: %s", text)
-        return io.NodeOutput(_output(latent_image, samples), ui=show_text(cls.hidden.unique_id, text))
-
-
-def _fix_latent(model, latent: dict[str, Any]):
-    """Give an empty latent the channels and the size that the model's format has."""
-    # Named as ComfyUI's parameters are; older versions lack the parameter together with the entry.
-    ratios = {key: value for key, value in latent.items() if key.startswith(_RATIOS)}
-    return comfy.sample.fix_empty_latent_channels(model, latent["samples"], **ratios)
-
-
-def _output(latent: dict[str, Any], samples) -> dict[str, Any]:
-    """The input's other entries (mask, batch index) with new samples; what described the empty latent is left out."""
-    kept = {key: value for key, value in latent.items() if not key.startswith(_RATIOS)}
-    return {**kept, "samples": samples}
+        return io.NodeOutput(latent, ui=show_text(cls.hidden.unique_id, text))

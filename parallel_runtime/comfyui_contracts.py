@@ -83,17 +83,12 @@ CONTRACTS: tuple[Contract, ...] = (
     *_called("comfy.patcher_extension", WrapperExecutor="original class_obj wrappers idx"),
     *_called(
         "comfy.samplers", {"KSampler", "KSAMPLER.sample", "sampler_object", "CFGGuider.predict_noise"},
-        KSampler="model steps device sampler scheduler denoise model_options", sampler_object="name",
+        KSampler="", sampler_object="name",
         KSAMPLER__dot__sample="model_wrap sigmas extra_args callback noise latent_image denoise_mask disable_pbar",
         CFGGuider__dot__predict_noise="x timestep model_options seed",
         calc_cond_batch="model conds x_in timestep model_options",
         cfg_function="model cond_pred uncond_pred cond_scale x timestep model_options cond uncond",
         sampling_function="model x timestep uncond cond cond_scale model_options seed",
-    ),
-    *_called(
-        "comfy.sample", prepare_noise="latent_image seed noise_inds", fix_empty_latent_channels="model latent_image",
-        sample_custom="model noise cfg sampler sigmas positive negative latent_image noise_mask callback disable_pbar "
-        "seed",
     ),
     *_called(
         "comfy.sd", {"load_diffusion_model", "load_diffusion_model_state_dict"},
