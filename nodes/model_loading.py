@@ -29,8 +29,6 @@ from .prompt_graph import USUAL, find_config, find_loaders, find_size
 from .wait_notices import OPENING
 
 if TYPE_CHECKING:
-    from parallel_runtime.requests.requests import Loaded
-
     from .remote_patcher import RemoteModelPatcher
 
 DEFAULT_DTYPE = "default"
@@ -88,8 +86,8 @@ def load_on_node(
     weight_dtype: str = DEFAULT_DTYPE,
     parallel_config: Mapping[str, Any] | None = None,
 ) -> tuple[RemoteModelPatcher, Said]:
-    """`load_model` for a node: stops with the prompt, shows the plan of each run on the node, and on the node that gave
-    the configuration what its values mean for this model.
+    """Load a file and make the MODEL: stops with the prompt, shows the plan of each run on the node, and on the node
+    that gave the configuration what its values mean for this model.
 
     Args:
         hidden: of the node: its number, and the prompt.
@@ -98,52 +96,35 @@ def load_on_node(
         The MODEL, and what the node says of it now.
 
     Raises:
-        ParallelError: see `load_model`.
+        ParallelError: file, model, configuration or pool; typed, with cause and fix.
     """
     from .interrupt import stopping_with_prompt
+
+    def show_plan(text: str) -> None:
+        """After a run. The loader's result may be from the cache, where its node had another number."""
+        for name in find_loaders(find_running_node, running_node()[1], path.name):
+            show_text(name, together((text, why)))
+            show_text(find_config({name: find_running_node(name) or {}}, name), meaning)
 
     show_on_running_node(OPENING)
     config = wished_config(parallel_config)
     with stopping_with_prompt() as interrupted:
-        meaning: list[str] = []
-
-        def show_plan(text: str) -> None:
-            """After a run. The loader's result may be from the cache, where its node had another number."""
-            for name in find_loaders(find_running_node, running_node()[1], path.name):
-                show_text(name, text)
-                show_text(find_config({name: find_running_node(name) or {}}, name), meaning[0])
-
         size = find_size(hidden.prompt, hidden.unique_id) if config.patches is None else USUAL
-        model, loaded, why = load_model(path, weight_dtype, config, interrupted, show_plan, size)
-        config_node = find_config(hidden.prompt, hidden.unique_id)
-        meaning.append(together((preview(config), explain_limits(loaded.details, size) if loaded.details else "")))
-        show_text(config_node, meaning[0])
+        model, why = _make_model(path, weight_dtype, config, size, show_plan)
+        loaded = model.remote.load(interrupted, model.make_room if model.devices else None)
+        keep(model)
+        drop_others(model)
+        meaning = together((preview(config), explain_limits(loaded.details, size) if loaded.details else ""))
+        show_text(find_config(hidden.prompt, hidden.unique_id), meaning)
     # Which batch will run is not known yet, nor always which size; after the run, the plan that ran is.
     picture = said("One picture of {width} × {height}: {plan}", width=size[0], height=size[1], plan=loaded.explanation)
-    text = together((picture, why))
-    return model, text
+    return model, together((picture, why))
 
 
-def load_model(
-    path: Path,
-    weight_dtype: str,
-    config: ParallelConfig,
-    interrupted,
-    show_plan: Callable[[str], None],
-    size: tuple[int, int] = USUAL,
-) -> tuple[RemoteModelPatcher, Loaded, Said]:
-    """Read the header, load the weights in the pool, make the MODEL.
-
-    Returns:
-        The MODEL, what the pool says of it, and what is to be said of the file.
-
-    Args:
-        show_plan: puts a text on the loader; called after each run, too.
-        size: of the picture that what the pool says is of.
-
-    Raises:
-        ParallelError: file, model, configuration or pool; typed, with cause and fix.
-    """
+def _make_model(
+    path: Path, weight_dtype: str, config: ParallelConfig, size: tuple[int, int], show_plan: Callable[[str], None]
+) -> tuple[RemoteModelPatcher, Said]:
+    """The MODEL, by the file's header, while the pool's processes come up; and what is to be said of the file."""
     # Imported here and not at the top: ComfyUI's start shall not pay for it.
     from workers.client.client import ModelRequest
     from workers.client.pool_registry import get_pool, known_pools
@@ -166,16 +147,7 @@ def load_model(
     code = comfyui_code(plain, weight_dtype == FAST_FLOAT8, gguf) if blueprint.own_network else None
     dtype = str(cast or weights).removeprefix("torch.")
     request = ModelRequest(str(path), dtype, config, opened.identity, code, comfyui_code(None), size)
-
-    remote = RemoteTransformer(
-        request,
-        notices=notices_on_running_node(path.name),
-        show_on_loader=lambda text: show_plan(together((text, why))),
-    )
+    remote = RemoteTransformer(request, notices=notices_on_running_node(path.name), show_on_loader=show_plan)
     model = build_model(blueprint, weights, cast, remote)
     add_loop(model)
-
-    loaded = remote.load(interrupted, model.make_room if model.devices else None)
-    keep(model)
-    drop_others(model)
-    return model, loaded, why
+    return model, why

@@ -86,7 +86,7 @@ class ParallelLoader(io.ComfyNode):
         """Load the model and show the plan.
 
         Raises:
-            ParallelError: see `load_model`.
+            ParallelError: see `load_on_node`.
         """
         model, text = load_on_node(find_model(model_name), cls.hidden, **chosen)
         return io.NodeOutput(model, ui=show_text(cls.hidden.unique_id, text))
@@ -137,7 +137,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
         """Load the model in the pool, CLIP and VAE here.
 
         Raises:
-            ParallelError: see `load_model`.
+            ParallelError: see `load_on_node`.
         """
         path = find_model(ckpt_name, "checkpoints")
         # First, as it is what may be refused.
