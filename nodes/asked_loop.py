@@ -15,6 +15,7 @@ from parallel_runtime.networks.comfyui.module_tree import class_name
 from parallel_runtime.networks.comfyui.node_rules import AROUND_GUIDER, CFG, GUIDER_RULES, GuiderRule
 from parallel_runtime.networks.tables.blocks import Network
 from parallel_runtime.networks.tables.comfyui import find_network
+from parallel_runtime.requests.requests import Scalar
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep, are_plain, find_own_timesteps
 from parallel_runtime.sampling.samplers import SAMPLERS
@@ -33,6 +34,8 @@ _PREDICTIONS = {
     "eps": comfy.model_sampling.EPS,
     "v_prediction": comfy.model_sampling.V_PREDICTION,
 }
+_OF_A_CLASS = {"__module__", "__doc__", "__qualname__", "__static_attributes__", "__firstlineno__"}
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _RULES = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
 
 
@@ -56,6 +59,23 @@ def sampling_obstacles(sampling: Any) -> list[Said]:
         if getattr(sampling, setting, 1.0) != 1.0:
             found.append(text)
     return found
+
+
+def read_sampling(sampling: Any) -> tuple[tuple[str, ...], dict[str, Scalar], dict[str, torch.Tensor]] | None:
+    """A model sampling as data: the names of the classes that it is made of, and what it holds; None for one with rules
+    of its own."""
+    kind = type(sampling)
+    joined = vars(kind).keys() <= _OF_A_CLASS  # ComfyUI joins two classes for each model
+    bases = kind.__bases__ if joined else (kind,)
+    if any(getattr(comfy.model_sampling, base.__name__, None) is not base for base in bases):
+        return None
+    held = {name: value for name, value in vars(sampling).items() if name not in _OF_EVERY_MODULE}
+    tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+    tensors |= {name: value for name, value in sampling._buffers.items() if value is not None}
+    values = {name: value for name, value in held.items() if isinstance(value, Scalar)}
+    if sampling._parameters or sampling._modules or held.keys() - tensors.keys() - values.keys():
+        return None
+    return tuple(base.__name__ for base in bases), values, tensors
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,9 @@ from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.own_timesteps import OwnTimestep
 from parallel_runtime.sampling.samplers import SAMPLERS
 
-from .asked_loop import AskedLoop, prediction_name
+from .asked_loop import AskedLoop, prediction_name, read_sampling
 from .carried_guidance import acts_inside, read_guider
 from .carried_patches import closure_of
-from .host_loop import read_sampling
 from .interrupt import stopping_with_prompt
 from .known_samplers import guider_obstacles, known_sampler
 from .pool_obstacles import find_obstacles
@@ -173,12 +172,12 @@ def _request(
 def _host_loop(asked: AskedLoop) -> tuple[HostLoop, Mapping[str, torch.Tensor]]:
     """The loop by ComfyUI's own code, and its tensors."""
     code = asked.remote.model.comfyui or asked.remote.model.patching
-    data, guider, guidance = read_sampling(asked.sampling), read_guider(asked.guider), asked.guidance
+    data, guider, options = read_sampling(asked.sampling), read_guider(asked.guider), dict(asked.known.options)
     assert code is not None
     assert data is not None
-    options, names = dict(asked.known.options), tuple(data.tensors)
-    loop = HostLoop(code, options, data.bases, data.values, names, guider, guidance, asked.all_branches)
-    return loop, data.tensors
+    bases, values, tensors = data
+    loop = HostLoop(code, options, bases, values, tuple(tensors), guider, asked.guidance, asked.all_branches)
+    return loop, tensors
 
 
 def _inpaint(asked: AskedLoop) -> dict[str, torch.Tensor]:

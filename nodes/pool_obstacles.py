@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from parallel_runtime.device_kind import device_kind
+from parallel_runtime.requests.requests import Scalar
 from parallel_runtime.said import Said, said
 from parallel_runtime.sampling.samplers import SAMPLERS
 
-from .asked_loop import AskedLoop, sampling_obstacles
+from .asked_loop import AskedLoop, read_sampling, sampling_obstacles
 from .carried_patches import act_always, closure_of
-from .host_loop import host_obstacles
+from .known_samplers import KnownSampler
 from .transportable import condition_obstacles, loop_obstacles
 
 _OF_SEVERAL = "CFGGuider.sample.<locals>.callback"
@@ -36,6 +37,18 @@ def find_obstacles(loop: AskedLoop, steps: int) -> list[Said]:
         found.append(said("the noise mask of {name}", name=type(loop.model).__name__))
     if carried and (loop.by_comfyui or SAMPLERS[loop.known.name].adds_noise) and not _same_noise(loop):
         found.append(said("noise of a device that does not take part"))
+    return found
+
+
+def host_obstacles(known: KnownSampler, sampling: Any) -> list[Said]:
+    """Name what of a loop by ComfyUI's own code is no data."""
+    options = known.options
+    found = []
+    # Samplers take what they churn up from the process's own random numbers.
+    if options.get("s_churn") or not all(isinstance(value, Scalar) for value in options.values()):
+        found.append(said("the sampler {name}", name=known.title))
+    if read_sampling(sampling) is None:
+        found.append(said("the model sampling {name}", name=type(sampling).__name__))
     return found
 
 

@@ -259,12 +259,12 @@ def test_all_of_comfyuis_samplers_are_known_by_their_objects_and_no_others(comfy
 
 
 def test_what_no_data_can_say_of_a_comfyui_loop_is_named(comfy):
-    known, host_loop = (import_module(f"nodes.{name}") for name in ("known_samplers", "host_loop"))
+    known, pool = (import_module(f"nodes.{name}") for name in ("known_samplers", "pool_obstacles"))
     sampling = model_sampling(comfy, "FLUX")
 
     def obstacles(name, sampling=sampling, **options):
         sampler = known.known_sampler(comfy.samplers.ksampler(name, options))
-        return host_loop.host_obstacles(sampler, sampling)
+        return pool.host_obstacles(sampler, sampling)
 
     assert obstacles("er_sde", max_stage=2) == []
     assert obstacles("er_sde", noise_scaler=print) == ["the sampler er_sde with options"]
@@ -279,8 +279,7 @@ def test_a_model_sampling_travels_as_data_and_does_the_same(comfy, name):
 
     config = SimpleNamespace(sampling_settings=SETTINGS.get(name, {}))
     sampling = comfy.model_base.model_sampling(config, comfy.model_base.ModelType[name])
-    data = import_module("nodes.host_loop").read_sampling(sampling)
-    made = make_sampling(data.bases, data.values, data.tensors)
+    made = make_sampling(*import_module("nodes.asked_loop").read_sampling(sampling))
     sigma = torch.tensor([0.7, 0.4])
     noise, latent, output = latents("cpu")
     for method, arguments in {
