@@ -21,9 +21,8 @@ from .panel.actions import ACTIONS
 from .panel.diagnostics import read_newest, write_diagnostics
 from .panel.housekeeping import keep_house
 from .panel.live import Live
-from .panel.redaction import clean
 from .panel.settings import default_config, read_settings
-from .panel.status import read_status
+from .panel.status import clean, read_status
 
 log = logging.getLogger("parallel_dit")
 AT_ONCE_SECONDS = 0.3

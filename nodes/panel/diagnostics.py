@@ -7,8 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .redaction import clean
-from .status import read_status
+from .status import clean, read_status
 
 _BYTES = 32 << 10
 

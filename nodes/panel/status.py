@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from parallel_runtime.comfyui_contracts import host_notes
 from parallel_runtime.errors import ParallelError
 
 from .gpu_memory import read_gpus
-from .redaction import clean
 from .run_history import HISTORY, describe_details
 
 if TYPE_CHECKING:
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the answer's form; a field may be added without another number."""
 ANSWER_SECONDS = 1.0
+_NAMED = re.compile(
+    r"(?i)\b([\w-]*(?:secret|token(?!s)|password|passwd|api[_-]?key)[\w-]*[\"']?\s*[=:]\s*[\"']?)[^\s\"']+"
+)
+_AUTHORIZATION = re.compile(r"(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}")
+_IN_ADDRESS = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)")
+_KEYS = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[\w-]{16,}")  # what such keys begin with, whatever stands before
+_SECRETS = (_NAMED, _AUTHORIZATION, _IN_ADDRESS, _KEYS)
 
 
 def read_status() -> dict[str, Any]:
@@ -91,6 +98,14 @@ def _pool(pool: PoolClient, status: Status | None, processes: Sequence[psutil.Pr
         "details": describe_details(pool.details),
         "log": running.log.name if running is not None else None,
     }
+
+
+def clean(text: str) -> str:
+    """The text for others to read: with ~ for the home folder and *** for the values of secrets."""
+    text = text.replace(str(Path.home()), "~")
+    for secret in _SECRETS:
+        text = secret.sub(r"\1***", text)
+    return text
 
 
 def _cleaned(data: Any) -> Any:
