@@ -1,12 +1,13 @@
-"""Text on a node: what the plan is, why a sampler ran per step, what went wrong."""
+"""Text on a node: what the plan is, why a sampler ran per step, what went wrong; and words by which it is found."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from comfy_api.latest import ui
+from comfy_api.latest import io, ui
 from comfy_execution.graph import NodeNotFoundError
 from comfy_execution.progress import get_progress_state
 from comfy_execution.utils import get_executing_context
@@ -86,3 +87,9 @@ def failing_shown() -> Iterator[None]:
     except ParallelError:
         show_on_running_node(STOPPED)
         raise
+
+
+def found_by(*words: str) -> dict[str, Any]:
+    """An argument of io.Schema; none in a ComfyUI that does not know it (0.8)."""
+    known = "search_aliases" in inspect.signature(io.Schema).parameters
+    return {"search_aliases": list(words)} if known else {}

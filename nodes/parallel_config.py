@@ -19,8 +19,7 @@ from parallel_runtime.config import (
 
 from .config_meaning import preview
 from .menu_entry import MenuEntry, numbers
-from .node_text import show_text
-from .search_words import found_by
+from .node_text import found_by, show_text
 
 AUTO = "auto"
 ConfigSocket = io.Custom("PARALLEL_CONFIG")

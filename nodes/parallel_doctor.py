@@ -8,9 +8,8 @@ from typing import Any
 from comfy_api.latest import io
 
 from .model_loading import wished_config
-from .node_text import show_on_running_node, show_text
+from .node_text import found_by, show_on_running_node, show_text
 from .parallel_config import ConfigSocket
-from .search_words import found_by
 
 log = logging.getLogger("parallel_dit")
 

@@ -14,8 +14,13 @@ from parallel_runtime.said import said
 
 from .model_files import find_folder, list_folders, list_gguf_files
 from .model_loading import file_stamp, load_on_node, model_inputs
-from .node_text import failing_shown, show_text
-from .search_words import LOADER_WORDS, found_by
+from .node_text import failing_shown, found_by, show_text
+
+_LOADER_WORDS = (
+    "load diffusion", "multi gpu", "all gpus", "distributed", "parallel", "flux", "qwen", "wan", "z-image", "ltx",
+    "sdxl",
+)  # fmt: skip
+"""By which artists look for what loads a model: what it is, how many GPUs it takes, whose model it is."""
 
 
 def _folder_roots() -> list[str]:
@@ -61,7 +66,7 @@ class ParallelLoader(io.ComfyNode):
             category="parallel",
             description="Loads a diffusion transformer on several GPUs at once. Takes the place of Load Diffusion "
             "Model; the rest of the graph stays as it is.",
-            **found_by(*LOADER_WORDS, "load diffusion model", "diffusion model", "unet", "unet loader", "gguf"),
+            **found_by(*_LOADER_WORDS, "load diffusion model", "diffusion model", "unet", "unet loader", "gguf"),
             inputs=[
                 io.Combo.Input(
                     "model_name",
@@ -105,7 +110,7 @@ class ParallelCheckpointLoader(io.ComfyNode):
             description="Loads a checkpoint's diffusion model on several GPUs at once; its CLIP and VAE are loaded as "
             "Load Checkpoint does. Takes the place of Load Checkpoint and of Load Checkpoint Image Only; the rest of "
             "the graph stays as it is.",
-            **found_by(*LOADER_WORDS, "load checkpoint", "image only", "ckpt", "unet"),
+            **found_by(*_LOADER_WORDS, "load checkpoint", "image only", "ckpt", "unet"),
             inputs=[
                 io.Combo.Input(
                     "ckpt_name",

@@ -11,9 +11,8 @@ from comfy_api.latest import io
 
 from parallel_runtime.said import together
 
-from .node_text import failing_shown, show_text
+from .node_text import failing_shown, found_by, show_text
 from .run_notices import describe_loop
-from .search_words import found_by
 
 log = logging.getLogger("parallel_dit")
 

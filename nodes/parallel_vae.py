@@ -9,9 +9,8 @@ import torch
 from comfy_api.latest import io
 
 from .model_loading import wished_config
-from .node_text import failing_shown, notices_on_running_node, show_text
+from .node_text import failing_shown, found_by, notices_on_running_node, show_text
 from .parallel_config import ConfigSocket
-from .search_words import found_by
 
 
 class ParallelVaeNode(io.ComfyNode):
