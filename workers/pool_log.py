@@ -81,15 +81,21 @@ def tell_of_fresh_pool(path: Path, with_stacks: bool = False) -> Said:
     return said("The next prompt starts fresh workers; no log could be written in {folder}.", folder=path.parent)
 
 
-def last_line(path: Path) -> str:
-    """What the log says last, "" where it says nothing or cannot be read."""
+def read_tail(path: Path) -> str:
+    """Whole lines from a log's end; "" where it cannot be read."""
     try:
         with path.open("rb") as log:
-            log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
-            lines = log.read().decode(errors="replace").split("\n")
+            size = log.seek(0, 2)
+            log.seek(max(0, size - _TAIL_BYTES))
+            text = log.read().decode(errors="replace")
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return text if size <= _TAIL_BYTES else text.partition("\n")[2]
+
+
+def last_line(path: Path) -> str:
+    """What the log says last, "" where it says nothing or cannot be read."""
+    return next((line.strip() for line in reversed(read_tail(path).split("\n")) if line.strip()), "")
 
 
 def _prune(folder: Path) -> None:

@@ -78,7 +78,7 @@ def look() -> Machine:
     """What is known at once, without torch: versions, memory, and GPUs as the driver counts them."""
     gpus, memory, shm = list_gpus(), psutil.virtual_memory(), os.statvfs("/dev/shm")
     environment = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_SHOWN_VARIABLES)}
-    packages, free = {name: _version(name) for name in OLDEST}, shm.f_bavail * shm.f_frsize
+    packages, free = {name: find_version(name) for name in OLDEST}, shm.f_bavail * shm.f_frsize
     return Machine(packages, memory.total, memory.available, free, environment, driver_gpus=gpus, gpus=gpus)
 
 
@@ -115,7 +115,8 @@ def _probe() -> dict[str, Any]:
     return {"problem": f"torch could not be asked about the GPUs (exit code {done.returncode}): {last}"}
 
 
-def _version(name: str) -> str | None:
+def find_version(name: str) -> str | None:
+    """Of an installed package."""
     try:
         return version(name)
     except PackageNotFoundError:
