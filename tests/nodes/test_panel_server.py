@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nodes.panel.actions import log_level, park_seconds
 from nodes.panel.gpu_memory import read_gpus, share_out
-from nodes.panel.housekeeping import log_level, park_seconds
 from nodes.panel.live import Live, coarse
 from nodes.panel.settings import default_config
 from nodes.panel.status import _models, clean
